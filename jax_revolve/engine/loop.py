@@ -1,0 +1,75 @@
+"""The loop as data, made from what `lax.scan` makes of its arguments."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr
+from jax_revolve.schedule.plan import Plan
+
+T = TypeVar("T")
+
+Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
+"""Consts, carry and one slice of the xs to carry and one slice of the ys."""
+
+
+class Operands(NamedTuple):
+    """The operands of a loop, or something about each of them."""
+
+    consts: list[Any]
+    carry: list[Any]
+    xs: list[Any]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A scan: what one step computes, how often it runs, and how it is to be reversed.
+
+    `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
+    ys. `output_types` are those of the final carry and the whole ys.
+    """
+
+    jaxpr: ClosedJaxpr
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    unroll: int
+    split_transpose: bool
+    output_types: tuple[AbstractValue, ...]
+    effects: Any
+    plan: Plan
+
+    def operands(self, flat: Sequence[Any]) -> Operands:
+        """A flat sequence with one entry per operand, taken apart."""
+        first_x = self.num_consts + self.num_carry
+        return Operands(
+            list(flat[: self.num_consts]),
+            list(flat[self.num_consts : first_x]),
+            list(flat[first_x:]),
+        )
+
+    def results(self, flat: Sequence[T]) -> tuple[list[T], list[T]]:
+        """A flat sequence with one entry per result, taken apart into carry and ys."""
+        return list(flat[: self.num_carry]), list(flat[self.num_carry :])
+
+    def step(
+        self, consts: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """One step: consts, carry and one slice of the xs to carry and one slice of the ys."""
+        return self.results(call_jaxpr(self.jaxpr)(*consts, *carry, *x))
+
+    def index(self, step: Any) -> Any:
+        """Where in xs and ys the step that is executed as number `step` reads and writes."""
+        return self.length - 1 - step if self.reverse else step
+
+
+def choose(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
+    """The values that the mask marks."""
+    return [value for value, chosen in zip(values, mask, strict=True) if chosen]
+
+
+def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -> list[T]:
+    """The values, those that the mask marks replaced one after the other."""
+    replacements = iter(chosen)
+    return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]

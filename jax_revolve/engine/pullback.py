@@ -1,0 +1,78 @@
+"""One step, transposed: what both engines that reverse a loop do at each of its steps."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat import tangent_type, zeros
+from jax_revolve.engine.activity import Activity
+from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute
+
+
+class Cotangents(NamedTuple):
+    """Cotangents of a loop's results: of every active carry, and of every active y or, where the
+    cotangent is zero all along, `None`."""
+
+    carry: list[Any]
+    ys: list[Any]
+
+
+def pull_back_step(
+    loop: Loop, activity: Activity, inputs: Operands, cotangents: Cotangents
+) -> Operands:
+    """The cotangents of one step's active inputs, from those of its active results."""
+
+    masks = (activity.consts, activity.carry, activity.xs)
+
+    def active_step(*chosen: list[Any]) -> list[Any]:
+        carry, y = loop.step(*map(substitute, inputs, masks, chosen))
+        return choose([*carry, *y], activity.results)
+
+    results, pullback = jax.vjp(active_step, *map(choose, inputs, masks))
+    cotangents_in = [
+        zeros(tangent_type(result)) if ct is None else ct
+        for result, ct in zip(results, [*cotangents.carry, *cotangents.ys], strict=True)
+    ]
+    return Operands(*pullback(cotangents_in))
+
+
+def primal_half(step: Step) -> Step:
+    """The step as reverse mode computes it: the primal half of its vjp.
+
+    A `custom_vjp` function inside then runs its forward rule, and a derivative of the result is one
+    of that rule. Differentiating the step itself would meet the `custom_vjp` function, which has no
+    forward mode. Residuals are unused, and removed as dead code.
+    """
+
+    def half(
+        consts: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        inputs = Operands(consts, carry, x)
+        masks = Operands(*([is_inexact(v) for v in part] for part in inputs))
+
+        def of_inexact(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
+            return step(*map(substitute, inputs, masks, chosen))
+
+        return jax.vjp(of_inexact, *map(choose, inputs, masks))[0]
+
+    return half
+
+
+def is_inexact(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
+    """Where the cotangents of the active values are added up."""
+    return [zeros(tangent_type(v)) for v in choose(values, active)]
+
+
+def add(total: list[Any], more: list[Any]) -> list[Any]:
+    return [a + b for a, b in zip(total, more, strict=True)]
+
+
+def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
+    """Of the cotangents of every active carry, those of the differentiated initial carries."""
+    return choose(ct_carry, choose(activity.init, activity.carry))

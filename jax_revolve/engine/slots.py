@@ -1,0 +1,198 @@
+"""The slots engine: one buffer of checkpoints, filled and emptied in the optimal order.
+
+Both sweeps follow `schedule.actions.revolve`. The forward sweep runs all of the steps, because JAX
+wants the value before it hands over a cotangent. It is therefore the forward half of a schedule for
+one step more, whose last step is the end of the loop; what is left to reverse are the others.
+
+The reverse sweep is the loop in `revolve` with its stack on the device: slots, positions and the
+number of the top. Where to store next is a look-up in a table whose size depends on the number of
+checkpoints alone, so no constant and no instruction depends on the length of the loop.
+
+The shape of the code is made for XLA. The slot buffer is a loop variable that is read and updated
+in place; it never goes through a `cond` or a gather, which would copy it. The vjp of the step
+stands only where a step is taped, never in an advance.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_revolve._compat import zeros
+from jax_revolve.engine.activity import Activity
+from jax_revolve.engine.loop import Loop, Operands
+from jax_revolve.engine.pullback import (
+    Cotangents,
+    add,
+    of_init,
+    pull_back_step,
+    zero_cotangents,
+)
+from jax_revolve.schedule.actions import Advance, Tape, revolve
+from jax_revolve.schedule.binomial import beta, repetition, split_terms
+from jax_revolve.schedule.plan import Plan
+
+
+def run_forward(loop: Loop, operands: Operands) -> tuple[list[Any], list[Any]]:
+    """Final carry and ys, and the slots: every carry leaf with a leading axis of slots."""
+    stops = _first_advances(loop.plan)
+    starts = np.concatenate([[0], stops[:-1]]).astype(np.int32)
+    ys = [zeros(t) for t in loop.output_types[loop.num_carry :]]
+    slots = [jnp.broadcast_to(leaf, (len(stops), *leaf.shape)) for leaf in operands.carry]
+
+    def step(i: jax.Array, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+        carry, ys = state
+        carry, y = loop.step(operands.consts, carry, _read(operands.xs, loop.index(i)))
+        return carry, _write(ys, y, loop.index(i))
+
+    def store_and_advance(slot: jax.Array, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        carry, ys, slots = state
+        slots = _write(slots, carry, slot)
+        start, stop = jnp.asarray(starts)[slot], jnp.asarray(stops)[slot]
+        carry, ys = lax.fori_loop(start, stop, step, (carry, ys))
+        return carry, ys, slots
+
+    state = (operands.carry, ys, slots)
+    carry, ys, slots = lax.fori_loop(0, len(stops), store_and_advance, state)
+    return [*carry, *ys], slots
+
+
+class _Stack(NamedTuple):
+    """The checkpoints held: carries and the steps that they enter; `top` is the newest's slot."""
+
+    slots: list[Any]
+    positions: jax.Array
+    top: jax.Array
+
+
+def run_reverse(
+    loop: Loop,
+    activity: Activity,
+    operands: Operands,
+    slots: list[Any],
+    cotangents: Cotangents,
+) -> Operands:
+    """The cotangents of the active operands, from those of the active results."""
+    plan = loop.plan
+    stops = _first_advances(plan)
+    positions = np.concatenate([[0], stops[:-1]]).astype(np.int32)
+    stack = _Stack(slots, jnp.asarray(positions), jnp.int32(len(stops) - 1))
+    gradient = Operands(
+        consts=zero_cotangents(operands.consts, activity.consts),
+        carry=cotangents.carry,
+        xs=zero_cotangents(operands.xs, activity.xs),
+    )
+
+    def advance(carry: list[Any], start: jax.Array, stop: jax.Array) -> list[Any]:
+        def step(i: jax.Array, carry: list[Any]) -> list[Any]:
+            return loop.step(operands.consts, carry, _read(operands.xs, loop.index(i)))[0]
+
+        return lax.fori_loop(start, stop, step, carry)
+
+    def tape(carry: list[Any], step: jax.Array, gradient: Operands) -> Operands:
+        at = loop.index(step)
+        inputs = Operands(operands.consts, carry, _read(operands.xs, at))
+        ct_y = [None if ct is None else _read([ct], at)[0] for ct in cotangents.ys]
+        ct = pull_back_step(loop, activity, inputs, Cotangents(gradient.carry, ct_y))
+        return Operands(
+            consts=add(gradient.consts, ct.consts),
+            carry=ct.carry,
+            xs=_write(gradient.xs, ct.xs, at),
+        )
+
+    def reverse_step(
+        count: jax.Array, state: tuple[_Stack, Operands]
+    ) -> tuple[_Stack, Operands]:
+        stack, gradient = state
+        step = plan.length - 1 - count
+        stack, carry, position = _store_on_the_way(plan, stack, step, advance)
+        carry = advance(carry, position, step)
+        gradient = tape(carry, step, gradient)
+        top = stack.top - (stack.positions[stack.top] == step)
+        return stack._replace(top=top), gradient
+
+    _, gradient = lax.fori_loop(0, plan.length, reverse_step, (stack, gradient))
+    return gradient._replace(carry=of_init(gradient.carry, activity))
+
+
+def _store_on_the_way(
+    plan: Plan, stack: _Stack, step: jax.Array, advance: Any
+) -> tuple[_Stack, list[Any], jax.Array]:
+    """From the newest checkpoint towards `step`, storing where the schedule wants it.
+
+    Returns the stack, and the last carry stored with its position. A checkpoint at `step` itself
+    would never be read, so none is placed there.
+    """
+    split = _SplitTable(plan)
+
+    def target(position: jax.Array, top: jax.Array) -> jax.Array:
+        return position + split(step + 1 - position, plan.checkpoints - top)
+
+    def worth_storing(state: tuple[_Stack, list[Any], jax.Array]) -> jax.Array:
+        return state[2] < step
+
+    def store(
+        state: tuple[_Stack, list[Any], jax.Array],
+    ) -> tuple[_Stack, list[Any], jax.Array]:
+        stack, carry, to = state
+        carry = advance(carry, stack.positions[stack.top], to)
+        top = stack.top + 1
+        stack = _Stack(_write(stack.slots, carry, top), stack.positions.at[top].set(to), top)
+        return stack, carry, target(to, top)
+
+    position = stack.positions[stack.top]
+    state = (stack, _read(stack.slots, stack.top), target(position, stack.top))
+    stack, carry, _ = lax.while_loop(worth_storing, store, state)
+    return stack, carry, stack.positions[stack.top]
+
+
+class _SplitTable:
+    """`schedule.binomial.split` on the device, for every split that a plan can ask for."""
+
+    def __init__(self, plan: Plan) -> None:
+        s = plan.checkpoints
+        # The plan's own splits never repeat more often than the forward sweep's, and with a single
+        # slot the repetition number is as large as the loop is long, but no rule is needed.
+        most = repetition(plan.length + 1, s) if s > 1 else 1
+        rules = [[(0, 1, _LARGEST)] * most] + [
+            [split_terms(c, r) for r in range(1, most + 1)] for c in range(2, s + 1)
+        ]
+        longest = [[beta(c, r) for r in range(1, most)] for c in range(1, s + 1)]
+        self.rules = np.minimum(np.array(rules, dtype=object), _LARGEST).astype(np.int32)
+        shape = (s, most - 1)
+        self.longest = np.minimum(
+            np.array(longest, dtype=object).reshape(shape), _LARGEST
+        ).astype(np.int32)
+
+    def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
+        row = checkpoints - 1
+        repetitions = jnp.sum(jnp.asarray(self.longest)[row] < steps, dtype=jnp.int32)
+        shortest, offset, longest = jnp.asarray(self.rules)[row, repetitions]
+        return jnp.clip(steps - offset, shortest, longest)
+
+
+_LARGEST = np.iinfo(np.int32).max
+
+
+def _first_advances(plan: Plan) -> np.ndarray:
+    """Where each advance of the forward sweep stops; the last at the end of the loop."""
+    stops = []
+    for action in revolve(plan.length + 1, plan.checkpoints):
+        if isinstance(action, Tape):
+            break
+        if isinstance(action, Advance):
+            stops.append(action.stop)
+    return np.array(stops, np.int32)
+
+
+def _read(buffers: list[Any], index: jax.Array) -> list[Any]:
+    return [lax.dynamic_index_in_dim(b, index, keepdims=False) for b in buffers]
+
+
+def _write(buffers: list[Any], values: list[Any], index: jax.Array) -> list[Any]:
+    return [
+        lax.dynamic_update_index_in_dim(b, v, index, 0)
+        for b, v in zip(buffers, values, strict=True)
+    ]

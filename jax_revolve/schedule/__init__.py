@@ -1,0 +1,5 @@
+"""Which step to run, store and tape next: integers only, no JAX.
+
+`binomial` holds the mathematics, `actions` spells a schedule out action by action, `nested` the
+lengths of loops inside loops, and `plan` what callers see.
+"""
