@@ -142,7 +142,7 @@ class ScanEquation(NamedTuple):
     unroll: int
     split_transpose: bool
     output_types: tuple[AbstractValue, ...]
-    effects: Any
+    body_effects: Any
 
 
 def run_around_scan(
@@ -193,5 +193,5 @@ def _read_scan(eqn: Any) -> ScanEquation:
         unroll=params["unroll"],
         split_transpose=params.get("_split_transpose", False),
         output_types=tuple(v.aval for v in eqn.outvars),
-        effects=frozenset(eqn.effects),
+        body_effects=frozenset(eqn.effects),
     )

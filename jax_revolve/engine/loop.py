@@ -37,7 +37,7 @@ class Loop:
     unroll: int
     split_transpose: bool
     output_types: tuple[AbstractValue, ...]
-    effects: Any
+    body_effects: Any
     plan: Plan
 
     def operands(self, flat: Sequence[Any]) -> Operands:

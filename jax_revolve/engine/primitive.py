@@ -196,8 +196,8 @@ def _run_loop(*operands: Any, **params: Any) -> Flat:
     return run_plain(loop, loop.step, loop.operands(operands))
 
 
-def _loop_types(*_: Any, output_types: Any, effects: Any, **params: Any) -> Any:
-    return output_types, effects
+def _loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) -> Any:
+    return output_types, body_effects
 
 
 def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
