@@ -1,26 +1,134 @@
+"""`checkpointed_scan`: `lax.scan` whose reverse pass follows the optimal schedule."""
+
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 from jax import lax
 
 from jax_revolve.engine.primitive import checkpoint_scan
-from jax_revolve.schedule.plan import Checkpoints, Plan, plan as make_plan
+from jax_revolve.schedule import plan as schedule
+
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+LONGEST = 2**31 - 2
+"""Positions are 32-bit integers on the device, and one more than the last step is counted."""
 
 
 def checkpointed_scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
+    f: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X | None = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
     *,
-    checkpoints: Checkpoints = None,
-    plan: Plan | None = None,
-) -> tuple[Any, Any]:
-    def scan() -> tuple[Any, Any]:
+    checkpoints: schedule.Checkpoints = None,
+    plan: schedule.Plan | None = None,
+) -> tuple[Carry, Y]:
+    """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
+    step leaves behind, and recomputes the rest in the cheapest order there is.
+
+    Everything that a caller can see is `lax.scan`'s: results, dtypes, weak types, errors, and every
+    transformation, in any order and nesting. What changes is the memory of reverse-mode
+    derivatives, and their time.
+
+    - Evaluated, it is `lax.scan`.
+    - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
+        and the linearisation of a single step, and runs `f` `plan(n, checkpoints).evaluations`
+        times, plus at most `repetitions + 1`.
+    - Forward mode and derivatives of derivatives run nested scans under `jax.checkpoint`. They hold
+        a number of carries that grows as the square root of the length, and run `f` three times
+        per step and derivative.
+
+    Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
+    `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
+
+    **Arguments:**
+
+    - `f`, `init`, `xs`, `length`, `reverse`, `unroll`: as `jax.lax.scan`. `unroll` holds where all
+        of the steps run in order, as they do in an evaluation.
+    - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
+        `"all"` stores every carry. `None`, the default, takes the fewest with which no step is
+        advanced more than twice, about `sqrt(2 * length)`. More checkpoints take more memory and
+        less time; `jax_revolve.plan` tells beforehand how much less.
+    - `plan`: a plan made by `jax_revolve.plan` for a loop of this length, instead of `checkpoints`.
+
+    **Returns:**
+
+    As `jax.lax.scan`: the final carry and the stacked ys.
+
+    **Raises:**
+
+    Whatever `jax.lax.scan` raises, and:
+
+    - `TypeError` or `ValueError` if `checkpoints` or `plan` is not as above, or both are given;
+    - `ValueError` if the loop has more than `2**31 - 2` steps;
+    - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
+        again would change again.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import checkpointed_scan
+
+        def energy(angle):
+            def step(state, _):
+                angle, speed = state
+                speed = speed - 0.01 * jnp.sin(angle)
+                return (angle + 0.01 * speed, speed), None
+
+            start = (angle, jnp.zeros_like(angle))
+            (angle, speed), _ = checkpointed_scan(step, start, length=1000, checkpoints=10)
+            return 0.5 * speed**2 - jnp.cos(angle)
+
+        jax.grad(energy)(1.0)
+        ```
+
+    ??? cite "Source"
+
+        A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
+    """
+    _check_plan(checkpoints, plan)
+
+    def scan() -> tuple[Carry, Y]:
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
-    return checkpoint_scan(scan, lambda n: make_plan(n, checkpoints))
+    def plan_for(steps: int) -> schedule.Plan:
+        if steps > LONGEST:
+            raise ValueError(
+                f"length must be at most {LONGEST}, but is {steps}. Nest two loops instead."
+            )
+        if plan is None:
+            return schedule.plan(steps, checkpoints)
+        if plan.length != steps:
+            raise ValueError(
+                f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "
+                f"Make it with plan({steps}, checkpoints={plan.checkpoints})."
+            )
+        return plan
+
+    if jax.config.jax_disable_jit:  # lax.scan is then a Python loop, for debugging
+        return scan()
+    return checkpoint_scan(scan, plan_for)
+
+
+def _check_plan(checkpoints: object, plan: object) -> None:
+    """Errors in our own arguments come before any of `lax.scan`'s, whatever the loop is like."""
+    if plan is None:
+        schedule.plan(0, checkpoints)  # pyright: ignore[reportArgumentType]
+    elif not isinstance(plan, schedule.Plan):
+        raise TypeError(
+            "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
+            f"or None, but is {plan!r} of type {type(plan).__name__}."
+        )
+    elif checkpoints is not None:
+        raise ValueError(
+            f"checkpoints must be None where a plan is given, but is {checkpoints!r}: "
+            f"the plan has {plan.checkpoints}."
+        )

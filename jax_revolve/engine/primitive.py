@@ -47,6 +47,14 @@ def checkpoint_scan(fun: Callable[[], Any], plan_for: Callable[[int], Plan]) -> 
 
     def bind(scan: ScanEquation, operands: list[Any]) -> Flat:
         loop = Loop(**scan._asdict(), plan=plan_for(scan.length))
+        if not all(_compat.is_array_type(jax.typeof(x)) for x in operands):
+            raise NotImplementedError(
+                "checkpointed_scan does not support mutable array references in f: its reverse "
+                "pass runs steps again, which would change the array again. Pass the array through "
+                "the carry, or use jax.lax.scan."
+            )
+        if loop.length == 0:
+            return run_plain(loop, loop.step, loop.operands(operands))
         return loop_p.bind(*operands, **_params(loop))
 
     return _compat.run_around_scan(fun, bind)

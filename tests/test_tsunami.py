@@ -1,0 +1,223 @@
+"""The example in `examples/tsunami`: its physics, its gradient, and the job from end to end."""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_revolve import checkpointed_scan, plan
+from jax_revolve.__main__ import main
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+bathymetry = import_module("tsunami.bathymetry")
+inversion = import_module("tsunami.inversion")
+job = import_module("tsunami.job")
+measurement = import_module("tsunami.measurement")
+model = import_module("tsunami.model")
+scenario = import_module("tsunami.scenario")
+
+ROWS, COLUMNS = 14, 18
+
+
+@pytest.fixture(autouse=True)
+def _double_precision():
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def random_sea_floor(seed: int) -> Any:
+    """Depths between 20 and 2000 m, and some land, with no smoothness at all."""
+    random = np.random.default_rng(seed)
+    depth = 20.0 * 100.0 ** random.random((ROWS, COLUMNS))
+    depth[random.random((ROWS, COLUMNS)) < 0.2] = 0.0
+    return replace(bathymetry.flat_basin(ROWS, COLUMNS), depth=depth)
+
+
+def random_surface(sea_floor: Any, seed: int) -> jax.Array:
+    """A rough surface, a metre or so high, where there is water."""
+    height = np.random.default_rng(seed).standard_normal(sea_floor.depth.shape)
+    return jnp.asarray(np.where(sea_floor.sea, height, 0.0))
+
+
+@jax.jit
+def energies(ocean: Any, surface: jax.Array) -> jax.Array:
+    """Energy before each of 300 steps."""
+
+    def advance(state: Any, _: None) -> tuple[Any, jax.Array]:
+        return model.step(ocean, state), model.energy(ocean, state)
+
+    return jax.lax.scan(advance, model.at_rest(surface), None, length=300)[1]
+
+
+@jax.jit
+def later(ocean: Any, surface: jax.Array) -> Any:
+    """The sea after 300 steps from rest."""
+    return jax.lax.fori_loop(0, 300, lambda _, s: model.step(ocean, s), model.at_rest(surface))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_energy_is_kept_between_walls_without_drag(seed):
+    sea_floor = random_sea_floor(seed)
+    ocean = model.prepare(sea_floor, drag=0.0, open_edges=False, dtype=np.float64)
+    energy = energies(ocean, random_surface(sea_floor, seed))
+    np.testing.assert_allclose(energy, energy[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("open_edges", [False, True])
+def test_energy_never_grows(seed, open_edges):
+    sea_floor = random_sea_floor(seed)
+    ocean = model.prepare(sea_floor, open_edges=open_edges, dtype=np.float64)
+    energy = energies(ocean, random_surface(sea_floor, seed))
+    assert np.all(np.diff(energy) <= 1e-12 * energy[0])
+    assert 0.0 < energy[-1] < energy[0]
+
+
+def test_energy_never_grows_on_the_real_sea_floor_in_single_precision():
+    sea_floor = bathymetry.salish_sea(1)
+    ocean = model.prepare(sea_floor)
+    surface = jnp.asarray(scenario.true_source(sea_floor), jnp.float32)
+    energy = energies(ocean, surface)
+    assert energy.dtype == jnp.float32
+    assert np.all(np.diff(energy) <= 1e-5 * energy[0])
+
+
+def test_waves_leave_through_open_edges():
+    sea_floor = bathymetry.flat_basin(50, 50)
+    ocean = model.prepare(sea_floor, drag=0.0, dtype=np.float64)
+    row, column = np.mgrid[:50, :50]
+    bump = jnp.asarray(np.exp(-((row - 20) ** 2 + (column - 25) ** 2) / 30.0))
+    energy = energies(ocean, bump)
+    assert energy[-1] < 0.001 * energy[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("open_edges", [False, True])
+def test_still_water_stays_still_over_any_bottom(seed, open_edges):
+    sea_floor = random_sea_floor(seed)
+    ocean = model.prepare(sea_floor, open_edges=open_edges, dtype=np.float64)
+    state = later(ocean, jnp.zeros(sea_floor.depth.shape))
+    assert all(np.all(part == 0.0) for part in state)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_level_water_between_walls_stays_level(seed):
+    sea_floor = random_sea_floor(seed)
+    ocean = model.prepare(sea_floor, open_edges=False, dtype=np.float64)
+    level = jnp.asarray(np.where(sea_floor.sea, 1.7, 0.0))
+    state = later(ocean, level)
+    np.testing.assert_array_equal(state.surface, level)
+    assert np.all(state.eastward == 0.0)
+    assert np.all(state.northward == 0.0)
+
+
+def test_water_is_kept_between_walls_and_land_stays_dry():
+    sea_floor = random_sea_floor(0)
+    ocean = model.prepare(sea_floor, open_edges=False, dtype=np.float64)
+    surface = random_surface(sea_floor, 1)
+    after = later(ocean, surface).surface
+    scale = float(jnp.sum(ocean.area * jnp.abs(surface)))
+    assert abs(float(jnp.sum(ocean.area * (after - surface)))) < 1e-12 * scale
+    assert np.all(after[~sea_floor.sea] == 0.0)
+
+
+def test_long_waves_travel_at_the_root_of_gravity_times_depth():
+    sea_floor = bathymetry.flat_basin(3, 300, depth=400.0)
+    ocean = model.prepare(sea_floor, drag=0.0, open_edges=False, dtype=np.float64)
+    column = np.arange(300)
+    surface = jnp.asarray(np.tile(np.exp(-(((column - 60) / 12.0) ** 2)), (3, 1)))
+    crest = 150 + int(np.argmax(later(ocean, surface).surface[1, 150:]))
+    distance = (crest - 60) * float(sea_floor.cell_width[1])
+    seconds = 300 * float(ocean.time_step)
+    assert distance / seconds == pytest.approx(np.sqrt(model.GRAVITY * 400.0), rel=0.01)
+
+
+def small_problem(scan: Callable[..., Any]) -> Any:
+    """A basin with an island, a bump, three gauges and 80 steps, in double precision."""
+    sea_floor = bathymetry.flat_basin(ROWS, COLUMNS)
+    sea_floor.depth[4:7, 11:13] = 0.0
+    row, column = np.mgrid[:ROWS, :COLUMNS]
+    bump = np.exp(-((row - 7) ** 2 + (column - 6) ** 2) / 8.0)
+    gauges = ((3, 3), (11, 9), (5, 15))
+    return inversion.twin_problem(sea_floor, bump, gauges, 80, 0.02, scan, np.float64)
+
+
+@pytest.mark.parametrize("scan", [checkpointed_scan, jax.lax.scan], ids=["checkpointed", "lax"])
+def test_gradient_equals_finite_differences(scan):
+    problem = small_problem(scan)
+    random = np.random.default_rng(3)
+    parameters, direction = (jnp.asarray(random.standard_normal((ROWS, COLUMNS))) for _ in "ab")
+    misfit = jax.jit(problem.misfit)
+    slope = float(jnp.vdot(jax.jit(jax.grad(problem.misfit))(parameters), direction))
+    reach = 1e-4
+    rise = misfit(parameters + reach * direction) - misfit(parameters - reach * direction)
+    assert slope == pytest.approx(float(rise) / (2.0 * reach), rel=1e-6)
+
+
+def test_the_source_of_a_small_tsunami_is_found():
+    problem = small_problem(checkpointed_scan)
+    history: list[float] = []
+    program = problem.compiled_gradient()
+    found = inversion.recover(program, problem.no_guess(), 25, history.append)
+    assert len(history) == 25
+    assert all(np.diff(history) < 0.0)
+    assert float(program(problem.no_guess())[0]) > 9.0
+    assert history[-1] < 1.5  # the true source would leave the noise alone, that is 1
+    assert float(program(found)[0]) == pytest.approx(history[-1])
+
+
+def test_counted_evaluations_are_those_of_the_plan():
+    schedule = plan(80)
+    counted = measurement.counted_evaluations(small_problem(checkpointed_scan))
+    assert schedule.evaluations <= counted <= schedule.evaluations + schedule.repetitions + 1
+
+
+def test_refining_keeps_the_given_depths():
+    coarse, fine = bathymetry.salish_sea(1), bathymetry.salish_sea(3)
+    assert coarse.depth.shape == (91, 120)
+    assert fine.depth.shape == (271, 358)
+    assert fine.cell_height == pytest.approx(coarse.cell_height / 3.0)
+    np.testing.assert_allclose(fine.longitude[::3], coarse.longitude)
+    both = coarse.sea & fine.sea[::3, ::3]
+    assert both.sum() > 0.99 * coarse.sea.sum()
+    np.testing.assert_allclose(fine.depth[::3, ::3][both], coarse.depth[both])
+
+
+def test_gauges_are_wet_and_near_where_they_should_be():
+    sea_floor = bathymetry.salish_sea(2)
+    for gauge, (row, column) in zip(
+        scenario.GAUGES, scenario.place(scenario.GAUGES, sea_floor), strict=True
+    ):
+        assert sea_floor.sea[row, column]
+        assert abs(sea_floor.longitude[column] - gauge.longitude) < 0.03
+        assert abs(sea_floor.latitude[row] - gauge.latitude) < 0.02
+
+
+def test_job_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    output = tmp_path / "small.png"
+    arguments = ["--hours", "0.2", "--refinement", "1", "--iterations", "2"]
+    assert main([*arguments, "--checkpoints", "9", "--output", str(output)]) == 0
+    assert output.read_bytes().startswith(b"\x89PNG")
+    printed, bar = capsys.readouterr()
+    assert re.search(r"\d+ steps counted .* \d+ planned", printed)
+    assert re.search(r"MB with jax\.lax\.scan", printed)
+    assert "misfit" in bar
+
+
+def test_missing_extra_is_explained(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "tsunami.job")
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert main([]) == 2
+    assert 'pip install "jax_revolve[demo]"' in capsys.readouterr().err
