@@ -16,6 +16,7 @@ import jax
 from jax.core import ShapedArray, eval_jaxpr
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
@@ -32,6 +33,7 @@ __all__ = [
     "new_primitive",
     "symbolic_zero",
     "tangent_type",
+    "with_weak_type",
     "run_around_scan",
     "zeros",
 ]
@@ -92,6 +94,15 @@ def zeros(aval: AbstractValue) -> jax.Array:
 def is_array_type(aval: AbstractValue) -> bool:
     """Whether values of this type are arrays, rather than mutable references or tokens."""
     return isinstance(aval, ShapedArray)
+
+
+def with_weak_type(value: Any, aval: AbstractValue) -> Any:
+    """The value, weakly typed if `aval` is: loop variables, buffers and sums forget it."""
+    if not aval.weak_type or jax.typeof(value).weak_type:
+        return value
+    return convert_element_type_p.bind(
+        value, new_dtype=value.dtype, weak_type=True, sharding=None
+    )
 
 
 # Primitives

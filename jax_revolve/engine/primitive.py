@@ -114,14 +114,17 @@ def _reverse_sweep_jvp(loop: Loop, activity: Activity, primals: Any, tangents: A
 
 @partial(jax.jit, static_argnums=0)
 def _compiled_forward(loop: Loop, operands: Flat) -> tuple[Flat, Flat]:
-    return slots.run_forward(loop, loop.operands(operands))
+    results, held = slots.run_forward(loop, loop.operands(operands))
+    return list(map(_compat.with_weak_type, results, loop.output_types)), held
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _compiled_reverse(
     loop: Loop, activity: Activity, operands: Flat, held: list[Any], cotangents: Cotangents
 ) -> Flat:
-    return _flat(slots.run_reverse(loop, activity, loop.operands(operands), held, cotangents))
+    result = slots.run_reverse(loop, activity, loop.operands(operands), held, cotangents)
+    types = [_compat.tangent_type(x) for x in choose(operands, activity.operands)]
+    return list(map(_compat.with_weak_type, _flat(result), types))
 
 
 def _flat(parts: Sequence[Flat]) -> list[Any]:
@@ -211,8 +214,12 @@ def _loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) ->
 def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
     loop = Loop(**params)
     if not _compat.is_linearizing(tangents):
-        run = partial(run_nested, loop, loop.step)
-        return _jvp_of_nonzero(lambda flat: run(loop.operands(flat)), primals, tangents)
+
+        def run(operands: Flat) -> Flat:
+            results = run_nested(loop, loop.step, loop.operands(operands))
+            return list(map(_compat.with_weak_type, results, loop.output_types))
+
+        return _jvp_of_nonzero(run, primals, tangents)
 
     differentiated = [not _compat.is_zero(t) for t in tangents]
     activity = find_activity(loop, loop.operands(primals), differentiated)
