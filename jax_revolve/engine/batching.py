@@ -15,6 +15,7 @@ def find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
 
     @custom_vmap
     def look(values: list[Any]) -> list[Any]:
+        found[:] = [False] * len(values)  # the rule below is not asked if nothing is batched
         return values
 
     @look.def_vmap

@@ -1,0 +1,98 @@
+"""What is measured of one workload."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+from contenders import Contender, equinox, ours, plain, rematerialised
+from nesting import NestedScans
+from programs import Program, difference, gradient, jvp, value
+from timing import interleave
+from tqdm import tqdm
+from workloads import Workload
+
+from jax_revolve import plan
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The cost of one program. `checkpoints` of a nested scan are those of the run of ours whose
+    memory it was chosen to fit; `difference` is the relative one to the result of `lax.scan`."""
+
+    family: str
+    workload: str
+    length: int
+    quantity: str
+    contender: str
+    checkpoints: int | None
+    detail: str
+    median_ms: float
+    minimum_ms: float
+    repetitions: int
+    temp_bytes: int | None
+    evaluations: int | None
+    difference: float
+
+
+def measure(workload: Workload, budget: float, least_rounds: int) -> list[Measurement]:
+    """Value, derivative and gradient; `budget` is the time in seconds for the gradients' rounds."""
+    baseline, loop = plain(workload.length), ours(workload.length, _checkpoints(workload)[0])
+    forward: dict[str, Callable[[Workload, Contender], Program]] = {"value": value, "jvp": jvp}
+    results = []
+    for quantity, build in forward.items():
+        programs = [build(workload, contender) for contender in (baseline, loop)]
+        results += _time(workload, quantity, programs, budget / 8, least_rounds)
+    return results + _time(workload, "gradient", _gradients(workload), budget, least_rounds)
+
+
+def _checkpoints(workload: Workload) -> list[int]:
+    return [plan(workload.length, wanted).checkpoints for wanted in workload.checkpoints]
+
+
+def _gradients(workload: Workload) -> list[Program]:
+    """Every contender's gradient, that of `lax.scan` first."""
+    length = workload.length
+    baseline = gradient(workload, plain(length))
+    remat = gradient(workload, rematerialised(length))
+    programs = [baseline, remat]
+    nested_scans = NestedScans(workload, baseline, remat)
+    for s in tqdm(_checkpoints(workload), desc="Compiling", unit="set", leave=False):
+        loop = gradient(workload, ours(length, s))
+        programs += [loop, gradient(workload, equinox(s)), *nested_scans.best(loop)]
+    return programs
+
+
+def _time(
+    workload: Workload, quantity: str, programs: list[Program], budget: float, least_rounds: int
+) -> list[Measurement]:
+    """Measurements of programs for the same result, of which the first is the reference."""
+    reference = programs[0].run()
+    differences = [0.0, *(difference(program.run(), reference) for program in programs[1:])]
+    del reference
+    times = interleave([program.run for program in programs], budget, least_rounds)
+    return [
+        _measurement(workload, quantity, program, seconds, apart)
+        for program, seconds, apart in zip(programs, times, differences, strict=True)
+    ]
+
+
+def _measurement(
+    workload: Workload, quantity: str, program: Program, times: list[float], apart: float
+) -> Measurement:
+    contender = program.contender
+    return Measurement(
+        family=workload.family,
+        workload=workload.name,
+        length=workload.length,
+        quantity=quantity,
+        contender=contender.name,
+        checkpoints=contender.checkpoints,
+        detail=contender.detail,
+        median_ms=1e3 * median(times),
+        minimum_ms=1e3 * min(times),
+        repetitions=len(times),
+        temp_bytes=program.temp_bytes,
+        # What is known in advance is the cost of the gradient.
+        evaluations=contender.evaluations if quantity == "gradient" else None,
+        difference=apart,
+    )

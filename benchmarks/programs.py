@@ -1,0 +1,70 @@
+"""Compiled programs: the value, derivative or gradient of a workload's loss by one contender."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from contenders import Contender
+from workloads import ScanFunction, Workload
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled function with its arguments. `temp_bytes` is the memory it takes for itself, its
+    arguments and results not counted; `None` where the device's compiler does not say."""
+
+    contender: Contender
+    compiled: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    temp_bytes: int | None
+
+    def run(self) -> Any:
+        return jax.block_until_ready(self.compiled(*self.arguments))
+
+
+def value(workload: Workload, contender: Contender) -> Program:
+    return _compile(workload, contender, workload.loss)
+
+
+def gradient(workload: Workload, contender: Contender) -> Program:
+    return _compile(workload, contender, partial(_gradient, workload.loss))
+
+
+def jvp(workload: Workload, contender: Contender) -> Program:
+    """The derivative in the direction of all ones."""
+    tangents = jax.tree.map(jnp.ones_like, workload.active)
+    return _compile(workload, contender, partial(_jvp, workload.loss), tangents)
+
+
+def _gradient(loss: Callable[..., Any], scan: ScanFunction, active: Any, passive: Any) -> Any:
+    return jax.grad(partial(loss, scan))(active, passive)
+
+
+def _jvp(
+    loss: Callable[..., Any], scan: ScanFunction, active: Any, passive: Any, tangents: Any
+) -> Any:
+    return jax.jvp(lambda active: loss(scan, active, passive), (active,), (tangents,))
+
+
+def _compile(
+    workload: Workload, contender: Contender, function: Callable[..., Any], *more: Any
+) -> Program:
+    arguments = (workload.active, workload.passive, *more)
+    compiled = jax.jit(partial(function, contender.scan)).lower(*arguments).compile()
+    analysis = compiled.memory_analysis()
+    temp_bytes = None if analysis is None else int(analysis.temp_size_in_bytes)
+    return Program(contender, compiled, arguments, temp_bytes)
+
+
+def difference(result: Any, reference: Any) -> float:
+    """The relative distance between two results, all their arrays taken together."""
+
+    def norm(tree: Any) -> jax.Array:
+        squares = (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
+        return jnp.sqrt(sum(squares, jnp.zeros(())))
+
+    apart = jax.tree.map(jnp.subtract, result, reference)
+    return float(norm(apart) / jnp.maximum(norm(reference), jnp.finfo(jnp.float32).tiny))

@@ -1,0 +1,76 @@
+"""Times of several functions that take turns, and the machine they were taken on."""
+
+import os
+import platform
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+MOST_ROUNDS = 200
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def quickest(function: Callable[[], Any], enough: float = 0.2) -> float:
+    """The least time of a few calls; after `enough` seconds no more are made."""
+    times = [seconds(function)]
+    while sum(times) < enough and len(times) < 5:
+        times.append(seconds(function))
+    return min(times)
+
+
+def interleave(
+    functions: Sequence[Callable[[], Any]], budget: float, least_rounds: int
+) -> list[list[float]]:
+    """The seconds of each function in every round, as many rounds as the budget (s) allows.
+
+    Each function runs once a round, so that what disturbs the machine disturbs all alike. The order
+    changes from round to round, so that none always runs after the same other one, whose memory it
+    would find in the caches. The functions are expected to have run once before.
+    """
+    times: list[list[float]] = [[] for _ in functions]
+    order, shuffler = list(range(len(functions))), random.Random(0)
+
+    def run_round() -> None:
+        shuffler.shuffle(order)
+        for i in order:
+            times[i].append(seconds(functions[i]))
+
+    rounds = min(max(round(budget / seconds(run_round)), least_rounds), MOST_ROUNDS)
+    for _ in tqdm(range(1, rounds), desc="Timing", unit="round", leave=False):
+        run_round()
+    return times
+
+
+def describe_machine() -> dict[str, Any]:
+    return {
+        "device": jax.devices()[0].device_kind,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cores": _cores(),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "equinox")},
+    }
+
+
+def device_slug() -> str:
+    """The kind of device as part of a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+
+
+def _cores() -> int | None:
+    """The cores this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

@@ -1,0 +1,218 @@
+"""Loops to compare: each case covers several kinds of carries, closures and bodies at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Scan = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`program(scan)` is a function of `arguments`, floating-point arrays, that returns a tree.
+
+    `forward_mode` is false where `lax.scan` itself has no forward mode. `rtol` is for the least
+    precise dtype in the result.
+    """
+
+    name: str
+    program: Callable[[Scan], Callable[..., Any]]
+    arguments: tuple[Any, ...]
+    forward_mode: bool = True
+    rtol: float = 1e-12
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _array(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape) / 2
+
+
+def _recurrent(scan: Scan) -> Callable[..., Any]:
+    """Weights closed over, xs and ys, all of them differentiated."""
+
+    def program(weights: Any, initial: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            h = jnp.tanh(weights @ h + x)
+            return h, h * x[0]
+
+        return scan(step, initial, xs)
+
+    return program
+
+
+def _tree(scan: Scan) -> Callable[..., Any]:
+    """A nested carry with None, int, bool and undifferentiated leaves; xs of two kinds."""
+
+    def program(a: Any, xs: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            state = carry["state"]
+            u, v = jnp.where(carry["flag"], state[0] * x["x"], jnp.sin(state[0])), state[1]
+            carry = {
+                "state": (u + 0.1 * x["i"], None, v * 1.01)[:1] + (v * 1.01,),
+                "none": None,
+                "count": carry["count"] + x["i"],
+                "flag": ~carry["flag"],
+                "fixed": carry["fixed"],
+            }
+            return carry, {"u": u, "none": None, "count": carry["count"]}
+
+        init = {
+            "state": (a, jnp.ones(2)),
+            "none": None,
+            "count": jnp.int8(0),
+            "flag": jnp.bool_(True),
+            "fixed": a * 2,
+        }
+        inputs = {"x": xs, "i": jnp.arange(xs.shape[0], dtype=jnp.int8), "none": None}
+        return scan(step, init, inputs)
+
+    return program
+
+
+def _random(scan: Scan) -> Callable[..., Any]:
+    """Dropout: a key in the carry, another one and an int closed over; no xs, no ys."""
+
+    def program(a: Any, scale: Any) -> Any:
+        offset = (scale[0] > -100).astype(jnp.int32)
+        other = jax.random.fold_in(jax.random.key(5), offset)
+
+        def step(carry: Any, _: Any) -> Any:
+            key, h = carry
+            key, sub = jax.random.split(key)
+            mask = jax.random.bernoulli(jax.random.fold_in(sub, offset), 0.7, h.shape)
+            noise = jax.random.normal(other, h.shape)
+            return (key, jnp.where(mask, jnp.sin(h * scale) + 0.1 * noise * h, h)), None
+
+        (key, h), ys = scan(step, (jax.random.key(1), a), None, 5)
+        return h, jax.random.key_data(key), ys
+
+    return program
+
+
+def _dtypes(scan: Scan) -> Callable[..., Any]:
+    """Complex, half-precision and single-precision carries beside double precision."""
+
+    def program(a: Any, xs: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            z, half, single, u = carry
+            z = z * (1 + 0.1j * u) + x
+            half = half + (0.5 * u).astype(jnp.bfloat16)
+            single = jnp.cos(single) * u.astype(jnp.float32)
+            u = u * jnp.cos(jnp.abs(z) + single)
+            return (z, half, single, u), z * u
+
+        init = (a.astype(complex), a.astype(jnp.bfloat16), a.astype(jnp.float32), a)
+        return scan(step, init, xs)
+
+    return program
+
+
+@jax.custom_vjp
+def _clipped(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+def _clipped_forward(x: Any) -> Any:
+    return jnp.sin(x), x
+
+
+def _clipped_backward(x: Any, ct: Any) -> Any:
+    return (jnp.clip(ct, -0.9, 0.9) * jnp.cos(x) * x,)
+
+
+_clipped.defvjp(_clipped_forward, _clipped_backward)
+
+
+@jax.custom_jvp
+def _doubled(x: Any) -> Any:
+    return jnp.exp(-(x**2))
+
+
+@_doubled.defjvp
+def _doubled_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    return _doubled(x), -4 * x * jnp.exp(-(x**2)) * t
+
+
+def _custom_vjp(scan: Scan) -> Callable[..., Any]:
+    def program(a: Any, xs: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            u = _clipped(u * a) + x
+            return u, _clipped(u)
+
+        return scan(step, a, xs)
+
+    return program
+
+
+def _rules_and_branches(scan: Scan) -> Callable[..., Any]:
+    """A custom_jvp function, a branch, and a loop inside the body."""
+
+    def program(a: Any, xs: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            u, count = carry
+            u = lax.cond(count % 2 == 0, lambda v: _doubled(v * a), lambda v: v * x + a, u)
+            u, parts = lax.scan(lambda v, w: (jnp.sin(v + w), v), u, x * jnp.arange(2.0))
+            return (u, count + 1), parts.sum()
+
+        return scan(step, (a, jnp.int32(0)), xs)
+
+    return program
+
+
+def _nested(scan: Scan) -> Callable[..., Any]:
+    """The loop in its own body, with the outer loop's carry, xs and constants closed over."""
+
+    def program(a: Any, xs: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            u, ys = scan(lambda v, w: (jnp.sin(v * a + x) + w, v * w), u, xs[:3])
+            return u, ys.sum()
+
+        return scan(step, a, xs)
+
+    return program
+
+
+def _weak(scan: Scan) -> Callable[..., Any]:
+    """Python scalars in carry and ys."""
+
+    def program(a: Any) -> Any:
+        def step(carry: Any, x: Any) -> Any:
+            u, count, decay, promoted = carry
+            carry = (u * jnp.cos(x * decay), count + 1, decay * 0.9, promoted * jnp.float32(0.5))
+            return carry, (decay, count, u)
+
+        return scan(step, (a, 0, 1.0, 2.0), jnp.arange(4.0))
+
+    return program
+
+
+def _lengths(scan: Scan) -> Callable[..., Any]:
+    """No step, one, two, and many."""
+
+    def program(a: Any) -> Any:
+        lengths = (0, 1, 2, 64)
+        return [scan(lambda u, _: (jnp.sin(u * a), u), a + n, None, n) for n in lengths]
+
+    return program
+
+
+_XS = _array(1, 7)
+_A = jnp.float64(0.4)
+
+CASES = [
+    Case("recurrent", _recurrent, (_array(2, 2, 2), _array(3, 2), _array(4, 5, 2))),
+    Case("tree", _tree, (_A, _XS), options={"reverse": True, "unroll": 3, "checkpoints": 3}),
+    Case("random", _random, (_array(5, 3), _array(6, 3)), options={"checkpoints": 2}),
+    Case("dtypes", _dtypes, (_A, _XS), rtol=1e-6, options={"checkpoints": 2}),
+    Case("custom_vjp", _custom_vjp, (_A, _XS), forward_mode=False, options={"checkpoints": 2}),
+    Case("rules_and_branches", _rules_and_branches, (_A, _XS[:5]), options={"reverse": True}),
+    Case("nested", _nested, (_A, _XS[:4]), options={"checkpoints": 2}),
+    Case("weak", _weak, (_A,)),
+    Case("lengths", _lengths, (_A,), options={"checkpoints": 2}),
+    Case("lengths_with_all", _lengths, (_A,), options={"checkpoints": "all"}),
+]
