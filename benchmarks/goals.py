@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from contenders import EQUINOX, NESTED, OURS, PLAIN
 from measurements import Measurement
+from nesting import TOLERANCE
 
 MOST_OF_VALUE = 1.02
 MOST_OF_JVP = 1.05
@@ -16,18 +17,20 @@ MOST_OF_NESTED = 1.0
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio to be at most (or at least) `bound`; `measured` is `None` if there is no rival."""
+    """A ratio to be at most (or at least) `bound`. It binds only against a `comparable` rival;
+    `measured` is `None` if there is none at all."""
 
     workload: str
     what: str
     bound: float
     measured: float | None
     at_least: bool = False
+    comparable: bool = True
 
     @property
     def verdict(self) -> str:
-        if self.measured is None:
-            return "no rival"
+        if self.measured is None or not self.comparable:
+            return "no rival of this memory"
         met = self.measured >= self.bound if self.at_least else self.measured <= self.bound
         return "met" if met else "missed"
 
@@ -44,6 +47,16 @@ def time_ratio(run: Measurement, measurements: list[Measurement], rival: str) ->
     """The run's median time over that of the rival, or `None` if there is no such rival."""
     times = [m.median_ms for m in _rivals(run, measurements, rival)]
     return run.median_ms / min(times) if times else None
+
+
+def time_ratios(run: Measurement, measurements: list[Measurement]) -> dict[str, float | None]:
+    """The run's time over those of its rivals: plain, Equinox at equal s, nested."""
+    equinox = run.checkpoints is not None and run.contender != EQUINOX
+    return {
+        "plain": time_ratio(run, measurements, PLAIN),
+        "equinox": time_ratio(run, measurements, EQUINOX) if equinox else None,
+        "nested": time_ratio(run, measurements, NESTED) if run.contender == OURS else None,
+    }
 
 
 def memory_ratio(run: Measurement, measurements: list[Measurement]) -> float | None:
@@ -71,14 +84,24 @@ def _forward(run: Measurement, measurements: list[Measurement]) -> Iterator[Goal
 
 
 def _gradient(run: Measurement, measurements: list[Measurement]) -> Iterator[Goal]:
-    def goal(what: str, bound: float, measured: float | None, at_least: bool = False) -> Goal:
-        return Goal(run.workload, f"gradient, s = {s}: {what}", bound, measured, at_least)
+    def goal(what: str, bound: float, measured: float | None, **options: bool) -> Goal:
+        return Goal(run.workload, f"gradient, s = {s}: {what}", bound, measured, **options)
 
     s, case = run.checkpoints or 0, (run.length, run.checkpoints or 0)
     if bound := MOST_OF_PLAIN.get((run.family, *case)):
         yield goal(f"time / {PLAIN}", bound, time_ratio(run, measurements, PLAIN))
     if bound := LEAST_MEMORY_SAVED.get((run.family, *case)):
-        yield goal(f"{PLAIN} memory / ours", bound, memory_ratio(run, measurements), True)
+        saved = memory_ratio(run, measurements)
+        yield goal(f"memory of {PLAIN} / ours", bound, saved, at_least=True)
     if bound := MOST_OF_EQUINOX.get(case):
         yield goal(f"time / {EQUINOX}", bound, time_ratio(run, measurements, EQUINOX))
-    yield goal(f"time / {NESTED}", MOST_OF_NESTED, time_ratio(run, measurements, NESTED))
+    nested, fits = time_ratio(run, measurements, NESTED), _nested_fits(run, measurements)
+    yield goal(f"time / {NESTED}", MOST_OF_NESTED, nested, comparable=fits)
+
+
+def _nested_fits(run: Measurement, measurements: list[Measurement]) -> bool:
+    """Whether the nested scans beside the run take no more memory than it; if not, they are the
+    nearest that there are."""
+    sizes = [m.temp_bytes for m in _rivals(run, measurements, NESTED)]
+    most = TOLERANCE * (run.temp_bytes or 0)
+    return all(size is not None and size <= most for size in sizes)

@@ -1,8 +1,13 @@
-"""The best nested scan that needs no more memory than another program."""
+"""The best nested scan that needs no more memory than another program.
 
-from collections.abc import Iterator
+There are too many to compile them all. Those of the fewest levels that are expected to fit are
+compiled, the compiler's figure decides whether they do, and a short timing which are the quickest.
+"""
+
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from math import inf
+from math import prod
+from typing import Any, TypeAlias
 
 import jax
 from contenders import nested
@@ -11,12 +16,13 @@ from timing import quickest
 from workloads import Workload
 
 TOLERANCE = 1.05  # of the memory; so small a difference is not what is compared here
-MISJUDGED = 1.2  # candidates expected to take more memory than this are not compiled
-MOST_LEVELS = 6
+MISJUDGED = 1.1  # candidates expected to take more memory than this are not compiled
+LEVELS = range(2, 7)
 LEVELS_TRIED = 2  # every level more costs one more evaluation of every step
-COMPILED_PER_LEVEL = 4
-TIMED_PER_LEVEL = 3
+TRIED_PER_LEVEL = 4
 FINALISTS = 2
+
+Blocking: TypeAlias = tuple[int, ...]
 
 
 class NestedScans:
@@ -24,63 +30,75 @@ class NestedScans:
 
     def __init__(self, workload: Workload, plain: Program, rematerialised: Program) -> None:
         self._workload = workload
-        self._carry_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(workload.init))
+        self._carry_bytes = _bytes(workload.init)
+        self._x_bytes = _bytes(workload.active.get("xs")) // workload.length
         self._tape_bytes = (plain.temp_bytes or 0) / workload.length
         carries = workload.length * self._carry_bytes
         self._fixed_bytes = max((rematerialised.temp_bytes or 0) - carries, 0)
-        self._compiled: dict[tuple[tuple[int, ...], bool], Program] = {}
+        self._compiled: dict[tuple[Blocking, bool], Program] = {}
 
     def best(self, rival: Program) -> list[Program]:
-        """The quickest few that fit into `rival`'s memory, by a first short timing; [] if none."""
-        if rival.temp_bytes is None:
-            return []
-        limit = TOLERANCE * rival.temp_bytes
+        """The quickest few that fit into `rival`'s memory, by a first short timing.
+
+        If none fits, the one that comes nearest.
+        """
+        limit = TOLERANCE * (rival.temp_bytes or 0)
         candidates = [*self._candidates(limit, taped=True), *self._candidates(limit, taped=False)]
-        finalists = sorted(candidates, key=lambda program: quickest(program.run))[:FINALISTS]
-        checkpoints = rival.contender.checkpoints
+        if len(candidates) > FINALISTS:
+            candidates.sort(key=lambda program: quickest(program.run))
+        s = rival.contender.checkpoints
         return [
-            replace(p, contender=replace(p.contender, checkpoints=checkpoints)) for p in finalists
+            replace(program, contender=replace(program.contender, checkpoints=s))
+            for program in candidates[:FINALISTS] or [self._leanest()]
         ]
 
     def _candidates(self, limit: float, taped: bool) -> list[Program]:
         """Those that fit, of the least numbers of levels with which any does."""
-        found: list[Program] = []
-        levels_found, least = 0, inf
-        for levels in range(2, MOST_LEVELS + 1):
-            programs = self._likely(limit, levels, taped)
-            sizes = [p.temp_bytes for p in programs if p.temp_bytes is not None]
-            if fit := [p for p in programs if p.temp_bytes is not None and p.temp_bytes <= limit]:
-                found += fit[:TIMED_PER_LEVEL]
-                levels_found += 1
-            # Every level has memory of its own; once that outweighs what it saves, so it stays.
-            if levels_found == LEVELS_TRIED or (sizes and min(sizes) >= least):
+        found: list[list[Program]] = []
+        for levels in LEVELS:
+            likely = self._likely(MISJUDGED * limit, levels, taped)
+            fit = [p for p in likely if p.temp_bytes is not None and p.temp_bytes <= limit]
+            if fit:
+                found.append(fit)
+            if len(found) == LEVELS_TRIED:
                 break
-            least = min(sizes, default=inf)
-        return found
+        return [program for fit in found for program in fit]
 
-    def _likely(self, limit: float, levels: int, taped: bool) -> list[Program]:
-        """Those expected to take least memory, if that is near the limit at all."""
-        expected = {
-            blocks: self._expected_bytes(blocks, taped)
-            for blocks in blockings(self._workload.length, levels)
-        }
-        likely = [blocks for blocks in expected if expected[blocks] <= MISJUDGED * limit]
-        likely.sort(key=lambda blocks: expected[blocks])
-        return [self._compile(b, taped) for b in _one_per_innermost(likely)[:COMPILED_PER_LEVEL]]
+    def _likely(self, most: float, levels: int, taped: bool) -> list[Program]:
+        """Those expected to take the least memory and not more than `most`."""
+        choices = self._by_expected_bytes(levels, taped)
+        likely = [(size, blocks) for size, blocks in choices if size <= most]
+        chosen = _one_per_innermost(blocks for _, blocks in likely)[:TRIED_PER_LEVEL]
+        return [self._compile(blocks, taped) for blocks in chosen]
 
-    def _expected_bytes(self, blocks: tuple[int, ...], taped: bool) -> float:
+    def _leanest(self) -> Program:
+        choices = (choice for levels in LEVELS for choice in self._by_expected_bytes(levels, False))
+        self._compile(min(choices)[1], taped=False)
+        return min(self._compiled.values(), key=lambda program: program.temp_bytes or 0)
+
+    def _by_expected_bytes(self, levels: int, taped: bool) -> list[tuple[float, Blocking]]:
+        choices = blockings(self._workload.length, levels)
+        return sorted((self._expected_bytes(blocks, taped), blocks) for blocks in choices)
+
+    def _expected_bytes(self, blocks: Blocking, taped: bool) -> float:
         innermost = self._tape_bytes if taped else self._carry_bytes
-        carries = sum(blocks[:-1]) * self._carry_bytes
-        return self._fixed_bytes + carries + blocks[-1] * innermost
+        carries = sum(blocks[:-1]) * self._carry_bytes + blocks[-1] * innermost
+        # Each inner scan hands the cotangents of its xs to the scan around it.
+        xs = sum(prod(blocks[level:]) for level in range(1, len(blocks))) * self._x_bytes
+        return len(blocks) * self._fixed_bytes + carries + xs
 
-    def _compile(self, blocks: tuple[int, ...], taped: bool) -> Program:
+    def _compile(self, blocks: Blocking, taped: bool) -> Program:
         if (blocks, taped) not in self._compiled:
             program = gradient(self._workload, nested(blocks, taped))
             self._compiled[blocks, taped] = program
         return self._compiled[blocks, taped]
 
 
-def blockings(length: int, levels: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
+def _bytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def blockings(length: int, levels: int, most: int | None = None) -> Iterator[Blocking]:
     """Ways to write `length` as a product of `levels` factors > 1.
 
     The factors decrease, since the order of the outer scans changes neither their memory nor their
@@ -96,6 +114,9 @@ def blockings(length: int, levels: int, most: int | None = None) -> Iterator[tup
                 yield (factor, *rest)
 
 
-def _one_per_innermost(blockings: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _one_per_innermost(blockings: Iterable[Blocking]) -> list[Blocking]:
     """The first of each length of the innermost scan, which is what most changes the time."""
-    return list({blocks[-1]: blocks for blocks in reversed(blockings)}.values())[::-1]
+    firsts: dict[int, Blocking] = {}
+    for blocks in blockings:
+        firsts.setdefault(blocks[-1], blocks)
+    return list(firsts.values())

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf, isnan
 from typing import Any
 
 import jax
@@ -60,11 +61,12 @@ def _compile(
 
 
 def difference(result: Any, reference: Any) -> float:
-    """The relative distance between two results, all their arrays taken together."""
+    """The relative distance between two results, all their arrays taken together; inf for nan."""
 
     def norm(tree: Any) -> jax.Array:
         squares = (jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
         return jnp.sqrt(sum(squares, jnp.zeros(())))
 
     apart = jax.tree.map(jnp.subtract, result, reference)
-    return float(norm(apart) / jnp.maximum(norm(reference), jnp.finfo(jnp.float32).tiny))
+    relative = float(norm(apart) / jnp.maximum(norm(reference), jnp.finfo(jnp.float32).tiny))
+    return inf if isnan(relative) else relative

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from contenders import EQUINOX, NESTED, OURS, PLAIN
-from goals import Goal, memory_ratio, time_ratio
+from goals import Goal, memory_ratio, time_ratios
 from measurements import Measurement
 
 COLUMNS = (
-    "contender", "s", "ms", "least ms", "runs", f"/ {PLAIN}", "/ equinox", "/ nested",
+    "contender", "s", "ms", "least ms", "runs", "/ plain", "/ equinox", "/ nested",
     "MB", "less memory", "evaluations",
 )  # fmt: skip
 
@@ -34,17 +33,14 @@ def goal_table(goals: Sequence[Goal]) -> str:
 
 
 def _row(m: Measurement, measurements: list[Measurement]) -> tuple[str, ...]:
-    against_equinox = time_ratio(m, measurements, EQUINOX) if m.contender != EQUINOX else None
-    against_nested = time_ratio(m, measurements, NESTED) if m.contender == OURS else None
+    ratios = time_ratios(m, measurements)
     return (
         f"{m.contender} {m.detail}".strip(),
         "" if m.checkpoints is None else str(m.checkpoints),
         _number(m.median_ms, 2),
         _number(m.minimum_ms, 2),
         str(m.repetitions),
-        _number(time_ratio(m, measurements, PLAIN), 3),
-        _number(against_equinox if m.checkpoints is not None else None, 3),
-        _number(against_nested, 3),
+        *(_number(ratios[rival], 3) for rival in ("plain", "equinox", "nested")),
         _number(None if m.temp_bytes is None else m.temp_bytes / 1e6, 3),
         _number(memory_ratio(m, measurements), 1),
         "" if m.evaluations is None else str(m.evaluations),

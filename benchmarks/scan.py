@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from goals import Goal, goals
+from goals import Goal, goals, time_ratios
 from measurements import Measurement, measure
 from report import goal_table, measurement_table
 from timing import describe_machine, device_slug
@@ -64,7 +64,9 @@ def _output(options: argparse.Namespace) -> Path | None:
 def _write(path: Path, measurements: list[Measurement], reached: list[Goal]) -> None:
     record = {
         "machine": describe_machine(),
-        "measurements": [asdict(measurement) for measurement in measurements],
+        "measurements": [
+            asdict(m) | {"time_ratios": time_ratios(m, measurements)} for m in measurements
+        ],
         "goals": [asdict(goal) | {"verdict": goal.verdict} for goal in reached],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

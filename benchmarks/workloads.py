@@ -129,7 +129,7 @@ def all_workloads() -> list[Workload]:
         rnn(10_000, 16, 128, (None,)),
         rnn(100_000, 4, 16, (63,)),
         lstm(1000, 16, 128, (63, None, 10)),
-        lstm(200, 32, 512, (None, 10)),
+        lstm(100, 32, 512, (None, 6)),
     ]
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "is_zero",
     "is_array_type",
     "new_primitive",
+    "result_types",
     "symbolic_zero",
     "tangent_type",
     "with_weak_type",
@@ -96,6 +97,11 @@ def is_array_type(aval: AbstractValue) -> bool:
     return isinstance(aval, ShapedArray)
 
 
+def result_types(fun: Callable[[], Any]) -> tuple[AbstractValue, ...]:
+    """The types of what `fun()` returns, with their shardings and varying axes; nothing is run."""
+    return tuple(jax.make_jaxpr(fun)().out_avals)
+
+
 def with_weak_type(value: Any, aval: AbstractValue) -> Any:
     """The value, weakly typed if `aval` is: loop variables, buffers and sums forget it."""
     if not aval.weak_type or jax.typeof(value).weak_type:
@@ -113,15 +119,18 @@ def new_primitive(
     *,
     implementation: Callable[..., Sequence[Any]],
     output_types: Callable[..., tuple[Sequence[AbstractValue], Any]],
-    jvp: Callable[..., Any],
     batch: Callable[..., Any],
-    transpose: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
+    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]] | None = None,
 ) -> Primitive:
     """A primitive with several results, from Python functions in place of JAX's registries.
 
     `implementation(*operands, **params)` is both run and lowered. `output_types(*avals, **params)`
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
+    `prune(used, **params)` says which results to keep computing, given which are used, and the
+    parameters to that end.
     """
 
     @partial(jax.jit, static_argnums=0)
@@ -132,11 +141,25 @@ def new_primitive(
     primitive.multiple_results = True
     primitive.def_impl(lambda *operands, **params: compiled(tuple(params.items()), *operands))
     primitive.def_effectful_abstract_eval(output_types)
-    ad.primitive_jvps[primitive] = jvp
     batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
-    ad.primitive_transposes[primitive] = transpose
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    if prune is not None:
+        pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     return primitive
+
+
+def _remove_dead_code(
+    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]], used: list[bool], eqn: Any
+) -> tuple[list[bool], Any]:
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    kept, params = prune(used, **eqn.params)
+    outvars = [v for v, keep in zip(eqn.outvars, kept, strict=True) if keep]
+    return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params)
 
 
 # lax's own scan equation

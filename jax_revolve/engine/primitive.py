@@ -70,7 +70,12 @@ def _params(loop: Loop) -> dict[str, Any]:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def forward_sweep(loop: Loop, operands: Flat) -> tuple[Flat, Flat]:
     """The loop's results, and the slots that the reverse sweep starts from."""
-    return _compiled_forward(loop, operands)
+    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
+    slot_types = _compat.result_types(lambda: slots.empty(loop, loop.operands(operands).carry))
+    flat = forward_sweep_p.bind(
+        *operands, keep_ys=keep_ys, slot_types=slot_types, **_params(loop)
+    )
+    return flat[: len(loop.output_types)], flat[len(loop.output_types) :]
 
 
 @partial(forward_sweep.defjvp, symbolic_zeros=True)
@@ -112,12 +117,6 @@ def _reverse_sweep_jvp(loop: Loop, activity: Activity, primals: Any, tangents: A
     return _jvp_of_nonzero(pull_back, inputs, [*operands_dot, *jax.tree.leaves(cotangents_dot)])
 
 
-@partial(jax.jit, static_argnums=0)
-def _compiled_forward(loop: Loop, operands: Flat) -> tuple[Flat, Flat]:
-    results, held = slots.run_forward(loop, loop.operands(operands))
-    return list(map(_compat.with_weak_type, results, loop.output_types)), held
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 def _compiled_reverse(
     loop: Loop, activity: Activity, operands: Flat, held: list[Any], cotangents: Cotangents
@@ -139,6 +138,54 @@ def _jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) 
         (choose(primals, mask),),
         (choose(tangents, mask),),
     )
+
+
+# The forward sweep as a primitive, so that ys that nobody uses are not computed: XLA does not find
+# out by itself that a loop inside a loop only carries them along.
+
+
+def _run_forward_sweep(
+    *operands: Any, keep_ys: tuple[bool, ...], slot_types: Any, **params: Any
+) -> Flat:
+    del slot_types
+    loop = Loop(**params)
+    results, held = slots.run_forward(loop, loop.operands(operands), keep_ys)
+    types = _kept_types(loop, keep_ys)
+    return [*map(_compat.with_weak_type, results, types), *held]
+
+
+def _forward_sweep_types(
+    *_: Any, keep_ys: tuple[bool, ...], slot_types: Any, **params: Any
+) -> Any:
+    loop = Loop(**params)
+    return [*_kept_types(loop, keep_ys), *slot_types], loop.body_effects
+
+
+def _batch_forward_sweep(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
+    run = partial(_run_forward_sweep, **params)
+    dims_out = _batched_dims(axis, run, operands, dims)
+    return _vmap(axis, run, dims, dims_out)(*operands), dims_out
+
+
+def _prune_forward_sweep(used: list[bool], *, keep_ys: tuple[bool, ...], **params: Any) -> Any:
+    num_carry, num_ys = params["num_carry"], sum(keep_ys)
+    used_ys = used[num_carry : num_carry + num_ys]
+    kept = [*[True] * num_carry, *used_ys, *[True] * num_carry]
+    return kept, {**params, "keep_ys": tuple(substitute(keep_ys, keep_ys, used_ys))}
+
+
+def _kept_types(loop: Loop, keep_ys: tuple[bool, ...]) -> list[Any]:
+    carry, ys = loop.results(loop.output_types)
+    return [*carry, *choose(ys, keep_ys)]
+
+
+forward_sweep_p = _compat.new_primitive(
+    "checkpointed_loop_forward_sweep",
+    implementation=_run_forward_sweep,
+    output_types=_forward_sweep_types,
+    batch=_batch_forward_sweep,
+    prune=_prune_forward_sweep,
+)
 
 
 # The tangent primitive
@@ -231,12 +278,10 @@ def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
 
 
 def _batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
-    loop = Loop(**params)
     run = partial(_run_loop, **params)
-    batched = find_batched(lambda look: _vmap(axis, lambda *ops: look(run(*ops)), dims)(*operands))
-    dims_out = [0 if b else None for b in batched]
+    dims_out = _batched_dims(axis, run, operands, dims)
     results = checkpoint_scan(
-        lambda: _vmap(axis, run, dims, dims_out)(*operands), lambda _: loop.plan
+        lambda: _vmap(axis, run, dims, dims_out)(*operands), lambda _: params["plan"]
     )
     return results, dims_out
 
@@ -250,6 +295,14 @@ def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:
     )
     (cts,) = transposed([_compat.instantiate(ct) for ct in cotangents])
     return substitute([None] * len(operands), linear, cts)
+
+
+def _batched_dims(axis: Any, run: Callable[..., Flat], operands: Flat, dims: Flat) -> list[Any]:
+    """Which results of a batched function are batched, along their first axis."""
+    batched = find_batched(
+        lambda look: _vmap(axis, lambda *operands: look(run(*operands)), dims)(*operands)
+    )
+    return [0 if b else None for b in batched]
 
 
 def _vmap(axis: Any, fun: Callable[..., Flat], dims: Flat, dims_out: Any = 0) -> Any:

@@ -10,9 +10,12 @@ checkpoints alone, so no constant and no instruction depends on the length of th
 
 The shape of the code is made for XLA. The slot buffer is a loop variable that is read and updated
 in place; it never goes through a `cond` or a gather, which would copy it. The vjp of the step
-stands only where a step is taped, never in an advance.
+stands only where a step is taped, never in an advance. Slot 0 always holds the initial carry, which
+is an operand and never overwritten, so the buffer holds the slots from 1 up.
 """
 
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +25,7 @@ from jax import lax
 
 from jax_revolve._compat import zeros
 from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.loop import Loop, Operands
+from jax_revolve.engine.loop import Loop, Operands, choose
 from jax_revolve.engine.pullback import (
     Cotangents,
     add,
@@ -35,21 +38,28 @@ from jax_revolve.schedule.binomial import beta, repetition, split_terms
 from jax_revolve.schedule.plan import Plan
 
 
-def run_forward(loop: Loop, operands: Operands) -> tuple[list[Any], list[Any]]:
-    """Final carry and ys, and the slots: every carry leaf with a leading axis of slots."""
-    stops = _first_advances(loop.plan)
-    starts = np.concatenate([[0], stops[:-1]]).astype(np.int32)
-    ys = [zeros(t) for t in loop.output_types[loop.num_carry :]]
-    slots = [jnp.broadcast_to(leaf, (len(stops), *leaf.shape)) for leaf in operands.carry]
+def empty(loop: Loop, carry: list[Any]) -> list[Any]:
+    """The slot buffer: every carry leaf with a leading axis of slots. Made of the carry itself, it
+    has its dtype, key type, sharding and varying axes."""
+    return [jnp.broadcast_to(x, (loop.plan.checkpoints - 1, *x.shape)) for x in carry]
+
+
+def run_forward(
+    loop: Loop, operands: Operands, keep_ys: Sequence[bool]
+) -> tuple[list[Any], list[Any]]:
+    """Final carry and those ys that are to be kept, and the slots."""
+    starts, stops = _first_advances(loop.plan)
+    ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
+    slots = empty(loop, operands.carry)
 
     def step(i: jax.Array, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         carry, ys = state
         carry, y = loop.step(operands.consts, carry, _read(operands.xs, loop.index(i)))
-        return carry, _write(ys, y, loop.index(i))
+        return carry, _write(ys, choose(y, keep_ys), loop.index(i))
 
     def store_and_advance(slot: jax.Array, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         carry, ys, slots = state
-        slots = _write(slots, carry, slot)
+        slots = _write_slot(slots, carry, slot)
         start, stop = jnp.asarray(starts)[slot], jnp.asarray(stops)[slot]
         carry, ys = lax.fori_loop(start, stop, step, (carry, ys))
         return carry, ys, slots
@@ -76,9 +86,8 @@ def run_reverse(
 ) -> Operands:
     """The cotangents of the active operands, from those of the active results."""
     plan = loop.plan
-    stops = _first_advances(plan)
-    positions = np.concatenate([[0], stops[:-1]]).astype(np.int32)
-    stack = _Stack(slots, jnp.asarray(positions), jnp.int32(len(stops) - 1))
+    starts, _ = _first_advances(plan)
+    stack = _Stack(slots, jnp.asarray(starts), jnp.int32(len(starts) - 1))
     gradient = Operands(
         consts=zero_cotangents(operands.consts, activity.consts),
         carry=cotangents.carry,
@@ -107,7 +116,7 @@ def run_reverse(
     ) -> tuple[_Stack, Operands]:
         stack, gradient = state
         step = plan.length - 1 - count
-        stack, carry, position = _store_on_the_way(plan, stack, step, advance)
+        stack, carry, position = _store_on_the_way(plan, operands.carry, stack, step, advance)
         carry = advance(carry, position, step)
         gradient = tape(carry, step, gradient)
         top = stack.top - (stack.positions[stack.top] == step)
@@ -118,7 +127,7 @@ def run_reverse(
 
 
 def _store_on_the_way(
-    plan: Plan, stack: _Stack, step: jax.Array, advance: Any
+    plan: Plan, initial: list[Any], stack: _Stack, step: jax.Array, advance: Any
 ) -> tuple[_Stack, list[Any], jax.Array]:
     """From the newest checkpoint towards `step`, storing where the schedule wants it.
 
@@ -139,11 +148,13 @@ def _store_on_the_way(
         stack, carry, to = state
         carry = advance(carry, stack.positions[stack.top], to)
         top = stack.top + 1
-        stack = _Stack(_write(stack.slots, carry, top), stack.positions.at[top].set(to), top)
+        slots = _write_slot(stack.slots, carry, top)
+        positions = stack.positions.at[top].set(to)
+        stack = stack._replace(slots=slots, positions=positions, top=top)
         return stack, carry, target(to, top)
 
     position = stack.positions[stack.top]
-    state = (stack, _read(stack.slots, stack.top), target(position, stack.top))
+    state = (stack, _newest(initial, stack), target(position, stack.top))
     stack, carry, _ = lax.while_loop(worth_storing, store, state)
     return stack, carry, stack.positions[stack.top]
 
@@ -176,15 +187,26 @@ class _SplitTable:
 _LARGEST = np.iinfo(np.int32).max
 
 
-def _first_advances(plan: Plan) -> np.ndarray:
-    """Where each advance of the forward sweep stops; the last at the end of the loop."""
-    stops = []
-    for action in revolve(plan.length + 1, plan.checkpoints):
-        if isinstance(action, Tape):
-            break
-        if isinstance(action, Advance):
-            stops.append(action.stop)
-    return np.array(stops, np.int32)
+def _first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Where each advance of the forward sweep starts, from a checkpoint, and stops."""
+    actions = takewhile(lambda a: not isinstance(a, Tape), revolve(plan.length + 1, plan.checkpoints))
+    advances = np.array([a for a in actions if isinstance(a, Advance)], np.int32)
+    return advances[:, 0], advances[:, 1]
+
+
+def _newest(initial: list[Any], stack: _Stack) -> list[Any]:
+    """The newest checkpoint."""
+    if stack.positions.size == 1:
+        return initial
+    stored = _read(stack.slots, jnp.maximum(stack.top - 1, 0))
+    return [lax.select(stack.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
+
+
+def _write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
+    """Store into a slot. What is stored into slot 0 is overwritten before slot 1 is first read."""
+    if slots and slots[0].shape[0] == 0:
+        return slots
+    return _write(slots, carry, jnp.maximum(slot - 1, 0))
 
 
 def _read(buffers: list[Any], index: jax.Array) -> list[Any]:

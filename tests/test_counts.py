@@ -1,0 +1,143 @@
+"""Body evaluations, counted while the program runs, against the optimum."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_revolve import checkpointed_scan, plan
+from jax_revolve.schedule.actions import Advance, Tape, revolve
+
+
+def steps_executed(length: int, checkpoints: Any, transform: Callable[..., Any]) -> list[int]:
+    """The numbers of the steps that the transformed loop runs, in the order in which it does."""
+    executed: list[int] = []
+
+    def loss(a: Any) -> Any:
+        def step(u: Any, i: Any) -> Any:
+            jax.debug.callback(lambda i: executed.append(int(i)), i, ordered=False)
+            return jnp.sin(u), None
+
+        return checkpointed_scan(step, a, jnp.arange(length), checkpoints=checkpoints)[0]
+
+    jax.block_until_ready(jax.jit(transform(loss))(1.0))
+    jax.effects_barrier()
+    return executed
+
+
+def check_count(length: int, checkpoints: int) -> None:
+    p = plan(length, checkpoints)
+    count = len(steps_executed(length, checkpoints, jax.value_and_grad))
+    assert count <= p.evaluations + p.repetitions + 1
+    # The value is complete before the reverse sweep starts, and that is all it costs: the optimum
+    # for one step more, whose last step is the end of the loop.
+    assert count == length + plan(length + 1, p.checkpoints).advances if length > 1 else count == 2
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 8, 11])
+def test_short_loops(length: int) -> None:
+    for checkpoints in range(1, length + 3):
+        check_count(length, checkpoints)
+
+
+ORACLES = [(100, 5), (1000, 10), (1000, 30), (50, 7), (225, 15)]
+LONG_ORACLES = [(10000, 20), (10000, 100), (13465, 116), (1000000, 50)]
+
+
+@pytest.mark.parametrize(("length", "checkpoints"), ORACLES)
+def test_oracles(length: int, checkpoints: int) -> None:
+    check_count(length, checkpoints)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "checkpoints"), LONG_ORACLES[:3])
+def test_long_oracles(length: int, checkpoints: int) -> None:
+    check_count(length, checkpoints)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", range(1, 41))
+def test_every_short_loop(length: int) -> None:
+    for checkpoints in range(1, length + 3):
+        check_count(length, checkpoints)
+
+
+def _random_loops(count: int, longest: int) -> list[tuple[int, int]]:
+    draw = random.Random(0)
+    # Few slots for a long loop take millions of evaluations, so the logarithm is uniform.
+    lengths = [draw.randint(1, longest) for _ in range(count)]
+    return [(n, max(3, round(n ** draw.random()))) for n in lengths]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "checkpoints"), _random_loops(200, 3000))
+def test_random_loops(length: int, checkpoints: int) -> None:
+    check_count(length, checkpoints)
+
+
+@pytest.mark.parametrize(("length", "checkpoints"), [(13, 3), (20, 1), (30, 5), (12, 12)])
+def test_executed_order_is_the_schedule(length: int, checkpoints: int) -> None:
+    """Also for a body that reads xs by the step number, replayed out of order."""
+    expected = []
+    for action in revolve(length + 1, min(checkpoints, length)):
+        match action:
+            case Advance(start, stop):
+                expected.extend(range(start, stop))
+            case Tape(position) if position < length:
+                expected.append(position)
+    assert steps_executed(length, checkpoints, jax.value_and_grad) == expected
+
+
+def test_evaluation_runs_every_step_once() -> None:
+    assert steps_executed(20, 3, lambda loss: loss) == list(range(20))
+
+
+def test_forward_mode_runs_every_step_once() -> None:
+    transform = lambda loss: lambda a: jax.jvp(loss, (a,), (a,))  # noqa: E731
+    assert steps_executed(20, 3, transform) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("name", "transform"),
+    [
+        ("jit", lambda loss: jax.grad(jax.jit(loss))),
+        ("vmap", lambda loss: lambda a: jax.vmap(jax.grad(loss))(jnp.stack([a, a]))),
+        ("cond", lambda loss: jax.grad(lambda a: jax.lax.cond(a > 0, loss, lambda a: a, a))),
+        ("scan", lambda loss: jax.grad(_scanned(loss))),
+        ("linearize", lambda loss: lambda a: _pull_back(loss, a)),
+    ],
+)
+def test_the_slots_engine_runs_inside(name: str, transform: Callable[..., Any]) -> None:
+    del name
+    executed = steps_executed(30, 4, transform)
+    assert len(set(executed)) == 30
+    examples = len(executed) // (30 + plan(31, 4).advances)
+    assert len(executed) == examples * (30 + plan(31, 4).advances)
+
+
+def _scanned(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a: jax.lax.scan(lambda u, _: (loss(u), None), a, None, 1)[0]
+
+
+def _pull_back(loss: Callable[..., Any], a: Any) -> Any:
+    value, push = jax.linearize(loss, a)
+    return jax.linear_transpose(push, a)(value)
+
+
+def test_f_is_traced_once() -> None:
+    traces = 0
+
+    def loss(a: Any) -> Any:
+        def step(u: Any, _: Any) -> Any:
+            nonlocal traces
+            traces += 1
+            return jnp.sin(u) * a, u
+
+        u, ys = checkpointed_scan(step, a, length=10)
+        return u + ys.sum()
+
+    jax.jit(jax.hessian(loss))(1.0)
+    assert traces == 1

@@ -1,0 +1,144 @@
+"""Bytes and instructions of compiled programs: exact, so they are asserted."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jax_revolve import checkpointed_scan, plan
+
+WIDTH = 20000
+CARRY_BYTES = 4 * WIDTH
+
+Scan = Callable[..., Any]
+
+
+def stencil_step(u: Any, _: Any) -> Any:
+    return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
+
+
+def stencil(scan: Scan, length: int) -> Callable[..., Any]:
+    return lambda u: jnp.sum(scan(stencil_step, u, None, length)[0] ** 2)
+
+
+def state(width: int = WIDTH) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((width,), jnp.float32)
+
+
+def compiled(fun: Callable[..., Any], *arguments: Any) -> Any:
+    return jax.jit(fun).lower(*arguments).compile()
+
+
+def temporaries(fun: Callable[..., Any], *arguments: Any) -> int:
+    return compiled(fun, *arguments).memory_analysis().temp_size_in_bytes
+
+
+def residuals_of_one_step() -> int:
+    """What `jax.vjp` of one step keeps for its pullback."""
+    _, pullback = jax.eval_shape(lambda u: jax.vjp(lambda v: stencil_step(v, None)[0], u), state())
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pullback))
+
+
+@pytest.mark.parametrize("checkpoints", [5, 10, 30, 63])
+@pytest.mark.parametrize("length", [1000, 997])
+def test_gradient_holds_the_checkpoints_and_one_step(length: int, checkpoints: int) -> None:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints)
+    held = temporaries(jax.grad(stencil(scan, length)), state())
+    assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
+
+
+def test_cotangents_of_xs_and_ys_appear_once() -> None:
+    length, width = 500, 2000
+    whole, carry = 4 * length * width, 4 * width
+
+    def step(u: Any, x: Any) -> Any:
+        u = jnp.sin(u) * x
+        return u, u * x
+
+    def of_carry(u: Any, xs: Any) -> Any:
+        return jnp.sum(checkpointed_scan(step, u, xs, checkpoints=10)[0])
+
+    def of_ys(u: Any, xs: Any) -> Any:
+        return jnp.sum(checkpointed_scan(step, u, xs, checkpoints=10)[1] ** 2)
+
+    arguments = state(width), jax.ShapeDtypeStruct((length, width), jnp.float32)
+    # The cotangent of xs is an output of the program, the ys and their cotangent are not.
+    analysis = compiled(jax.grad(of_carry, (0, 1)), *arguments).memory_analysis()
+    assert analysis.output_size_in_bytes <= whole + 2 * carry
+    assert analysis.temp_size_in_bytes <= 16 * carry
+    assert temporaries(jax.grad(of_ys, (0, 1)), *arguments) <= 2 * whole + 16 * carry
+
+
+def hvp(mode: str, loss: Callable[..., Any]) -> Callable[..., Any]:
+    def forward_over_reverse(u: Any, v: Any) -> Any:
+        return jax.jvp(jax.grad(loss), (u,), (v,))[1]
+
+    def reverse_over_reverse(u: Any, v: Any) -> Any:
+        return jax.grad(lambda u: jnp.vdot(jax.grad(loss)(u), v))(u)
+
+    def reverse_over_forward(u: Any, v: Any) -> Any:
+        return jax.grad(lambda u: jax.jvp(loss, (u,), (v,))[1])(u)
+
+    return locals()[mode]
+
+
+MODES = ["forward_over_reverse", "reverse_over_reverse", "reverse_over_forward"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hessian_vector_products_grow_like_the_square_root(mode: str) -> None:
+    width = 1000
+    scan = partial(checkpointed_scan, checkpoints=16)
+    ours = {
+        n: temporaries(hvp(mode, stencil(scan, n)), state(width), state(width))
+        for n in (1024, 4096, 16384)
+    }
+    plain = temporaries(hvp(mode, stencil(lax.scan, 4096)), state(width), state(width))
+    assert plain >= 20 * ours[4096]
+    assert ours[4096] <= 2.05 * ours[1024]
+    assert ours[16384] <= 2.05 * ours[4096]
+
+
+def instructions(length: int, checkpoints: int) -> tuple[int, int]:
+    """The number of HLO instructions, and the size of the largest constant."""
+    scan = partial(checkpointed_scan, checkpoints=checkpoints)
+    text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
+    shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
+    sizes = [jnp.prod(jnp.array([int(d) for d in s.split(",") if d])) for s in shapes]
+    return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE)), int(max(sizes))
+
+
+def test_program_size_does_not_depend_on_length_or_checkpoints() -> None:
+    sizes = {
+        (n, s): instructions(n, s)
+        for n, s in [(10**2, 10), (997, 10), (10**4, 10), (10**6, 50), (10**6, 10), (10**6, 200)]
+    }
+    counts = {count for count, _ in sizes.values()}
+    assert len(counts) == 1, sizes
+    # The largest is the table of splits: three numbers per checkpoint and repetition.
+    for (n, s), (_, largest) in sizes.items():
+        assert largest <= 3 * s * plan(n + 1, s).repetitions
+
+
+def test_slots_are_updated_in_place() -> None:
+    """No copy, select, convert or gather of the whole slot buffer, but its initialisation."""
+    scan = partial(checkpointed_scan, checkpoints=13)
+    text = compiled(jax.grad(stencil(scan, 1000)), state()).as_text()
+    made = re.findall(r"= f32\[12,20000\]\S* ([\w-]+)\(", text)
+    allowed = {"parameter", "get-tuple-element", "broadcast", "fusion", "dynamic-update-slice"}
+    assert set(made) <= allowed | {"while", "bitcast"}
+    assert made.count("broadcast") == 1
+
+
+def test_evaluation_compiles_to_what_lax_scan_compiles_to() -> None:
+    def text(scan: Scan) -> str:
+        hlo = compiled(stencil(scan, 1000), state()).as_text()
+        hlo = hlo[hlo.index("ENTRY") :]
+        return re.sub(r", metadata=\{[^}]*\}|stack_frame_id=\d+|(?<=[a-z])[._]\d+|%\S+", "", hlo)
+
+    assert text(checkpointed_scan) == text(lax.scan)

@@ -1,0 +1,193 @@
+"""The schedule apart from JAX: an abstract machine runs the actions, and meets the optimum."""
+
+import subprocess
+import sys
+from functools import cache
+from math import comb, prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jax_revolve
+from jax_revolve import plan
+from jax_revolve.schedule import binomial
+from jax_revolve.schedule.actions import Advance, Free, Load, Store, Tape, revolve
+from jax_revolve.schedule.nested import nests
+
+ORACLES = [
+    # length, checkpoints, repetitions, advances
+    (100, 5, 4, 316),
+    (1000, 10, 4, 3636),
+    (1000, 30, 3, 2472),
+    (10000, 20, 4, 37976),
+    (10000, 100, 3, 24747),
+    (1000000, 50, 5, 4658945),
+]
+PUBLISHED_ADVANCES = [(50, 7, 105), (225, 15, 522), (13465, 116, 33374)]
+
+
+@cache
+def optimal_advances(length: int, checkpoints: int) -> int:
+    """The dynamic programme: advance k steps, store, reverse the rest, then the first k."""
+    if length <= 1:
+        return 0
+    if checkpoints == 1:
+        return length * (length - 1) // 2
+    return min(
+        k + optimal_advances(k, checkpoints) + optimal_advances(length - k, checkpoints - 1)
+        for k in range(1, length)
+    )
+
+
+def run_abstract_machine(length: int, checkpoints: int) -> int:
+    """Runs a schedule, checks every action and the storage limit, and counts the advances."""
+    slots: dict[int, int] = {}
+    current: int | None = 0
+    still_to_tape = length
+    advances = 0
+    for action in revolve(length, checkpoints):
+        match action:
+            case Store(slot, position):
+                assert current == position
+                assert slot not in slots
+                assert slot == len(slots) < checkpoints
+                slots[slot] = position
+            case Load(slot, position):
+                assert slots[slot] == position
+                current = position
+            case Advance(start, stop):
+                assert current == start < stop < still_to_tape
+                advances += stop - start
+                current = stop
+            case Tape(position):
+                assert current == position == still_to_tape - 1
+                still_to_tape, current = position, None
+            case Free(slot):
+                assert slots.pop(slot) == still_to_tape
+    assert still_to_tape == 0
+    assert not slots
+    return advances
+
+
+@pytest.mark.parametrize("checkpoints", range(1, 13))
+def test_schedule_meets_the_dynamic_programme(checkpoints: int) -> None:
+    for length in range(161):
+        expected = optimal_advances(length, checkpoints)
+        assert binomial.advances(length, checkpoints) == expected
+        assert run_abstract_machine(length, checkpoints) == expected
+
+
+@given(st.integers(0, 3000), st.integers(1, 60))
+def test_schedule_meets_the_formula(length: int, checkpoints: int) -> None:
+    assert run_abstract_machine(length, checkpoints) == binomial.advances(length, checkpoints)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 10**3))
+def test_no_step_is_advanced_more_often_than_the_repetition_number(n: int, s: int) -> None:
+    r = binomial.repetition(n, s)
+    assert binomial.beta(s, r - 1) < n <= binomial.beta(s, r)
+
+
+@given(st.integers(2, 10**9), st.integers(2, 10**3))
+def test_split_is_one_clip(steps: int, checkpoints: int) -> None:
+    """The three cases of Revolve's rule, as published, against the clip that replaces them."""
+    c, r, b = checkpoints, binomial.repetition(steps, checkpoints), binomial.beta
+    if steps <= b(c, r - 1) + b(c - 2, r - 1):
+        expected = max(b(c, r - 2), 1)
+    elif steps < b(c, r - 1) + b(c - 1, r - 1) + b(c - 2, r - 1):
+        expected = steps - b(c - 1, r - 1) - b(c - 2, r - 1)
+    else:
+        expected = b(c, r - 1)
+    assert binomial.split(steps, checkpoints) == expected
+
+
+@pytest.mark.parametrize(("length", "checkpoints", "repetitions", "advances"), ORACLES)
+def test_oracles(length: int, checkpoints: int, repetitions: int, advances: int) -> None:
+    p = plan(length, checkpoints)
+    assert (p.repetitions, p.advances) == (repetitions, advances)
+    assert p.evaluations == length + advances
+    assert p.overhead == advances / length
+
+
+@pytest.mark.parametrize(("length", "checkpoints", "advances"), PUBLISHED_ADVANCES)
+def test_published_logs(length: int, checkpoints: int, advances: int) -> None:
+    assert plan(length, checkpoints).advances == advances
+
+
+def test_a_billion_steps_answer_at_once() -> None:
+    p = plan(10**9, 1000)
+    assert (p.repetitions, p.evaluations) == (4, 10**9 + 4 * 10**9 - comb(1004, 3))
+    assert plan(10**9, 1).advances == 10**9 * (10**9 - 1) // 2
+    assert plan(10**9, "all").advances == 10**9 - 1
+    actions = iter(p)
+    assert next(actions) == Store(0, 0)
+    assert isinstance(next(actions), Advance)
+
+
+@given(st.integers(0, 10**9))
+def test_default_is_the_fewest_checkpoints_with_two_repetitions(length: int) -> None:
+    p = plan(length)
+    assert p.repetitions <= 2
+    assert p.checkpoints == 1 or plan(length, p.checkpoints - 1).repetitions > 2
+    assert p.checkpoints <= (2 * length) ** 0.5 + 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3])
+def test_shortest_loops(length: int) -> None:
+    p = plan(length, 5)
+    assert p.checkpoints == max(length, 1)
+    assert p.evaluations == max(2 * length - 1, 0)
+    assert sum(isinstance(a, Tape) for a in p) == length
+
+
+def test_plans_are_values() -> None:
+    assert plan(100, 5) == plan(100, 5)
+    assert {plan(100, 5): 1}[plan(100, 5)] == 1
+    assert str(plan(100, 5)) == (
+        "100 steps, 5 checkpoints: 416 evaluations (3.16 extra forward passes, "
+        "no step advanced more than 4 times)"
+    )
+    assert plan(7, "all") == plan(7, 7) == plan(7, 100)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "error"),
+    [(0, ValueError), (-3, ValueError), (1.0, TypeError), (True, TypeError), ("al", ValueError)],
+)
+def test_bad_checkpoints(checkpoints: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r'checkpoints must be an int >= 1 .*"all" or None') as caught:
+        plan(10, checkpoints)  # pyright: ignore[reportArgumentType]
+    assert repr(checkpoints) in str(caught.value)
+
+
+@pytest.mark.parametrize(("length", "error"), [(-1, ValueError), (2.0, TypeError), (None, TypeError)])
+def test_bad_length(length: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="length must be an int >= 0") as caught:
+        plan(length)  # pyright: ignore[reportArgumentType]
+    assert repr(length) in str(caught.value)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 4))
+def test_nests_add_up_and_stay_small(length: int, levels: int) -> None:
+    parts = nests(length, levels)
+    base = max(max(part) for part in parts)
+    assert sum(map(prod, parts)) == length
+    assert all(len(part) <= levels for part in parts)
+    assert (base - 1) ** levels < length
+
+
+def test_schedule_does_not_import_jax() -> None:
+    """`jax_revolve/schedule` is for people who change a schedule without touching JAX code."""
+    folder = jax_revolve.__path__[0]
+    program = (
+        "import sys, types\n"
+        "package = types.ModuleType('jax_revolve')\n"
+        f"package.__path__ = [{folder!r}]\n"
+        "sys.modules['jax_revolve'] = package\n"
+        "import jax_revolve.schedule.plan, jax_revolve.schedule.nested\n"
+        "assert not {'jax', 'numpy', 'equinox'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
