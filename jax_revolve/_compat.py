@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax.core import ShapedArray, eval_jaxpr
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
@@ -31,7 +32,7 @@ __all__ = [
     "is_zero",
     "is_array_type",
     "new_primitive",
-    "result_types",
+    "results_of",
     "symbolic_zero",
     "tangent_type",
     "with_weak_type",
@@ -97,9 +98,21 @@ def is_array_type(aval: AbstractValue) -> bool:
     return isinstance(aval, ShapedArray)
 
 
-def result_types(fun: Callable[[], Any]) -> tuple[AbstractValue, ...]:
-    """The types of what `fun()` returns, with their shardings and varying axes; nothing is run."""
-    return tuple(jax.make_jaxpr(fun)().out_avals)
+class Result(NamedTuple):
+    """A result of a function: its type, and its value where that was there before."""
+
+    aval: AbstractValue
+    passed_on: Any | None
+
+
+def results_of(fun: Callable[[], Any]) -> list[Result]:
+    """The results of `fun()`, which are not computed. Some may be values that it closes over."""
+    closed = jax.make_jaxpr(fun)()
+    known = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    return [
+        Result(v.aval, v.val if isinstance(v, Literal) else known.get(v))
+        for v in closed.jaxpr.outvars
+    ]
 
 
 def with_weak_type(value: Any, aval: AbstractValue) -> Any:
@@ -200,7 +213,7 @@ def run_around_scan(
 
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
-    operands = [v.val if isinstance(v, Literal) else values[v] for v in scan.invars]
+    operands = [_array(v) if isinstance(v, Literal) else values[v] for v in scan.invars]
     results = run_scan(_read_scan(scan), operands)
     epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *scan.outvars], eqns=after)
     outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
@@ -209,6 +222,11 @@ def run_around_scan(
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [v for v in atoms if not isinstance(v, Literal)]
+
+
+def _array(literal: Any) -> jax.Array:
+    """A literal's value, which JAX may hold as a Python number that knows its dtype."""
+    return with_weak_type(jnp.asarray(literal.val, literal.aval.dtype), literal.aval)
 
 
 def _read_scan(eqn: Any) -> ScanEquation:

@@ -71,7 +71,8 @@ def _params(loop: Loop) -> dict[str, Any]:
 def forward_sweep(loop: Loop, operands: Flat) -> tuple[Flat, Flat]:
     """The loop's results, and the slots that the reverse sweep starts from."""
     keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
-    slot_types = _compat.result_types(lambda: slots.empty(loop, loop.operands(operands).carry))
+    carry = loop.operands(operands).carry
+    slot_types = tuple(r.aval for r in _compat.results_of(lambda: slots.empty(loop, carry)))
     flat = forward_sweep_p.bind(
         *operands, keep_ys=keep_ys, slot_types=slot_types, **_params(loop)
     )

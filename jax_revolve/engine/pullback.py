@@ -1,6 +1,6 @@
 """One step, transposed: what both engines that reverse a loop do at each of its steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,20 +20,34 @@ class Cotangents(NamedTuple):
 
 
 def pull_back_step(
-    loop: Loop, activity: Activity, inputs: Operands, cotangents: Cotangents
+    loop: Loop,
+    activity: Activity,
+    inputs: Operands,
+    cotangents: Cotangents,
+    compute: Callable[[Callable[[], list[Any]]], list[Any]] = lambda residuals: residuals(),
 ) -> Operands:
-    """The cotangents of one step's active inputs, from those of its active results."""
+    """The cotangents of one step's active inputs, from those of its active results.
 
+    `compute` runs the function that linearises the step, which takes nothing and returns residuals.
+    """
     masks = (activity.consts, activity.carry, activity.xs)
+    known: dict[str, Any] = {}
 
     def active_step(*chosen: list[Any]) -> list[Any]:
         carry, y = loop.step(*map(substitute, inputs, masks, chosen))
         return choose([*carry, *y], activity.results)
 
-    results, pullback = jax.vjp(active_step, *map(choose, inputs, masks))
+    def linearise() -> list[Any]:
+        results, pullback = jax.vjp(active_step, *map(choose, inputs, masks))
+        residuals, known["pullback"] = jax.tree.flatten(pullback)
+        known["types"] = [tangent_type(result) for result in results]
+        return residuals
+
+    residuals = compute(linearise)
+    pullback = jax.tree.unflatten(known["pullback"], residuals)
     cotangents_in = [
-        zeros(tangent_type(result)) if ct is None else ct
-        for result, ct in zip(results, [*cotangents.carry, *cotangents.ys], strict=True)
+        zeros(aval) if ct is None else ct
+        for aval, ct in zip(known["types"], [*cotangents.carry, *cotangents.ys], strict=True)
     ]
     return Operands(*pullback(cotangents_in))
 

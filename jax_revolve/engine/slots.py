@@ -10,11 +10,13 @@ checkpoints alone, so no constant and no instruction depends on the length of th
 
 The shape of the code is made for XLA. The slot buffer is a loop variable that is read and updated
 in place; it never goes through a `cond` or a gather, which would copy it. The vjp of the step
-stands only where a step is taped, never in an advance. Slot 0 always holds the initial carry, which
+stands only where a step is taped, never in an advance. On CPU it is linearised in a branch that is
+always taken (`_in_a_branch`). Slot 0 always holds the initial carry, which
 is an operand and never overwritten, so the buffer holds the slots from 1 up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -23,9 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import zeros
+from jax_revolve._compat import results_of, zeros
 from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.loop import Loop, Operands, choose
+from jax_revolve.engine.loop import Loop, Operands, choose, substitute
 from jax_revolve.engine.pullback import (
     Cotangents,
     add,
@@ -100,11 +102,12 @@ def run_reverse(
 
         return lax.fori_loop(start, stop, step, carry)
 
-    def tape(carry: list[Any], step: jax.Array, gradient: Operands) -> Operands:
+    def tape(carry: list[Any], step: jax.Array, top: jax.Array, gradient: Operands) -> Operands:
         at = loop.index(step)
         inputs = Operands(operands.consts, carry, _read(operands.xs, at))
         ct_y = [None if ct is None else _read([ct], at)[0] for ct in cotangents.ys]
-        ct = pull_back_step(loop, activity, inputs, Cotangents(gradient.carry, ct_y))
+        linearise = partial(_in_a_branch, top >= 0)
+        ct = pull_back_step(loop, activity, inputs, Cotangents(gradient.carry, ct_y), linearise)
         return Operands(
             consts=add(gradient.consts, ct.consts),
             carry=ct.carry,
@@ -118,7 +121,7 @@ def run_reverse(
         step = plan.length - 1 - count
         stack, carry, position = _store_on_the_way(plan, operands.carry, stack, step, advance)
         carry = advance(carry, position, step)
-        gradient = tape(carry, step, gradient)
+        gradient = tape(carry, step, stack.top, gradient)
         top = stack.top - (stack.positions[stack.top] == step)
         return stack._replace(top=top), gradient
 
@@ -192,6 +195,29 @@ def _first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     actions = takewhile(lambda a: not isinstance(a, Tape), revolve(plan.length + 1, plan.checkpoints))
     advances = np.array([a for a in actions if isinstance(a, Advance)], np.int32)
     return advances[:, 0], advances[:, 1]
+
+
+def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
+    """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
+
+    XLA would otherwise compute the residuals inside of the fused kernel of the transposed step,
+    which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
+    second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
+    removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
+
+    Values that are residuals as they are, such as weights, do not go through: it would copy them.
+    """
+    results = results_of(residuals)
+    computed = [r.passed_on is None for r in results]
+
+    def branch() -> list[Any]:
+        def other() -> list[Any]:
+            return [zeros(r.aval) for r in choose(results, computed)]
+
+        return lax.cond(always, lambda: choose(residuals(), computed), other)
+
+    values = lax.platform_dependent(cpu=branch, default=lambda: choose(residuals(), computed))
+    return substitute([r.passed_on for r in results], computed, values)
 
 
 def _newest(initial: list[Any], stack: _Stack) -> list[Any]:

@@ -22,7 +22,7 @@ def beta(checkpoints: int, repetitions: int) -> int:
 
 def repetition(length: int, checkpoints: int) -> int:
     """The repetition number: the r with beta(s, r - 1) < n <= beta(s, r)."""
-    return _smallest(lambda r: beta(checkpoints, r) >= length)
+    return smallest(lambda r: beta(checkpoints, r) >= length)
 
 
 def fewest_checkpoints(length: int, repetitions: int) -> int:
@@ -30,7 +30,7 @@ def fewest_checkpoints(length: int, repetitions: int) -> int:
 
     Without any repetition no loop longer than one step can be reversed, so `repetitions >= 1`.
     """
-    return max(1, _smallest(lambda s: beta(s, repetitions) >= length))
+    return max(1, smallest(lambda s: beta(s, repetitions) >= length))
 
 
 def advances(length: int, checkpoints: int) -> int:
@@ -58,7 +58,7 @@ def split_terms(checkpoints: int, repetitions: int) -> tuple[int, int, int]:
     return max(beta(s, r - 2), 1), beta(s - 1, r - 1) + beta(s - 2, r - 1), beta(s, r - 1)
 
 
-def _smallest(holds: Callable[[int], bool]) -> int:
+def smallest(holds: Callable[[int], bool]) -> int:
     """The smallest integer >= 0 for which a monotone predicate holds, by doubling and bisection."""
     if holds(0):
         return 0

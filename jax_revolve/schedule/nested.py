@@ -1,27 +1,32 @@
 """Lengths for loops inside loops: the nested form, which is made of ordinary JAX loops."""
 
-
-def levels(repetitions: int) -> int:
-    """How deep to nest: as many evaluations per step as the schedule, but at most `DEEPEST`.
-
-    Two levels at least, but a schedule without repetition stores every carry, and so does one loop.
-    """
-    return min(max(repetitions, 1), DEEPEST)
-
+from jax_revolve.schedule.binomial import smallest
 
 DEEPEST = 2
-"""Nesting deeper saves memory as the n-th root, but multiplies the size of the program."""
+"""Nesting deeper saves memory, as a higher root of the length, but every level multiplies the
+program: the third derivative of a loop in three levels would take minutes to compile."""
+
+
+def levels(repetitions: int) -> int:
+    """How deep to nest: one level, which stores every carry, where the schedule never repeats a
+    step; otherwise `DEEPEST`."""
+    return min(max(repetitions, 1), DEEPEST)
 
 
 def nests(length: int, levels: int) -> tuple[tuple[int, ...], ...]:
     """`length` steps as a sequence of nests, each a tuple of lengths from the outermost loop in.
 
-    The digits of `length` in the base that `levels` digits can write: (q, b, b), (r, b), (t,) for
-    q b**2 + r b + t. So no step is padded, and no loop stores more than `base` carries.
+    The digits of `length` in some base: (q, b, b), (r, b), (t,) for q b**2 + r b + t, so that no
+    step is padded. The base is the smallest with which `levels` digits suffice, or one up to a
+    quarter larger if that takes fewer nests: each is a program of its own, and works on a copy of
+    its part of the xs.
     """
-    base = 1
-    while base**levels < length:
-        base += 1
+    least = max(smallest(lambda base: base**levels >= length), 1)
+    bases = range(least, least + (least // 4 if levels > 1 else 0) + 1)
+    return min((_digits(length, base, levels) for base in bases), key=len)
+
+
+def _digits(length: int, base: int, levels: int) -> tuple[tuple[int, ...], ...]:
     nests, rest = [], length
     for inner in reversed(range(levels)):
         digit, rest = divmod(rest, base**inner)

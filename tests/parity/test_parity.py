@@ -11,7 +11,11 @@ from jax import lax
 
 from jax_revolve import checkpointed_scan
 from parity.cases import CASES, Case
-from parity.transformations import ALL, FORWARD_MODE
+from parity.transformations import ALL, FORWARD_MODE, COMPOUND
+
+
+QUICK = {"recurrent", "lengths"}
+"""The cases for which compound transformations are not marked as slow."""
 
 
 def _outcome(case: Case, transformation: str, *, checkpointed: bool) -> Any:
@@ -44,7 +48,12 @@ def assert_same(ours: Any, theirs: Any, rtol: float) -> None:
 
 def _pairs() -> list[Any]:
     return [
-        pytest.param(case, name, id=f"{case.name}-{name}")
+        pytest.param(
+            case,
+            name,
+            id=f"{case.name}-{name}",
+            marks=[pytest.mark.slow] if name in COMPOUND and case.name not in QUICK else [],
+        )
         for case in CASES
         for name in ALL
         if case.forward_mode or name not in FORWARD_MODE

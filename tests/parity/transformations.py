@@ -18,6 +18,18 @@ FORWARD_MODE: set[str] = set()
 """Those that differentiate the loop itself forwards, which `lax.scan` refuses for `custom_vjp`."""
 
 
+COMPOUND = {
+    "reverse_three_times",
+    "forward_three_times",
+    "forward_over_reverse_over_reverse",
+    "reverse_over_reverse_of_vmap",
+    "reverse_over_reverse_inside_checkpoint",
+    "forward_over_reverse_inside_scan",
+    "vmap_of_vmap",
+}
+"""They take long to compile."""
+
+
 def transformation(
     function: Transformation | None = None, *, forward_mode: bool = False
 ) -> Any:
