@@ -25,6 +25,7 @@ __all__ = [
     "AbstractValue",
     "ClosedJaxpr",
     "SymbolicZero",
+    "as_array",
     "call_jaxpr",
     "instantiate",
     "is_linearizing",
@@ -124,6 +125,15 @@ def with_weak_type(value: Any, aval: AbstractValue) -> Any:
     )
 
 
+def as_array(value: Any) -> Any:
+    """The value itself, or the array that a number stands for: constants of a trace, and primals of
+    its tracers, may be Python numbers that know their dtype."""
+    if isinstance(value, jax.Array) or not is_array_type(jax.typeof(value)):
+        return value
+    aval = jax.typeof(value)
+    return with_weak_type(jnp.asarray(value, aval.dtype), aval)
+
+
 # Primitives
 
 
@@ -213,8 +223,8 @@ def run_around_scan(
 
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
-    operands = [_array(v) if isinstance(v, Literal) else values[v] for v in scan.invars]
-    results = run_scan(_read_scan(scan), operands)
+    operands = [v.val if isinstance(v, Literal) else values[v] for v in scan.invars]
+    results = run_scan(_read_scan(scan), list(map(as_array, operands)))
     epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *scan.outvars], eqns=after)
     outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
     return jax.tree.unflatten(treedef, outputs)
@@ -222,11 +232,6 @@ def run_around_scan(
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [v for v in atoms if not isinstance(v, Literal)]
-
-
-def _array(literal: Any) -> jax.Array:
-    """A literal's value, which JAX may hold as a Python number that knows its dtype."""
-    return with_weak_type(jnp.asarray(literal.val, literal.aval.dtype), literal.aval)
 
 
 def _read_scan(eqn: Any) -> ScanEquation:

@@ -269,6 +269,7 @@ def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
 
         return _jvp_of_nonzero(run, primals, tangents)
 
+    primals = list(map(_compat.as_array, primals))
     differentiated = [not _compat.is_zero(t) for t in tangents]
     activity = find_activity(loop, loop.operands(primals), differentiated)
     results, held = forward_sweep(loop, primals)

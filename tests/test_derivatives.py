@@ -1,0 +1,202 @@
+"""Derivatives against finite differences, and random programs against `lax.scan`."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.test_util import check_grads
+
+from jax_revolve import checkpointed_scan
+
+
+@pytest.mark.parametrize("mode", ["fwd", "rev"])
+def test_finite_differences_to_third_order(mode: str) -> None:
+    def program(weights: Any, initial: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            h = jnp.tanh(weights * h + x)
+            return h, h * x
+
+        return checkpointed_scan(step, initial, xs, checkpoints=2)
+
+    arguments = jnp.array([0.3, -0.8]), jnp.array([0.2, 0.5]), jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+    check_grads(program, arguments, order=3, modes=[mode], rtol=1e-4)
+
+
+DTYPES = ["float64", "float32", "complex128", "int32", "bool"]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> dict[str, Any]:
+    leaves = draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
+    length = draw(st.integers(1, 12))
+    return {
+        "carry": ["float64", *leaves],
+        "xs": draw(st.lists(st.sampled_from(DTYPES), max_size=2)),
+        "shape": draw(st.sampled_from([(), (1,), (2, 3), (0,)])),
+        "length": length,
+        "checkpoints": draw(st.one_of(st.integers(1, length + 2), st.just("all"), st.none())),
+        "reverse": draw(st.booleans()),
+        "keep_ys": draw(st.booleans()),
+        "seed": draw(st.integers(0, 100)),
+    }
+
+
+def _random(draw: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> jax.Array:
+    value = draw.normal(size=shape)
+    if dtype == "complex128":
+        value = value + 1j * draw.normal(size=shape)
+    return jnp.asarray(3 * value if dtype == "int32" else value, dtype)
+
+
+def _mix(leaf: jax.Array, others: list[Any], weight: Any) -> jax.Array:
+    """A new value of the same type that depends on everything, as far as its dtype allows."""
+    total = sum((jnp.real(x).astype(jnp.float64) for x in others), jnp.zeros(leaf.shape))
+    mixed = jnp.sin(total * weight + 0.1)
+    if leaf.dtype == bool:
+        return leaf ^ (mixed > 0.3)
+    if leaf.dtype == jnp.int32:
+        return (leaf * 3 + (mixed > 0)) % 17
+    return (jnp.cos(leaf) * 0.5 + mixed).astype(leaf.dtype)
+
+
+def _loss(spec: dict[str, Any], scan: Any, weight: Any, init: Any, xs: Any) -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        new = [_mix(leaf, [*carry, *x], weight) for leaf in carry]
+        return new, new[0] * weight if spec["keep_ys"] else None
+
+    carry, ys = scan(step, init, xs, spec["length"], spec["reverse"])
+    parts = [x for x in jax.tree.leaves((carry, ys)) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return sum(jnp.sum(jnp.real(x * jnp.conj(x))) for x in parts)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(programs())
+def test_random_programs(spec: dict[str, Any]) -> None:
+    draw = np.random.default_rng(spec["seed"])
+    init = [_random(draw, d, spec["shape"]) for d in spec["carry"]]
+    xs = [_random(draw, d, (spec["length"], *spec["shape"])) for d in spec["xs"]]
+    ours = partial(checkpointed_scan, checkpoints=spec["checkpoints"])
+
+    def gradients(scan: Any) -> Any:
+        loss = partial(_loss, spec, scan)
+        return jax.jit(jax.value_and_grad(loss, (0, 1, 2), allow_int=True))(0.7, init, xs)
+
+    a, b = gradients(ours), gradients(lax.scan)
+    assert jax.tree.map(jax.typeof, a) == jax.tree.map(jax.typeof, b)
+    inexact = lambda tree: [x for x in jax.tree.leaves(tree) if x.dtype != jax.dtypes.float0]  # noqa: E731
+    for x, y in zip(inexact(a), inexact(b), strict=True):
+        tolerance = 1e-4 if "float32" in spec["carry"] + spec["xs"] else 1e-11
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def test_collectives_over_a_batch_axis() -> None:
+    """vmap with axis_name and a psum in the body, alone and under and over grad and hessian."""
+
+    def program(scan: Any, a: Any, xs: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            return jnp.sin(u + lax.psum(u * x, "batch")), lax.axis_index("batch") * u
+
+        u, ys = scan(step, a, xs)
+        return jnp.sum(u**2) + jnp.sum(ys)
+
+    a, xs = jnp.array([0.1, 0.5, -0.4]), jnp.cos(jnp.arange(15.0)).reshape(3, 5)
+    for scan in (lax.scan, partial(checkpointed_scan, checkpoints=2)):
+        run = jax.vmap(partial(program, scan), axis_name="batch")
+        inner = jax.vmap(jax.grad(partial(program, scan)), axis_name="batch")
+        total = lambda a, run=run: jnp.sum(run(a, xs))  # noqa: E731
+        results = [run(a, xs), inner(a, xs), jax.jit(jax.grad(total))(a), jax.hessian(total)(a)]
+        if scan is lax.scan:
+            expected = results
+        else:
+            for x, y in zip(results, expected, strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+def test_unbatched_stays_unbatched() -> None:
+    """Under vmap, results that do not depend on the batch are not computed for every example."""
+
+    def program(a: Any) -> Any:
+        def step(carry: Any, _: Any) -> Any:
+            u, count = carry
+            return (u * a, count + 1), count
+
+        (_, count), ys = checkpointed_scan(step, (a, 0), length=4)
+        return count, ys
+
+    count, ys = jax.vmap(program, out_axes=None)(jnp.ones(3))
+    assert count == 4
+    assert ys.tolist() == [0, 1, 2, 3]
+
+
+def test_body_that_reads_a_table_by_its_step_number() -> None:
+    """Steps are replayed out of order: a counter outside of the carry would give wrong gradients."""
+    table = jnp.cos(jnp.arange(20.0))
+
+    def loss(scan: Any, a: Any, table: Any) -> Any:
+        def step(carry: Any, i: Any) -> Any:
+            u, j = carry
+            return (jnp.sin(u * table[i]) + table[19 - j], j + 1), u * table[j]
+
+        (u, _), ys = scan(step, (a, 0), jnp.arange(20))
+        return u + ys.sum()
+
+    ours = jax.grad(partial(loss, partial(checkpointed_scan, checkpoints=3)), (0, 1))(0.3, table)
+    theirs = jax.grad(partial(loss, lax.scan), (0, 1))(0.3, table)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), ours, theirs)
+
+
+def test_linear_transpose() -> None:
+    def linear(scan: Any, x: Any) -> Any:
+        return scan(lambda c, y: (2 * c + y, c), x[0], x)
+
+    x = jnp.arange(4.0)
+    cotangent = (jnp.float64(1.0), jnp.ones(4))
+    ours = jax.linear_transpose(partial(linear, checkpointed_scan), x)(cotangent)
+    theirs = jax.linear_transpose(partial(linear, lax.scan), x)(cotangent)
+    np.testing.assert_array_equal(ours[0], theirs[0])
+
+
+def test_debug_print_in_the_body(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(a: Any) -> Any:
+        def step(u: Any, i: Any) -> Any:
+            jax.debug.print("step {}", i, ordered=True)
+            return jnp.sin(u), None
+
+        return checkpointed_scan(step, a, jnp.arange(3))[0]
+
+    jax.jit(run)(1.0).block_until_ready()
+    jax.effects_barrier()
+    assert capsys.readouterr().out.split("\n") == ["step 0", "step 1", "step 2", ""]
+
+
+def test_gradient_of_a_body_without_inexact_values() -> None:
+    def count(a: Any) -> Any:
+        n, ys = checkpointed_scan(lambda n, _: (n + 1, n), 0, length=5)
+        return a * n + ys.sum()
+
+    assert jax.grad(count)(2.0) == 5
+
+
+def test_same_function_compiles_once_without_jit() -> None:
+    step = lambda u, x: (jnp.sin(u) * x, u)  # noqa: E731
+    gradient = jax.grad(lambda a: checkpointed_scan(step, a, jnp.arange(8.0), checkpoints=2)[0])
+    gradient(0.3)
+    with jax.log_compiles(), pytest.MonkeyPatch.context():
+        import logging
+
+        records: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: records.append(record.getMessage())
+        logger = logging.getLogger("jax")
+        logger.addHandler(handler)
+        try:
+            gradient(0.4)
+        finally:
+            logger.removeHandler(handler)
+    assert not [r for r in records if r.startswith("Compiling")]

@@ -1,0 +1,124 @@
+"""Whatever `lax.scan` rejects, `checkpointed_scan` rejects with the same error and message."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jax_revolve import checkpointed_scan, plan
+
+Scan = Callable[..., Any]
+
+same = lambda c, x: (c, x)  # noqa: E731
+xs = jnp.arange(3.0)
+
+REJECTED: dict[str, Callable[[Scan], Any]] = {
+    "no_length": lambda scan: scan(same, 1.0),
+    "no_xs_no_length": lambda scan: scan(same, 1.0, None, None),
+    "two_lengths": lambda scan: scan(same, 1.0, (xs, jnp.arange(4.0))),
+    "length_of_xs": lambda scan: scan(same, 1.0, xs, 4),
+    "scalar_xs": lambda scan: scan(same, 1.0, 3.0),
+    "negative_length": lambda scan: scan(same, 1.0, None, -1),
+    "float_length": lambda scan: scan(same, 1.0, None, 2.5),
+    "string_length": lambda scan: scan(same, 1.0, None, "a"),
+    "traced_length": lambda scan: jax.jit(lambda n: scan(same, 1.0, None, n))(3),
+    "not_callable": lambda scan: scan(3, 1.0, xs),
+    "not_a_pair": lambda scan: scan(lambda c, x: c, 1.0, xs),
+    "three_results": lambda scan: scan(lambda c, x: (c, x, x), 1.0, xs),
+    "carry_structure": lambda scan: scan(lambda c, x: ((c, c), x), 1.0, xs),
+    "carry_structure_in_tree": lambda scan: scan(
+        lambda c, x: ({"a": c["a"]}, x), {"a": 1.0, "b": 2.0}, xs
+    ),
+    "carry_shape": lambda scan: scan(lambda c, x: (jnp.stack([c, c]), x), 1.0, xs),
+    "carry_dtype": lambda scan: scan(lambda c, x: (c + 1.5, x), jnp.int32(1), xs),
+    "carry_dtype_from_scalar": lambda scan: scan(lambda c, x: (c * jnp.complex64(1), x), 1.0, xs),
+    "carry_in_tree": lambda scan: scan(
+        lambda c, x: ({"a": c["a"], "b": [c["b"][0] + x]}, x), {"a": 1.0, "b": [jnp.int8(2)]}, xs
+    ),
+    "string_carry": lambda scan: scan(same, "a", xs),
+    "unroll": lambda scan: scan(same, 1.0, xs, unroll=-1),
+    "unroll_type": lambda scan: scan(same, 1.0, xs, unroll="a"),
+    "branch_on_tracer": lambda scan: scan(lambda c, x: (c if c > 0 else x, x), 1.0, xs),
+    "own_exception": lambda scan: scan(lambda c, x: 1 // 0, 1.0, xs),
+    "string_y": lambda scan: scan(lambda c, x: (c, "a"), 1.0, xs),
+    "too_many_arguments": lambda scan: scan(lambda c: (c, None), 1.0, xs),
+    "disable_jit_of_no_step": lambda scan: _without_jit(lambda: scan(same, 1.0, None, 0)),
+}
+
+
+def _without_jit(fun: Callable[[], Any]) -> Any:
+    with jax.disable_jit():
+        return fun()
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_same_error_as_lax_scan(name: str) -> None:
+    try:
+        REJECTED[name](lax.scan)
+    except Exception as expected:
+        theirs = expected
+    else:
+        pytest.skip("this version of lax.scan accepts it")
+    with pytest.raises(type(theirs)) as caught:
+        REJECTED[name](checkpointed_scan)
+    assert type(caught.value) is type(theirs)
+    assert _message(caught.value) == _message(theirs)
+
+
+def _message(error: Exception) -> str:
+    """Without what differs between two calls of the same function: traces' ids."""
+    return str(error).split("\n-----", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "error"),
+    [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("most", ValueError)],
+)
+def test_bad_checkpoints(checkpoints: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r'checkpoints must be an int >= 1 .*"all" or None') as caught:
+        checkpointed_scan(same, 1.0, xs, checkpoints=checkpoints)
+    assert repr(checkpoints) in str(caught.value)
+
+
+def test_bad_plan() -> None:
+    with pytest.raises(ValueError, match="plan must be for a loop of 3 steps, but is for 4"):
+        checkpointed_scan(same, 1.0, xs, plan=plan(4))
+    with pytest.raises(TypeError, match=r"plan must be a jax_revolve\.Plan.*but is 3"):
+        checkpointed_scan(same, 1.0, xs, plan=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="checkpoints must be None where a plan is given"):
+        checkpointed_scan(same, 1.0, xs, checkpoints=2, plan=plan(3))
+
+
+def test_too_long() -> None:
+    with pytest.raises(ValueError, match="length must be at most 2147483646"):
+        jax.eval_shape(lambda: checkpointed_scan(same, 1.0, None, 2**31 - 1, checkpoints=3))
+
+
+@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no mutable references")
+def test_mutable_references_are_refused() -> None:
+    ref = jax.new_ref(jnp.zeros(()))
+
+    def step(c: Any, x: Any) -> Any:
+        ref[...] += x
+        return c, None
+
+    with pytest.raises(NotImplementedError, match="does not support mutable array references"):
+        checkpointed_scan(step, 1.0, xs)
+
+
+def test_same_signature_as_lax_scan() -> None:
+    """Called by position: f, init, xs, length, reverse, unroll, _split_transpose."""
+    for scan in (lax.scan, checkpointed_scan):
+        carry, ys = scan(lambda c, x: (c + x, c), 0.0, xs, 3, True, 2, False)
+        assert carry == 3.0
+        assert ys.tolist() == [3.0, 2.0, 0.0]
+
+
+def test_plan_instead_of_checkpoints() -> None:
+    def loss(a: Any) -> Any:
+        return checkpointed_scan(lambda c, _: (jnp.sin(c), None), a, length=9, plan=plan(9, 2))[0]
+
+    assert str(plan(9, 2)) in str(jax.make_jaxpr(loss)(1.0))
