@@ -15,36 +15,21 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray, eval_jaxpr
-from jax.custom_derivatives import SymbolicZero
+from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-__all__ = [
-    "AbstractValue",
-    "ClosedJaxpr",
-    "SymbolicZero",
-    "as_array",
-    "call_jaxpr",
-    "instantiate",
-    "is_linearizing",
-    "is_linear_input",
-    "is_zero",
-    "is_array_type",
-    "new_primitive",
-    "results_of",
-    "symbolic_zero",
-    "tangent_type",
-    "with_weak_type",
-    "run_around_scan",
-    "zeros",
-]
-
 AbstractValue: TypeAlias = Any
 """A `jax.core.ShapedArray`: shape, dtype, weak type, sharding, varying axes."""
 
 call_jaxpr = jaxpr_as_fun
+
+
+def is_jit_disabled() -> bool:
+    """Whether this is run under `jax.disable_jit`."""
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # Derivatives
@@ -57,7 +42,7 @@ def is_linearizing(tangents: Sequence[Any]) -> bool:
 
 
 def is_zero(tangent: Any) -> bool:
-    """Whether a tangent or cotangent is a symbolic zero, in a rule of a primitive or of a function."""
+    """Whether a tangent or cotangent is a symbolic zero, as derivative rules get them."""
     return isinstance(tangent, ad.Zero | SymbolicZero)
 
 
@@ -83,12 +68,12 @@ def instantiate(tangent: Any) -> Any:
 
 def zeros(aval: AbstractValue) -> jax.Array:
     """Zeros of the type `aval`, its sharding and varying axes included, PRNG keys too."""
-    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return ad.zeros_like_aval(aval)
     key = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     data = jax.eval_shape(jax.random.key_data, key)
     bits = ad.zeros_like_aval(aval.update(shape=data.shape, dtype=data.dtype, sharding=None))
-    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(key))
+    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(key))  # pyright: ignore[reportArgumentType]
 
 
 # Types
@@ -120,9 +105,7 @@ def with_weak_type(value: Any, aval: AbstractValue) -> Any:
     """The value, weakly typed if `aval` is: loop variables, buffers and sums forget it."""
     if not aval.weak_type or jax.typeof(value).weak_type:
         return value
-    return convert_element_type_p.bind(
-        value, new_dtype=value.dtype, weak_type=True, sharding=None
-    )
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
 
 
 def as_array(value: Any) -> Any:
@@ -176,8 +159,9 @@ def new_primitive(
 
 
 def _remove_dead_code(
-    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]], used: list[bool], eqn: Any
+    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]], used: list[bool], *rest: Any
 ) -> tuple[list[bool], Any]:
+    eqn = rest[-1]  # jax 0.12 also passes which inputs are live
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
     kept, params = prune(used, **eqn.params)

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-import jax
 from jax import lax
 
+from jax_revolve._compat import is_jit_disabled
 from jax_revolve.engine.primitive import checkpoint_scan
 from jax_revolve.schedule import plan as schedule
 
@@ -113,7 +113,7 @@ def checkpointed_scan(
             )
         return plan
 
-    if jax.config.jax_disable_jit:  # lax.scan is then a Python loop, for debugging
+    if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()
     return checkpoint_scan(scan, plan_for)
 

@@ -1,5 +1,6 @@
 """Derivatives against finite differences, and random programs against `lax.scan`."""
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from jax.test_util import check_grads
@@ -24,7 +25,11 @@ def test_finite_differences_to_third_order(mode: str) -> None:
 
         return checkpointed_scan(step, initial, xs, checkpoints=2)
 
-    arguments = jnp.array([0.3, -0.8]), jnp.array([0.2, 0.5]), jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+    arguments = (
+        jnp.array([0.3, -0.8]),
+        jnp.array([0.2, 0.5]),
+        jnp.cos(jnp.arange(10.0)).reshape(5, 2),
+    )
     check_grads(program, arguments, order=3, modes=[mode], rtol=1e-4)
 
 
@@ -75,7 +80,7 @@ def _loss(spec: dict[str, Any], scan: Any, weight: Any, init: Any, xs: Any) -> A
     return sum(jnp.sum(jnp.real(x * jnp.conj(x))) for x in parts)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(programs())
 def test_random_programs(spec: dict[str, Any]) -> None:
     draw = np.random.default_rng(spec["seed"])
@@ -106,16 +111,16 @@ def test_collectives_over_a_batch_axis() -> None:
         return jnp.sum(u**2) + jnp.sum(ys)
 
     a, xs = jnp.array([0.1, 0.5, -0.4]), jnp.cos(jnp.arange(15.0)).reshape(3, 5)
-    for scan in (lax.scan, partial(checkpointed_scan, checkpoints=2)):
-        run = jax.vmap(partial(program, scan), axis_name="batch")
-        inner = jax.vmap(jax.grad(partial(program, scan)), axis_name="batch")
-        total = lambda a, run=run: jnp.sum(run(a, xs))  # noqa: E731
-        results = [run(a, xs), inner(a, xs), jax.jit(jax.grad(total))(a), jax.hessian(total)(a)]
-        if scan is lax.scan:
-            expected = results
-        else:
-            for x, y in zip(results, expected, strict=True):
-                np.testing.assert_allclose(x, y, rtol=1e-12)
+
+    def results(scan: Any) -> list[Any]:
+        one = partial(program, scan)
+        total = lambda a: jnp.sum(jax.vmap(one, axis_name="batch")(a, xs))  # noqa: E731
+        of_each = [jax.vmap(f, axis_name="batch")(a, xs) for f in (one, jax.grad(one))]
+        return [*of_each, jax.jit(jax.grad(total))(a), jax.hessian(total)(a)]
+
+    ours, theirs = results(partial(checkpointed_scan, checkpoints=2)), results(lax.scan)
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
 
 
 def test_unbatched_stays_unbatched() -> None:
@@ -135,7 +140,7 @@ def test_unbatched_stays_unbatched() -> None:
 
 
 def test_body_that_reads_a_table_by_its_step_number() -> None:
-    """Steps are replayed out of order: a counter outside of the carry would give wrong gradients."""
+    """Steps are replayed out of order: a counter beside the carry would give wrong gradients."""
     table = jnp.cos(jnp.arange(20.0))
 
     def loss(scan: Any, a: Any, table: Any) -> Any:
@@ -157,8 +162,11 @@ def test_linear_transpose() -> None:
 
     x = jnp.arange(4.0)
     cotangent = (jnp.float64(1.0), jnp.ones(4))
+    try:
+        theirs = jax.linear_transpose(partial(linear, lax.scan), x)(cotangent)
+    except AssertionError:
+        pytest.skip("the oldest JAX cannot transpose lax.scan that is linear in its xs")
     ours = jax.linear_transpose(partial(linear, checkpointed_scan), x)(cotangent)
-    theirs = jax.linear_transpose(partial(linear, lax.scan), x)(cotangent)
     np.testing.assert_array_equal(ours[0], theirs[0])
 
 
@@ -178,7 +186,7 @@ def test_debug_print_in_the_body(capsys: pytest.CaptureFixture[str]) -> None:
 def test_gradient_of_a_body_without_inexact_values() -> None:
     def count(a: Any) -> Any:
         n, ys = checkpointed_scan(lambda n, _: (n + 1, n), 0, length=5)
-        return a * n + ys.sum()
+        return a * n + jnp.sum(ys)
 
     assert jax.grad(count)(2.0) == 5
 
@@ -187,10 +195,8 @@ def test_same_function_compiles_once_without_jit() -> None:
     step = lambda u, x: (jnp.sin(u) * x, u)  # noqa: E731
     gradient = jax.grad(lambda a: checkpointed_scan(step, a, jnp.arange(8.0), checkpoints=2)[0])
     gradient(0.3)
-    with jax.log_compiles(), pytest.MonkeyPatch.context():
-        import logging
-
-        records: list[str] = []
+    records: list[str] = []
+    with jax.log_compiles():
         handler = logging.Handler()
         handler.emit = lambda record: records.append(record.getMessage())
         logger = logging.getLogger("jax")

@@ -161,7 +161,9 @@ def test_bad_checkpoints(checkpoints: object, error: type[Exception]) -> None:
     assert repr(checkpoints) in str(caught.value)
 
 
-@pytest.mark.parametrize(("length", "error"), [(-1, ValueError), (2.0, TypeError), (None, TypeError)])
+@pytest.mark.parametrize(
+    ("length", "error"), [(-1, ValueError), (2.0, TypeError), (None, TypeError)]
+)
 def test_bad_length(length: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="length must be an int >= 0") as caught:
         plan(length)  # pyright: ignore[reportArgumentType]
@@ -190,5 +192,3 @@ def test_schedule_does_not_import_jax() -> None:
         "assert not {'jax', 'numpy', 'equinox'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-

@@ -1,14 +1,37 @@
 """What is batched under `vmap`, and what is not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.custom_batching import custom_vmap
 
 
+def batched_dims(
+    axis: Any, run: Callable[..., Sequence[Any]], operands: Sequence[Any], dims: Sequence[Any]
+) -> list[Any]:
+    """Which results of a batched function are batched, along their first axis."""
+    batched = _find_batched(
+        lambda look: vmap_over(axis, lambda *operands: look(run(*operands)), dims)(*operands)
+    )
+    return [0 if b else None for b in batched]
 
-def find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
+
+def vmap_over(
+    axis: Any, fun: Callable[..., Sequence[Any]], dims: Sequence[Any], dims_out: Any = 0
+) -> Any:
+    """`jax.vmap` over the axis that a batching rule was called for."""
+    return jax.vmap(
+        fun,
+        in_axes=tuple(dims),
+        out_axes=dims_out,
+        axis_name=axis.name,
+        axis_size=axis.size,
+        spmd_axis_name=axis.spmd_name,
+    )
+
+
+def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
     """Which values depend on the batched ones. `trace(look)` is to call `look(values)` once, under
     `jax.vmap`; nothing is run."""
     found: list[bool] = []

@@ -1,7 +1,7 @@
 """The loop as data, made from what `lax.scan` makes of its arguments."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr
@@ -39,6 +39,10 @@ class Loop:
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
     plan: Plan
+
+    def params(self) -> dict[str, Any]:
+        """The fields by name, as parameters of a primitive: `Loop(**params)` is the loop again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def operands(self, flat: Sequence[Any]) -> Operands:
         """A flat sequence with one entry per operand, taken apart."""

@@ -65,7 +65,7 @@ def pull_back_nested(
 def _run_nest(
     loop: Loop, step: Step, lengths: Lengths, operands: Operands
 ) -> tuple[list[Any], list[Any]]:
-    length, *inner = lengths
+    _, *inner = lengths
 
     def block(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         if inner:

@@ -22,7 +22,6 @@ operands and cotangents alone, the slots only make it cheap.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,8 @@ from jax_revolve import _compat
 from jax_revolve._compat import ScanEquation, SymbolicZero
 from jax_revolve.engine import slots
 from jax_revolve.engine.activity import Activity, find_activity
-from jax_revolve.engine.batching import find_batched
+from jax_revolve.engine.batching import batched_dims, vmap_over
+from jax_revolve.engine.forward_sweep import run_forward_sweep
 from jax_revolve.engine.loop import Loop, choose, substitute
 from jax_revolve.engine.nested import pull_back_nested, run_nested
 from jax_revolve.engine.plain import run_plain
@@ -55,13 +55,9 @@ def checkpoint_scan(fun: Callable[[], Any], plan_for: Callable[[int], Plan]) -> 
             )
         if loop.length == 0:
             return run_plain(loop, loop.step, loop.operands(operands))
-        return loop_p.bind(*operands, **_params(loop))
+        return loop_p.bind(*operands, **loop.params())
 
     return _compat.run_around_scan(fun, bind)
-
-
-def _params(loop: Loop) -> dict[str, Any]:
-    return {field.name: getattr(loop, field.name) for field in fields(loop)}
 
 
 # The sweeps, and their derivatives
@@ -70,13 +66,7 @@ def _params(loop: Loop) -> dict[str, Any]:
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def forward_sweep(loop: Loop, operands: Flat) -> tuple[Flat, Flat]:
     """The loop's results, and the slots that the reverse sweep starts from."""
-    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
-    carry = loop.operands(operands).carry
-    slot_types = tuple(r.aval for r in _compat.results_of(lambda: slots.empty(loop, carry)))
-    flat = forward_sweep_p.bind(
-        *operands, keep_ys=keep_ys, slot_types=slot_types, **_params(loop)
-    )
-    return flat[: len(loop.output_types)], flat[len(loop.output_types) :]
+    return run_forward_sweep(loop, operands)
 
 
 @partial(forward_sweep.defjvp, symbolic_zeros=True)
@@ -141,54 +131,6 @@ def _jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) 
     )
 
 
-# The forward sweep as a primitive, so that ys that nobody uses are not computed: XLA does not find
-# out by itself that a loop inside a loop only carries them along.
-
-
-def _run_forward_sweep(
-    *operands: Any, keep_ys: tuple[bool, ...], slot_types: Any, **params: Any
-) -> Flat:
-    del slot_types
-    loop = Loop(**params)
-    results, held = slots.run_forward(loop, loop.operands(operands), keep_ys)
-    types = _kept_types(loop, keep_ys)
-    return [*map(_compat.with_weak_type, results, types), *held]
-
-
-def _forward_sweep_types(
-    *_: Any, keep_ys: tuple[bool, ...], slot_types: Any, **params: Any
-) -> Any:
-    loop = Loop(**params)
-    return [*_kept_types(loop, keep_ys), *slot_types], loop.body_effects
-
-
-def _batch_forward_sweep(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
-    run = partial(_run_forward_sweep, **params)
-    dims_out = _batched_dims(axis, run, operands, dims)
-    return _vmap(axis, run, dims, dims_out)(*operands), dims_out
-
-
-def _prune_forward_sweep(used: list[bool], *, keep_ys: tuple[bool, ...], **params: Any) -> Any:
-    num_carry, num_ys = params["num_carry"], sum(keep_ys)
-    used_ys = used[num_carry : num_carry + num_ys]
-    kept = [*[True] * num_carry, *used_ys, *[True] * num_carry]
-    return kept, {**params, "keep_ys": tuple(substitute(keep_ys, keep_ys, used_ys))}
-
-
-def _kept_types(loop: Loop, keep_ys: tuple[bool, ...]) -> list[Any]:
-    carry, ys = loop.results(loop.output_types)
-    return [*carry, *choose(ys, keep_ys)]
-
-
-forward_sweep_p = _compat.new_primitive(
-    "checkpointed_loop_forward_sweep",
-    implementation=_run_forward_sweep,
-    output_types=_forward_sweep_types,
-    batch=_batch_forward_sweep,
-    prune=_prune_forward_sweep,
-)
-
-
 # The tangent primitive
 
 
@@ -213,7 +155,7 @@ def _tangent_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
 
 
 def _batch_tangent(axis: Any, flat: Flat, dims: Flat, **params: Any) -> Any:
-    results = _vmap(axis, partial(_run_tangent, **params), dims)(*flat)
+    results = vmap_over(axis, partial(_run_tangent, **params), dims)(*flat)
     return results, [0] * len(results)
 
 
@@ -231,7 +173,9 @@ def _transpose_tangent(cotangents: Flat, *flat: Any, activity: Activity, **param
     return [None] * (len(operands) + len(held)) + linear
 
 
-def _take_apart(loop: Loop, activity: Activity, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
+def _take_apart(
+    loop: Loop, activity: Activity, flat: Flat
+) -> tuple[list[Any], list[Any], list[Any]]:
     num_operands = len(activity.operands)
     operands, rest = list(flat[:num_operands]), list(flat[num_operands:])
     return operands, rest[: loop.num_carry], rest[loop.num_carry :]
@@ -281,9 +225,9 @@ def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
 
 def _batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
     run = partial(_run_loop, **params)
-    dims_out = _batched_dims(axis, run, operands, dims)
+    dims_out = batched_dims(axis, run, operands, dims)
     results = checkpoint_scan(
-        lambda: _vmap(axis, run, dims, dims_out)(*operands), lambda _: params["plan"]
+        lambda: vmap_over(axis, run, dims, dims_out)(*operands), lambda _: params["plan"]
     )
     return results, dims_out
 
@@ -297,26 +241,6 @@ def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:
     )
     (cts,) = transposed([_compat.instantiate(ct) for ct in cotangents])
     return substitute([None] * len(operands), linear, cts)
-
-
-def _batched_dims(axis: Any, run: Callable[..., Flat], operands: Flat, dims: Flat) -> list[Any]:
-    """Which results of a batched function are batched, along their first axis."""
-    batched = find_batched(
-        lambda look: _vmap(axis, lambda *operands: look(run(*operands)), dims)(*operands)
-    )
-    return [0 if b else None for b in batched]
-
-
-def _vmap(axis: Any, fun: Callable[..., Flat], dims: Flat, dims_out: Any = 0) -> Any:
-    """`jax.vmap` over the axis that a batching rule was called for."""
-    return jax.vmap(
-        fun,
-        in_axes=tuple(dims),
-        out_axes=dims_out,
-        axis_name=axis.name,
-        axis_size=axis.size,
-        spmd_axis_name=axis.spmd_name,
-    )
 
 
 loop_p = _compat.new_primitive(

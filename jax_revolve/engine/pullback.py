@@ -60,9 +60,7 @@ def primal_half(step: Step) -> Step:
     forward mode. Residuals are unused, and removed as dead code.
     """
 
-    def half(
-        consts: list[Any], carry: list[Any], x: list[Any]
-    ) -> tuple[list[Any], list[Any]]:
+    def half(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         inputs = Operands(consts, carry, x)
         masks = Operands(*([is_inexact(v) for v in part] for part in inputs))
 

@@ -114,9 +114,7 @@ def run_reverse(
             xs=_write(gradient.xs, ct.xs, at),
         )
 
-    def reverse_step(
-        count: jax.Array, state: tuple[_Stack, Operands]
-    ) -> tuple[_Stack, Operands]:
+    def reverse_step(count: jax.Array, state: tuple[_Stack, Operands]) -> tuple[_Stack, Operands]:
         stack, gradient = state
         step = plan.length - 1 - count
         stack, carry, position = _store_on_the_way(plan, operands.carry, stack, step, advance)
@@ -176,9 +174,9 @@ class _SplitTable:
         longest = [[beta(c, r) for r in range(1, most)] for c in range(1, s + 1)]
         self.rules = np.minimum(np.array(rules, dtype=object), _LARGEST).astype(np.int32)
         shape = (s, most - 1)
-        self.longest = np.minimum(
-            np.array(longest, dtype=object).reshape(shape), _LARGEST
-        ).astype(np.int32)
+        self.longest = np.minimum(np.array(longest, dtype=object).reshape(shape), _LARGEST).astype(
+            np.int32
+        )
 
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         row = checkpoints - 1
@@ -192,7 +190,9 @@ _LARGEST = np.iinfo(np.int32).max
 
 def _first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """Where each advance of the forward sweep starts, from a checkpoint, and stops."""
-    actions = takewhile(lambda a: not isinstance(a, Tape), revolve(plan.length + 1, plan.checkpoints))
+    actions = takewhile(
+        lambda a: not isinstance(a, Tape), revolve(plan.length + 1, plan.checkpoints)
+    )
     advances = np.array([a for a in actions if isinstance(a, Advance)], np.int32)
     return advances[:, 0], advances[:, 1]
 

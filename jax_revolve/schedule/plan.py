@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def overhead(self) -> float:
-        """Advances per step: how many forward passes the checkpoints cost on top of the taped one."""
+        """Advances per step: how many forward passes there are on top of the taped one."""
         return self.advances / self.length if self.length else 0.0
 
     def __iter__(self) -> Iterator[Action]:
@@ -112,7 +112,9 @@ _ALLOWED = 'an int >= 1 (stored carries, the initial one included), "all" or Non
 def _check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
     allowed = allowed or f"an int >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}.")
+        raise TypeError(
+            f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
+        )
     if value < least:
         raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
     return int(value)

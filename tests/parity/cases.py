@@ -52,7 +52,7 @@ def _tree(scan: Scan) -> Callable[..., Any]:
             state = carry["state"]
             u, v = jnp.where(carry["flag"], state[0] * x["x"], jnp.sin(state[0])), state[1]
             carry = {
-                "state": (u + 0.1 * x["i"], None, v * 1.01)[:1] + (v * 1.01,),
+                "state": (u + 0.1 * x["i"], v * 1.01),
                 "none": None,
                 "count": carry["count"] + x["i"],
                 "flag": ~carry["flag"],
@@ -210,7 +210,12 @@ CASES = [
     Case("random", _random, (_array(5, 3), _array(6, 3)), options={"checkpoints": 2}),
     Case("dtypes", _dtypes, (_A, _XS), rtol=1e-6, options={"checkpoints": 2}),
     Case("custom_vjp", _custom_vjp, (_A, _XS), forward_mode=False, options={"checkpoints": 2}),
-    Case("rules_and_branches", _rules_and_branches, (_A, _XS[:5]), options={"reverse": True, "checkpoints": "all"}),
+    Case(
+        "rules_and_branches",
+        _rules_and_branches,
+        (_A, _XS[:5]),
+        options={"reverse": True, "checkpoints": "all"},
+    ),
     Case("nested", _nested, (_A, _XS[:4]), options={"checkpoints": 2}),
     Case("weak", _weak, (_A,)),
     Case("lengths", _lengths, (_A,), options={"checkpoints": 2}),

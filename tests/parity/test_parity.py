@@ -1,4 +1,4 @@
-"""`lax.scan` is the oracle: same values, derivatives, types and errors under every transformation."""
+"""`lax.scan` is the oracle: same values, derivatives and types under every transformation."""
 
 from functools import partial
 from typing import Any
@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from parity.cases import CASES, Case
+from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
 from jax_revolve import checkpointed_scan
-from parity.cases import CASES, Case
-from parity.transformations import ALL, FORWARD_MODE, COMPOUND
-
 
 QUICK = {"recurrent", "lengths"}
 """The cases for which compound transformations are not marked as slow."""

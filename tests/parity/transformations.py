@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export as jax_export
 from jax import lax
 
 Program = Callable[..., Any]
@@ -30,9 +31,7 @@ COMPOUND = {
 """They take long to compile."""
 
 
-def transformation(
-    function: Transformation | None = None, *, forward_mode: bool = False
-) -> Any:
+def transformation(function: Transformation | None = None, *, forward_mode: bool = False) -> Any:
     if function is None:
         return partial(transformation, forward_mode=forward_mode)
     name = function.__name__
@@ -253,9 +252,9 @@ def grad_of_vmap(program: Program, arguments: Arguments) -> Any:
 
 @transformation
 def vmap_of_reverse_over_reverse(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(
-        jax.vmap(jax.grad(directional(loss(program), arguments, forward=False)))
-    )(*batched(arguments))
+    return jax.jit(jax.vmap(jax.grad(directional(loss(program), arguments, forward=False))))(
+        *batched(arguments)
+    )
 
 
 @transformation
@@ -376,9 +375,9 @@ def shard_map(program: Program, arguments: Arguments) -> Any:
 
 
 @transformation
-def export(program: Program, arguments: Arguments) -> Any:
-    exported = jax.export.export(jax.jit(gradient(program, arguments)))(*arguments)
-    restored = jax.export.deserialize(exported.serialize())
+def exported(program: Program, arguments: Arguments) -> Any:
+    serialized = jax_export.export(jax.jit(gradient(program, arguments)))(*arguments).serialize()
+    restored = jax_export.deserialize(serialized)
     return restored.call(*arguments)
 
 
