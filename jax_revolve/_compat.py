@@ -5,7 +5,7 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 - `jax.extend.core`: `Primitive`, and jaxprs with their equations, variables and literals.
 - `jax.interpreters`: the registries of derivative, transposition, batching and lowering rules;
   symbolic zeros; the tracer class by which JAX linearises.
-- the parameters of JAX's `scan` equation, whose names changed in 0.12 (`scan_equation`).
+- the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`).
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from jax_revolve._compat import new_primitive, results_of, with_weak_type
+from jax_revolve._compat import as_array, new_primitive, results_of, with_weak_type
 from jax_revolve.engine.batching import batched_dims, vmap_over
 from jax_revolve.engine.loop import Loop, choose, substitute
 from jax_revolve.engine.slots import empty, run_forward
@@ -16,6 +16,7 @@ from jax_revolve.engine.slots import empty, run_forward
 
 def run_forward_sweep(loop: Loop, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """The loop's results, and the slots."""
+    operands = [as_array(x) for x in operands]
     num_results = len(loop.output_types)
     carry = loop.operands(operands).carry
     flat = forward_sweep_p.bind(

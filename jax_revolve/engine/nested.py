@@ -2,7 +2,7 @@
 
 It is made of ordinary JAX, so every transformation works on it: it answers wherever the slots
 engine cannot, and it is what the slots engine's own derivatives are derivatives of. With L levels a
-loop of n steps stores about L n**(1/L) carries and evaluates a step L + 1 times.
+loop of n steps stores about L n**(1/L) carries and evaluates each step L + 1 times.
 
 The pullback is written out level by level rather than left to JAX's transposition, so that its own
 derivatives stay as small: a reverse scan whose steps are under `jax.checkpoint` keeps one

@@ -213,13 +213,14 @@ def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
 
         return _jvp_of_nonzero(run, primals, tangents)
 
-    primals = list(map(_compat.as_array, primals))
     differentiated = [not _compat.is_zero(t) for t in tangents]
     activity = find_activity(loop, loop.operands(primals), differentiated)
+    zeros = [_compat.symbolic_zero(t) for t in loop.output_types]
+    if not any(activity.results):
+        return loop_p.bind(*primals, **params), zeros
     results, held = forward_sweep(loop, primals)
     chosen = choose(tangents, differentiated)
     active = tangent_p.bind(*primals, *held, *chosen, activity=activity, **params)
-    zeros = [_compat.symbolic_zero(t) for t in loop.output_types]
     return results, substitute(zeros, activity.results, active)
 
 

@@ -6,13 +6,13 @@ one step more, whose last step is the end of the loop; what is left to reverse a
 
 The reverse sweep is the loop in `revolve` with its stack on the device: slots, positions and the
 number of the top. Where to store next is a look-up in a table whose size depends on the number of
-checkpoints alone, so no constant and no instruction depends on the length of the loop.
+checkpoints and repetitions alone: the program does not grow with the length of the loop.
 
 The shape of the code is made for XLA. The slot buffer is a loop variable that is read and updated
 in place; it never goes through a `cond` or a gather, which would copy it. The vjp of the step
-stands only where a step is taped, never in an advance. On CPU it is linearised in a branch that is
-always taken (`_in_a_branch`). Slot 0 always holds the initial carry, which
-is an operand and never overwritten, so the buffer holds the slots from 1 up.
+stands only where a step is taped, never in an advance; on CPU its linearisation is a branch that is
+always taken (`_in_a_branch`). Slot 0 always holds the initial carry, which is an operand and is
+never overwritten, so the buffer holds the slots from 1 up.
 """
 
 from collections.abc import Callable, Sequence
