@@ -70,10 +70,15 @@ def zeros(aval: AbstractValue) -> jax.Array:
     """Zeros of the type `aval`, its sharding and varying axes included, PRNG keys too."""
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return ad.zeros_like_aval(aval)
-    key = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    data = jax.eval_shape(jax.random.key_data, key)
+    implementation: list[Any] = []
+
+    def data_of(keys: jax.Array) -> jax.Array:
+        implementation.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
     bits = ad.zeros_like_aval(aval.update(shape=data.shape, dtype=data.dtype, sharding=None))
-    return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(key))  # pyright: ignore[reportArgumentType]
+    return jax.random.wrap_key_data(bits, impl=implementation[0])
 
 
 # Types

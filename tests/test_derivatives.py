@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 from jax_revolve import checkpointed_scan
@@ -121,6 +122,31 @@ def test_collectives_over_a_batch_axis() -> None:
     ours, theirs = results(partial(checkpointed_scan, checkpoints=2)), results(lax.scan)
     for x, y in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_collectives_over_a_mesh_axis(check_vma: bool) -> None:
+    """shard_map with a psum in the body, differentiated from outside and inside, and twice."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    split, whole, columns = P("i"), P(), P(None, "i")
+
+    def program(scan: Any, a: Any, xs: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            return jnp.sin(u * x + lax.psum(u, "i")), u * lax.axis_index("i")
+
+        u, ys = scan(step, a, xs)
+        return lax.psum(jnp.sum(u**2) + jnp.sum(ys), "i")
+
+    def results(scan: Any) -> list[Any]:
+        one = partial(program, scan)
+        shard = partial(jax.shard_map, mesh=mesh, in_specs=(split, columns), check_vma=check_vma)
+        total = shard(one, out_specs=whole)
+        inside = shard(jax.grad(one, (0, 1)), out_specs=(split, columns))
+        return [jax.jit(f)(a, xs) for f in (jax.grad(total, (0, 1)), inside, jax.hessian(total))]
+
+    a, xs = jnp.arange(4.0) / 8, jnp.cos(jnp.arange(20.0)).reshape(5, 4)
+    ours, theirs = results(partial(checkpointed_scan, checkpoints=2)), results(lax.scan)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-12), ours, theirs)
 
 
 def test_unbatched_stays_unbatched() -> None:

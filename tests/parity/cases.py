@@ -74,7 +74,7 @@ def _tree(scan: Scan) -> Callable[..., Any]:
 
 
 def _random(scan: Scan) -> Callable[..., Any]:
-    """Dropout: a key in the carry, another one and an int closed over; no xs, no ys."""
+    """Dropout: a key in the carry and in the ys, another one and an int closed over; no xs."""
 
     def program(a: Any, scale: Any) -> Any:
         offset = (scale[0] > -100).astype(jnp.int32)
@@ -85,10 +85,10 @@ def _random(scan: Scan) -> Callable[..., Any]:
             key, sub = jax.random.split(key)
             mask = jax.random.bits(sub, h.shape, jnp.uint32) % 3 > 0
             noise = jax.random.key_data(other)[1] * offset
-            return (key, jnp.where(mask, jnp.sin(h * scale) + 0.1 * noise * h, h)), None
+            return (key, jnp.where(mask, jnp.sin(h * scale) + 0.1 * noise * h, h)), sub
 
         (key, h), ys = scan(step, (jax.random.key(1), a), None, 5)
-        return h, jax.random.key_data(key), ys
+        return h, jax.random.key_data(key), jax.random.key_data(ys)
 
     return program
 
@@ -150,14 +150,14 @@ def _custom_vjp(scan: Scan) -> Callable[..., Any]:
 
 
 def _rules_and_branches(scan: Scan) -> Callable[..., Any]:
-    """A custom_jvp function, a branch, and a loop inside the body."""
+    """A custom_jvp function, a branch, and a loop inside the body; no ys."""
 
     def program(a: Any, xs: Any) -> Any:
         def step(carry: Any, x: Any) -> Any:
             u, count = carry
             u = lax.cond(count % 2 == 0, lambda v: _doubled(v * a), lambda v: v * x + a, u)
-            u, parts = lax.scan(lambda v, w: (jnp.sin(v + w), v), u, x * jnp.arange(2.0))
-            return (u, count + 1), parts.sum()
+            u, _ = lax.scan(lambda v, w: (jnp.sin(v + w), None), u, x * jnp.arange(2.0))
+            return (u, count + 1), None
 
         return scan(step, (a, jnp.int32(0)), xs)
 
