@@ -17,12 +17,12 @@ def nests(length: int, levels: int) -> tuple[tuple[int, ...], ...]:
     """`length` steps as a sequence of nests, each a tuple of lengths from the outermost loop in.
 
     The digits of `length` in some base: (q, b, b), (r, b), (t,) for q b**2 + r b + t, so that no
-    step is padded. The base is the smallest with which `levels` digits suffice, or one up to a
-    quarter larger if that takes fewer nests: each is a program of its own, and works on a copy of
-    its part of the xs.
+    step is padded. The base is the smallest with which `levels` digits suffice, or one up to half
+    as large again if that takes fewer nests: each is a program of its own, and works on a copy of
+    its part of the xs. Two levels with such a base store 8 % more carries.
     """
     least = max(smallest(lambda base: base**levels >= length), 1)
-    bases = range(least, least + (least // 4 if levels > 1 else 0) + 1)
+    bases = range(least, least + (least // 2 if levels > 1 else 0) + 1)
     return min((_digits(length, base, levels) for base in bases), key=len)
 
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True)
 def compile_quickly() -> Iterator[None]:
     """Nearly all of the time goes into compiling; what the optimised code does, others test."""
     jax.config.update("jax_disable_most_optimizations", True)

@@ -21,12 +21,10 @@ FORWARD_MODE: set[str] = set()
 
 COMPOUND = {
     "reverse_three_times",
-    "forward_three_times",
     "forward_over_reverse_over_reverse",
     "reverse_over_reverse_of_vmap",
     "reverse_over_reverse_inside_checkpoint",
     "forward_over_reverse_inside_scan",
-    "vmap_of_vmap",
 }
 """They take long to compile."""
 
@@ -198,14 +196,6 @@ def reverse_three_times(program: Program, arguments: Arguments) -> Any:
     once = directional(loss(program), arguments, forward=False)
     twice = directional(once, arguments, forward=False)
     return jax.jit(jax.grad(twice, tuple(range(len(arguments)))))(*arguments)
-
-
-@transformation(forward_mode=True)
-def forward_three_times(program: Program, arguments: Arguments) -> Any:
-    fun = loss(program)
-    for _ in range(3):
-        fun = directional(fun, arguments, forward=True)
-    return jax.jit(fun)(*arguments)
 
 
 @transformation
