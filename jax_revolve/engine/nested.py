@@ -5,8 +5,8 @@ engine cannot, and it is what the slots engine's own derivatives are derivatives
 loop of n steps stores about L n**(1/L) carries and evaluates each step L + 1 times.
 
 The pullback is written out level by level rather than left to JAX's transposition, so that its own
-derivatives stay as small: a reverse scan whose steps are under `jax.checkpoint` keeps one carry, one
-cotangent and no residual per step.
+derivatives stay as small: a reverse scan whose steps are under `jax.checkpoint` keeps one carry and
+one cotangent per step, and no residual.
 """
 
 from functools import partial
