@@ -1,6 +1,6 @@
 """`lax.scan` is the oracle: same values, derivatives and types under every transformation."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -61,8 +61,26 @@ def _pairs() -> list[Any]:
     ]
 
 
+@cache
+def _cond_keeps_keys() -> bool:
+    """Whether this JAX can differentiate a cond that keeps a PRNG key for it: 0.7.2 cannot."""
+
+    def branch(a: Any) -> Any:
+        draw = jax.checkpoint(lambda key, a: a * jax.random.uniform(key))
+        return draw(jax.random.split(jax.random.key(0))[0], a)
+
+    try:
+        jax.jit(jax.grad(lambda a: lax.cond(a < 3, branch, lambda a: a, a)))(1.0)
+    except ValueError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(("case", "transformation"), _pairs())
 def test_same_as_lax_scan(case: Case, transformation: str) -> None:
+    in_cond = transformation in ("inside_cond", "inside_batched_cond")
+    if case.name == "random" and in_cond and not _cond_keeps_keys():
+        pytest.skip("this JAX cannot keep a PRNG key for the derivative of a cond")
     ours = _outcome(case, transformation, checkpointed=True)
     theirs = _outcome(case, transformation, checkpointed=False)
     assert_same(ours, theirs, case.rtol)
