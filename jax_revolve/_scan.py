@@ -40,9 +40,9 @@ def checkpointed_scan(
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the linearisation of a single step, and runs `f` `plan(n, checkpoints).evaluations`
         times, plus at most `repetitions + 1`.
-    - Forward mode and derivatives of derivatives run nested scans under `jax.checkpoint`. They hold
-        a number of carries that grows as the square root of the length, and run `f` three times
-        per step and derivative.
+    - Forward mode runs `f` once per step and stores no history.
+    - Derivatives of derivatives that involve reverse mode run nested scans under `jax.checkpoint`:
+        the number of carries that they hold grows as the square root of the length.
 
     Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
     `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.

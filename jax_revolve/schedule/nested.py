@@ -3,8 +3,8 @@
 from jax_revolve.schedule.binomial import smallest
 
 DEEPEST = 2
-"""Nesting deeper saves memory, as a higher root of the length, but every level multiplies the
-program: the third derivative of a loop in three levels would take minutes to compile."""
+"""Nesting deeper saves memory, as a higher root of the length, but every level is a copy of the
+step in the program, and every derivative multiplies the copies."""
 
 
 def levels(repetitions: int) -> int:
