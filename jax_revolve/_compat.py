@@ -3,9 +3,10 @@
 Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 
 - `jax.extend.core`: `Primitive`, and jaxprs with their equations, variables and literals.
-- `jax.interpreters`: the registries of derivative, transposition, batching and lowering rules;
-  symbolic zeros; the tracer class by which JAX linearises.
-- the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`).
+- `jax.interpreters`: the registries of derivative, transposition, partial evaluation, batching,
+  dead code and lowering rules; dead-code elimination; symbolic zeros.
+- the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`), and of its
+  `while` equation.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray, eval_jaxpr
 from jax.custom_derivatives import SymbolicZero as SymbolicZero
-from jax.extend.core import ClosedJaxpr, Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, Var, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
@@ -33,12 +34,6 @@ def is_jit_disabled() -> bool:
 
 
 # Derivatives
-
-
-def is_linearizing(tangents: Sequence[Any]) -> bool:
-    """Whether JAX is linearising for reverse mode: it then calls derivative rules with tangents
-    that are tracers of its partial evaluation."""
-    return any(isinstance(t, pe.JaxprTracer) for t in tangents)
 
 
 def is_zero(tangent: Any) -> bool:
@@ -122,6 +117,15 @@ def as_array(value: Any) -> Any:
     return with_weak_type(jnp.asarray(value, aval.dtype), aval)
 
 
+def inputs_used(
+    fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any], wanted: Sequence[bool] | None
+) -> tuple[bool, ...]:
+    """Which inputs the wanted results of `fun(inputs)` depend on; all results by default."""
+    jaxpr = jax.make_jaxpr(fun)(inputs).jaxpr
+    results = [True] * len(jaxpr.outvars) if wanted is None else list(wanted)
+    return tuple(pe.dce_jaxpr(jaxpr, results)[1])
+
+
 # Primitives
 
 
@@ -134,6 +138,7 @@ def new_primitive(
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
     prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]] | None = None,
+    split: "Split | None" = None,
 ) -> Primitive:
     """A primitive with several results, from Python functions in place of JAX's registries.
 
@@ -141,7 +146,7 @@ def new_primitive(
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
     `prune(used, **params)` says which results to keep computing, given which are used, and the
-    parameters to that end.
+    parameters to that end. `split` is for a primitive that is linear in its last operands.
     """
 
     @partial(jax.jit, static_argnums=0)
@@ -155,12 +160,77 @@ def new_primitive(
     batching.fancy_primitive_batchers[primitive] = batch
     mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
     if jvp is not None:
-        ad.primitive_jvps[primitive] = jvp
+        define_jvp(primitive, jvp)
     if transpose is not None:
         ad.primitive_transposes[primitive] = transpose
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
+    if split is not None:
+        pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
+        pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
     return primitive
+
+
+def define_jvp(primitive: Primitive, jvp: Callable[..., Any]) -> None:
+    """Give a primitive a derivative rule."""
+    ad.primitive_jvps[primitive] = jvp
+
+
+class Split(NamedTuple):
+    """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
+
+    The operands are primals, then tangents; the results are those of `primal(*primals)`, then the
+    tangents. JAX knows the primals but not the tangents when it linearises for reverse mode.
+    `primal_params(**params)` are the parameters of `primal`. `linearize(primals, **params)` returns
+    its results, residuals such that `linear(*primals, *residuals, *tangents)` are the tangents, and
+    the parameters of `linear`.
+    """
+
+    num_primals: Callable[..., int]
+    num_results: Callable[..., int]
+    primal: Primitive
+    primal_params: Callable[..., dict[str, Any]]
+    linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
+    linear: Primitive
+
+
+def _split_values(
+    primitive: Primitive, split: Split, trace: Any, *tracers: Any, **params: Any
+) -> Sequence[Any]:
+    """The rule for values of which some are known."""
+    primals = tracers[: split.num_primals(**params)]
+    tangents = tracers[len(primals) :]
+    if all(t.is_known() for t in tangents) or not all(x.is_known() for x in primals):
+        return trace.default_process_primitive(primitive, tracers, params)
+    known = [x.pval.get_known() for x in primals]
+    results, residuals, linear_params = split.linearize(known, **params)
+    operands = [*primals, *map(trace.to_jaxpr_tracer, residuals), *tangents]
+    return [*results, *trace.default_process_primitive(split.linear, operands, linear_params)]
+
+
+def _split_equation(
+    split: Split, saveable: Any, unknown: Sequence[bool], available: Sequence[bool], eqn: Any
+) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+    """The rule for `jax.checkpoint`: the equation for what is known, the one that runs later, which
+    of its results are unknown and which are available there, and what has to be kept to that end.
+    Later everything is computed again."""
+    del saveable
+    num_primals = split.num_primals(**eqn.params)
+    num_results = split.num_results(**eqn.params)
+    kept = [v for v, a in zip(eqn.invars, available, strict=True) if not a and isinstance(v, Var)]
+    later = [True] * len(eqn.outvars)
+    if any(unknown[:num_primals]):
+        return None, eqn, later, later, kept
+    if not any(unknown):
+        return eqn, eqn, [False] * len(later), later, kept
+    known = eqn.replace(
+        primitive=split.primal,
+        invars=eqn.invars[:num_primals],
+        outvars=eqn.outvars[:num_results],
+        params=split.primal_params(**eqn.params),
+    )
+    unknown_results = [i >= num_results for i in range(len(later))]
+    return known, eqn, unknown_results, later, kept
 
 
 def _remove_dead_code(
@@ -174,16 +244,22 @@ def _remove_dead_code(
     return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params)
 
 
-# lax's own scan equation
+# lax's own loop equations
 
 
-class ScanEquation(NamedTuple):
-    """What `lax.scan` made of its arguments: operands are consts, then carry, then xs."""
+class LoopEquation(NamedTuple):
+    """What `lax.scan` or `lax.while_loop` made of its arguments.
+
+    Operands are consts, then carry, then xs. Only a while loop has a condition; of its consts the
+    first are those of the condition, it has no xs, and its length is not known.
+    """
 
     jaxpr: ClosedJaxpr
+    condition: ClosedJaxpr | None
+    num_condition_consts: int
     num_consts: int
     num_carry: int
-    length: int
+    length: int | None
     reverse: bool
     unroll: int
     split_transpose: bool
@@ -191,30 +267,31 @@ class ScanEquation(NamedTuple):
     body_effects: Any
 
 
-def run_around_scan(
-    fun: Callable[[], Any], run_scan: Callable[[ScanEquation, list[Any]], Sequence[Any]]
+def run_around_loop(
+    fun: Callable[[], Any], run_loop: Callable[[LoopEquation, list[Any]], Sequence[Any]]
 ) -> Any:
-    """`fun()`, which calls `lax.scan` once, with `run_scan(equation, operands)` in its place.
+    """`fun()`, which calls a loop of lax once, with `run_loop(equation, operands)` in its place.
 
     `fun` takes no arguments, so that lax sees the caller's own values, Python scalars included. Its
-    trace is what lax computes before the scan (promoted weak types, hoisted constants), the scan,
+    trace is what lax computes before the loop (promoted weak types, hoisted constants), the loop,
     and what comes after it (values that the body only passes on).
     """
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
-    at = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == "scan")
-    before, scan, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
+    at = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in _READ)
+    before, loop, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
 
-    inputs = _variables(scan.invars)
+    inputs = _variables(loop.invars)
     used_after = set(_variables([v for eqn in after for v in eqn.invars] + jaxpr.outvars))
     known_before = [*jaxpr.constvars, *(v for eqn in before for v in eqn.outvars)]
     passed_on = [v for v in known_before if v in used_after]
 
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
-    operands = [v.val if isinstance(v, Literal) else values[v] for v in scan.invars]
-    results = run_scan(_read_scan(scan), list(map(as_array, operands)))
-    epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *scan.outvars], eqns=after)
+    operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
+    equation = _READ[loop.primitive.name](loop)
+    results = run_loop(equation, list(map(as_array, operands)))
+    epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *loop.outvars], eqns=after)
     outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
     return jax.tree.unflatten(treedef, outputs)
 
@@ -223,15 +300,17 @@ def _variables(atoms: Sequence[Any]) -> list[Any]:
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
-def _read_scan(eqn: Any) -> ScanEquation:
+def _read_scan(eqn: Any) -> LoopEquation:
     params = eqn.params
     if "ft_in" in params:  # jax >= 0.12
         groups = params["ft_in"].update(list(eqn.invars)).unpack()
         num_consts, num_carry, _ = (len(list(group)) for group in groups)
     else:
         num_consts, num_carry = params["num_consts"], params["num_carry"]
-    return ScanEquation(
+    return LoopEquation(
         jaxpr=params["jaxpr"],
+        condition=None,
+        num_condition_consts=0,
         num_consts=num_consts,
         num_carry=num_carry,
         length=params["length"],
@@ -241,3 +320,23 @@ def _read_scan(eqn: Any) -> ScanEquation:
         output_types=tuple(v.aval for v in eqn.outvars),
         body_effects=frozenset(eqn.effects),
     )
+
+
+def _read_while(eqn: Any) -> LoopEquation:
+    params = eqn.params
+    return LoopEquation(
+        jaxpr=params["body_jaxpr"],
+        condition=params["cond_jaxpr"],
+        num_condition_consts=params["cond_nconsts"],
+        num_consts=params["cond_nconsts"] + params["body_nconsts"],
+        num_carry=len(eqn.outvars),
+        length=None,
+        reverse=False,
+        unroll=1,
+        split_transpose=False,
+        output_types=tuple(v.aval for v in eqn.outvars),
+        body_effects=frozenset(eqn.effects),
+    )
+
+
+_READ = {"scan": _read_scan, "while": _read_while}

@@ -1,20 +1,18 @@
 """`checkpointed_scan`: `lax.scan` whose reverse pass follows the optimal schedule."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jax import lax
 
-from jax_revolve._compat import is_jit_disabled
-from jax_revolve.engine.primitive import checkpoint_scan
+from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
+from jax_revolve.engine.loop import Loop
+from jax_revolve.engine.primitive import run_loop
 from jax_revolve.schedule import plan as schedule
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
 Y = TypeVar("Y")
-
-LONGEST = 2**31 - 2
-"""Positions are 32-bit integers on the device, and one more than the last step is counted."""
 
 
 def checkpointed_scan(
@@ -100,12 +98,8 @@ def checkpointed_scan(
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
     def plan_for(steps: int) -> schedule.Plan:
-        if steps > LONGEST:
-            raise ValueError(
-                f"length must be at most {LONGEST}, but is {steps}. Nest two loops instead."
-            )
         if plan is None:
-            return schedule.plan(steps, checkpoints)
+            return schedule.plan_for_scan(steps, checkpoints)
         if plan.length != steps:
             raise ValueError(
                 f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "
@@ -115,7 +109,13 @@ def checkpointed_scan(
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()
-    return checkpoint_scan(scan, plan_for)
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        steps = equation.length
+        assert steps is not None
+        return run_loop(Loop.of(equation, steps, plan_for(steps)), operands)
+
+    return run_around_loop(scan, run)
 
 
 def _check_plan(checkpoints: object, plan: object) -> None:

@@ -4,7 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
+
+from jax_revolve._compat import as_array
 
 
 def batched_dims(
@@ -29,6 +32,22 @@ def vmap_over(
         axis_size=axis.size,
         spmd_axis_name=axis.spmd_name,
     )
+
+
+def batched_as(
+    axis: Any, values: Sequence[Any], dims: Sequence[Any], wanted: Sequence[Any]
+) -> list[Any]:
+    """The values, batched along the axes wanted or, where that is `None`, not batched."""
+
+    def move(value: Any, dim: Any, to: Any) -> Any:
+        if dim is not None:
+            return jnp.moveaxis(value, dim, to)
+        if to is None:
+            return value
+        row = jnp.expand_dims(as_array(value), to)
+        return jnp.broadcast_to(row, (*row.shape[:to], axis.size, *row.shape[to + 1 :]))
+
+    return [move(*each) for each in zip(values, dims, wanted, strict=True)]
 
 
 def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:

@@ -9,38 +9,67 @@ from functools import partial
 from typing import Any
 
 from jax_revolve._compat import as_array, new_primitive, results_of, with_weak_type
+from jax_revolve.engine.activity import Mask
 from jax_revolve.engine.batching import batched_dims, vmap_over
 from jax_revolve.engine.loop import Loop, choose, substitute
-from jax_revolve.engine.slots import empty, run_forward
+from jax_revolve.engine.online import run_forward_online
+from jax_revolve.engine.slots import Held, after_all_steps, run_forward
+from jax_revolve.schedule.plan import Plan
 
 
-def run_forward_sweep(loop: Loop, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The loop's results, and the slots."""
+def run_forward_sweep(
+    loop: Loop, restart: Mask, operands: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The loop's results, and what it holds for the reverse sweep."""
     operands = [as_array(x) for x in operands]
     num_results = len(loop.output_types)
-    carry = loop.operands(operands).carry
+    keep_ys = (True,) * (num_results - loop.num_carry)
+    held = results_of(lambda: _run(loop, restart, operands, keep_ys)[1])
     flat = forward_sweep_p.bind(
         *operands,
-        keep_ys=(True,) * (num_results - loop.num_carry),
-        slot_types=tuple(r.aval for r in results_of(lambda: empty(loop, carry))),
+        restart=restart,
+        keep_ys=keep_ys,
+        held_types=tuple(r.aval for r in held),
         **loop.params(),
     )
     return flat[:num_results], flat[num_results:]
 
 
+def held_by(plan: Plan, loop: Loop, values: Sequence[Any]) -> Held:
+    """What the sweep holds, from the flat values."""
+    if loop.condition is None:
+        return after_all_steps(plan, list(values))
+    *slots, positions, places, top, steps = values
+    return Held(slots, positions, places, top, steps)
+
+
+def _run(
+    loop: Loop, restart: Mask, operands: Sequence[Any], keep_ys: tuple[bool, ...]
+) -> tuple[list[Any], list[Any]]:
+    assert loop.plan is not None
+    inputs = loop.operands(operands)
+    if loop.condition is None:
+        results, held = run_forward(loop, loop.plan, restart, inputs, keep_ys)
+        return results, held.slots
+    results, held = run_forward_online(loop, loop.plan, restart, inputs)
+    return results, [*held.slots, held.positions, held.places, held.top, held.steps]
+
+
 def _implementation(
-    *operands: Any, keep_ys: tuple[bool, ...], slot_types: Any, **params: Any
+    *operands: Any, restart: Mask, keep_ys: tuple[bool, ...], held_types: Any, **params: Any
 ) -> Sequence[Any]:
-    del slot_types
+    del held_types
     loop = Loop(**params)
-    results, held = run_forward(loop, loop.operands(operands), keep_ys)
-    types = _kept_types(loop, keep_ys)
-    return [*map(with_weak_type, results, types), *held]
+    results, held = _run(loop, restart, operands, keep_ys)
+    return [*map(with_weak_type, results, _kept_types(loop, keep_ys)), *held]
 
 
-def _output_types(*_: Any, keep_ys: tuple[bool, ...], slot_types: Any, **params: Any) -> Any:
+def _output_types(
+    *_: Any, restart: Mask, keep_ys: tuple[bool, ...], held_types: Any, **params: Any
+) -> Any:
+    del restart
     loop = Loop(**params)
-    return [*_kept_types(loop, keep_ys), *slot_types], loop.body_effects
+    return [*_kept_types(loop, keep_ys), *held_types], loop.body_effects
 
 
 def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
@@ -52,7 +81,7 @@ def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], **params: An
 def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], **params: Any) -> Any:
     num_carry, num_ys = params["num_carry"], sum(keep_ys)
     used_ys = used[num_carry : num_carry + num_ys]
-    kept = [*[True] * num_carry, *used_ys, *[True] * num_carry]
+    kept = [*[True] * num_carry, *used_ys, *[True] * (len(used) - num_carry - num_ys)]
     return kept, {**params, "keep_ys": tuple(substitute(keep_ys, keep_ys, used_ys))}
 
 

@@ -1,10 +1,10 @@
-"""The loop as data, made from what `lax.scan` makes of its arguments."""
+"""The loop as data, made from what `lax.scan` or `lax.while_loop` makes of its arguments."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr
+from jax_revolve._compat import AbstractValue, ClosedJaxpr, LoopEquation, call_jaxpr
 from jax_revolve.schedule.plan import Plan
 
 T = TypeVar("T")
@@ -23,22 +23,34 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Loop:
-    """A scan: what one step computes, how often it runs, and how it is to be reversed.
+    """A loop: what one step computes, how often it runs, and how it is to be reversed.
 
     `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
     ys. `output_types` are those of the final carry and the whole ys.
+
+    With a `condition`, which takes the first `num_condition_consts` consts and the carry, it is a
+    while loop: it has neither xs nor ys, its step does not take the condition's consts, and
+    `length` is the most steps that it may run, or `None`. A plan is then for a loop that runs them
+    all; there is none for a loop that cannot be reversed.
     """
 
     jaxpr: ClosedJaxpr
+    condition: ClosedJaxpr | None
+    num_condition_consts: int
     num_consts: int
     num_carry: int
-    length: int
+    length: int | None
     reverse: bool
     unroll: int
     split_transpose: bool
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
-    plan: Plan
+    plan: Plan | None
+
+    @classmethod
+    def of(cls, equation: LoopEquation, length: int | None, plan: Plan | None) -> "Loop":
+        """The loop of an equation of lax's, with the given length or bound."""
+        return cls(**{**equation._asdict(), "length": length}, plan=plan)
 
     def params(self) -> dict[str, Any]:
         """The fields by name, as parameters of a primitive: `Loop(**params)` is the loop again."""
@@ -61,11 +73,23 @@ class Loop:
         self, consts: list[Any], carry: list[Any], x: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """One step: consts, carry and one slice of the xs to carry and one slice of the ys."""
+        consts = consts[self.num_condition_consts :]
         return self.results(call_jaxpr(self.jaxpr)(*consts, *carry, *x))
+
+    def holds(self, consts: list[Any], carry: list[Any]) -> Any:
+        """Whether the condition holds: the loop goes on."""
+        (go_on,) = call_jaxpr(self.condition)(*consts[: self.num_condition_consts], *carry)
+        return go_on
 
     def index(self, step: Any) -> Any:
         """Where in xs and ys the step that is executed as number `step` reads and writes."""
-        return self.length - 1 - step if self.reverse else step
+        return self.steps - 1 - step if self.reverse else step
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of a loop that has no condition."""
+        assert self.length is not None
+        return self.length
 
 
 def choose(values: Sequence[T], mask: Sequence[bool]) -> list[T]:

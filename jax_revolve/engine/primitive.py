@@ -1,171 +1,97 @@
 """Which engine runs under which transformation.
 
-Two primitives. The *loop* primitive stands for the whole loop:
+Three primitives. The *loop* primitive stands for the whole loop, the *jvp* primitive for the loop
+and its tangents, the *tangent* primitive for the tangents alone:
 
-- run and lowered, it is the plain engine;
-- batched, it is the loop primitive of the batched step;
-- differentiated while JAX linearises for reverse mode, it is the slots engine's forward sweep, and
-  its tangents are those of the *tangent primitive*;
-- differentiated otherwise, it is the derivative of the nested engine.
-
-Both answers are right in either case; which one is asked for only chooses the cheaper one.
-
-The *tangent* primitive is linear in the tangents. Its other operands are the loop's, and the slots:
-
-- transposed, it is the slots engine's reverse sweep;
-- run, batched or differentiated, it is the tangent half of the nested engine's derivative.
-
-Both sweeps are functions with a derivative rule of their own, so that no derivative ever looks
-inside one. The forward sweep's is that of the loop primitive, the reverse sweep's that of the
-nested engine's pullback. The slots have no derivative: the reverse sweep's result depends on the
-operands and cotangents alone, the slots only make it cheap.
+- run and lowered, they are the plain engine, or its derivative in forward mode;
+- batched, they are the same of the batched step;
+- differentiated, the loop is the jvp primitive, which in its turn is a loop whose carry holds the
+  values and their tangents;
+- linearised for reverse mode, by JAX's partial evaluation, the jvp primitive is the slots engine's
+  forward sweep and the tangent primitive, which is linear and takes the slots as well;
+- transposed, the tangent primitive is the slots engine's reverse sweep.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 
 from jax_revolve import _compat
-from jax_revolve._compat import ScanEquation, SymbolicZero
-from jax_revolve.engine import slots
-from jax_revolve.engine.activity import Activity, find_activity
-from jax_revolve.engine.batching import batched_dims, vmap_over
-from jax_revolve.engine.forward_sweep import run_forward_sweep
+from jax_revolve.engine.activity import Activity, Mask, find_activity
+from jax_revolve.engine.batching import batched_as, batched_dims, vmap_over
 from jax_revolve.engine.loop import Loop, choose, substitute
-from jax_revolve.engine.nested import pull_back_nested, run_nested
+from jax_revolve.engine.loop_primitive import Flat, as_loop, batch_loop, loop_p, loop_types
+from jax_revolve.engine.loop_primitive import run_counted as run_counted
+from jax_revolve.engine.loop_primitive import run_loop as run_loop
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.engine.pullback import Cotangents, primal_half
-from jax_revolve.schedule.plan import Plan
-
-Flat = Sequence[Any]
-
-
-def checkpoint_scan(fun: Callable[[], Any], plan_for: Callable[[int], Plan]) -> Any:
-    """`fun()`, which calls `lax.scan` once, with the loop primitive in the scan's place."""
-
-    def bind(scan: ScanEquation, operands: list[Any]) -> Flat:
-        loop = Loop(**scan._asdict(), plan=plan_for(scan.length))
-        if not all(_compat.is_array_type(jax.typeof(x)) for x in operands):
-            raise NotImplementedError(
-                "checkpointed_scan does not support mutable array references in f: its reverse "
-                "pass runs steps again, which would change the array again. Pass the array through "
-                "the carry, or use jax.lax.scan."
-            )
-        if loop.length == 0:
-            return run_plain(loop, loop.step, loop.operands(operands))
-        return loop_p.bind(*operands, **loop.params())
-
-    return _compat.run_around_scan(fun, bind)
+from jax_revolve.engine.pullback import Cotangents
+from jax_revolve.engine.restart import find_restart
+from jax_revolve.engine.sweeps import forward_sweep, jvp_of_nonzero, plan_of, reverse_sweep
 
 
-# The sweeps, and their derivatives
+def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
+    loop = Loop(**params)
+    # The condition's consts come first. A predicate has no derivative.
+    first = loop.num_condition_consts
+    differentiated = [not _compat.is_zero(t) and i >= first for i, t in enumerate(tangents)]
+    activity = find_activity(loop, loop.operands(primals), differentiated)
+    zeros = [_compat.symbolic_zero(t) for t in loop.output_types]
+    if not any(activity.results):
+        return loop_p.bind(*primals, **params), zeros
+    chosen = choose(tangents, differentiated)
+    flat = jvp_p.bind(*primals, *chosen, activity=activity, **params)
+    results, active = flat[: len(zeros)], flat[len(zeros) :]
+    return results, substitute(zeros, activity.results, active)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def forward_sweep(loop: Loop, operands: Flat) -> tuple[Flat, Flat]:
-    """The loop's results, and the slots that the reverse sweep starts from."""
-    return run_forward_sweep(loop, operands)
-
-
-@partial(forward_sweep.defjvp, symbolic_zeros=True)
-def _forward_sweep_jvp(loop: Loop, primals: Any, tangents: Any) -> Any:
-    (operands,), (tangents,) = primals, tangents
-
-    def run(operands: Flat) -> Flat:
-        step = primal_half(loop.step)
-        return checkpoint_scan(
-            lambda: run_plain(loop, step, loop.operands(operands)), lambda _: loop.plan
-        )
-
-    results, results_dot = _jvp_of_nonzero(run, operands, tangents)
-    held = forward_sweep(loop, operands)[1]
-    held_dot = [SymbolicZero(_compat.tangent_type(slot)) for slot in held]
-    return (results, held), (results_dot, held_dot)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def reverse_sweep(
-    loop: Loop, activity: Activity, operands: Flat, held: Flat, cotangents: Cotangents
-) -> Flat:
-    """The cotangents of the differentiated operands, from those of the active results."""
-    return _compiled_reverse(loop, activity, operands, held, cotangents)
-
-
-@partial(reverse_sweep.defjvp, symbolic_zeros=True)
-def _reverse_sweep_jvp(loop: Loop, activity: Activity, primals: Any, tangents: Any) -> Any:
-    operands, _, cotangents = primals
-    operands_dot, _, cotangents_dot = tangents
-    cotangents, treedef = jax.tree.flatten(cotangents)
-
-    def pull_back(inputs: Flat) -> Flat:
-        operands_ = loop.operands(inputs[: len(operands)])
-        cotangents_ = jax.tree.unflatten(treedef, inputs[len(operands) :])
-        return _flat(pull_back_nested(loop, activity, operands_, cotangents_))
-
-    inputs = [*operands, *cotangents]
-    return _jvp_of_nonzero(pull_back, inputs, [*operands_dot, *jax.tree.leaves(cotangents_dot)])
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _compiled_reverse(
-    loop: Loop, activity: Activity, operands: Flat, held: list[Any], cotangents: Cotangents
-) -> Flat:
-    result = slots.run_reverse(loop, activity, loop.operands(operands), held, cotangents)
-    types = [_compat.tangent_type(x) for x in choose(operands, activity.operands)]
-    return list(map(_compat.with_weak_type, _flat(result), types))
-
-
-def _flat(parts: Sequence[Flat]) -> list[Any]:
-    return [value for part in parts for value in part]
-
-
-def _jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
-    """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
-    mask = [not _compat.is_zero(t) for t in tangents]
-    return jax.jvp(
-        lambda chosen: run(substitute(primals, mask, chosen)),
-        (choose(primals, mask),),
-        (choose(tangents, mask),),
-    )
+_compat.define_jvp(loop_p, _loop_jvp)
 
 
 # The tangent primitive
 
 
-def _run_tangent(*flat: Any, activity: Activity, **params: Any) -> Flat:
+def _run_tangent(*flat: Any, restart: Mask, **params: Any) -> Flat:
+    del restart
+    operands, _, tangents = _take_apart(flat, **params)
+    return _run_jvp(*operands, *tangents, **params)[_num_results(**params) :]
+
+
+def _tangent_types(*_: Any, activity: Activity, output_types: Any, **__: Any) -> Any:
+    return [t.to_tangent_aval() for t in choose(output_types, activity.results)], frozenset()
+
+
+def _tangent_jvp(primals: Flat, tangents: Flat, restart: Mask, **params: Any) -> Any:
+    del restart
+
+    def run(flat: Flat) -> Flat:
+        operands, _, tangents = _take_apart(flat, **params)
+        return _jvp_as_loop(*operands, *tangents, **params)[_num_results(**params) :]
+
+    return jvp_of_nonzero(run, primals, tangents)
+
+
+def _batch_tangent(axis: Any, flat: Flat, dims: Flat, restart: Mask, **params: Any) -> Any:
+    del restart
+    operands, _, tangents = _take_apart(flat, **params)
+    operand_dims, _, tangent_dims = _take_apart(dims, **params)
+    results, dims_out = _batch_jvp(
+        axis, [*operands, *tangents], [*operand_dims, *tangent_dims], **params
+    )
+    first = _num_results(**params)
+    return results[first:], dims_out[first:]
+
+
+def _transpose_tangent(
+    cotangents: Flat, *flat: Any, activity: Activity, restart: Mask, **params: Any
+) -> Flat:
     loop = Loop(**params)
-    operands, _, tangents = _take_apart(loop, activity, flat)
-
-    def run(chosen: Flat) -> Flat:
-        inputs = loop.operands(substitute(operands, activity.operands, chosen))
-        return choose(run_nested(loop, loop.step, inputs), activity.results)
-
-    return jax.jvp(run, (choose(operands, activity.operands),), (tangents,))[1]
-
-
-def _tangent_types(*_: Any, activity: Activity, **params: Any) -> Any:
-    active = choose(Loop(**params).output_types, activity.results)
-    return [t.to_tangent_aval() for t in active], frozenset()
-
-
-def _tangent_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
-    return _jvp_of_nonzero(lambda flat: _run_tangent(*flat, **params), primals, tangents)
-
-
-def _batch_tangent(axis: Any, flat: Flat, dims: Flat, **params: Any) -> Any:
-    results = vmap_over(axis, partial(_run_tangent, **params), dims)(*flat)
-    return results, [0] * len(results)
-
-
-def _transpose_tangent(cotangents: Flat, *flat: Any, activity: Activity, **params: Any) -> Flat:
-    loop = Loop(**params)
-    operands, held, tangents = _take_apart(loop, activity, flat)
+    operands, held, tangents = _take_apart(flat, activity, **params)
     num_carry = sum(activity.carry)
     ct_carry = [_compat.instantiate(ct) for ct in cotangents[:num_carry]]
     ct_ys = [None if _compat.is_zero(ct) else ct for ct in cotangents[num_carry:]]
-    result = reverse_sweep(loop, activity, operands, held, Cotangents(ct_carry, ct_ys))
+    cts = Cotangents(ct_carry, ct_ys)
+    result = reverse_sweep(loop, activity, restart, operands, held, cts)
     linear = [
         ct if _compat.is_linear_input(tangent) else None
         for ct, tangent in zip(result, tangents, strict=True)
@@ -173,12 +99,11 @@ def _transpose_tangent(cotangents: Flat, *flat: Any, activity: Activity, **param
     return [None] * (len(operands) + len(held)) + linear
 
 
-def _take_apart(
-    loop: Loop, activity: Activity, flat: Flat
-) -> tuple[list[Any], list[Any], list[Any]]:
-    num_operands = len(activity.operands)
-    operands, rest = list(flat[:num_operands]), list(flat[num_operands:])
-    return operands, rest[: loop.num_carry], rest[loop.num_carry :]
+def _take_apart(flat: Flat, activity: Activity, **_: Any) -> tuple[Flat, Flat, Flat]:
+    """Operands, what the forward sweep held, and tangents."""
+    last = len(flat) - sum(activity.operands)
+    first = len(activity.operands)
+    return list(flat[:first]), list(flat[first:last]), list(flat[last:])
 
 
 tangent_p = _compat.new_primitive(
@@ -191,64 +116,111 @@ tangent_p = _compat.new_primitive(
 )
 
 
-# The loop primitive
+# The derivative primitive
 
 
-def _run_loop(*operands: Any, **params: Any) -> Flat:
+def _run_jvp(*flat: Any, activity: Activity, **params: Any) -> Flat:
     loop = Loop(**params)
-    return run_plain(loop, loop.step, loop.operands(operands))
+    operands, _, tangents = _take_apart(flat, activity)
+
+    def run(chosen: Flat) -> Flat:
+        inputs = loop.operands(substitute(operands, activity.operands, chosen))
+        return run_plain(loop, loop.step, inputs)
+
+    results, results_dot = jax.jvp(run, (choose(operands, activity.operands),), (tangents,))
+    types, _ = _jvp_types(activity=activity, **params)
+    active = choose(results_dot, activity.results)
+    return list(map(_compat.with_weak_type, [*results, *active], types))
 
 
-def _loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) -> Any:
-    return output_types, body_effects
+def _jvp_types(*_: Any, activity: Activity, **params: Any) -> Any:
+    types, effects = loop_types(**params)
+    return [*types, *_tangent_types(activity=activity, **params)[0]], effects
 
 
-def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
+def _jvp_as_loop(*flat: Any, activity: Activity, **params: Any) -> Flat:
+    """The values and tangents as those of a checkpointed loop over both: what derivatives of the
+    derivative are taken of."""
+
+    def run(loop: Loop) -> Flat:
+        return _run_jvp(*flat, activity=activity, **loop.params())
+
+    return as_loop(Loop(**params), run)
+
+
+def _jvp_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
+    return jvp_of_nonzero(lambda flat: _jvp_as_loop(*flat, **params), primals, tangents)
+
+
+def _batch_jvp(axis: Any, flat: Flat, dims: Flat, activity: Activity, **params: Any) -> Any:
+    operands, _, tangents = _take_apart(flat, activity)
+    operand_dims, _, tangent_dims = _take_apart(dims, activity)
+    mask = activity.operands
+    pairs = zip(choose(operand_dims, mask), tangent_dims, strict=True)
+    if any(dim is None and tangent_dim is not None for dim, tangent_dim in pairs):
+        # Several directions at the same point, as in `jax.jacfwd`: the values are computed once.
+        run = partial(_jvp_as_loop, activity=activity, **params)
+        dims_out = batched_dims(axis, run, flat, dims)
+        return vmap_over(axis, run, dims, dims_out)(*flat), dims_out
+
+    dims_out = []
+
+    def run_batch(chosen: Flat) -> Flat:
+        inputs = substitute(operands, mask, chosen)
+        results, dims_out[:] = batch_loop(axis, inputs, operand_dims, **params)
+        return results
+
+    chosen, chosen_dims = choose(operands, mask), choose(operand_dims, mask)
+    tangents = batched_as(axis, tangents, tangent_dims, chosen_dims)
+    results, results_dot = jax.jvp(run_batch, (chosen,), (tangents,))
+    active, active_dims = (choose(x, activity.results) for x in (results_dot, dims_out))
+    return [*results, *active], [*dims_out, *active_dims]
+
+
+def _transpose_jvp(cotangents: Flat, *flat: Any, activity: Activity, **params: Any) -> Flat:
+    operands, _, tangents = _take_apart(flat, activity)
+    _, held, tangent_params = _linearize(operands, activity, **params)
+    active = cotangents[_num_results(**params) :]
+    result = _transpose_tangent(active, *operands, *held, *tangents, **tangent_params)
+    return [*result[: len(operands)], *result[len(operands) + len(held) :]]
+
+
+def _linearize(
+    operands: Flat, activity: Activity, **params: Any
+) -> tuple[Flat, Flat, dict[str, Any]]:
     loop = Loop(**params)
-    if not _compat.is_linearizing(tangents):
-
-        def run(operands: Flat) -> Flat:
-            results = run_nested(loop, loop.step, loop.operands(operands))
-            return list(map(_compat.with_weak_type, results, loop.output_types))
-
-        return _jvp_of_nonzero(run, primals, tangents)
-
-    differentiated = [not _compat.is_zero(t) for t in tangents]
-    activity = find_activity(loop, loop.operands(primals), differentiated)
-    zeros = [_compat.symbolic_zero(t) for t in loop.output_types]
-    if not any(activity.results):
-        return loop_p.bind(*primals, **params), zeros
-    results, held = forward_sweep(loop, primals)
-    chosen = choose(tangents, differentiated)
-    active = tangent_p.bind(*primals, *held, *chosen, activity=activity, **params)
-    return results, substitute(zeros, activity.results, active)
+    plan_of(loop)
+    restart = find_restart(loop, activity, loop.operands(operands))
+    results, held = forward_sweep(loop, restart, operands)
+    return results, held, {**params, "activity": activity, "restart": restart}
 
 
-def _batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
-    run = partial(_run_loop, **params)
-    dims_out = batched_dims(axis, run, operands, dims)
-    results = checkpoint_scan(
-        lambda: vmap_over(axis, run, dims, dims_out)(*operands), lambda _: params["plan"]
-    )
-    return results, dims_out
+def _num_operands(activity: Activity, **_: Any) -> int:
+    return len(activity.operands)
 
 
-def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:
-    linear = [_compat.is_linear_input(x) for x in operands]
-    run = partial(_run_loop, **params)
-    transposed = jax.linear_transpose(
-        lambda chosen: run(*substitute(operands, linear, chosen)),
-        [x.aval for x in choose(operands, linear)],
-    )
-    (cts,) = transposed([_compat.instantiate(ct) for ct in cotangents])
-    return substitute([None] * len(operands), linear, cts)
+def _num_results(output_types: Any, **_: Any) -> int:
+    return len(output_types)
 
 
-loop_p = _compat.new_primitive(
-    "checkpointed_loop",
-    implementation=_run_loop,
-    output_types=_loop_types,
-    jvp=_loop_jvp,
-    batch=_batch_loop,
-    transpose=_transpose_loop,
+def _loop_params(activity: Activity, **params: Any) -> dict[str, Any]:
+    del activity
+    return params
+
+
+jvp_p = _compat.new_primitive(
+    "checkpointed_loop_jvp",
+    implementation=_run_jvp,
+    output_types=_jvp_types,
+    jvp=_jvp_jvp,
+    batch=_batch_jvp,
+    transpose=_transpose_jvp,
+    split=_compat.Split(
+        num_primals=_num_operands,
+        num_results=_num_results,
+        primal=loop_p,
+        primal_params=_loop_params,
+        linearize=_linearize,
+        linear=tangent_p,
+    ),
 )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jax_revolve._compat import tangent_type, zeros
 from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute
+from jax_revolve.engine.loop import Operands, Step, choose, substitute
 
 
 class Cotangents(NamedTuple):
@@ -19,8 +19,29 @@ class Cotangents(NamedTuple):
     ys: list[Any]
 
 
+class Linearised(NamedTuple):
+    """One step, linearised: the values that its pullback needs, how to put the pullback together
+    from them, and the types of its cotangents."""
+
+    residuals: list[Any]
+    pullback: Any
+    types: list[Any]
+
+
+def linearise(step: Step, activity: Activity, inputs: Operands) -> Linearised:
+    """One step, linearised in its active inputs."""
+    masks = (activity.consts, activity.carry, activity.xs)
+
+    def active_step(*chosen: list[Any]) -> list[Any]:
+        carry, y = step(*map(substitute, inputs, masks, chosen))
+        return choose([*carry, *y], activity.results)
+
+    results, pullback = jax.vjp(active_step, *map(choose, inputs, masks))
+    return Linearised(*jax.tree.flatten(pullback), [tangent_type(result) for result in results])
+
+
 def pull_back_step(
-    loop: Loop,
+    step: Step,
     activity: Activity,
     inputs: Operands,
     cotangents: Cotangents,
@@ -30,26 +51,19 @@ def pull_back_step(
 
     `compute` runs the function that linearises the step, which takes nothing and returns residuals.
     """
-    masks = (activity.consts, activity.carry, activity.xs)
-    known: dict[str, Any] = {}
+    known: list[Linearised] = []
 
-    def active_step(*chosen: list[Any]) -> list[Any]:
-        carry, y = loop.step(*map(substitute, inputs, masks, chosen))
-        return choose([*carry, *y], activity.results)
+    def residuals() -> list[Any]:
+        known[:] = [linearise(step, activity, inputs)]
+        return known[0].residuals
 
-    def linearise() -> list[Any]:
-        results, pullback = jax.vjp(active_step, *map(choose, inputs, masks))
-        residuals, known["pullback"] = jax.tree.flatten(pullback)
-        known["types"] = [tangent_type(result) for result in results]
-        return residuals
-
-    residuals = compute(linearise)
-    pullback = jax.tree.unflatten(known["pullback"], residuals)
+    values = compute(residuals)
+    _, pullback, types = known[0]
     cotangents_in = [
         zeros(aval) if ct is None else ct
-        for aval, ct in zip(known["types"], [*cotangents.carry, *cotangents.ys], strict=True)
+        for aval, ct in zip(types, [*cotangents.carry, *cotangents.ys], strict=True)
     ]
-    return Operands(*pullback(cotangents_in))
+    return Operands(*jax.tree.unflatten(pullback, values)(cotangents_in))
 
 
 def primal_half(step: Step) -> Step:

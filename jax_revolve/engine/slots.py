@@ -2,7 +2,8 @@
 
 Both sweeps follow `schedule.actions.revolve`. The forward sweep runs all of the steps, because JAX
 wants the value before it hands over a cotangent. It is therefore the forward half of a schedule for
-one step more, whose last step is the end of the loop; what is left to reverse are the others.
+one step more, whose last step is the end of the loop; what is left to reverse are the others. The
+forward sweep of a while loop, whose number of steps is not known, is in `online`.
 
 The reverse sweep is the loop in `revolve` with its stack on the device: slots, positions and the
 number of the top. Where to store next is a look-up in a table whose size depends on the number of
@@ -12,7 +13,8 @@ The shape of the code is made for XLA. The slot buffer is a loop variable that i
 in place; it never goes through a `cond` or a gather, which would copy it. The vjp of the step
 stands only where a step is taped, never in an advance; on CPU its linearisation is a branch that is
 always taken (`_in_a_branch`). Slot 0 always holds the initial carry, which is an operand and is
-never overwritten, so the buffer holds the slots from 1 up.
+never overwritten, so the buffer holds the slots from 1 up. A slot holds only those leaves of the
+carry that are needed to start again from it (`restart`).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,8 +28,9 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat import results_of, zeros
-from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.loop import Loop, Operands, choose, substitute
+from jax_revolve.engine.activity import Activity, Mask
+from jax_revolve.engine.examples import going, guarded, safe_operands
+from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute
 from jax_revolve.engine.pullback import (
     Cotangents,
     add,
@@ -36,23 +39,46 @@ from jax_revolve.engine.pullback import (
     zero_cotangents,
 )
 from jax_revolve.schedule.actions import Advance, Tape, revolve
-from jax_revolve.schedule.binomial import beta, repetition, split_terms
+from jax_revolve.schedule.binomial import (
+    MOST_REPETITIONS_IN_TABLES,
+    beta,
+    repetition,
+    split_terms,
+)
 from jax_revolve.schedule.plan import Plan
 
 
-def empty(loop: Loop, carry: list[Any]) -> list[Any]:
+class Held(NamedTuple):
+    """What the forward sweep leaves to the reverse sweep: the checkpoints, as a stack.
+
+    Level 0 of the stack is the initial carry and `top` the newest checkpoint. `positions` tells for
+    each level which step its carry enters, and `places` in which slot it is, if not in that of the
+    same number. Levels beyond the top are free, and so are their slots. `steps` ran in all.
+    """
+
+    slots: list[Any]
+    positions: jax.Array
+    places: jax.Array | None
+    top: jax.Array
+    steps: jax.Array | int
+
+    def place(self, level: jax.Array) -> jax.Array:
+        return level if self.places is None else self.places[level]
+
+
+def empty(checkpoints: int, carry: list[Any]) -> list[Any]:
     """The slot buffer: every carry leaf with a leading axis of slots. Made of the carry itself, it
     has its dtype, key type, sharding and varying axes."""
-    return [jnp.broadcast_to(x, (loop.plan.checkpoints - 1, *x.shape)) for x in carry]
+    return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
 
 
 def run_forward(
-    loop: Loop, operands: Operands, keep_ys: Sequence[bool]
-) -> tuple[list[Any], list[Any]]:
-    """Final carry and those ys that are to be kept, and the slots."""
-    starts, stops = _first_advances(loop.plan)
+    loop: Loop, plan: Plan, restart: Mask, operands: Operands, keep_ys: Sequence[bool]
+) -> tuple[list[Any], Held]:
+    """Final carry and those ys that are to be kept, and the checkpoints."""
+    starts, stops = _first_advances(plan)
     ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
-    slots = empty(loop, operands.carry)
+    slots = empty(plan.checkpoints, choose(operands.carry, restart))
 
     def step(i: jax.Array, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         carry, ys = state
@@ -61,75 +87,89 @@ def run_forward(
 
     def store_and_advance(slot: jax.Array, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         carry, ys, slots = state
-        slots = _write_slot(slots, carry, slot)
+        slots = write_slot(slots, choose(carry, restart), slot)
         start, stop = jnp.asarray(starts)[slot], jnp.asarray(stops)[slot]
         carry, ys = lax.fori_loop(start, stop, step, (carry, ys))
         return carry, ys, slots
 
     state = (operands.carry, ys, slots)
     carry, ys, slots = lax.fori_loop(0, len(stops), store_and_advance, state)
-    return [*carry, *ys], slots
+    return [*carry, *ys], after_all_steps(plan, slots)
 
 
-class _Stack(NamedTuple):
-    """The checkpoints held: carries and the steps that they enter; `top` is the newest's slot."""
-
-    slots: list[Any]
-    positions: jax.Array
-    top: jax.Array
+def after_all_steps(plan: Plan, slots: list[Any]) -> Held:
+    """The stack after a loop of known length: all of it but the slots is in the plan."""
+    starts, _ = _first_advances(plan)
+    return Held(slots, jnp.asarray(starts), None, jnp.int32(len(starts) - 1), plan.length)
 
 
 def run_reverse(
     loop: Loop,
+    plan: Plan,
     activity: Activity,
+    restart: Mask,
     operands: Operands,
-    slots: list[Any],
+    held: Held,
     cotangents: Cotangents,
 ) -> Operands:
     """The cotangents of the active operands, from those of the active results."""
-    plan = loop.plan
-    starts, _ = _first_advances(plan)
-    stack = _Stack(slots, jnp.asarray(starts), jnp.int32(len(starts) - 1))
+    consts, init, xs = operands
+    safe = safe_operands(loop, operands)
+    initial = choose(init, restart)
     gradient = Operands(
-        consts=zero_cotangents(operands.consts, activity.consts),
+        consts=zero_cotangents(consts, activity.consts),
         carry=cotangents.carry,
-        xs=zero_cotangents(operands.xs, activity.xs),
+        xs=zero_cotangents(xs, activity.xs),
     )
 
-    def advance(carry: list[Any], start: jax.Array, stop: jax.Array) -> list[Any]:
-        def step(i: jax.Array, carry: list[Any]) -> list[Any]:
-            return loop.step(operands.consts, carry, _read(operands.xs, loop.index(i)))[0]
+    def whole(restarted: list[Any]) -> list[Any]:
+        """A carry with whatever is at hand for those leaves that nothing here depends on."""
+        return substitute(init, restart, restarted)
 
-        return lax.fori_loop(start, stop, step, carry)
+    def step_from(carry: list[Any]) -> Step:
+        return guarded(loop, safe.carry, going(loop, consts, carry))
+
+    def advance(restarted: list[Any], start: jax.Array, stop: jax.Array) -> list[Any]:
+        def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
+            carry = whole(restarted)
+            x = _read(xs, loop.index(i))
+            return choose(step_from(carry)(safe.consts, carry, x)[0], restart)
+
+        return lax.fori_loop(start, stop, step, restarted)
 
     def tape(carry: list[Any], step: jax.Array, top: jax.Array, gradient: Operands) -> Operands:
         at = loop.index(step)
-        inputs = Operands(operands.consts, carry, _read(operands.xs, at))
+        inputs = Operands(safe.consts, carry, _read(xs, at))
         ct_y = [None if ct is None else _read([ct], at)[0] for ct in cotangents.ys]
-        linearise = partial(_in_a_branch, top >= 0)
-        ct = pull_back_step(loop, activity, inputs, Cotangents(gradient.carry, ct_y), linearise)
+        ct = pull_back_step(
+            step_from(carry),
+            activity,
+            inputs,
+            Cotangents(gradient.carry, ct_y),
+            partial(_in_a_branch, top >= 0),
+        )
         return Operands(
             consts=add(gradient.consts, ct.consts),
             carry=ct.carry,
             xs=_write(gradient.xs, ct.xs, at),
         )
 
-    def reverse_step(count: jax.Array, state: tuple[_Stack, Operands]) -> tuple[_Stack, Operands]:
-        stack, gradient = state
-        step = plan.length - 1 - count
-        stack, carry, position = _store_on_the_way(plan, operands.carry, stack, step, advance)
-        carry = advance(carry, position, step)
-        gradient = tape(carry, step, stack.top, gradient)
-        top = stack.top - (stack.positions[stack.top] == step)
-        return stack._replace(top=top), gradient
+    def reverse_step(count: jax.Array, state: tuple[Held, Operands]) -> tuple[Held, Operands]:
+        held, gradient = state
+        step = held.steps - 1 - count
+        held, restarted, position = _store_on_the_way(plan, initial, held, step, advance)
+        restarted = advance(restarted, position, step)
+        gradient = tape(whole(restarted), step, held.top, gradient)
+        top = held.top - (held.positions[held.top] == step)
+        return held._replace(top=top), gradient
 
-    _, gradient = lax.fori_loop(0, plan.length, reverse_step, (stack, gradient))
+    _, gradient = lax.fori_loop(0, held.steps, reverse_step, (held, gradient))
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
 def _store_on_the_way(
-    plan: Plan, initial: list[Any], stack: _Stack, step: jax.Array, advance: Any
-) -> tuple[_Stack, list[Any], jax.Array]:
+    plan: Plan, initial: list[Any], held: Held, step: jax.Array, advance: Any
+) -> tuple[Held, list[Any], jax.Array]:
     """From the newest checkpoint towards `step`, storing where the schedule wants it.
 
     Returns the stack, and the last carry stored with its position. A checkpoint at `step` itself
@@ -140,24 +180,22 @@ def _store_on_the_way(
     def target(position: jax.Array, top: jax.Array) -> jax.Array:
         return position + split(step + 1 - position, plan.checkpoints - top)
 
-    def worth_storing(state: tuple[_Stack, list[Any], jax.Array]) -> jax.Array:
+    def worth_storing(state: tuple[Held, list[Any], jax.Array]) -> jax.Array:
         return state[2] < step
 
-    def store(
-        state: tuple[_Stack, list[Any], jax.Array],
-    ) -> tuple[_Stack, list[Any], jax.Array]:
-        stack, carry, to = state
-        carry = advance(carry, stack.positions[stack.top], to)
-        top = stack.top + 1
-        slots = _write_slot(stack.slots, carry, top)
-        positions = stack.positions.at[top].set(to)
-        stack = stack._replace(slots=slots, positions=positions, top=top)
-        return stack, carry, target(to, top)
+    def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
+        held, carry, to = state
+        carry = advance(carry, held.positions[held.top], to)
+        top = held.top + 1
+        slots = write_slot(held.slots, carry, held.place(top))
+        positions = held.positions.at[top].set(to)
+        held = held._replace(slots=slots, positions=positions, top=top)
+        return held, carry, target(to, top)
 
-    position = stack.positions[stack.top]
-    state = (stack, _newest(initial, stack), target(position, stack.top))
-    stack, carry, _ = lax.while_loop(worth_storing, store, state)
-    return stack, carry, stack.positions[stack.top]
+    position = held.positions[held.top]
+    state = (held, _newest(initial, held), target(position, held.top))
+    held, carry, _ = lax.while_loop(worth_storing, store, state)
+    return held, carry, held.positions[held.top]
 
 
 class _SplitTable:
@@ -168,6 +206,7 @@ class _SplitTable:
         # The plan's own splits never repeat more often than the forward sweep's, and with a single
         # slot the repetition number is as large as the loop is long, but no rule is needed.
         most = repetition(plan.length + 1, s) if s > 1 else 1
+        most = min(most, MOST_REPETITIONS_IN_TABLES)
         rules = [[(0, 1, _LARGEST)] * most] + [
             [split_terms(c, r) for r in range(1, most + 1)] for c in range(2, s + 1)
         ]
@@ -220,15 +259,15 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     return substitute([r.passed_on for r in results], computed, values)
 
 
-def _newest(initial: list[Any], stack: _Stack) -> list[Any]:
+def _newest(initial: list[Any], held: Held) -> list[Any]:
     """The newest checkpoint."""
-    if stack.positions.size == 1:
+    if held.positions.size == 1:
         return initial
-    stored = _read(stack.slots, jnp.maximum(stack.top - 1, 0))
-    return [lax.select(stack.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
+    stored = _read(held.slots, jnp.maximum(held.place(held.top) - 1, 0))
+    return [lax.select(held.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
 
 
-def _write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
+def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
     """Store into a slot. What is stored into slot 0 is overwritten before slot 1 is first read."""
     if slots and slots[0].shape[0] == 0:
         return slots

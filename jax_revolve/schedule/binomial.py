@@ -11,6 +11,10 @@ A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, chapter 12.
 from collections.abc import Callable
 from math import comb
 
+MOST_REPETITIONS_IN_TABLES = 4096
+"""Tables for the device end here, with rules that are right but not the best ones beyond. No loop
+gets there: with two slots it has 8 million steps, each of which runs 4096 times."""
+
 
 def beta(checkpoints: int, repetitions: int) -> int:
     """The longest loop that `checkpoints` slots reverse with no step advanced more than

@@ -11,6 +11,14 @@ from jax_revolve.schedule.actions import Action, revolve
 Checkpoints: TypeAlias = int | Literal["all"] | None
 
 MOST_REPETITIONS_BY_DEFAULT = 2
+MOST_REPETITIONS_TO_A_BOUND = 3
+
+LONGEST = 2**31 - 2
+"""The most steps of a scan. Positions are 32-bit integers on the device, and one more than the last
+step is counted."""
+
+LARGEST_BOUND = 2**31 - 1
+"""The most steps of a while loop, which is counted up to its bound."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,39 @@ def plan(length: int, checkpoints: Checkpoints = None) -> Plan:
         checkpoints = _check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
     return Plan(length, min(checkpoints, most))
 
+
+def plan_for_scan(length: int, checkpoints: Checkpoints) -> Plan:
+    """The plan of a scan of `length` steps."""
+    if length > LONGEST:
+        raise ValueError(
+            f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
+        )
+    return plan(length, checkpoints)
+
+
+def plan_for_bound(max_steps: int | None, checkpoints: Checkpoints) -> Plan | None:
+    """The plan of a loop that takes `max_steps` steps at most; `None` if it cannot be reversed.
+
+    Most loops stop long before their bound. The default is therefore the fewest checkpoints with
+    which no step is advanced more than three times, even at the bound: about
+    `(6 * max_steps) ** (1 / 3)`.
+    """
+    if max_steps is not None:
+        max_steps = _check_integer("max_steps", max_steps, least=0, allowed=_ALLOWED_BOUND)
+        if max_steps > LARGEST_BOUND:
+            raise ValueError(f"max_steps must be {_ALLOWED_BOUND}, but is {max_steps}.")
+        if checkpoints is None:
+            checkpoints = binomial.fewest_checkpoints(max_steps, MOST_REPETITIONS_TO_A_BOUND)
+        return plan(max_steps, checkpoints)
+    if isinstance(checkpoints, str):
+        raise ValueError(
+            f"checkpoints must be an int >= 1 or None where max_steps is None, but is "
+            f"{checkpoints!r}: how many there would be is not known. Pass max_steps."
+        )
+    return None if checkpoints is None else plan(LARGEST_BOUND, checkpoints)
+
+
+_ALLOWED_BOUND = f"None or an int from 0 to {LARGEST_BOUND}, known when the loop is traced"
 
 _ALLOWED = 'an int >= 1 (stored carries, the initial one included), "all" or None'
 

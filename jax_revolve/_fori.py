@@ -1,0 +1,81 @@
+"""`checkpointed_fori_loop`: `lax.fori_loop`, differentiable in little memory."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jax import lax
+
+from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
+from jax_revolve._while import raise_if_stopped
+from jax_revolve.engine.loop import Loop
+from jax_revolve.engine.primitive import run_loop
+from jax_revolve.schedule.plan import Checkpoints, plan, plan_for_bound, plan_for_scan
+
+Value = TypeVar("Value")
+
+
+def checkpointed_fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Value], Value],
+    init_val: Value,
+    *,
+    checkpoints: Checkpoints = None,
+    max_steps: int | None = None,
+) -> Value:
+    """As `jax.lax.fori_loop`, but its reverse pass stores `checkpoints` values instead of what
+    every step leaves behind, and it has one even if the number of steps is not known when it is
+    traced.
+
+    With bounds that are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
+    [`jax_revolve.bounded_while_loop`][], and all that is said there holds for it.
+
+    **Arguments:**
+
+    - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
+    - `checkpoints`: as in the loop that it is.
+    - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
+        Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
+        `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
+        derivatives of reverse-mode derivatives.
+
+    **Returns:**
+
+    As `jax.lax.fori_loop`: the final value.
+
+    **Raises:**
+
+    Whatever `jax.lax.fori_loop` and the loop that it is raise, and `ValueError` if more than
+    `max_steps` steps are asked for. If that is only known at run time, the error is then and as in
+    [`jax_revolve.bounded_while_loop`][].
+
+    !!! Example
+
+        ```python
+        import jax
+        from jax_revolve import checkpointed_fori_loop
+
+        def power(x, n):
+            return checkpointed_fori_loop(0, n, lambda i, y: y * x, 1.0, max_steps=100)
+
+        jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
+        ```
+    """
+    plan(0, checkpoints)
+    plan_for_bound(max_steps, None)
+
+    def fori() -> Value:
+        return lax.fori_loop(lower, upper, body_fun, init_val)
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        steps = equation.length
+        if steps is None:
+            loop = Loop.of(equation, max_steps, plan_for_bound(max_steps, checkpoints))
+            return raise_if_stopped(loop, operands, run_loop(loop, operands))
+        if max_steps is not None and steps > max_steps:
+            raise ValueError(
+                f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
+            )
+        return run_loop(Loop.of(equation, steps, plan_for_scan(steps, checkpoints)), operands)
+
+    return fori() if is_jit_disabled() else run_around_loop(fori, run)

@@ -1,0 +1,187 @@
+"""`bounded_while_loop`: `lax.while_loop` with a bound, differentiable in both modes."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, TypeVar, overload
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
+from jax_revolve.engine.loop import Loop
+from jax_revolve.engine.primitive import run_counted, run_loop
+from jax_revolve.schedule.plan import Checkpoints, plan_for_bound
+
+Value = TypeVar("Value")
+
+
+@overload
+def bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    with_steps: Literal[False] = False,
+    throw: bool = False,
+) -> Value: ...
+
+
+@overload
+def bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    with_steps: Literal[True],
+    throw: bool = False,
+) -> tuple[Value, jax.Array]: ...
+
+
+def bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    with_steps: bool = False,
+    throw: bool = False,
+) -> Value | tuple[Value, jax.Array]:
+    """As `jax.lax.while_loop`, but differentiable in both modes to any order, and stopping after
+    `max_steps` steps at the latest. If the bound stops the loop, it does so quietly, unless
+    `throw=True`.
+
+    Time follows the steps taken, not the bound, under `jax.vmap` too: the loop then runs until its
+    longest example is done.
+
+    - Evaluated, it is `lax.while_loop` with a counter.
+    - Forward mode is that of `lax.while_loop`.
+    - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
+        and the linearisation of a single step. It places checkpoints without knowing how many
+        steps there will be, and then runs `body_fun` about as often as
+        `plan(steps, checkpoints).evaluations` says: not more than that, but for `repetitions + 1`
+        evaluations, in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
+        per cent more in a longer one.
+    - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
+        carries that they hold grows as the square root of the bound.
+
+    Of each carry only those leaves are stored that are needed to run steps again: not running sums,
+    nor arrays that the body writes into but does not read.
+
+    An example that is done under `jax.vmap` cannot make a derivative NaN, even if `body_fun` has
+    none at the state where it stopped.
+
+    Like `jax.checkpoint`, it runs `body_fun` again to differentiate it: effects in it then happen
+    again. Under `jax.disable_jit` it is a Python loop that stores all.
+
+    **Arguments:**
+
+    - `cond_fun`, `body_fun`, `init_val`: as `jax.lax.while_loop`.
+    - `max_steps`: the most steps to take: an int from 0 to `2**31 - 1`, known when the loop is
+        traced. `None` does without a bound: evaluation and forward mode work then, and with an int
+        for `checkpoints` first-order reverse mode, of a loop of less than `2**31` steps.
+    - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
+        `"all"` stores every carry up to the bound. `None`, the default, takes the fewest with which
+        no step is advanced more than three times even if the bound is reached, about
+        `(6 * max_steps) ** (1 / 3)`: 28 for 4096 steps, 183 for a million.
+    - `with_steps`: whether to return the number of steps taken, too.
+    - `throw`: whether to raise an error when the bound stops the loop, at run time, with
+        `equinox.error_if`.
+
+    **Returns:**
+
+    As `jax.lax.while_loop`: the final value. With `with_steps=True` a tuple of that and the number
+    of steps taken, an `int32` scalar; under `jax.vmap` each example has its own.
+
+    **Raises:**
+
+    Whatever `jax.lax.while_loop` raises, and:
+
+    - `TypeError` or `ValueError` if `max_steps` or `checkpoints` is not as above;
+    - `ValueError` in reverse mode if both are `None`, and where a derivative of the gradient is
+        taken of a loop without a bound;
+    - `NotImplementedError` if `body_fun` uses a mutable array reference from outside;
+    - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
+        a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import bounded_while_loop
+
+        def square_root(a):
+            def far(x):
+                return jnp.abs(x * x - a) > 1e-5 * a
+
+            def newton(x):
+                return 0.5 * (x + a / x)
+
+            return bounded_while_loop(far, newton, a, max_steps=50)
+
+        jax.vmap(jax.grad(square_root))(jnp.array([2.0, 900.0]))
+        ```
+
+    ??? cite "Source"
+
+        P. Stumm and A. Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
+        Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
+        `jax_revolve/schedule/online.py`.
+    """
+    plan = plan_for_bound(max_steps, checkpoints)
+    if is_jit_disabled():
+        # As lax.while_loop: a Python loop, unless the predicate is traced.
+        with suppress(jax.errors.ConcretizationTypeError):
+            return _python_loop(cond_fun, body_fun, init_val, max_steps, with_steps, throw)
+    steps = jnp.int32(0)
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        nonlocal steps
+        loop = Loop.of(equation, max_steps, plan)
+        if with_steps:
+            steps, results = run_counted(loop, operands)
+        else:
+            results = run_loop(loop, operands)
+        return raise_if_stopped(loop, operands, results) if throw else results
+
+    value = run_around_loop(lambda: lax.while_loop(cond_fun, body_fun, init_val), run)
+    return (value, steps) if with_steps else value
+
+
+def raise_if_stopped(loop: Loop, operands: list[Any], results: Any) -> Any:
+    """The results of a while loop, with an error at run time if its condition still holds."""
+    if loop.length is None:
+        return results
+    return _raise_if(loop.holds(loop.operands(operands).consts, results), results, loop.length)
+
+
+def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
+    return eqx.error_if(
+        value,
+        stopped,
+        f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps.",
+    )
+
+
+def _python_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    max_steps: int | None,
+    with_steps: bool,
+    throw: bool,
+) -> Any:
+    """For debugging, under `jax.disable_jit`."""
+    value, steps = init_val, 0
+    while (max_steps is None or steps < max_steps) and cond_fun(value):
+        value, steps = body_fun(value), steps + 1
+    if throw and max_steps == steps:
+        value = _raise_if(jnp.asarray(cond_fun(value)), value, steps)
+    return (value, jnp.int32(steps)) if with_steps else value

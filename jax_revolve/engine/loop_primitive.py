@@ -1,0 +1,109 @@
+"""The loop primitive, which stands for a whole loop; its derivative is in `primitive`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve import _compat
+from jax_revolve._compat import LoopEquation
+from jax_revolve.engine.batching import batched_dims, vmap_over
+from jax_revolve.engine.examples import run_examples
+from jax_revolve.engine.loop import Loop, choose, substitute
+from jax_revolve.engine.plain import run_plain
+
+Flat = Sequence[Any]
+
+
+def run_loop(loop: Loop, operands: list[Any]) -> Flat:
+    """The loop primitive's results."""
+    if not all(_compat.is_array_type(jax.typeof(x)) for x in operands):
+        raise NotImplementedError(
+            "jax_revolve does not support mutable array references in the body of a loop: its "
+            "reverse pass runs steps again, which would change the array again. Pass the array "
+            "through the carry, or use jax.lax.scan or jax.lax.while_loop."
+        )
+    if loop.length == 0:
+        inputs = loop.operands(operands)
+        return inputs.carry if loop.condition else run_plain(loop, loop.step, inputs)
+    return loop_p.bind(*operands, **loop.params())
+
+
+def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
+    """The steps that a while loop takes, of each example under `vmap`, and the loop's results."""
+    consts, init, _ = loop.operands(operands)
+
+    def count(loop: Loop) -> tuple[jax.Array, list[Any]]:
+        def go_on(state: tuple[jax.Array, list[Any]]) -> jax.Array:
+            return loop.holds(consts, state[1])
+
+        def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
+            return state[0] + 1, loop.step(consts, state[1], [])[0]
+
+        return lax.while_loop(go_on, step, (jnp.int32(0), init))
+
+    return as_loop(loop, count)
+
+
+def as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
+    """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive for it.
+
+    The bound of a while loop is left out of its condition here, and belongs to the result again.
+    """
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Flat:
+        return run_loop(Loop.of(equation, loop.length, loop.plan), operands)
+
+    unbounded = replace(loop, length=None) if loop.condition is not None else loop
+    return _compat.run_around_loop(lambda: fun(unbounded), run)
+
+
+# Its rules
+
+
+def _run_loop(*operands: Any, **params: Any) -> Flat:
+    loop = Loop(**params)
+    return run_plain(loop, loop.step, loop.operands(operands))
+
+
+def loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) -> Any:
+    return output_types, body_effects
+
+
+def batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
+    def run(loop: Loop, *operands: Any) -> Flat:
+        inputs = loop.operands(operands)
+        if loop.condition is None:
+            return run_plain(loop, loop.step, inputs)
+        return run_examples(loop, inputs)
+
+    loop = Loop(**params)
+    dims_out = batched_dims(axis, partial(run, loop), operands, dims)
+    results = as_loop(
+        loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+    )
+    return results, dims_out
+
+
+def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:
+    linear = [_compat.is_linear_input(x) for x in operands]
+    run = partial(_run_loop, **params)
+    transposed = jax.linear_transpose(
+        lambda chosen: run(*substitute(operands, linear, chosen)),
+        [x.aval for x in choose(operands, linear)],
+    )
+    (cts,) = transposed([_compat.instantiate(ct) for ct in cotangents])
+    return substitute([None] * len(operands), linear, cts)
+
+
+loop_p = _compat.new_primitive(
+    "checkpointed_loop",
+    implementation=_run_loop,
+    output_types=loop_types,
+    batch=batch_loop,
+    transpose=_transpose_loop,
+)

@@ -1,0 +1,85 @@
+"""The forward sweep of a while loop, which cannot know how many steps there will be.
+
+It stores according to `schedule.online`: wherever the loop stops, the checkpoints are where the
+reverse sweep wants them, or nearly. A checkpoint that is dropped gives its slot to the new one, so
+slots are not in the order of their positions; `Held.places` keeps track.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve.engine.activity import Mask
+from jax_revolve.engine.examples import any_example, guarded, safe_operands
+from jax_revolve.engine.loop import Loop, Operands, choose
+from jax_revolve.engine.placement import Placement
+from jax_revolve.engine.slots import Held, empty, write_slot
+from jax_revolve.schedule.online import NEVER
+from jax_revolve.schedule.plan import Plan
+
+_Progress = tuple[jax.Array, jax.Array, list[Any]]
+"""Steps taken, whether to go on (per example), and the carry."""
+
+
+def run_forward_online(
+    loop: Loop, plan: Plan, restart: Mask, operands: Operands
+) -> tuple[list[Any], Held]:
+    """Final carry, and the checkpoints."""
+    consts, init, _ = operands
+    safe = safe_operands(loop, operands)
+    placement = Placement(plan.checkpoints, plan.length)
+
+    def go_on(progress: _Progress, stop: Any) -> jax.Array:
+        steps, going, _ = progress
+        return (steps < stop) & any_example(going)
+
+    def advance(progress: _Progress, stop: jax.Array) -> _Progress:
+        def step(progress: _Progress) -> _Progress:
+            steps, going, carry = progress
+            carry, _ = guarded(loop, safe.carry, going)(safe.consts, carry, [])
+            return steps + 1, loop.holds(consts, carry), carry
+
+        return lax.while_loop(lambda p: go_on(p, stop), step, progress)
+
+    def store_and_advance(state: tuple[_Progress, Held]) -> tuple[_Progress, Held]:
+        progress, held = state
+        steps, _, carry = progress
+        held = _store(placement, held, choose(carry, restart), steps)
+        stop = jnp.minimum(placement.next_store(held.positions, held.top + 1), plan.length)
+        return advance(progress, stop), held
+
+    free = jnp.full(plan.checkpoints, NEVER, jnp.int32)
+    places = jnp.arange(plan.checkpoints, dtype=jnp.int32)
+    slots = empty(plan.checkpoints, choose(init, restart))
+    progress = (jnp.int32(0), loop.holds(consts, init), init)
+    progress, held = lax.while_loop(
+        lambda state: go_on(state[0], plan.length),
+        store_and_advance,
+        (progress, Held(slots, free, places, jnp.int32(-1), jnp.int32(0))),
+    )
+    steps, _, carry = progress
+    return carry, held._replace(steps=steps)
+
+
+def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:
+    """The stack with a checkpoint more, in place of another one if there is no free slot."""
+    assert held.places is not None
+    levels = held.positions.size
+    is_full = held.top + 1 == levels
+    top = jnp.minimum(held.top + 1, levels - 1)
+    dropped = top
+    if levels > 1:
+        dropped = jnp.where(is_full, placement.drop(held.positions, position), top)
+    place = held.places[dropped]
+    slots = write_slot(held.slots, carry, place)
+    positions = _without(held.positions, dropped).at[top].set(position)
+    places = _without(held.places, dropped).at[top].set(place)
+    return Held(slots, positions, jnp.where(is_full, places, held.places), top, held.steps)
+
+
+def _without(values: jax.Array, index: jax.Array) -> jax.Array:
+    """The values after the index moved down by one."""
+    here = jnp.arange(values.size)
+    return jnp.where(here < index, values, jnp.roll(values, -1))

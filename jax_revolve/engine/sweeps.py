@@ -1,0 +1,122 @@
+"""The two sweeps of the slots engine, as functions with derivative rules of their own.
+
+No derivative ever looks inside a sweep. The forward sweep's is that of the loop primitive, the
+reverse sweep's that of the nested engine's pullback. The slots have no derivative: the reverse
+sweep's result depends on the operands and cotangents alone, the slots only make it cheap.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from jax_revolve import _compat
+from jax_revolve._compat import SymbolicZero
+from jax_revolve.engine.activity import Activity, Mask
+from jax_revolve.engine.forward_sweep import held_by, run_forward_sweep
+from jax_revolve.engine.loop import Loop, choose, substitute
+from jax_revolve.engine.loop_primitive import Flat, as_loop
+from jax_revolve.engine.nested import pull_back_nested
+from jax_revolve.engine.plain import run_plain
+from jax_revolve.engine.pullback import Cotangents, primal_half
+from jax_revolve.engine.slots import run_reverse
+from jax_revolve.schedule.plan import Plan
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def forward_sweep(loop: Loop, restart: Mask, operands: Flat) -> tuple[Flat, Flat]:
+    """The loop's results, and what the reverse sweep starts from."""
+    return run_forward_sweep(loop, restart, operands)
+
+
+@partial(forward_sweep.defjvp, symbolic_zeros=True)
+def _forward_sweep_jvp(loop: Loop, restart: Mask, primals: Any, tangents: Any) -> Any:
+    (operands,), (tangents,) = primals, tangents
+
+    def run(operands: Flat) -> Flat:
+        step = primal_half(loop.step)
+        return as_loop(loop, lambda loop: run_plain(loop, step, loop.operands(operands)))
+
+    results, results_dot = jvp_of_nonzero(run, operands, tangents)
+    held = forward_sweep(loop, restart, operands)[1]
+    held_dot = [SymbolicZero(_compat.tangent_type(value)) for value in held]
+    return (results, held), (results_dot, held_dot)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def reverse_sweep(
+    loop: Loop,
+    activity: Activity,
+    restart: Mask,
+    operands: Flat,
+    held: Flat,
+    cotangents: Cotangents,
+) -> Flat:
+    """The cotangents of the differentiated operands, from those of the active results."""
+    return _compiled_reverse(loop, activity, restart, operands, held, cotangents)
+
+
+@partial(reverse_sweep.defjvp, symbolic_zeros=True)
+def _reverse_sweep_jvp(
+    loop: Loop, activity: Activity, restart: Mask, primals: Any, tangents: Any
+) -> Any:
+    del restart
+    if loop.length is None:
+        raise ValueError(
+            "max_steps must be an int to differentiate the gradient of a while loop, but is None: "
+            "only first-order reverse mode, and forward mode, work without a bound. Pass "
+            "max_steps to bounded_while_loop or checkpointed_fori_loop."
+        )
+    operands, _, cotangents = primals
+    operands_dot, _, cotangents_dot = tangents
+    cotangents, treedef = jax.tree.flatten(cotangents)
+
+    def pull_back(inputs: Flat) -> Flat:
+        operands_ = loop.operands(inputs[: len(operands)])
+        cotangents_ = jax.tree.unflatten(treedef, inputs[len(operands) :])
+        return _flat(pull_back_nested(loop, activity, operands_, cotangents_))
+
+    inputs = [*operands, *cotangents]
+    return jvp_of_nonzero(pull_back, inputs, [*operands_dot, *jax.tree.leaves(cotangents_dot)])
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled_reverse(
+    loop: Loop,
+    activity: Activity,
+    restart: Mask,
+    operands: Flat,
+    held: list[Any],
+    cotangents: Cotangents,
+) -> Flat:
+    plan, inputs = plan_of(loop), loop.operands(operands)
+    stack = held_by(plan, loop, held)
+    result = run_reverse(loop, plan, activity, restart, inputs, stack, cotangents)
+    types = [_compat.tangent_type(x) for x in choose(operands, activity.operands)]
+    return list(map(_compat.with_weak_type, _flat(result), types))
+
+
+def plan_of(loop: Loop) -> Plan:
+    """The plan of a loop that is to be reversed."""
+    if loop.plan is None:
+        raise ValueError(
+            "max_steps and checkpoints must not both be None where a while loop is differentiated "
+            "in reverse mode. Pass max_steps, the most steps that the loop may take, or "
+            "checkpoints, the number of carries to store."
+        )
+    return loop.plan
+
+
+def _flat(parts: Sequence[Flat]) -> list[Any]:
+    return [value for part in parts for value in part]
+
+
+def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
+    """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
+    mask = [not _compat.is_zero(t) for t in tangents]
+    return jax.jvp(
+        lambda chosen: run(substitute(primals, mask, chosen)),
+        (choose(primals, mask),),
+        (choose(tangents, mask),),
+    )

@@ -1,0 +1,318 @@
+"""Online placement: against the offline optimum, against Equinox, and on the device."""
+
+import math
+import random
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import islice, pairwise
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jax_revolve.engine.placement import Placement
+from jax_revolve.schedule import binomial, online
+from jax_revolve.schedule.actions import Store, Tape, revolve
+
+LONGEST = 2000
+CHECKPOINTS = range(3, 13)
+INT32 = jnp.dtype("int32")
+
+
+def optimum(steps: int, checkpoints: int) -> int:
+    """The fewest evaluations when the value has to be complete before the reverse sweep starts."""
+    return steps + binomial.advances(steps + 1, checkpoints)
+
+
+def held_along(checkpoints: int, longest: int) -> Iterator[tuple[int, list[int]]]:
+    """For every number of steps, the positions that a loop which stops there holds."""
+    held = [0]
+    upcoming = online.next_store(held, checkpoints)
+    for steps in range(longest + 1):
+        if steps > upcoming:
+            held = online.store(held, checkpoints, upcoming)
+            upcoming = online.next_store(held, checkpoints)
+        yield steps, held
+
+
+@cache
+def evaluations_along(checkpoints: int, longest: int = LONGEST, stride: int = 1) -> dict[int, int]:
+    return {
+        steps: steps + online.reverse_evaluations(held, steps, checkpoints)
+        for steps, held in held_along(checkpoints, longest)
+        if steps % stride == 0
+    }
+
+
+def excesses(checkpoints: int, first: int, last: int) -> list[float]:
+    """How much more than the optimum loops of `first` to `last` steps take, as a fraction."""
+    counted = evaluations_along(checkpoints)
+    steps = range(first, min(last, LONGEST) + 1)
+    return [counted[n] / optimum(n, checkpoints) - 1 for n in steps]
+
+
+@pytest.mark.parametrize("checkpoints", [2, *CHECKPOINTS])
+def test_exact_for_short_loops(checkpoints: int) -> None:
+    counted = evaluations_along(checkpoints)
+    for n in range(1, math.comb(checkpoints + 2, 2) + 1):
+        assert counted[n] == optimum(n, checkpoints)
+        bound = n + binomial.advances(n, checkpoints) + binomial.repetition(n, checkpoints) + 1
+        assert counted[n] <= bound
+
+
+@pytest.mark.parametrize("checkpoints", CHECKPOINTS)
+def test_longer_loops_are_near_the_optimum(checkpoints: int) -> None:
+    """With three checkpoints no online schedule has less than one evaluation too many in 32."""
+    almost = math.comb(checkpoints + 3, 3) - 4
+    assert max(excesses(checkpoints, 1, almost)) <= (1 / 32 if checkpoints == 3 else 0.025)
+    beyond = excesses(checkpoints, almost + 1, LONGEST)
+    assert sum(beyond) / len(beyond) <= 0.015
+    assert max(beyond) <= 0.06
+
+
+def test_three_checkpoints_cannot_stay_within_three_percent() -> None:
+    """Every online schedule there is: at each position it stores or not, and drops any other."""
+    schedules = {(0,)}
+    for n in range(1, math.comb(6, 3) - 3):
+        limit = 1.03 * optimum(n, 3)
+        near = {p for p in schedules if n + online.reverse_evaluations(p, n, 3) <= limit}
+        room = {p for p in near if len(p) < 3} | {
+            (*p[:j], *p[j + 1 :]) for p in near for j in range(1, len(p))
+        }
+        schedules = near | {(*p, n) for p in room}
+    assert not schedules
+
+
+@pytest.mark.parametrize(("checkpoints", "most", "mean"), [(2, 0.11, 0.015), (1, 0, 0)])
+def test_hardly_any_checkpoints(checkpoints: int, most: float, mean: float) -> None:
+    all_excesses = excesses(checkpoints, 1, LONGEST)
+    assert max(all_excesses) <= most
+    assert sum(all_excesses) / LONGEST <= mean
+
+
+@pytest.mark.parametrize("checkpoints", [20, 40, 64])
+def test_many_checkpoints(checkpoints: int) -> None:
+    for n, counted in evaluations_along(checkpoints, 20000, stride=97).items():
+        assert counted <= 1.002 * optimum(n, checkpoints)
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2, *CHECKPOINTS])
+def test_invariants(checkpoints: int) -> None:
+    """No gap but the last is longer than the limit of the level, and the last at most 2 q."""
+    for n, held in held_along(checkpoints, LONGEST if checkpoints > 1 else 50):
+        assert held[0] == 0
+        assert len(held) == min(max(n, 1), checkpoints)
+        assert max(held) < max(n, 1)
+        if checkpoints > 1:
+            q = online.level(n, checkpoints)
+            gaps = [stop - start for start, stop in pairwise(held)]
+            assert all(0 < g <= m for g, m in zip(gaps, _limits(q, checkpoints), strict=False))
+            assert n - held[-1] <= 2 * q
+
+
+def _limits(q: int, checkpoints: int) -> list[int]:
+    return [binomial.beta(slots, q) for slots in reversed(range(1, checkpoints + 1))]
+
+
+@pytest.mark.parametrize("checkpoints", [1, 3, 7])
+def test_stopping_anywhere_is_what_was_simulated(checkpoints: int) -> None:
+    for n, held in held_along(checkpoints, 200):
+        assert online.positions_held(n, checkpoints) == held
+        assert online.evaluations(n, checkpoints) == evaluations_along(checkpoints)[n]
+
+
+@pytest.mark.parametrize(("checkpoints", "level"), [(2, 5), (4, 1), (4, 3), (9, 2)])
+def test_landmarks_are_the_offline_schedule(checkpoints: int, level: int) -> None:
+    longest = binomial.beta(checkpoints, level + 1)
+    assert online.level(longest - 1, checkpoints) == level
+    assert online.level(longest, checkpoints) == level + 1
+    stored = []
+    for action in revolve(longest, checkpoints):
+        if isinstance(action, Tape):
+            break
+        if isinstance(action, Store):
+            stored.append(action.position)
+    # The last gap ends at the step that is taped first, which needs no checkpoint.
+    assert [0, *online.landmarks(level, checkpoints)] == [*stored, longest - 1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "most"), [(90, 12, 0.65), (2000, 10, 0.18), (20000, 60, 0.28)]
+)
+def test_stores_are_few(steps: int, checkpoints: int, most: float) -> None:
+    """At level q, every 2 q steps, but for landmarks and the first checkpoints."""
+    held, stores = [0], 0
+    while (position := online.next_store(held, checkpoints)) < steps:
+        held, stores = online.store(held, checkpoints, position), stores + 1
+    assert stores <= most * steps
+
+
+# Equinox
+
+
+@pytest.mark.parametrize("checkpoints", CHECKPOINTS)
+def test_never_more_evaluations_than_equinox(checkpoints: int) -> None:
+    counted = evaluations_along(checkpoints)
+    for n, theirs in equinox_evaluations(checkpoints, LONGEST).items():
+        assert counted[n] <= theirs
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints"), [(1, 3), (7, 3), (10, 3), (41, 3), (64, 4), (35, 7), (150, 7)]
+)
+def test_model_of_equinox(steps: int, checkpoints: int) -> None:
+    executed = 0
+
+    def count() -> None:
+        nonlocal executed
+        executed += 1
+
+    def body(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        i, u = state
+        jax.debug.callback(count, ordered=False)
+        return i + 1, jnp.sin(u)
+
+    def loss(u: Any) -> Any:
+        loop = partial(eqxi.while_loop, kind="checkpointed", checkpoints=checkpoints)
+        return loop(lambda state: state[0] < steps, body, (jnp.int32(0), u))[1]
+
+    jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(1.0))
+    jax.effects_barrier()
+    assert executed == equinox_evaluations(checkpoints, steps)[steps]
+
+
+def equinox_evaluations(checkpoints: int, longest: int) -> dict[int, int]:
+    """Body evaluations of the gradient of Equinox's checkpointed while loop, by number of steps."""
+    counted, slots = {}, [online.NEVER] * checkpoints
+    stores = islice(_equinox_stores(checkpoints, slots), longest)
+    for n, (slot, position) in enumerate(stores, start=1):
+        if slot is not None:
+            slots[slot] = position
+        held = sorted(p for p in slots if p != online.NEVER)
+        gaps = enumerate(stop - start for start, stop in pairwise([*held, n]))
+        counted[n] = n + sum(_equinox_reverse(gap, checkpoints - 1 - i) for i, gap in gaps)
+    return counted
+
+
+def _equinox_stores(checkpoints: int, slots: list[int]) -> Iterator[tuple[int | None, int]]:
+    """For each step in turn, the slot it stores into, if any, and its position."""
+    slot, last, turn, storing = 0, checkpoints, checkpoints, True
+    exact = math.comb(checkpoints + 2, 2) - 1
+    for step in range(exact):
+        yield (slot if storing else None), step
+        if storing:
+            slot = 1 if slot == last else slot + 1
+        if step == turn:
+            turn, last = turn + last, last - 1
+            slot, storing = last, last > 0
+        elif step + 1 == turn:
+            storing = False
+    levels, dispensable = [online.NEVER, *[0] * (checkpoints - 1)], set[int]()
+    for step in range(exact, online.NEVER):
+        slot = max(dispensable or range(checkpoints), key=lambda k: slots[k])
+        if dispensable:
+            dispensable.remove(slot)
+            levels[slot] = 0
+        else:
+            dispensable |= {k for k in range(checkpoints) if levels[k] < levels[slot]}
+            levels[slot] += 1
+        yield slot, step
+
+
+@cache
+def _equinox_reverse(steps: int, free: int) -> int:
+    """Evaluations that reverse a gap: halved as long as there are free slots, stored step by step
+    as soon as there are enough."""
+    if steps <= 2 or free == 0:
+        return steps * (steps + 1) // 2
+    first = 1 if steps - 2 <= free else steps // 2
+    return first + _equinox_reverse(steps - first, free - 1) + _equinox_reverse(first, free)
+
+
+# The device
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "steps"), [(2, 9000), (3, 3000), (5, 3000), (8, 3000), (12, 3000), (40, 3000)]
+)
+@pytest.mark.parametrize("bound", [None, 2**31 - 2])
+def test_device_agrees_along_a_loop(checkpoints: int, steps: int, bound: int | None) -> None:
+    placement = Placement(checkpoints, steps if bound is None else bound)
+    history = jax.jit(partial(placements, placement, steps))()
+    assert all(x.dtype == INT32 for x in history)
+    positions, count, stores = (x.tolist() for x in history)
+    held, expected = [0], []
+    while (position := online.next_store(held, checkpoints)) < steps:
+        held = online.store(held, checkpoints, position)
+        expected.append(sum(held) % 2**31)
+    assert positions[:count] == held
+    assert stores[: len(expected)] == expected
+    assert not any(stores[len(expected) :])
+
+
+def placements(placement: Placement, steps: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The positions held by a loop of `steps` steps, their number, and a checksum per store."""
+    checkpoints = placement.checkpoints
+    index = jnp.arange(checkpoints, dtype=jnp.int32)
+
+    def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+        return state[-1] < steps
+
+    def store(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        positions, count, sums, number, position = state
+        dropped = jnp.where(count < checkpoints, count, placement.drop(positions, position))
+        positions = jnp.where(index < dropped, positions, jnp.append(positions[1:], 0))
+        count = jnp.minimum(count + 1, checkpoints)
+        positions = positions.at[count - 1].set(position)
+        total = jnp.sum(jnp.where(index < count, positions, 0), dtype=jnp.int32)
+        sums = sums.at[number].set(total)
+        return positions, count, sums, number + 1, placement.next_store(positions, count)
+
+    positions, count = jnp.where(index == 0, 0, online.NEVER).astype(INT32), jnp.int32(1)
+    sums = jnp.zeros(steps, jnp.int32)
+    state = (positions, count, sums, jnp.int32(0), placement.next_store(positions, count))
+    return lax.while_loop(goes_on, store, state)[:3]  # pyright: ignore[reportReturnType]
+
+
+@pytest.mark.parametrize("checkpoints", [3, 4, 10, 60])
+def test_device_does_not_overflow(checkpoints: int) -> None:
+    """The longest loops that 32 bits can count, and positions all over them."""
+    placement = Placement(checkpoints, 2**31 - 2)
+    drop, next_store = jax.jit(placement.drop), jax.jit(placement.next_store)
+    draw, compared = random.Random(0), 0
+    for _ in range(200):
+        newest = 2**31 - 2 - draw.choice([0, 1, 2, 3, draw.randrange(2**31 - 1000)])
+        marks = online.landmarks(online.level(newest, checkpoints), checkpoints)
+        choices = [*draw.sample(range(1, newest), checkpoints), *marks, newest - 1]
+        held = [0, *sorted(draw.sample([*{p for p in choices if p < newest}], checkpoints - 1))]
+        positions, position = jnp.array(held, jnp.int32), jnp.int32(newest)
+        expected = min(online.next_store([*held[:-1], newest], checkpoints), online.NEVER)
+        after = next_store(positions.at[-1].set(position), jnp.int32(checkpoints))
+        assert (after.dtype, int(after)) == (INT32, expected)
+        try:
+            dropped = online.dropped(held, checkpoints, newest)
+        except ValueError:  # nothing to drop: such positions are never held
+            continue
+        compared += 1
+        index = drop(positions, position)
+        assert (index.dtype, int(index)) == (INT32, dropped)
+    assert compared > 100
+
+
+def test_tables_for_two_checkpoints_end_before_the_longest_loops() -> None:
+    """Beyond, the rule still names a step ahead, and a checkpoint to drop."""
+    placement = Placement(2, 2**31 - 1)
+    assert placement.landmarks.shape[0] == binomial.MOST_REPETITIONS_IN_TABLES
+    for newest in [10**7, 2**30, 2**31 - 3]:
+        positions = jnp.array([0, newest], jnp.int32)
+        assert newest < int(placement.next_store(positions, jnp.int32(2))) <= online.NEVER
+        assert int(placement.drop(positions, jnp.int32(newest + 1))) == 1
+
+
+def test_a_single_checkpoint_is_never_moved() -> None:
+    assert online.next_store([0], 1) == online.NEVER
+    after = Placement(1, 2**31 - 2).next_store(jnp.zeros(1, jnp.int32), jnp.int32(1))
+    assert (after.dtype, int(after)) == (INT32, online.NEVER)
