@@ -9,7 +9,6 @@ from typing import Any
 import equinox.internal as eqxi
 import jax
 from jax import lax
-from workloads import ScanFunction
 
 from jax_revolve import checkpointed_scan, plan
 
@@ -26,16 +25,18 @@ remat = partial(jax.checkpoint, prevent_cse=False)
 
 @dataclass(frozen=True)
 class Contender:
-    """A scan by name, with what is known in advance about the cost of its gradient.
+    """A loop by name, with what is known in advance about the cost of its gradient.
 
+    `loop` is called as `lax.scan`, or as `lax.while_loop` and then with `max_steps` built in.
     `evaluations` counts the steps that run, those that are run again included; `None` is unknown.
     """
 
     name: str
-    scan: ScanFunction
+    loop: Callable[..., Any]
     checkpoints: int | None = None
     evaluations: int | None = None
     detail: str = ""
+    max_steps: int | None = None
 
 
 def plain(length: int) -> Contender:

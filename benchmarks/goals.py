@@ -59,11 +59,13 @@ def time_ratios(run: Measurement, measurements: list[Measurement]) -> dict[str, 
     }
 
 
-def memory_ratio(run: Measurement, measurements: list[Measurement]) -> float | None:
-    """How many times less memory than `lax.scan` the run takes."""
-    for plain in _rivals(run, measurements, PLAIN):
-        if plain.temp_bytes is not None and run.temp_bytes:
-            return plain.temp_bytes / run.temp_bytes
+def memory_ratio(
+    run: Measurement, measurements: list[Measurement], rival: str = PLAIN
+) -> float | None:
+    """How many times less memory than the rival the run takes."""
+    for other in _rivals(run, measurements, rival):
+        if other.temp_bytes is not None and run.temp_bytes:
+            return other.temp_bytes / run.temp_bytes
     return None
 
 

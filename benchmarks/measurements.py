@@ -7,7 +7,7 @@ from statistics import median
 from contenders import Contender, equinox, ours, plain, rematerialised
 from nesting import NestedScans
 from programs import Program, difference, gradient, jvp, value
-from timing import interleave
+from timing import MOST_ROUNDS, interleave
 from tqdm import tqdm
 from workloads import Workload
 
@@ -17,7 +17,8 @@ from jax_revolve import plan
 @dataclass(frozen=True)
 class Measurement:
     """The cost of one program. `checkpoints` of a nested scan are those of the run of ours whose
-    memory it was chosen to fit; `difference` is the relative one to the result of `lax.scan`."""
+    memory it was chosen to fit; `max_steps` is the bound of a while loop; `difference` is the
+    relative one to the result of the first contender of its table."""
 
     family: str
     workload: str
@@ -25,6 +26,7 @@ class Measurement:
     quantity: str
     contender: str
     checkpoints: int | None
+    max_steps: int | None
     detail: str
     median_ms: float
     minimum_ms: float
@@ -41,8 +43,9 @@ def measure(workload: Workload, budget: float, least_rounds: int) -> list[Measur
     results = []
     for quantity, build in forward.items():
         programs = [build(workload, contender) for contender in (baseline, loop)]
-        results += _time(workload, quantity, programs, budget / 8, least_rounds)
-    return results + _time(workload, "gradient", _gradients(workload), budget, least_rounds)
+        results += measure_programs(workload, quantity, programs, budget / 8, least_rounds)
+    gradients = _gradients(workload)
+    return results + measure_programs(workload, "gradient", gradients, budget, least_rounds)
 
 
 def _checkpoints(workload: Workload) -> list[int]:
@@ -62,8 +65,13 @@ def _gradients(workload: Workload) -> list[Program]:
     return programs
 
 
-def _time(
-    workload: Workload, quantity: str, programs: list[Program], budget: float, least_rounds: int
+def measure_programs(
+    workload: Workload,
+    quantity: str,
+    programs: list[Program],
+    budget: float,
+    least_rounds: int,
+    most_rounds: int = MOST_ROUNDS,
 ) -> list[Measurement]:
     """Measurements of programs for the same result, of which the first is the reference."""
     # One nested scan may be the best beside several runs of ours; it is timed once.
@@ -71,7 +79,7 @@ def _time(
     reference = programs[0].run()
     apart = [0.0, *(difference(program.run(), reference) for program in once[1:])]
     del reference
-    times = interleave([program.run for program in once], budget, least_rounds)
+    times = interleave([program.run for program in once], budget, least_rounds, most_rounds)
     found = dict(zip(map(_identity, once), zip(times, apart, strict=True), strict=True))
     return [_measurement(workload, quantity, p, *found[_identity(p)]) for p in programs]
 
@@ -91,12 +99,13 @@ def _measurement(
         quantity=quantity,
         contender=contender.name,
         checkpoints=contender.checkpoints,
+        max_steps=contender.max_steps,
         detail=contender.detail,
         median_ms=1e3 * median(times),
         minimum_ms=1e3 * min(times),
         repetitions=len(times),
         temp_bytes=program.temp_bytes,
         # What is known in advance is the cost of the gradient.
-        evaluations=contender.evaluations if quantity == "gradient" else None,
+        evaluations=contender.evaluations if quantity.startswith("gradient") else None,
         difference=apart,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from contenders import Contender
-from workloads import ScanFunction, Workload
+from workloads import LoopFunction, Workload
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,42 @@ def gradient(workload: Workload, contender: Contender) -> Program:
 
 def jvp(workload: Workload, contender: Contender) -> Program:
     """The derivative in the direction of all ones."""
-    tangents = jax.tree.map(jnp.ones_like, workload.active)
-    return _compile(workload, contender, partial(_jvp, workload.loss), tangents)
+    return _compile(workload, contender, partial(_jvp, workload.loss), _ones(workload))
 
 
-def _gradient(loss: Callable[..., Any], scan: ScanFunction, active: Any, passive: Any) -> Any:
-    return jax.grad(partial(loss, scan))(active, passive)
+def hvp(workload: Workload, contender: Contender) -> Program:
+    """The Hessian times the direction of all ones, forward over reverse."""
+    return _compile(workload, contender, partial(_hvp, workload.loss), _ones(workload))
+
+
+def _ones(workload: Workload) -> Any:
+    return jax.tree.map(jnp.ones_like, workload.active)
+
+
+def _gradient(loss: Callable[..., Any], loop: LoopFunction, active: Any, passive: Any) -> Any:
+    return jax.grad(partial(loss, loop))(active, passive)
 
 
 def _jvp(
-    loss: Callable[..., Any], scan: ScanFunction, active: Any, passive: Any, tangents: Any
+    loss: Callable[..., Any], loop: LoopFunction, active: Any, passive: Any, tangents: Any
 ) -> Any:
-    return jax.jvp(lambda active: loss(scan, active, passive), (active,), (tangents,))
+    return jax.jvp(lambda active: loss(loop, active, passive), (active,), (tangents,))
+
+
+def _hvp(
+    loss: Callable[..., Any], loop: LoopFunction, active: Any, passive: Any, tangents: Any
+) -> Any:
+    def gradient(active: Any) -> Any:
+        return jax.grad(partial(loss, loop))(active, passive)
+
+    return jax.jvp(gradient, (active,), (tangents,))[1]
 
 
 def _compile(
     workload: Workload, contender: Contender, function: Callable[..., Any], *more: Any
 ) -> Program:
     arguments = (workload.active, workload.passive, *more)
-    compiled = jax.jit(partial(function, contender.scan)).lower(*arguments).compile()
+    compiled = jax.jit(partial(function, contender.loop)).lower(*arguments).compile()
     analysis = compiled.memory_analysis()
     temp_bytes = None if analysis is None else int(analysis.temp_size_in_bytes)
     return Program(contender, compiled, arguments, temp_bytes)

@@ -1,26 +1,31 @@
 """Tables of what was measured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
-from goals import Goal, memory_ratio, time_ratios
+from goals import Goal
 from measurements import Measurement
 
-COLUMNS = (
-    "contender", "s", "ms", "least ms", "runs", "/ plain", "/ equinox", "/ nested",
-    "MB", "less memory", "evaluations",
-)  # fmt: skip
+TimeRatios: TypeAlias = Callable[[Measurement, list[Measurement]], dict[str, float | None]]
+MemoryRatio: TypeAlias = Callable[[Measurement, list[Measurement]], float | None]
 
 
-def measurement_table(measurements: Sequence[Measurement]) -> str:
-    """One workload: its value, its derivative, its gradient.
+def measurement_table(
+    measurements: Sequence[Measurement], time_ratios: TimeRatios, memory_ratio: MemoryRatio
+) -> str:
+    """One workload: its value, its derivatives, its gradient.
 
-    "ms" is the median; each "/" column is the ratio of medians, those to Equinox and to nested
-    scans at equal s; "less memory" is how many times less temporary memory than `lax.scan`.
+    "ms" is the median; each "/" column is the ratio of medians, to a rival with checkpoints at
+    equal s; "less memory" is how many times less temporary memory than another contender. Columns
+    without any number are left out.
     """
     lines = [measurements[0].workload]
     for quantity in dict.fromkeys(m.quantity for m in measurements):
         chosen = [m for m in measurements if m.quantity == quantity]
-        lines += ["", quantity, *_align([COLUMNS, *(_row(m, chosen) for m in chosen)])]
+        rows = [_cells(m, time_ratios(m, chosen), memory_ratio(m, chosen)) for m in chosen]
+        titles = [title for title in rows[0] if any(row[title] for row in rows)]
+        cells = [tuple(row[title] for title in titles) for row in rows]
+        lines += ["", quantity, *_align([tuple(titles), *cells])]
     return "\n".join(lines)
 
 
@@ -32,19 +37,21 @@ def goal_table(goals: Sequence[Goal]) -> str:
     return "\n".join(_align(rows, words=2))
 
 
-def _row(m: Measurement, measurements: list[Measurement]) -> tuple[str, ...]:
-    ratios = time_ratios(m, measurements)
-    return (
-        f"{m.contender} {m.detail}".strip(),
-        "" if m.checkpoints is None else str(m.checkpoints),
-        _number(m.median_ms, 2),
-        _number(m.minimum_ms, 2),
-        str(m.repetitions),
-        *(_number(ratios[rival], 3) for rival in ("plain", "equinox", "nested")),
-        _number(None if m.temp_bytes is None else m.temp_bytes / 1e6, 3),
-        _number(memory_ratio(m, measurements), 1),
-        "" if m.evaluations is None else str(m.evaluations),
-    )
+def _cells(
+    m: Measurement, ratios: dict[str, float | None], less_memory: float | None
+) -> dict[str, str]:
+    """A row of the table, by the titles of its columns."""
+    return {
+        "contender": f"{m.contender} {m.detail}".strip(),
+        "s": "" if m.checkpoints is None else str(m.checkpoints),
+        "ms": _number(m.median_ms, 2),
+        "least ms": _number(m.minimum_ms, 2),
+        "runs": str(m.repetitions),
+        **{f"/ {rival}": _number(ratio, 3) for rival, ratio in ratios.items()},
+        "MB": _number(None if m.temp_bytes is None else m.temp_bytes / 1e6, 3),
+        "less memory": _number(less_memory, 1),
+        "evaluations": "" if m.evaluations is None else str(m.evaluations),
+    }
 
 
 def _number(value: float | None, digits: int) -> str:

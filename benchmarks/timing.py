@@ -31,7 +31,10 @@ def quickest(function: Callable[[], Any], enough: float = 0.2) -> float:
 
 
 def interleave(
-    functions: Sequence[Callable[[], Any]], budget: float, least_rounds: int
+    functions: Sequence[Callable[[], Any]],
+    budget: float,
+    least_rounds: int,
+    most_rounds: int = MOST_ROUNDS,
 ) -> list[list[float]]:
     """The seconds of each function in every round, as many rounds as the budget (s) allows.
 
@@ -47,7 +50,7 @@ def interleave(
         for i in order:
             times[i].append(seconds(functions[i]))
 
-    rounds = min(max(round(budget / seconds(run_round)), least_rounds), MOST_ROUNDS)
+    rounds = min(max(round(budget / seconds(run_round)), least_rounds), most_rounds)
     for _ in tqdm(range(1, rounds), desc="Timing", unit="round", leave=False):
         run_round()
     return times

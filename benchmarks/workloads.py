@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jax_revolve.schedule.plan import Checkpoints
 
-ScanFunction: TypeAlias = Callable[..., tuple[Any, Any]]
-"""Called as `scan(body, init, xs, length)`, like `jax.lax.scan`."""
+LoopFunction: TypeAlias = Callable[..., Any]
+"""What a workload runs its steps with: here called as `jax.lax.scan`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Workload:
         return (self.active | self.passive)["init"]
 
     def loss(
-        self, scan: ScanFunction, active: dict[str, Any], passive: dict[str, Any]
+        self, loop: LoopFunction, active: dict[str, Any], passive: dict[str, Any]
     ) -> jax.Array:
         """The sum of the squares of the final carry."""
         inputs = active | passive
@@ -46,8 +46,12 @@ class Workload:
         def body(carry: Any, x: Any) -> tuple[Any, None]:
             return self.step(inputs["parameters"], carry, x), None
 
-        final, _ = scan(body, inputs["init"], inputs["xs"], self.length)
-        return sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(final)), jnp.zeros(()))
+        final, _ = loop(body, inputs["init"], inputs["xs"], self.length)
+        return sum_of_squares(final)
+
+
+def sum_of_squares(tree: Any) -> jax.Array:
+    return sum((jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)), jnp.zeros(()))
 
 
 def stencil(length: int, width: int, checkpoints: tuple[Checkpoints, ...]) -> Workload:

@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
+from jax_revolve._compat import (
+    LoopEquation,
+    is_jit_disabled,
+    run_around_loop,
+    with_weak_type,
+)
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_counted, run_loop
 from jax_revolve.schedule.plan import Checkpoints, plan_for_bound
@@ -163,11 +168,22 @@ def raise_if_stopped(loop: Loop, operands: list[Any], results: Any) -> Any:
 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
-    return eqx.error_if(
-        value,
+    """The value, and its derivatives, with an error at run time: whichever of them is used."""
+    not_stopped = eqx.error_if(
+        jnp.ones(jnp.shape(stopped)),
         stopped,
         f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps.",
     )
+
+    def check(x: Any) -> Any:
+        aval = jax.typeof(x)
+        if jnp.issubdtype(aval.dtype, jnp.bool_):
+            return x & (not_stopped > 0)
+        if jnp.issubdtype(aval.dtype, jnp.number):
+            return with_weak_type(x * not_stopped.astype(aval.dtype), aval)
+        return x
+
+    return jax.tree.map(check, value)
 
 
 def _python_loop(

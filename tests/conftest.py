@@ -1,9 +1,19 @@
 import os
+from collections.abc import Iterator
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 )
 
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture
+def compile_quickly() -> Iterator[None]:
+    """Nearly all of the time goes into compiling; what the optimised code does, others test."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -67,7 +67,7 @@ def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -
     outer = _donate(jnp.any(going), rows)
     results = []
     for (needed, value), row, is_batched in zip(outer, rows, values_batched, strict=True):
-        donated = lax.select(jnp.broadcast_to(needed, row.shape), value, row)
+        donated = lax.select(needed, value, row)
         results.append((~going, donated) if is_batched else (needed, value))
     return results, [(b, False) for b in values_batched]
 
@@ -86,7 +86,7 @@ def safe_operands(loop: Loop, operands: Operands) -> Operands:
     values = [*consts[first:], *carry]
     going = loop.holds(consts, carry)
     replacements = _donate(going, [lax.stop_gradient(v) for v in values])
-    safe = [_where(n, r, v) for (n, r), v in zip(replacements, values, strict=True)]
+    safe = [lax.select(n, r, v) for (n, r), v in zip(replacements, values, strict=True)]
     num_used = len(consts) - first
     return Operands([*consts[:first], *safe[:num_used]], safe[num_used:], xs)
 
@@ -106,11 +106,7 @@ def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
 
 
 def _choose(which: jax.Array, true: list[Any], false: list[Any]) -> list[Any]:
-    return [_where(which, t, f) for t, f in zip(true, false, strict=True)]
-
-
-def _where(which: jax.Array, true: Any, false: Any) -> Any:
-    return lax.select(jnp.broadcast_to(which, jnp.shape(false)), true, false)
+    return [lax.select(which, t, f) for t, f in zip(true, false, strict=True)]
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Loops to compare: each case covers several kinds of carries, closures and bodies at once."""
+"""Programs to compare: each case covers several kinds of carries, closures and bodies at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,20 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from parity.loops import Loops
 
 Scan = Callable[..., Any]
+WhileLoop = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """`program(scan)` is a function of `arguments`, floating-point arrays, that returns a tree.
+    """`program(loops)` is a function of `arguments`, floating-point arrays, that returns a tree.
 
     `forward_mode` is false where `lax.scan` itself has no forward mode. `rtol` is for the least
-    precise dtype in the result.
+    precise dtype in the result. `options` are for the loop that the case is about.
     """
 
     name: str
-    program: Callable[[Scan], Callable[..., Any]]
+    program: Callable[[Loops], Callable[..., Any]]
     arguments: tuple[Any, ...]
     forward_mode: bool = True
     rtol: float = 1e-12
@@ -201,22 +203,108 @@ def _lengths(scan: Scan) -> Callable[..., Any]:
     return program
 
 
+def _of_scan(program: Callable[[Scan], Callable[..., Any]]) -> Callable[[Loops], Any]:
+    return lambda loops: program(loops.scan)
+
+
+def _of_while(program: Callable[[WhileLoop], Callable[..., Any]]) -> Callable[[Loops], Any]:
+    return lambda loops: program(loops.while_loop)
+
+
+def _trip_counts(while_loop: WhileLoop) -> Callable[..., Any]:
+    """No step, one, two, all that the bound allows, and more than those."""
+
+    def program(a: Any, xs: Any) -> Any:
+        def run(most: int) -> Any:
+            def body(state: Any) -> Any:
+                u, total, i = state
+                u = jnp.sin(u * a) + xs[i % 3]
+                return u, total + u**2, i + 1
+
+            init = (a + 0.1 * most, jnp.zeros_like(a), jnp.int32(0))
+            return while_loop(lambda state: state[2] < most, body, init, max_steps=9)
+
+        return [run(most) for most in (0, 1, 2, 9, 10)]
+
+    return program
+
+
+def _examples(while_loop: WhileLoop) -> Callable[..., Any]:
+    """Each example stops on its own, where its step has no derivative; an example may not start."""
+
+    def program(a: Any, weights: Any) -> Any:
+        def body(state: Any) -> Any:
+            fuel, u, key = state
+            key, other = jax.random.split(key)
+            noise = jax.random.bits(other, (), jnp.uint32) % 7
+            u = jnp.tanh(weights @ u) * jnp.sqrt(fuel) + 0.1 * noise + jnp.log(fuel)
+            return jnp.maximum(fuel - 0.3, 0.0), u, key
+
+        fuel, u, key = while_loop(
+            lambda state: state[0] > 0,
+            body,
+            (jnp.maximum(a - 0.25, 0.0), jnp.ones(2) * a, jax.random.key(3)),
+            max_steps=6,
+        )
+        return fuel, u, jax.random.key_data(key)
+
+    return program
+
+
+def _both_loops(loops: Loops) -> Callable[..., Any]:
+    """Loops of both kinds inside each other, four deep, in both orders."""
+
+    def program(a: Any) -> Any:
+        def while_of(body: Any, u: Any) -> Any:
+            go_on = lambda state: (state[0] < 2) & (state[1] < 5)  # noqa: E731
+            step = lambda state: (state[0] + 1, body(state[1]))  # noqa: E731
+            return loops.while_loop(go_on, step, (jnp.int32(0), u), max_steps=3)[1]
+
+        def scan_of(body: Any, u: Any) -> Any:
+            return loops.scan(lambda u, _: (body(u), None), u, None, 2)[0]
+
+        def step(u: Any) -> Any:
+            return jnp.sin(u * a) + 0.1 * u
+
+        inner = lambda u: while_of(lambda u: scan_of(step, u), u)  # noqa: E731
+        outer = lambda u: scan_of(lambda u: while_of(step, u), u)  # noqa: E731
+        first = while_of(lambda u: scan_of(inner, u), a)
+        second = scan_of(lambda u: while_of(outer, u), a)
+        return first, second
+
+    return program
+
+
 _XS = _array(1, 7)
 _A = jnp.float64(0.4)
 
-CASES = [
-    Case("recurrent", _recurrent, (_array(2, 2, 2), _array(3, 2), _array(4, 5, 2))),
-    Case("tree", _tree, (_A, _XS), options={"reverse": True, "unroll": 3, "checkpoints": 3}),
-    Case("random", _random, (_array(5, 3), _array(6, 3)), options={"checkpoints": 2}),
-    Case("dtypes", _dtypes, (_A, _XS), rtol=1e-6, options={"checkpoints": 2}),
-    Case("custom_vjp", _custom_vjp, (_A, _XS), forward_mode=False, options={"checkpoints": 2}),
+SCAN_CASES = [
+    Case("recurrent", _of_scan(_recurrent), (_array(2, 2, 2), _array(3, 2), _array(4, 5, 2))),
+    Case(
+        "tree", _of_scan(_tree), (_A, _XS), options={"reverse": True, "unroll": 3, "checkpoints": 3}
+    ),
+    Case("random", _of_scan(_random), (_array(5, 3), _array(6, 3)), options={"checkpoints": 2}),
+    Case("dtypes", _of_scan(_dtypes), (_A, _XS), rtol=1e-6, options={"checkpoints": 2}),
+    Case(
+        "custom_vjp",
+        _of_scan(_custom_vjp),
+        (_A, _XS),
+        forward_mode=False,
+        options={"checkpoints": 2},
+    ),
     Case(
         "rules_and_branches",
-        _rules_and_branches,
+        _of_scan(_rules_and_branches),
         (_A, _XS[:5]),
         options={"reverse": True, "checkpoints": "all"},
     ),
-    Case("nested", _nested, (_A, _XS[:4]), options={"checkpoints": 2}),
-    Case("weak", _weak, (_A,)),
-    Case("lengths", _lengths, (_A,), options={"checkpoints": 2}),
+    Case("nested", _of_scan(_nested), (_A, _XS[:4]), options={"checkpoints": 2}),
+    Case("weak", _of_scan(_weak), (_A,)),
+    Case("lengths", _of_scan(_lengths), (_A,), options={"checkpoints": 2}),
+]
+
+WHILE_CASES = [
+    Case("trip_counts", _of_while(_trip_counts), (_A, _XS[:3]), options={"checkpoints": 3}),
+    Case("examples", _of_while(_examples), (_A + 0.4, _array(7, 2, 2)), options={"checkpoints": 2}),
+    Case("both_loops", _both_loops, (_A,), options={"checkpoints": 2}),
 ]

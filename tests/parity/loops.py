@@ -1,0 +1,89 @@
+"""The loops to compare, and what they are compared with."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve import bounded_while_loop, checkpointed_scan
+
+
+class Loops(NamedTuple):
+    """A scan as `lax.scan`, and a while loop as `lax.while_loop` that also takes `max_steps`."""
+
+    scan: Callable[..., Any]
+    while_loop: Callable[..., Any]
+
+
+def ours(checkpoints: Any = None, **scan_options: Any) -> Loops:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints))
+
+
+def scan_as_while(checkpoints: Any = None, **scan_options: Any) -> Loops:
+    """The scan as a while loop, so that everything a scan is tested with tests that loop too."""
+    scan = partial(_scan_as_while, checkpoints=checkpoints, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints))
+
+
+def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
+    del checkpoints
+    return Loops(partial(lax.scan, **scan_options), _masked_scan)
+
+
+def _masked_scan(cond_fun: Any, body_fun: Any, init: Any, max_steps: int) -> Any:
+    """A while loop for `max_steps` steps. Those after its end are computed from ones, where the
+    programs here have all derivatives, and dropped."""
+
+    def safe(go_on: Any, x: Any) -> Any:
+        inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+        return jnp.where(go_on, x, 1) if inexact else x
+
+    def step(state: Any, _: Any) -> Any:
+        go_on = cond_fun(state)
+        new = body_fun(jax.tree.map(partial(safe, go_on), state))
+        keep = lambda new, old: jnp.where(go_on, new, old)  # noqa: E731
+        return jax.tree.map(keep, new, state), None
+
+    return lax.scan(step, init, None, max_steps)[0]
+
+
+def _scan_as_while(
+    f: Any,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int = 1,
+    checkpoints: Any = None,
+) -> Any:
+    del unroll
+    steps = jax.tree.leaves(xs)[0].shape[0] if length is None else length
+
+    def x_at(index: Any) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, keepdims=False), xs)
+
+    def body(state: Any) -> Any:
+        i, carry, ys = state
+        at = steps - 1 - i if reverse else i
+        carry, y = f(carry, x_at(at))
+        write = lambda whole, part: lax.dynamic_update_index_in_dim(whole, part, at, 0)  # noqa: E731
+        return i + 1, carry, jax.tree.map(write, ys, y)
+
+    if steps == 0:
+        return lax.scan(f, init, xs, length)
+    ys = jax.tree.map(partial(_blank, steps), jax.eval_shape(lambda: f(init, x_at(0))[1]))
+    state = (jnp.int32(0), init, ys)
+    _, carry, ys = bounded_while_loop(
+        lambda state: state[0] < steps, body, state, max_steps=steps + 2, checkpoints=checkpoints
+    )
+    return carry, ys
+
+
+def _blank(steps: int, y: Any) -> jax.Array:
+    if jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), (steps, *y.shape))
+    return jnp.zeros((steps, *y.shape), y.dtype)

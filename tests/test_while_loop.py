@@ -1,0 +1,428 @@
+"""`bounded_while_loop` beside its parity with lax: counts, finished examples, its own arguments."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.test_util import check_grads
+
+from jax_revolve import bounded_while_loop, checkpointed_fori_loop
+from jax_revolve.schedule import online
+from jax_revolve.schedule.plan import plan_for_bound
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+# Body evaluations, counted while the program runs
+
+
+def evaluations(steps: Any, checkpoints: Any, max_steps: int | None, transform: Any) -> int:
+    """How often the body runs. Under `vmap` one run is for the whole batch."""
+    executed: list[None] = []
+
+    def loss(a: Any, limit: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, u = state
+            jax.debug.callback(lambda: executed.append(None))
+            return i + 1, jnp.sin(u)
+
+        return bounded_while_loop(
+            lambda state: state[0] < limit,
+            body,
+            (jnp.int32(0), a),
+            max_steps=max_steps,
+            checkpoints=checkpoints,
+        )[1]
+
+    a = jnp.ones(jnp.shape(steps))
+    jax.block_until_ready(jax.jit(transform(loss))(a, steps))
+    jax.effects_barrier()
+    return len(executed)
+
+
+@pytest.mark.parametrize("max_steps", [16, 1024, 2**20, None])
+def test_evaluations_follow_the_steps_not_the_bound(max_steps: int | None) -> None:
+    assert evaluations(8, 4, max_steps, lambda loss: loss) == 8
+    assert evaluations(8, 4, max_steps, jax.value_and_grad) == online.evaluations(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "checkpoints"), [(0, 3), (1, 3), (2, 1), (7, 1), (30, 2), (100, 5), (300, 12)]
+)
+def test_evaluations_are_those_of_the_schedule(steps: int, checkpoints: int) -> None:
+    expected = online.evaluations(steps, checkpoints) if steps else 0
+    assert evaluations(steps, checkpoints, 4096, jax.value_and_grad) == expected
+
+
+def test_a_batch_runs_as_long_as_its_longest_example() -> None:
+    steps = jnp.arange(1, 65)
+    expected = online.evaluations(64, 10)
+    assert evaluations(steps, 10, 4096, jax.vmap) == 64
+    of_each = lambda loss: jax.vmap(jax.value_and_grad(loss))  # noqa: E731
+    assert evaluations(steps, 10, 4096, of_each) == expected
+    of_all = lambda loss: jax.value_and_grad(lambda a, n: jax.vmap(loss)(a, n).sum())  # noqa: E731
+    assert evaluations(steps, 10, 4096, of_all) == expected
+
+
+def test_forward_mode_runs_every_step_once() -> None:
+    transform = lambda loss: lambda a, n: jax.jvp(lambda a: loss(a, n), (a,), (a,))  # noqa: E731
+    assert evaluations(20, 3, 100, transform) == 20
+
+
+def test_functions_are_traced_once() -> None:
+    traces = []
+
+    def loss(a: Any) -> Any:
+        def go_on(u: Any) -> Any:
+            traces.append("cond")
+            return u < 10
+
+        def body(u: Any) -> Any:
+            traces.append("body")
+            return u * a
+
+        return bounded_while_loop(go_on, body, a, max_steps=9, with_steps=True)[0]
+
+    jax.jit(jax.vmap(jax.hessian(loss)))(jnp.array([1.5, 2.0]))
+    assert sorted(traces) == ["body", "cond"]
+
+
+# Examples that are done
+
+
+def _stopping(a: Any, c: Any, start: Any) -> Any:
+    """Stops where square root, logarithm, reciprocal and norm have no derivative."""
+
+    def body(state: Any) -> Any:
+        u, total = state
+        x = u - c
+        norm = jnp.sqrt(jnp.sum(jnp.stack([x, 2 * x]) ** 2))
+        total = total + a**2 * jnp.sqrt(x) + jnp.log(x) * a + 1 / x + a * norm * x**1.5
+        return jnp.maximum(u - 1.0, c), total
+
+    init = (start, jnp.zeros_like(start))
+    return bounded_while_loop(lambda s: s[0] > c, body, init, max_steps=10, checkpoints=2)[1]
+
+
+ARGUMENTS = (
+    jnp.array([1.0, 2.0, 3.0, 4.0]),
+    jnp.array([0.0, 1.0, 2.0, 0.5]),
+    jnp.array([0.0, 3.0, 2.0, 4.5]),
+)
+"""The first and the third example do not start."""
+
+EVERY = (0, 1, 2)
+
+ORDERS: dict[str, Callable[..., Any]] = {
+    "gradient": lambda f: jax.grad(f, EVERY),
+    "forward": lambda f: lambda *x: jax.jvp(f, x, (1.0, 1.0, 1.0)),
+    "forward_over_reverse": lambda f: jax.jacfwd(jax.grad(f, EVERY), EVERY),
+    "reverse_over_reverse": lambda f: jax.jacrev(jax.grad(f, EVERY), EVERY),
+    "reverse_over_forward": lambda f: jax.jacrev(jax.jacfwd(f, EVERY), EVERY),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_examples_that_are_done_do_no_harm(order: str) -> None:
+    derivative = ORDERS[order](_stopping)
+    single = jax.jit(derivative)
+    alone = [single(*example) for example in zip(*ARGUMENTS, strict=True)]
+    together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
+    assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(together))
+    _assert_close(jax.jit(jax.vmap(derivative))(*ARGUMENTS), together)
+    # Two axes, with another part of the operands batched over each.
+    twice = jax.vmap(jax.vmap(derivative, (None, 0, 0)), (0, None, None))
+    grid = [[single(a, c, u) for c, u in zip(*ARGUMENTS[1:], strict=True)] for a in ARGUMENTS[0]]
+    rows = [jax.tree.map(lambda *x: jnp.stack(x), *row) for row in grid]
+    _assert_close(jax.jit(twice)(*ARGUMENTS), jax.tree.map(lambda *x: jnp.stack(x), *rows))
+
+
+@pytest.mark.parametrize("shared", [(), (0,), (0, 1)], ids=str)
+def test_gradient_of_a_batch_of_examples_that_are_done(shared: tuple[int, ...]) -> None:
+    """Also where what the examples share gets the sum of their cotangents."""
+    in_axes = tuple(None if i in shared else 0 for i in range(3))
+    arguments = tuple(x[0] + 0.5 if i in shared else x for i, x in enumerate(ARGUMENTS))
+
+    def total(*x: Any) -> Any:
+        return jnp.sum(jax.vmap(_stopping, in_axes)(*x))
+
+    def total_of_each(*x: Any) -> Any:
+        parts = ([y if i in shared else y[k] for i, y in enumerate(x)] for k in range(4))
+        return sum(_stopping(*part) for part in parts)
+
+    for derivative in (jax.grad, jax.hessian):
+        ours = jax.jit(derivative(total, EVERY))(*arguments)
+        _assert_close(ours, jax.jit(derivative(total_of_each, EVERY))(*arguments))
+
+
+def _assert_close(ours: Any, theirs: Any) -> None:
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+# Against the same loop unrolled in Python
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> dict[str, Any]:
+    bound = draw(st.integers(0, 12))
+    return {
+        "limits": draw(st.lists(st.integers(0, 14), min_size=3, max_size=3)),
+        "bound": bound,
+        "checkpoints": draw(st.one_of(st.integers(1, bound + 2), st.just("all"), st.none())),
+        "seed": draw(st.integers(0, 100)),
+    }
+
+
+@settings(max_examples=8, deadline=None)
+@given(loops())
+def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
+    weights = jnp.asarray(np.random.default_rng(loop["seed"]).normal(size=(2, 2)))
+
+    def body(state: Any) -> Any:
+        i, u, trace = state
+        u = jnp.tanh(weights @ u) + 0.1 * i
+        return i + 1, u, trace.at[i % 4].set(u[0] * trace[(i + 1) % 4] + u[1])
+
+    def ours(u: Any, limit: Any) -> Any:
+        (_, u, trace), steps = bounded_while_loop(
+            lambda state: state[0] < limit,
+            body,
+            (jnp.int32(0), u, jnp.ones(4)),
+            max_steps=loop["bound"],
+            checkpoints=loop["checkpoints"],
+            with_steps=True,
+        )
+        return jnp.sum(jnp.sin(u)) + jnp.sum(trace**2), steps
+
+    def python(u: Any, limit: int) -> Any:
+        state, steps = (0, u, jnp.ones(4)), min(limit, loop["bound"])
+        for _ in range(steps):
+            state = body(state)
+        return jnp.sum(jnp.sin(state[1])) + jnp.sum(state[2] ** 2), jnp.int32(steps)
+
+    start = jnp.array([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.8]])
+    limits = jnp.array(loop["limits"])
+    derivative = lambda f: jax.value_and_grad(f, has_aux=True)  # noqa: E731
+    batched = jax.jit(jax.vmap(derivative(ours)))(start, limits)
+    for k, limit in enumerate(loop["limits"]):
+        expected = derivative(python)(start[k], limit)
+        _assert_close(jax.jit(derivative(ours))(start[k], limit), expected)
+        _assert_close(jax.tree.map(lambda x, k=k: x[k], batched), expected)
+
+
+@pytest.mark.parametrize("mode", ["fwd", "rev"])
+def test_finite_differences_to_third_order(mode: str) -> None:
+    def root(a: Any) -> Any:
+        return bounded_while_loop(
+            lambda x: jnp.abs(x**2 - a) > 0.1, lambda x: 0.5 * (x + a / x), a, max_steps=20
+        )
+
+    check_grads(jax.jit(root), (3.0,), order=3, modes=[mode], rtol=1e-4)
+
+
+# Reading back, writing twice: leaves that the restart set must keep
+
+
+def test_a_location_written_twice_and_read_back() -> None:
+    def run(loop: Callable[..., Any], a: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, buffer, unread, total = state
+            new = jnp.sin(a * buffer[(i + 2) % 3]) + 0.3 * buffer[i % 3]
+            buffer = buffer.at[i % 3].set(new)
+            return i + 1, buffer, unread.at[i % 5].set(new * a), total + new**2
+
+        state = (jnp.int32(0), a * jnp.ones(3), jnp.zeros(5), 0.0 * a)
+        _, buffer, unread, total = loop(body, state)
+        return jnp.sum(buffer**3) + jnp.sum(jnp.cos(unread)) + total
+
+    def ours(body: Any, state: Any) -> Any:
+        return bounded_while_loop(lambda s: s[0] < 17, body, state, max_steps=20, checkpoints=3)
+
+    def scanned(body: Any, state: Any) -> Any:
+        return lax.scan(lambda s, _: (body(s), None), state, None, 17)[0]
+
+    for derivative in (jax.value_and_grad, jax.hessian):
+        results = [jax.jit(derivative(lambda a, f=f: run(f, a)))(0.7) for f in (ours, scanned)]
+        _assert_close(*results)
+
+
+# Arguments of our own
+
+
+def _double(**options: Any) -> Any:
+    return bounded_while_loop(lambda x: x < 10.0, lambda x: 2 * x, 1.0, **options)
+
+
+def test_the_bound_stops_the_loop() -> None:
+    assert _double(max_steps=2) == 4.0
+    assert _double(max_steps=2**31 - 1) == 16.0
+    assert _double(max_steps=None) == 16.0
+    assert _double(max_steps=0) == 1.0
+    value, steps = _double(max_steps=2, with_steps=True)
+    assert (value, steps, steps.dtype) == (4.0, 2, jnp.int32)
+    assert _double(max_steps=0, with_steps=True) == (1.0, 0)
+
+
+def test_steps_of_each_example() -> None:
+    def run(x: Any) -> Any:
+        return bounded_while_loop(
+            lambda x: x < 10.0, lambda x: 2 * x, x, max_steps=3, with_steps=True
+        )
+
+    starts = jnp.array([1.0, 2.0, 3.0, 11.0])
+    values, steps = jax.vmap(run)(starts)
+    assert values.tolist() == [8.0, 16.0, 12.0, 11.0]
+    assert steps.tolist() == [3, 3, 2, 0]
+    assert jax.vmap(jax.grad(lambda x: run(x)[0]))(starts).tolist() == [8.0, 8.0, 4.0, 1.0]
+
+
+def test_throw() -> None:
+    assert _double(max_steps=4, throw=True) == 16.0
+    assert _double(max_steps=None, throw=True) == 16.0
+    with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
+        _double(max_steps=3, throw=True)
+
+    def gradient(x: Any, max_steps: int) -> Any:
+        def run(x: Any) -> Any:
+            return bounded_while_loop(
+                lambda x: x < 10.0, lambda x: 2 * x, x, max_steps=max_steps, throw=True
+            )
+
+        return eqx.filter_jit(jax.vmap(jax.grad(run)))(x)
+
+    starts = jnp.array([1.0, 3.0])
+    assert gradient(starts, 4).tolist() == [16.0, 4.0]
+    with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
+        gradient(starts, 3)
+
+
+@pytest.mark.parametrize("max_steps", [-1, 2**31, 2.0, True, "3", jnp.int32(3)], ids=repr)
+def test_bad_max_steps(max_steps: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_steps must be None or an int from 0"):
+        _double(max_steps=max_steps)
+    with pytest.raises((TypeError, ValueError), match="max_steps must be None or an int from 0"):
+        checkpointed_fori_loop(0, 3, lambda _, x: x, 1.0, max_steps=max_steps)
+
+
+def test_traced_max_steps() -> None:
+    with pytest.raises(TypeError, match="known when the loop is traced"):
+        jax.jit(lambda n: _double(max_steps=n))(3)
+
+
+def test_max_steps_is_not_optional() -> None:
+    with pytest.raises(TypeError, match="max_steps"):
+        _double()
+
+
+@pytest.mark.parametrize("checkpoints", [0, -1, 2.5, True, "most"])
+def test_bad_checkpoints(checkpoints: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="checkpoints must be"):
+        _double(max_steps=3, checkpoints=checkpoints)
+    with pytest.raises((TypeError, ValueError), match="checkpoints must be"):
+        checkpointed_fori_loop(0, 3, lambda _, x: x, 1.0, checkpoints=checkpoints)
+
+
+def test_all_checkpoints_of_an_unbounded_loop() -> None:
+    with pytest.raises(ValueError, match="Pass max_steps"):
+        _double(max_steps=None, checkpoints="all")
+
+
+def _power(**options: Any) -> Callable[..., Any]:
+    """a**3, in a loop."""
+
+    def power(a: Any) -> Any:
+        init = (jnp.int32(0), 1.0 + 0 * a)
+        body = lambda state: (state[0] + 1, state[1] * a)  # noqa: E731
+        return bounded_while_loop(lambda state: state[0] < 3, body, init, **options)[1]
+
+    return power
+
+
+def test_without_a_bound() -> None:
+    power = _power(max_steps=None)
+    assert jax.jvp(power, (2.0,), (1.0,)) == (8.0, 12.0)
+    assert jax.jacfwd(jax.jacfwd(power))(2.0) == 12.0
+    with pytest.raises(ValueError, match=r"max_steps and checkpoints must not both be None"):
+        jax.grad(power)(2.0)
+
+
+def test_without_a_bound_but_with_checkpoints() -> None:
+    power = _power(max_steps=None, checkpoints=2)
+    assert jax.grad(power)(2.0) == 12.0
+    assert jax.grad(lambda a: jax.jvp(power, (a,), (1.0,))[1])(2.0) == 12.0
+    for twice in (jax.hessian, lambda f: jax.grad(jax.grad(f))):
+        with pytest.raises(ValueError, match="Pass max_steps to bounded_while_loop"):
+            twice(power)(2.0)
+
+
+def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
+    found = {}
+    for bound in (0, 4, 4096, 10**6, 2**31 - 1):
+        plan = plan_for_bound(bound, None)
+        assert plan is not None
+        found[bound] = plan.checkpoints
+    assert found == {0: 1, 4: 1, 4096: 28, 10**6: 180, 2**31 - 1: 2343}
+
+
+def test_disable_jit() -> None:
+    with jax.disable_jit():
+        assert jax.grad(_power(max_steps=10))(2.0) == 12.0
+        assert jax.grad(_power(max_steps=2))(2.0) == 4.0
+        gradients = jax.vmap(jax.grad(_power(max_steps=10)))(jnp.array([1.0, 2.0]))
+    assert gradients.tolist() == [3.0, 12.0]
+
+
+# fori_loop
+
+
+def test_fori_loop_with_known_bounds_is_a_scan() -> None:
+    def run(loop: Callable[..., Any], a: Any) -> Any:
+        return loop(2, 9, lambda i, u: jnp.sin(a * u) + i, a)
+
+    for derivative in (jax.value_and_grad, jax.hessian):
+        ours, theirs = (
+            jax.jit(derivative(lambda a, f=f: run(f, a)))(0.7)
+            for f in (checkpointed_fori_loop, lax.fori_loop)
+        )
+        _assert_close(ours, theirs)
+    assert "scan" in str(jax.make_jaxpr(lambda a: run(lax.fori_loop, a))(0.7))
+
+
+def test_fori_loop_with_traced_bounds() -> None:
+    def run(a: Any, lower: Any, upper: Any) -> Any:
+        body = lambda i, u: jnp.sin(a * u) + i  # noqa: E731
+        return checkpointed_fori_loop(lower, upper, body, a, max_steps=10, checkpoints=3)
+
+    def python(a: Any, lower: int, upper: int) -> Any:
+        u = a
+        for i in range(lower, upper):
+            u = jnp.sin(a * u) + i
+        return u
+
+    lower, upper = jnp.array([0, 3, -2, 5]), jnp.array([0, 4, 8, 2])
+    for derivative in (jax.value_and_grad, jax.hessian):
+        ours = jax.jit(jax.vmap(derivative(run), (None, 0, 0)))(0.7, lower, upper)
+        expected = [
+            derivative(python)(0.7, int(i), int(j)) for i, j in zip(lower, upper, strict=True)
+        ]
+        _assert_close(ours, jax.tree.map(lambda *x: jnp.stack(x), *expected))
+
+
+def test_fori_loop_does_not_stop_quietly() -> None:
+    def power(a: Any, n: Any) -> Any:
+        return checkpointed_fori_loop(0, n, lambda _, u: u * a, 1.0, max_steps=3)
+
+    assert jax.grad(power)(2.0, 3) == 12.0
+    with pytest.raises(ValueError, match="max_steps must be at least upper - lower, which is 4"):
+        power(2.0, 4)
+    assert eqx.filter_jit(jax.grad(power))(2.0, jnp.int32(3)) == 12.0
+    with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
+        eqx.filter_jit(jax.grad(power))(2.0, jnp.int32(4))
