@@ -72,7 +72,7 @@ def while_table(record: dict[str, Any]) -> str:
         f"Gradients of while loops on {record['machine']['cores']} CPU cores with jax"
         f" {versions['jax']} and Equinox {versions['equinox']}, times as ratios of medians, ours"
         " over the other's (`benchmarks/while_loop.py`):\n",
-        "| loop | checkpoints | memory, Equinox's checkpointed | memory, ours "
+        "| loop | checkpoints | memory, ours | memory, Equinox's checkpointed "
         "| time / Equinox's checkpointed | time / Equinox's bounded |",
         "|---|---|---|---|---|---|",
     ]
@@ -88,8 +88,8 @@ def _while_row(gradients: list[dict[str, Any]], workload: str, checkpoints: int)
     cells = [
         workload,
         str(checkpoints),
-        f"{equinox['temp_bytes'] / 1e6:.2f} MB",
         f"{ours['temp_bytes'] / 1e6:.2f} MB",
+        f"{equinox['temp_bytes'] / 1e6:.2f} MB",
         f"{ours['time_ratios']['equinox']:.2f}",
         f"{ours['time_ratios']['bounded']:.2f}",
     ]

@@ -84,6 +84,23 @@ def is_array_type(aval: AbstractValue) -> bool:
     return isinstance(aval, ShapedArray)
 
 
+def varying_axes(aval: AbstractValue) -> frozenset[str]:
+    """The axes of a mesh over which values of this type may differ, inside of `jax.shard_map`."""
+    manual = getattr(aval, "manual_axis_type", None)
+    return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
+
+
+def vary(value: Any, axes: frozenset[str]) -> Any:
+    """The value, as one that may differ over these axes, too."""
+    missing = tuple(axes - varying_axes(jax.typeof(value)))
+    if not missing:
+        return value
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(value, missing, to="varying")
+    pvary: Any = getattr(jax.lax, "pvary")  # noqa: B009: jax 0.7
+    return pvary(value, missing)
+
+
 class Result(NamedTuple):
     """A result of a function: its type, and its value where that was there before."""
 

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
-from jax_revolve._while import raise_if_stopped
+from jax_revolve._compat import LoopEquation, is_jit_disabled
+from jax_revolve._while import raise_if_stopped, run_from
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
 from jax_revolve.schedule.plan import Checkpoints, plan, plan_for_bound, plan_for_scan
@@ -64,8 +64,8 @@ def checkpointed_fori_loop(
     plan(0, checkpoints)
     plan_for_bound(max_steps, None)
 
-    def fori() -> Value:
-        return lax.fori_loop(lower, upper, body_fun, init_val)
+    def fori(start: tuple[Any, Value]) -> Value:
+        return lax.fori_loop(start[0], upper, body_fun, start[1])
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
@@ -78,4 +78,5 @@ def checkpointed_fori_loop(
             )
         return run_loop(Loop.of(equation, steps, plan_for_scan(steps, checkpoints)), operands)
 
-    return fori() if is_jit_disabled() else run_around_loop(fori, run)
+    start = (lower, init_val)
+    return fori(start) if is_jit_disabled() else run_from(start, fori, run)

@@ -38,9 +38,13 @@ def checkpointed_scan(
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the linearisation of a single step, and runs `f` `plan(n, checkpoints).evaluations`
         times, plus at most `repetitions + 1`.
-    - Forward mode runs `f` once per step and stores no history.
-    - Derivatives of derivatives that involve reverse mode run nested scans under `jax.checkpoint`:
-        the number of carries that they hold grows as the square root of the length.
+    - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
+        a loop that carries the tangents too.
+    - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
+        carries that they hold grows as the square root of the length.
+
+    Of each carry only those leaves are stored that are needed to run steps again: not running sums,
+    nor arrays that `f` writes into but does not read.
 
     Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
     `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.

@@ -12,7 +12,10 @@ from jax import lax
 from jax_revolve._compat import (
     LoopEquation,
     is_jit_disabled,
+    results_of,
     run_around_loop,
+    vary,
+    varying_axes,
     with_weak_type,
 )
 from jax_revolve.engine.loop import Loop
@@ -63,10 +66,12 @@ def bounded_while_loop(
     `throw=True`.
 
     Time follows the steps taken, not the bound, under `jax.vmap` too: the loop then runs until its
-    longest example is done.
+    longest example is done. What follows the bound is the default for `checkpoints`, and with it
+    the memory, which reverse mode sets up before the first step.
 
     - Evaluated, it is `lax.while_loop` with a counter.
-    - Forward mode is that of `lax.while_loop`.
+    - Forward mode is that of `lax.while_loop`; reverse mode over it is first-order reverse mode
+        again, of a loop that carries the tangents too.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the linearisation of a single step. It places checkpoints without knowing how many
         steps there will be, and then runs `body_fun` about as often as
@@ -156,8 +161,40 @@ def bounded_while_loop(
             results = run_loop(loop, operands)
         return raise_if_stopped(loop, operands, results) if throw else results
 
-    value = run_around_loop(lambda: lax.while_loop(cond_fun, body_fun, init_val), run)
+    value = run_from(init_val, lambda init: lax.while_loop(cond_fun, body_fun, init), run)
     return (value, steps) if with_steps else value
+
+
+def run_from(
+    start: Any, fun: Callable[[Any], Any], run: Callable[[LoopEquation, list[Any]], Any]
+) -> Any:
+    """`fun(start)`, which calls a loop of lax, with `run` in its place.
+
+    Inside of `jax.shard_map` devices may take different numbers of steps. All of the carry then
+    varies over them, and is made to do so from the start.
+    """
+
+    class ConditionVaries(Exception):
+        pass
+
+    axes: frozenset[str] = frozenset()
+
+    def run_or_start_again(equation: LoopEquation, operands: list[Any]) -> Any:
+        nonlocal axes
+        if equation.condition is not None and any(varying_axes(jax.typeof(x)) for x in operands):
+            loop = Loop.of(equation, None, None)
+            consts, init, _ = loop.operands(operands)
+            (going,) = results_of(lambda: [loop.holds(consts, init)])
+            axes = varying_axes(going.aval)
+            if not all(axes <= varying_axes(jax.typeof(x)) for x in init):
+                raise ConditionVaries
+        return run(equation, operands)
+
+    try:
+        return run_around_loop(lambda: fun(start), run_or_start_again)
+    except ConditionVaries:
+        start = jax.tree.map(lambda x: vary(x, axes), start)
+        return run_around_loop(lambda: fun(start), run)
 
 
 def raise_if_stopped(loop: Loop, operands: list[Any], results: Any) -> Any:

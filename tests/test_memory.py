@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jax_revolve import checkpointed_scan, plan
+from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 
 WIDTH = 20000
 CARRY_BYTES = 4 * WIDTH
@@ -142,3 +142,86 @@ def test_evaluation_compiles_to_what_lax_scan_compiles_to() -> None:
         return re.sub(r", metadata=\{[^}]*\}|stack_frame_id=\d+|(?<=[a-z])[._]\d+|%\S+", "", hlo)
 
     assert text(checkpointed_scan) == text(lax.scan)
+
+
+def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
+    """As many steps as the limit says, which the compiler does not know."""
+
+    def loss(u: Any, limit: Any) -> Any:
+        _, u = bounded_while_loop(
+            lambda state: state[0] < limit,
+            lambda state: (state[0] + 1, stencil_step(state[1], None)[0]),
+            (jnp.int32(0), u),
+            max_steps=max_steps,
+            checkpoints=checkpoints,
+        )
+        return jnp.sum(u**2)
+
+    return loss
+
+
+LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+@pytest.mark.parametrize("checkpoints", [5, 30])
+def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step(checkpoints: int) -> None:
+    held = temporaries(jax.grad(while_stencil(checkpoints)), state(), LIMIT)
+    assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["vmap_of_grad", "grad_of_vmap"])
+def test_a_batch_holds_the_checkpoints_of_every_example(inside: bool) -> None:
+    """Slots are updated in place. Selects of states that are done take a few states more."""
+    batch, checkpoints, loss = 4, 20, while_stencil(20)
+    of_all = lambda u, limits: jnp.sum(jax.vmap(loss)(u, limits))  # noqa: E731
+    gradient = jax.vmap(jax.grad(loss)) if inside else jax.grad(of_all)
+    arguments = (
+        jax.ShapeDtypeStruct((batch, WIDTH), jnp.float32),
+        jax.ShapeDtypeStruct((batch,), jnp.int32),
+    )
+    program = compiled(gradient, *arguments)
+    held = program.memory_analysis().temp_size_in_bytes
+    assert held <= (checkpoints + 7) * batch * CARRY_BYTES
+    made = re.findall(
+        rf"= f32\[[\d,]*{checkpoints - 1},[\d,]*{WIDTH}\]\S* (\w+)\(", program.as_text()
+    )
+    assert not {"select", "conditional"} & set(made)
+
+
+def test_program_size_does_not_depend_on_the_bound() -> None:
+    def count(max_steps: int, checkpoints: int) -> int:
+        gradient = jax.grad(while_stencil(checkpoints, max_steps))
+        text = compiled(gradient, state(100), LIMIT).as_text()
+        return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
+
+    assert count(2**10, 10) == count(2**30, 10)
+
+
+@pytest.mark.parametrize("checkpoints", [2, 50])
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int) -> None:
+    """A trajectory of 40 MB and a running sum beside a state of 4 kB."""
+    steps, width = 10000, 1000
+
+    def body(carry: Any) -> Any:
+        i, u, trajectory, total = carry
+        u = jnp.sin(u) + 0.1 * jnp.roll(u, 1) * u
+        return i + 1, u, trajectory.at[i].set(u), total + jnp.sum(u**2)
+
+    def loss(u: Any) -> Any:
+        init = (jnp.int32(0), u, jnp.zeros((steps, width), jnp.float32), jnp.float32(0))
+        if loop == "scan":
+            step = lambda carry, _: (body(carry), None)  # noqa: E731
+            carry, _ = checkpointed_scan(step, init, None, steps, checkpoints=checkpoints)
+        else:
+            carry = bounded_while_loop(
+                lambda carry: carry[0] < steps,
+                body,
+                init,
+                max_steps=steps + 5,
+                checkpoints=checkpoints,
+            )
+        return jnp.sum(jnp.cos(carry[2][::7])) + carry[3]
+
+    held = temporaries(jax.grad(loss), state(width))
+    assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
-from jax_revolve import bounded_while_loop, checkpointed_fori_loop
+from jax_revolve import _compat, bounded_while_loop, checkpointed_fori_loop
 from jax_revolve.schedule import online
 from jax_revolve.schedule.plan import plan_for_bound
 
@@ -143,8 +144,12 @@ def test_examples_that_are_done_do_no_harm(order: str) -> None:
     _assert_close(jax.jit(twice)(*ARGUMENTS), jax.tree.map(lambda *x: jnp.stack(x), *rows))
 
 
-@pytest.mark.parametrize("shared", [(), (0,), (0, 1)], ids=str)
-def test_gradient_of_a_batch_of_examples_that_are_done(shared: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("derivative", "shared"), [(jax.grad, ()), (jax.grad, (0, 1)), (jax.hessian, (0,))]
+)
+def test_gradient_of_a_batch_of_examples_that_are_done(
+    derivative: Callable[..., Any], shared: tuple[int, ...]
+) -> None:
     """Also where what the examples share gets the sum of their cotangents."""
     in_axes = tuple(None if i in shared else 0 for i in range(3))
     arguments = tuple(x[0] + 0.5 if i in shared else x for i, x in enumerate(ARGUMENTS))
@@ -156,9 +161,8 @@ def test_gradient_of_a_batch_of_examples_that_are_done(shared: tuple[int, ...]) 
         parts = ([y if i in shared else y[k] for i, y in enumerate(x)] for k in range(4))
         return sum(_stopping(*part) for part in parts)
 
-    for derivative in (jax.grad, jax.hessian):
-        ours = jax.jit(derivative(total, EVERY))(*arguments)
-        _assert_close(ours, jax.jit(derivative(total_of_each, EVERY))(*arguments))
+    ours = jax.jit(derivative(total, EVERY))(*arguments)
+    _assert_close(ours, jax.jit(derivative(total_of_each, EVERY))(*arguments))
 
 
 def _assert_close(ours: Any, theirs: Any) -> None:
@@ -181,7 +185,7 @@ def loops(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(loops())
 def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
     weights = jnp.asarray(np.random.default_rng(loop["seed"]).normal(size=(2, 2)))
@@ -211,10 +215,10 @@ def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
     start = jnp.array([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.8]])
     limits = jnp.array(loop["limits"])
     derivative = lambda f: jax.value_and_grad(f, has_aux=True)  # noqa: E731
-    batched = jax.jit(jax.vmap(derivative(ours)))(start, limits)
+    single, batched = jax.jit(derivative(ours)), jax.jit(jax.vmap(derivative(ours)))(start, limits)
     for k, limit in enumerate(loop["limits"]):
         expected = derivative(python)(start[k], limit)
-        _assert_close(jax.jit(derivative(ours))(start[k], limit), expected)
+        _assert_close(single(start[k], limit), expected)
         _assert_close(jax.tree.map(lambda x, k=k: x[k], batched), expected)
 
 
@@ -426,3 +430,41 @@ def test_fori_loop_does_not_stop_quietly() -> None:
     assert eqx.filter_jit(jax.grad(power))(2.0, jnp.int32(3)) == 12.0
     with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
         eqx.filter_jit(jax.grad(power))(2.0, jnp.int32(4))
+
+
+# Devices
+
+
+def test_devices_take_different_numbers_of_steps() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    starts, weight = jnp.array([1.0, 2.0, 3.0, 11.0]), jnp.float64(1.5)
+
+    def run(x: Any, weight: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, u = state
+            return i + 1, jnp.sin(u) + weight * u
+
+        count, u = bounded_while_loop(
+            lambda state: state[1] < 10.0, body, (jnp.int32(0), x), max_steps=50, checkpoints=2
+        )
+        return u * count
+
+    def sharded(*, vary: bool) -> Any:
+        def local(x: Any, weight: Any) -> Any:
+            weight = _compat.vary(weight, frozenset("i")) if vary else weight
+            return run(x[0], weight)[None]
+
+        split, whole = PartitionSpec("i"), PartitionSpec()
+        run_all = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
+        return lambda *arguments: jnp.sum(jnp.sin(run_all(*arguments)))
+
+    def one_by_one(starts: Any, weight: Any) -> Any:
+        return sum(jnp.sin(run(x, weight)) for x in starts)
+
+    for derivative in (jax.grad, jax.hessian):
+        ours = jax.jit(derivative(sharded(vary=True), (0, 1)))(starts, weight)
+        _assert_close(ours, jax.jit(derivative(one_by_one, (0, 1)))(starts, weight))
+    ours = jax.jit(jax.grad(sharded(vary=False)))(starts, weight)
+    _assert_close(ours, jax.jit(jax.grad(one_by_one))(starts, weight))
+    with pytest.raises(NotImplementedError, match=r"jax\.lax\.pcast"):
+        jax.jit(jax.grad(sharded(vary=False), (0, 1)))(starts, weight)

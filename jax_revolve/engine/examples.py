@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve.engine.loop import Loop, Operands, Step
+from jax_revolve._compat import varying_axes
+from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute
 
 
 @custom_vmap
@@ -83,12 +84,15 @@ def safe_operands(loop: Loop, operands: Operands) -> Operands:
         return operands
     consts, carry, xs = operands
     first = loop.num_condition_consts
-    values = [*consts[first:], *carry]
     going = loop.holds(consts, carry)
-    replacements = _donate(going, [lax.stop_gradient(v) for v in values])
-    safe = [lax.select(n, r, v) for (n, r), v in zip(replacements, values, strict=True)]
-    num_used = len(consts) - first
-    return Operands([*consts[:first], *safe[:num_used]], safe[num_used:], xs)
+    # What is the same on every device, while examples are not, has no replacement that is so too.
+    axes = varying_axes(jax.typeof(going))
+    replaced = [i >= first and axes <= varying_axes(jax.typeof(c)) for i, c in enumerate(consts)]
+    values = [*choose(consts, replaced), *carry]
+    donated = _donate(going, [lax.stop_gradient(v) for v in values])
+    safe = [lax.select(n, r, v) for (n, r), v in zip(donated, values, strict=True)]
+    num_consts = sum(replaced)
+    return Operands(substitute(consts, replaced, safe[:num_consts]), safe[num_consts:], xs)
 
 
 def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
@@ -99,13 +103,13 @@ def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
     is_done = done(going)
 
     def step(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        new, ys = loop.step(consts, _choose(is_done, safe, carry), x)
-        return _choose(is_done, carry, new), ys
+        new, ys = loop.step(consts, _select(is_done, safe, carry), x)
+        return _select(is_done, carry, new), ys
 
     return step
 
 
-def _choose(which: jax.Array, true: list[Any], false: list[Any]) -> list[Any]:
+def _select(which: jax.Array, true: list[Any], false: list[Any]) -> list[Any]:
     return [lax.select(which, t, f) for t, f in zip(true, false, strict=True)]
 
 

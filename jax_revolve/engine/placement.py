@@ -35,7 +35,7 @@ class Placement:
             return jnp.int32(NEVER)
         newest = lax.dynamic_index_in_dim(positions, count - 1, keepdims=False)
         # The level of newest + 3 steps; that sum could overflow.
-        row = _bisect(self.ends - 2, newest, side="right")
+        row = jnp.sum(jnp.asarray(self.ends - 2) <= newest, dtype=jnp.int32)
         ahead = _row(self.landmarks, row)
         landmark = jnp.min(jnp.where(ahead > newest, ahead, NEVER))
         step = jnp.minimum(2 * (row + 1), landmark - newest)
@@ -43,7 +43,7 @@ class Placement:
 
     def drop(self, positions: jax.Array, position: jax.Array) -> jax.Array:
         """The index into `positions`, all in use, of what makes place for one at `position`."""
-        row = _bisect(self.ends, position, side="right")
+        row = jnp.sum(jnp.asarray(self.ends) <= position, dtype=jnp.int32)
         after = jnp.append(positions[2:], position)
         fits = after - positions[:-1] <= _row(self.limits, row)
         kept = _is_in(positions[1:], _row(self.landmarks, row))
@@ -61,10 +61,7 @@ def _row(table: np.ndarray, index: jax.Array) -> jax.Array:
 
 
 def _is_in(values: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Which of `values` are among the sorted `numbers`."""
-    return numbers.at[_bisect(numbers, values, side="left")].get(mode="clip") == values
-
-
-def _bisect(numbers: jax.Array | np.ndarray, values: jax.Array, side: str) -> jax.Array:
-    """Where `values` belong among the sorted `numbers`, in one fused operation."""
-    return jnp.searchsorted(jnp.asarray(numbers), values, side=side, method="scan_unrolled")
+    """Which of `values` are among the sorted `numbers`, in one fused operation. Its size, unlike
+    that of comparing all with all, grows with the logarithm of how many there are."""
+    at = jnp.searchsorted(numbers, values, method="scan_unrolled")
+    return numbers.at[at].get(mode="clip") == values

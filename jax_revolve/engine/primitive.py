@@ -27,7 +27,13 @@ from jax_revolve.engine.loop_primitive import run_loop as run_loop
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.restart import find_restart
-from jax_revolve.engine.sweeps import forward_sweep, jvp_of_nonzero, plan_of, reverse_sweep
+from jax_revolve.engine.sweeps import (
+    check_collectives,
+    forward_sweep,
+    jvp_of_nonzero,
+    plan_of,
+    reverse_sweep,
+)
 
 
 def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -190,6 +196,7 @@ def _linearize(
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     loop = Loop(**params)
     plan_of(loop)
+    check_collectives(loop, activity, loop.operands(operands))
     restart = find_restart(loop, activity, loop.operands(operands))
     results, held = forward_sweep(loop, restart, operands)
     return results, held, {**params, "activity": activity, "restart": restart}

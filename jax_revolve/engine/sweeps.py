@@ -15,7 +15,7 @@ from jax_revolve import _compat
 from jax_revolve._compat import SymbolicZero
 from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.forward_sweep import held_by, run_forward_sweep
-from jax_revolve.engine.loop import Loop, choose, substitute
+from jax_revolve.engine.loop import Loop, Operands, choose, substitute
 from jax_revolve.engine.loop_primitive import Flat, as_loop
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
@@ -106,6 +106,22 @@ def plan_of(loop: Loop) -> Plan:
             "checkpoints, the number of carries to store."
         )
     return loop.plan
+
+
+def check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
+    """Refuse a loop of which devices run different numbers of reversed steps, each of which adds up
+    cotangents over the devices: they would wait for each other for ever."""
+    if loop.condition is None:
+        return
+    (going,) = _compat.results_of(lambda: [loop.holds(operands.consts, operands.carry)])
+    axes = _compat.varying_axes(going.aval)
+    consts = choose(operands.consts, activity.consts)
+    if not all(axes <= _compat.varying_axes(jax.typeof(c)) for c in consts):
+        raise NotImplementedError(
+            f"Inside of jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
+            "cannot be reversed with respect to a closed-over value that does not vary. Pass the "
+            "value through jax.lax.pcast(value, axes, to='varying') before the loop."
+        )
 
 
 def _flat(parts: Sequence[Flat]) -> list[Any]:

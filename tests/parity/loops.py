@@ -48,6 +48,8 @@ def _masked_scan(cond_fun: Any, body_fun: Any, init: Any, max_steps: int) -> Any
         keep = lambda new, old: jnp.where(go_on, new, old)  # noqa: E731
         return jax.tree.map(keep, new, state), None
 
+    # Under `shard_map` what varies over the devices then does so from the start.
+    init = jax.tree.map(lambda x: jnp.where(cond_fun(init), x, x), init)
     return lax.scan(step, init, None, max_steps)[0]
 
 
@@ -75,15 +77,11 @@ def _scan_as_while(
 
     if steps == 0:
         return lax.scan(f, init, xs, length)
-    ys = jax.tree.map(partial(_blank, steps), jax.eval_shape(lambda: f(init, x_at(0))[1]))
+    # Made of a y, so that it has its type; all of it is overwritten.
+    y = f(init, x_at(0))[1]
+    ys = jax.tree.map(lambda y: jnp.broadcast_to(y, (steps, *jnp.shape(y))), y)
     state = (jnp.int32(0), init, ys)
     _, carry, ys = bounded_while_loop(
         lambda state: state[0] < steps, body, state, max_steps=steps + 2, checkpoints=checkpoints
     )
     return carry, ys
-
-
-def _blank(steps: int, y: Any) -> jax.Array:
-    if jnp.issubdtype(y.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), (steps, *y.shape))
-    return jnp.zeros((steps, *y.shape), y.dtype)

@@ -15,6 +15,24 @@ from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
+CORE = {
+    "grad",
+    "jvp",
+    "linearize",
+    "forward_over_reverse",
+    "reverse_over_reverse",
+    "reverse_over_forward",
+    "vmap_of_grad",
+    "grad_of_vmap",
+    "grad_inside_checkpoint",
+    "grad_inside_scan",
+    "shard_map",
+}
+"""The transformations that every case goes through, on every version of JAX."""
+
+CORE_CASES = {"tree", "examples"}
+"""The cases that go through every transformation, on every version of JAX."""
+
 QUICK = {"recurrent", "lengths"}
 """The cases for which compound transformations are not marked as slow."""
 
@@ -42,24 +60,34 @@ def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True)
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
 
 
-def _pairs(cases: list[Case], quick: Callable[[Case, str], bool]) -> list[Any]:
-    return [
-        pytest.param(
-            case,
-            name,
-            id=f"{case.name}-{name}",
-            marks=[] if quick(case, name) else [pytest.mark.slow],
-        )
+def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecorator]]) -> Any:
+    pairs = [
+        pytest.param(case, name, id=f"{case.name}-{name}", marks=marks(case, name))
         for case in cases
         for name in ALL
         if case.forward_mode or name not in FORWARD_MODE
         # As lax.scan: a Python loop cannot find the result types of no step at all.
         if not (name == "disable_jit" and case.name.startswith("lengths"))
     ]
+    return pytest.mark.parametrize(("case", "transformation"), pairs)
 
 
-def _compound_ones_are_slow(case: Case, transformation: str) -> bool:
-    return case.name in QUICK or transformation not in COMPOUND
+def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    if transformation in COMPOUND and case.name not in QUICK:
+        return [pytest.mark.slow]
+    if transformation in CORE or case.name in CORE_CASES:
+        return [pytest.mark.core]
+    return []
+
+
+def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    """A while loop goes through the same rules as a scan; the rest of its pairs is for changes."""
+    if case.name == "both_loops" and transformation not in ("grad", "jvp", "vmap_of_grad"):
+        is_slow = transformation in ("forward_over_reverse", "reverse_over_reverse")
+        return [pytest.mark.slow if is_slow else pytest.mark.exhaustive]
+    if transformation in CORE or (case.name == "examples" and transformation not in COMPOUND):
+        return [pytest.mark.core]
+    return [pytest.mark.exhaustive]
 
 
 @cache
@@ -85,19 +113,19 @@ def _check(case: Case, transformation: str, loops: Callable[..., Loops], **optio
     assert_same(_outcome(case, transformation, loops), theirs, case.rtol, **options)
 
 
-@pytest.mark.parametrize(("case", "transformation"), _pairs(SCAN_CASES, _compound_ones_are_slow))
+@_pairs(SCAN_CASES, _scan_marks)
 def test_scan(case: Case, transformation: str) -> None:
     """`lax.scan` is the oracle."""
     _check(case, transformation, ours)
 
 
-@pytest.mark.parametrize(("case", "transformation"), _pairs(WHILE_CASES, _compound_ones_are_slow))
+@_pairs(WHILE_CASES, _while_marks)
 def test_while_loop(case: Case, transformation: str) -> None:
     """A masked `lax.scan` is the oracle."""
     _check(case, transformation, ours)
 
 
-@pytest.mark.parametrize(("case", "transformation"), _pairs(SCAN_CASES, _compound_ones_are_slow))
+@_pairs(SCAN_CASES, _while_marks)
 def test_scan_as_while_loop(case: Case, transformation: str) -> None:
     """`lax.scan` is the oracle of a while loop that indexes xs and writes ys."""
     _check(case, transformation, scan_as_while, weak_types=False)
