@@ -97,8 +97,7 @@ def vary(value: Any, axes: frozenset[str]) -> Any:
         return value
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(value, missing, to="varying")
-    pvary: Any = getattr(jax.lax, "pvary")  # noqa: B009: jax 0.7
-    return pvary(value, missing)
+    return jax.lax.pvary(value, missing)  # jax 0.7  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Result(NamedTuple):
