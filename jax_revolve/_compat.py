@@ -294,7 +294,8 @@ def run_around_loop(
     """
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
-    at = next(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in _READ)
+    # The last one: a condition that is evaluated before may have loops of its own.
+    at = max(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in _READ)
     before, loop, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
 
     inputs = _variables(loop.invars)

@@ -232,6 +232,32 @@ def test_finite_differences_to_third_order(mode: str) -> None:
     check_grads(jax.jit(root), (3.0,), order=3, modes=[mode], rtol=1e-4)
 
 
+def test_linear_transpose() -> None:
+    def run(x: Any) -> Any:
+        body = lambda state: (state[0] + 1, 3.0 * state[1] + x)  # noqa: E731
+        return bounded_while_loop(lambda s: s[0] < 3, body, (0, 2.0 * x), max_steps=9)[1]
+
+    assert jax.linear_transpose(run, 1.0)(1.0) == (2 * 27 + 13,)
+
+
+def test_a_condition_with_a_loop_of_its_own() -> None:
+    """A trace of the batched loop then has another loop before it."""
+
+    def run(x: Any) -> Any:
+        def far(x: Any) -> Any:
+            return lax.fori_loop(0, 2, lambda _, y: y * y, x) > 1.5
+
+        return bounded_while_loop(far, jnp.sqrt, x, max_steps=9, with_steps=True)
+
+    starts = jnp.array([3.0, 1.1, 9.0])
+    derivative = jax.value_and_grad(run, has_aux=True)
+    alone = [derivative(x) for x in starts]
+    together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
+    _assert_close(jax.vmap(derivative)(starts), together)
+    of_all = jax.grad(lambda x: jnp.sum(jax.vmap(run)(x)[0]))(starts)
+    _assert_close(of_all, together[1])
+
+
 # Reading back, writing twice: leaves that the restart set must keep
 
 

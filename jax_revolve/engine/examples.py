@@ -92,7 +92,9 @@ def safe_operands(loop: Loop, operands: Operands) -> Operands:
     donated = _donate(going, [lax.stop_gradient(v) for v in values])
     safe = [lax.select(n, r, v) for (n, r), v in zip(donated, values, strict=True)]
     num_consts = sum(replaced)
-    return Operands(substitute(consts, replaced, safe[:num_consts]), safe[num_consts:], xs)
+    # What is computed from a safe carry is dropped, and so has no derivative in it.
+    safe_carry = [lax.stop_gradient(x) for x in safe[num_consts:]]
+    return Operands(substitute(consts, replaced, safe[:num_consts]), safe_carry, xs)
 
 
 def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:

@@ -91,13 +91,15 @@ def batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
 
 def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:
     linear = [_compat.is_linear_input(x) for x in operands]
-    run = partial(_run_loop, **params)
-    transposed = jax.linear_transpose(
-        lambda chosen: run(*substitute(operands, linear, chosen)),
-        [x.aval for x in choose(operands, linear)],
-    )
-    (cts,) = transposed([_compat.instantiate(ct) for ct in cotangents])
-    return substitute([None] * len(operands), linear, cts)
+    types = [x.aval for x in choose(operands, linear)]
+    cotangents = [_compat.instantiate(ct) for ct in cotangents]
+
+    def run(chosen: Flat) -> Flat:
+        return loop_p.bind(*substitute(operands, linear, chosen), **params)
+
+    # A linear function is its own derivative, at zero as anywhere.
+    _, transposed = jax.vjp(run, [_compat.zeros(t) for t in types])
+    return substitute([None] * len(operands), linear, transposed(cotangents)[0])
 
 
 loop_p = _compat.new_primitive(
