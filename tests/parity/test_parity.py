@@ -18,20 +18,16 @@ pytestmark = pytest.mark.usefixtures("compile_quickly")
 CORE = {
     "grad",
     "jvp",
-    "linearize",
     "forward_over_reverse",
     "reverse_over_reverse",
-    "reverse_over_forward",
     "vmap_of_grad",
-    "grad_of_vmap",
     "grad_inside_checkpoint",
-    "grad_inside_scan",
     "shard_map",
 }
-"""The transformations that every case goes through, on every version of JAX."""
+"""The transformations that every case goes through, with either loop."""
 
-CORE_CASES = {"tree", "examples"}
-"""The cases that go through every transformation, on every version of JAX."""
+EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
+"""Those that a while loop goes through on the oldest and the newest JAX, too."""
 
 QUICK = {"recurrent", "lengths"}
 """The cases for which compound transformations are not marked as slow."""
@@ -75,18 +71,18 @@ def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecor
 def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if transformation in COMPOUND and case.name not in QUICK:
         return [pytest.mark.slow]
-    if transformation in CORE or case.name in CORE_CASES:
-        return [pytest.mark.core]
-    return []
+    return [pytest.mark.core] if transformation in CORE or case.name == "tree" else []
 
 
 def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     """A while loop goes through the same rules as a scan; the rest of its pairs is for changes."""
-    if case.name == "both_loops" and transformation not in ("grad", "jvp", "vmap_of_grad"):
-        is_slow = transformation in ("forward_over_reverse", "reverse_over_reverse")
-        return [pytest.mark.slow if is_slow else pytest.mark.exhaustive]
-    if transformation in CORE or (case.name == "examples" and transformation not in COMPOUND):
+    if case.name in ("both_loops", "trip_counts") and transformation in CORE:
+        is_quick = transformation in ("grad", "jvp")
+        return [pytest.mark.core if is_quick else pytest.mark.slow]
+    if transformation in EVERY_VERSION:
         return [pytest.mark.core]
+    if transformation in CORE or (case.name == "examples" and transformation not in COMPOUND):
+        return []
     return [pytest.mark.exhaustive]
 
 
