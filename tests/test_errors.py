@@ -1,6 +1,7 @@
-"""Whatever `lax.scan` rejects, `checkpointed_scan` rejects with the same error and message."""
+"""Whatever lax's loops reject, ours reject with the same error and message."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jax_revolve import checkpointed_scan, plan
+from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, plan
 
 Scan = Callable[..., Any]
 
@@ -123,3 +124,63 @@ def test_plan_instead_of_checkpoints() -> None:
         return checkpointed_scan(lambda c, _: (jnp.sin(c), None), a, length=9, plan=plan(9, 2))[0]
 
     assert str(plan(9, 2)) in str(jax.make_jaxpr(loss)(1.0))
+
+
+# while_loop and fori_loop
+
+double = lambda x: 2 * x  # noqa: E731
+small = lambda x: x < 9.0  # noqa: E731
+always = lambda x: True  # noqa: E731
+
+WHILE_REJECTED: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "not_callable_condition": lambda loop: loop(3, double, 1.0),
+    "not_callable_body": lambda loop: loop(small, 3, 1.0),
+    "float_condition": lambda loop: loop(double, double, 1.0),
+    "vector_condition": lambda loop: loop(lambda x: jnp.array([True]), double, 1.0),
+    "two_conditions": lambda loop: loop(lambda x: (True, True), double, 1.0),
+    "no_condition": lambda loop: loop(lambda x: None, double, 1.0),
+    "structure": lambda loop: loop(always, lambda x: (x, x), 1.0),
+    "shape": lambda loop: loop(always, lambda x: x[:1], jnp.ones(3)),
+    "dtype": lambda loop: loop(always, lambda x: x + 1.5, jnp.int32(1)),
+    "in_tree": lambda loop: loop(
+        always, lambda x: {"a": x["a"], "b": [x["b"][0] + 1j]}, {"a": 1.0, "b": [jnp.ones(2)]}
+    ),
+    "string": lambda loop: loop(always, lambda x: x, "a"),
+    "string_result": lambda loop: loop(always, lambda x: "a", 1.0),
+    "branch_on_tracer": lambda loop: loop(always, lambda x: x if x > 0 else -x, 1.0),
+    "own_exception": lambda loop: loop(always, lambda x: 1 // 0, 1.0),
+    "too_many_arguments": lambda loop: loop(always, lambda: 1.0, 1.0),
+}
+
+FORI_REJECTED: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "float_bounds": lambda loop: loop(0, 2.5, lambda i, x: x, 1.0),
+    "vector_bounds": lambda loop: loop(0, jnp.array([2, 3]), lambda i, x: x, 1.0),
+    "unequal_bounds": lambda loop: loop(jnp.int8(0), jnp.int32(3), lambda i, x: x, 1.0),
+    "not_callable": lambda loop: loop(0, 3, 3, 1.0),
+    "structure": lambda loop: loop(0, 3, lambda i, x: (x, x), 1.0),
+    "dtype": lambda loop: loop(0, 3, lambda i, x: x + 1.5, jnp.int32(1)),
+}
+
+
+def check_same_error(call: Callable[..., Any], theirs: Any, ours: Any) -> None:
+    try:
+        jax.make_jaxpr(lambda: call(theirs))()
+    except Exception as error:
+        expected = error
+    else:
+        pytest.skip("this version of lax accepts it")
+    with pytest.raises(type(expected)) as raised:
+        jax.make_jaxpr(lambda: call(ours))()
+    assert raised.type is type(expected)
+    assert str(raised.value) == str(expected)
+
+
+@pytest.mark.parametrize("name", WHILE_REJECTED)
+def test_same_error_as_while_loop(name: str) -> None:
+    ours = partial(bounded_while_loop, max_steps=3)
+    check_same_error(WHILE_REJECTED[name], lax.while_loop, ours)
+
+
+@pytest.mark.parametrize("name", FORI_REJECTED)
+def test_same_error_as_fori_loop(name: str) -> None:
+    check_same_error(FORI_REJECTED[name], lax.fori_loop, checkpointed_fori_loop)
