@@ -71,7 +71,8 @@ def checkpointed_fori_loop(
         steps = equation.length
         if steps is None:
             loop = Loop.of(equation, max_steps, plan_for_bound(max_steps, checkpoints))
-            return raise_if_stopped(loop, operands, run_loop(loop, operands))
+            results = run_loop(loop, operands)
+            return raise_if_stopped(loop, operands, results, results)
         if max_steps is not None and steps > max_steps:
             raise ValueError(
                 f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."

@@ -159,7 +159,9 @@ def bounded_while_loop(
             steps, results = run_counted(loop, operands)
         else:
             results = run_loop(loop, operands)
-        return raise_if_stopped(loop, operands, results) if throw else results
+        if throw:
+            steps, results = raise_if_stopped(loop, operands, results, (steps, results))
+        return results
 
     value = run_from(init_val, lambda init: lax.while_loop(cond_fun, body_fun, init), run)
     return (value, steps) if with_steps else value
@@ -197,11 +199,11 @@ def run_from(
         return run_around_loop(lambda: fun(start), run)
 
 
-def raise_if_stopped(loop: Loop, operands: list[Any], results: Any) -> Any:
-    """The results of a while loop, with an error at run time if its condition still holds."""
+def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) -> Any:
+    """The value, with an error at run time if the condition still holds of the loop's results."""
     if loop.length is None:
-        return results
-    return _raise_if(loop.holds(loop.operands(operands).consts, results), results, loop.length)
+        return value
+    return _raise_if(loop.holds(loop.operands(operands).consts, results), value, loop.length)
 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:

@@ -319,6 +319,8 @@ def test_throw() -> None:
     assert _double(max_steps=None, throw=True) == 16.0
     with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
         _double(max_steps=3, throw=True)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
+        eqx.filter_jit(lambda: _double(max_steps=3, throw=True, with_steps=True)[1])()
 
     def gradient(x: Any, max_steps: int) -> Any:
         def run(x: Any) -> Any:
