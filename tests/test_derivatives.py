@@ -232,3 +232,24 @@ def test_same_function_compiles_once_without_jit() -> None:
         finally:
             logger.removeHandler(handler)
     assert not [r for r in records if r.startswith("Compiling")]
+
+
+def test_forward_over_reverse_inside_checkpoint_of_a_custom_vjp() -> None:
+    """What `jax.checkpoint` computes at once must be the primal half of the step: it was the loop
+    itself, whose custom_vjp functions have no forward mode, and another derivative in reverse."""
+
+    @jax.custom_vjp
+    def half_the_slope(x: Any) -> Any:
+        return jnp.sin(x)
+
+    half_the_slope.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (0.5 * ct * jnp.cos(x) * x,))
+
+    def program(scan: Any, a: Any) -> Any:
+        return scan(lambda u, _: (half_the_slope(u * a) + 0.1, None), a, None, 3)[0]
+
+    a = jnp.float64(0.7)
+    for scan in (checkpointed_scan, lax.scan):
+        gradient = jax.grad(jax.checkpoint(partial(program, scan)))
+        forward = jax.jvp(gradient, (a,), (jnp.ones_like(a),))[1]
+        np.testing.assert_allclose(forward, 0.6773562231527733, rtol=1e-12)
+        np.testing.assert_allclose(jax.grad(gradient)(a), forward, rtol=1e-12)

@@ -29,7 +29,7 @@ def run_loop(loop: Loop, operands: list[Any]) -> Flat:
         )
     if loop.length == 0:
         inputs = loop.operands(operands)
-        return inputs.carry if loop.condition else run_plain(loop, loop.step, inputs)
+        return inputs.carry if loop.condition else run_plain(loop, inputs)
     return loop_p.bind(*operands, **loop.params())
 
 
@@ -67,7 +67,7 @@ def as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
 
 def _run_loop(*operands: Any, **params: Any) -> Flat:
     loop = Loop(**params)
-    return run_plain(loop, loop.step, loop.operands(operands))
+    return run_plain(loop, loop.operands(operands))
 
 
 def loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) -> Any:
@@ -78,7 +78,7 @@ def batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
     def run(loop: Loop, *operands: Any) -> Flat:
         inputs = loop.operands(operands)
         if loop.condition is None:
-            return run_plain(loop, loop.step, inputs)
+            return run_plain(loop, inputs)
         return run_examples(loop, inputs)
 
     loop = Loop(**params)

@@ -23,12 +23,11 @@ from jax import lax
 
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.examples import any_example, going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step
+from jax_revolve.engine.loop import Loop, Operands, Step, primal_half
 from jax_revolve.engine.pullback import (
     Cotangents,
     add,
     of_init,
-    primal_half,
     pull_back_step,
     zero_cotangents,
 )

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve.engine.loop import Loop, Operands, Step
+from jax_revolve.engine.loop import Loop, Operands
 
 
-def run_plain(loop: Loop, step: Step, operands: Operands) -> list[Any]:
+def run_plain(loop: Loop, operands: Operands) -> list[Any]:
     """Final carry and ys, at exactly lax's cost."""
     consts, init, xs = operands
     if loop.condition is not None:
-        return _run_while(loop, step, consts, init)
+        return _run_while(loop, consts, init)
     carry, ys = lax.scan(
-        lambda carry, x: step(consts, carry, x),
+        lambda carry, x: loop.step(consts, carry, x),
         init,
         xs,
         loop.length,
@@ -27,11 +27,11 @@ def run_plain(loop: Loop, step: Step, operands: Operands) -> list[Any]:
     return [*carry, *ys]
 
 
-def _run_while(loop: Loop, step: Step, consts: list[Any], init: list[Any]) -> list[Any]:
+def _run_while(loop: Loop, consts: list[Any], init: list[Any]) -> list[Any]:
     bound = loop.length
 
     def advance(carry: list[Any]) -> list[Any]:
-        return step(consts, carry, [])[0]
+        return loop.step(consts, carry, [])[0]
 
     if bound is None:
         return lax.while_loop(lambda carry: loop.holds(consts, carry), advance, init)

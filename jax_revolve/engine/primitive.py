@@ -131,7 +131,7 @@ def _run_jvp(*flat: Any, activity: Activity, **params: Any) -> Flat:
 
     def run(chosen: Flat) -> Flat:
         inputs = loop.operands(substitute(operands, activity.operands, chosen))
-        return run_plain(loop, loop.step, inputs)
+        return run_plain(loop, inputs)
 
     results, results_dot = jax.jvp(run, (choose(operands, activity.operands),), (tangents,))
     types, _ = _jvp_types(activity=activity, **params)
@@ -211,8 +211,9 @@ def _num_results(output_types: Any, **_: Any) -> int:
 
 
 def _loop_params(activity: Activity, **params: Any) -> dict[str, Any]:
+    """Those of the loop that computes the values, once it is linearised."""
     del activity
-    return params
+    return {**params, "only_primal_half": True}
 
 
 jvp_p = _compat.new_primitive(

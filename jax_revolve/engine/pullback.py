@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jax_revolve._compat import tangent_type, zeros
 from jax_revolve.engine.activity import Activity
@@ -64,30 +63,6 @@ def pull_back_step(
         for aval, ct in zip(types, [*cotangents.carry, *cotangents.ys], strict=True)
     ]
     return Operands(*jax.tree.unflatten(pullback, values)(cotangents_in))
-
-
-def primal_half(step: Step) -> Step:
-    """The step as reverse mode computes it: the primal half of its vjp.
-
-    A `custom_vjp` function inside then runs its forward rule, and a derivative of the result is one
-    of that rule. Differentiating the step itself would meet the `custom_vjp` function, which has no
-    forward mode. Residuals are unused, and removed as dead code.
-    """
-
-    def half(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        inputs = Operands(consts, carry, x)
-        masks = Operands(*([is_inexact(v) for v in part] for part in inputs))
-
-        def of_inexact(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
-            return step(*map(substitute, inputs, masks, chosen))
-
-        return jax.vjp(of_inexact, *map(choose, inputs, masks))[0]
-
-    return half
-
-
-def is_inexact(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:

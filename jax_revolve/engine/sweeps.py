@@ -6,6 +6,7 @@ sweep's result depends on the operands and cotangents alone, the slots only make
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from jax_revolve.engine.loop import Loop, Operands, choose, substitute
 from jax_revolve.engine.loop_primitive import Flat, as_loop
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.engine.pullback import Cotangents, primal_half
+from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.slots import run_reverse
 from jax_revolve.schedule.plan import Plan
 
@@ -35,8 +36,8 @@ def _forward_sweep_jvp(loop: Loop, restart: Mask, primals: Any, tangents: Any) -
     (operands,), (tangents,) = primals, tangents
 
     def run(operands: Flat) -> Flat:
-        step = primal_half(loop.step)
-        return as_loop(loop, lambda loop: run_plain(loop, step, loop.operands(operands)))
+        half = replace(loop, only_primal_half=True)
+        return as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
 
     results, results_dot = jvp_of_nonzero(run, operands, tangents)
     held = forward_sweep(loop, restart, operands)[1]
