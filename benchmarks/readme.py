@@ -113,9 +113,7 @@ def _between(text: str, begin: str, end: str, content: str) -> str:
 
 def main() -> None:
     readme = with_table(README.read_text(), json.loads(RESULTS.read_text()))
-    if WHILE_BEGIN in readme:
-        readme = with_while_table(readme, json.loads(WHILE_RESULTS.read_text()))
-    README.write_text(readme)
+    README.write_text(with_while_table(readme, json.loads(WHILE_RESULTS.read_text())))
 
 
 if __name__ == "__main__":

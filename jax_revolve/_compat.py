@@ -133,13 +133,18 @@ def as_array(value: Any) -> Any:
     return with_weak_type(jnp.asarray(value, aval.dtype), aval)
 
 
-def inputs_used(
-    fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any], wanted: Sequence[bool] | None
-) -> tuple[bool, ...]:
-    """Which inputs the wanted results of `fun(inputs)` depend on; all results by default."""
+def dependence(
+    fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]
+) -> Callable[[Sequence[bool] | None], tuple[bool, ...]]:
+    """Traces `fun(inputs)`, and tells for a mask of its results, or for all of them, which inputs
+    they depend on."""
     jaxpr = jax.make_jaxpr(fun)(inputs).jaxpr
-    results = [True] * len(jaxpr.outvars) if wanted is None else list(wanted)
-    return tuple(pe.dce_jaxpr(jaxpr, results)[1])
+
+    def used(wanted: Sequence[bool] | None) -> tuple[bool, ...]:
+        results = [True] * len(jaxpr.outvars) if wanted is None else list(wanted)
+        return tuple(pe.dce_jaxpr(jaxpr, results)[1])
+
+    return used
 
 
 # Primitives

@@ -99,7 +99,7 @@ def bounded_while_loop(
     - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
         `"all"` stores every carry up to the bound. `None`, the default, takes the fewest with which
         no step is advanced more than three times even if the bound is reached, about
-        `(6 * max_steps) ** (1 / 3)`: 28 for 4096 steps, 183 for a million.
+        `(6 * max_steps) ** (1 / 3)`: 28 for 4096 steps, 180 for a million.
     - `with_steps`: whether to return the number of steps taken, too.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
@@ -150,7 +150,7 @@ def bounded_while_loop(
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
             return _python_loop(cond_fun, body_fun, init_val, max_steps, with_steps, throw)
-    steps = jnp.int32(0)
+    steps: Any = None
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps

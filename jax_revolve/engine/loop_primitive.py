@@ -29,7 +29,7 @@ def run_loop(loop: Loop, operands: list[Any]) -> Flat:
         )
     if loop.length == 0:
         inputs = loop.operands(operands)
-        return inputs.carry if loop.condition else run_plain(loop, inputs)
+        return run_plain(loop, inputs) if loop.condition is None else inputs.carry
     return loop_p.bind(*operands, **loop.params())
 
 

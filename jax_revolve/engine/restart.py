@@ -8,11 +8,11 @@ This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Eval
 SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX traces it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from jax_revolve._compat import inputs_used
+from jax_revolve._compat import dependence
 from jax_revolve.engine.activity import Activity, Mask
+from jax_revolve.engine.examples import going
 from jax_revolve.engine.loop import Loop, Operands
 from jax_revolve.engine.pullback import linearise
 
@@ -21,26 +21,18 @@ def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
     """The least fixed point: one flag per carry leaf."""
     inputs = operands._replace(xs=[x[0] for x in operands.xs])
 
-    def used_by(fun: Callable[[list[Any]], list[Any]], wanted: Mask | None = None) -> Mask:
-        return inputs_used(fun, operands.carry, wanted)
-
-    def condition(carry: list[Any]) -> list[Any]:
-        return [loop.holds(operands.consts, carry)]
-
-    def residuals(carry: list[Any]) -> list[Any]:
-        return linearise(loop.step, activity, inputs._replace(carry=carry)).residuals
+    def read(carry: list[Any]) -> list[Any]:
+        residuals = linearise(loop.step, activity, inputs._replace(carry=carry)).residuals
+        return [*residuals, going(loop, inputs.consts, carry)]
 
     def step(carry: list[Any]) -> list[Any]:
         return loop.step(inputs.consts, carry, inputs.xs)[0]
 
-    needed = used_by(residuals)
-    if loop.condition is not None:
-        needed = _either(needed, used_by(condition))
-    while True:
-        grown = _either(needed, used_by(step, needed))
-        if grown == needed:
-            return needed
+    needed = dependence(read, operands.carry)(None)
+    needed_by = dependence(step, operands.carry)
+    while (grown := _either(needed, needed_by(needed))) != needed:
         needed = grown
+    return needed
 
 
 def _either(a: Mask, b: Mask) -> Mask:
