@@ -12,7 +12,8 @@ from jax import lax
 
 from jax_revolve import bounded_while_loop
 from jax_revolve.schedule import online
-from jax_revolve.schedule.plan import Checkpoints, plan_for_bound
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.request import for_bound
 
 PLAIN = "lax.while_loop"
 BOUNDED = "equinox bounded"
@@ -33,7 +34,7 @@ def ours(steps: int, max_steps: int, wanted: Checkpoints = None) -> Contender:
 
 def checkpoints_for(max_steps: int, wanted: Checkpoints) -> int:
     """How many checkpoints are used if as many are wanted; `None` is the library's default."""
-    plan = plan_for_bound(max_steps, wanted)
+    plan = for_bound(max_steps, wanted)
     assert plan is not None
     return plan.checkpoints
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from while_contenders import bounded, checkpoints_for, equinox, masked, ours, plain
 from while_workloads import BOUNDS, SECOND_ORDER, VMAP, WhileWorkload
 
-from jax_revolve.schedule.plan import Checkpoints
+from jax_revolve.schedule.planning import Checkpoints
 
 GRADIENT = "gradient"
 GRADIENT_BY_DEFAULT = "gradient, default checkpoints"

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jax_revolve.schedule.plan import Checkpoints
+from jax_revolve.schedule.planning import Checkpoints
 
 LoopFunction: TypeAlias = Callable[..., Any]
 """What a workload runs its steps with: here called as `jax.lax.scan`."""

@@ -1,7 +1,10 @@
 """Long loops in JAX, differentiable in little memory."""
 
+from jax_revolve._explain import explain as explain
 from jax_revolve._fori import checkpointed_fori_loop as checkpointed_fori_loop
 from jax_revolve._scan import checkpointed_scan as checkpointed_scan
 from jax_revolve._while import bounded_while_loop as bounded_while_loop
 from jax_revolve.schedule.plan import Plan as Plan
-from jax_revolve.schedule.plan import plan as plan
+from jax_revolve.schedule.planning import longest_plan as longest_plan
+from jax_revolve.schedule.planning import plan as plan
+from jax_revolve.schedule.report import Report as Report

@@ -1,28 +1,85 @@
-"""`python -m jax_revolve`: find the source of a tsunami with gradients through its simulation."""
+"""`python -m jax_revolve`: plan a reverse pass, or run the demonstration."""
 
 import argparse
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
+
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.planning import longest_plan, plan
+from jax_revolve.schedule.units import readable
 
 EXTRA = {"matplotlib", "tqdm"}
 
+EXAMPLES = """examples:
+  python -m jax_revolve plan --length 100000 --checkpoints 50
+  python -m jax_revolve plan --length 100000 --checkpoints 50 --block 20 --plot plan.png
+  python -m jax_revolve plan --length 100000 --state-bytes 80000 --residual-bytes 240000 \\
+      --memory 2GiB
+  python -m jax_revolve plan --length 100000 --overhead 2
+  python -m jax_revolve plan --checkpoints 50 --repetitions 3      (the longest such loop)
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (--help tells more)\n")
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the example from the command line; returns the exit code."""
-    options = vars(_parser().parse_args(arguments))
-    sys.path.insert(0, str(_examples()))
+    """Run the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser, parsers = _parsers()
+    # Without a command it is the demonstration, whose options may stand alone.
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments = ["demo", *arguments]
+    options = vars(parser.parse_args(arguments))
+    command = options.pop("command")
     try:
-        job = import_module("tsunami.job")
+        return _plan(options) if command == "plan" else _demo(options)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in EXTRA:
+        if error.name is not None and error.name.partition(".")[0] not in EXTRA:
             raise
-        print(
-            f'This needs {error.name}, which is not installed: pip install "jax_revolve[demo]"',
-            file=sys.stderr,
+        extra = "plot" if command == "plan" else "demo"
+        problem = f'this needs {error.name or "Matplotlib"}: pip install "jax_revolve[{extra}]"'
+    except (ValueError, TypeError, OSError) as error:
+        if command == "demo":
+            raise
+        problem = str(error)
+    parsers[command].error(problem)
+
+
+def _plan(options: dict[str, Any]) -> int:
+    """Print a plan, and draw it if that is asked for."""
+    file, text = options.pop("plot"), options.pop("show")
+    state, residuals = options["state_bytes"], options["residual_bytes"]
+    made = _make_plan(options)
+    print(made.show() if text else made)
+    if state is not None and residuals is not None:
+        print(f"memory: {readable(made.memory(state, residuals))}")
+    if file is not None:
+        made.plot().figure.savefig(file, dpi=150)
+        print(f"written: {file}")
+    return 0
+
+
+def _make_plan(options: dict[str, Any]) -> Plan:
+    if options["length"] is not None:
+        return plan(**options)
+    given = {name for name, value in options.items() if value is not None}
+    if not {"checkpoints", "repetitions"} <= given <= {"checkpoints", "repetitions", "block"}:
+        raise ValueError(
+            "--length is needed, or --checkpoints and --repetitions for the longest such loop"
         )
-        return 2
-    job.run(**options)
+    return longest_plan(options["checkpoints"], options["repetitions"], block=options["block"] or 1)
+
+
+def _demo(options: dict[str, Any]) -> int:
+    sys.path.insert(0, str(_examples()))
+    import_module("tsunami.job").run(**options)
     return 0
 
 
@@ -33,17 +90,58 @@ def _examples() -> Path:
     return installed if installed.is_dir() else package.parent / "examples"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    parser = Parser(
         prog="python -m jax_revolve",
-        description="Find the source of a tsunami off Vancouver Island from a few tide gauges.",
+        description="Long loops in JAX, differentiable in little memory.",
+        epilog="Without a command, the demonstration runs. "
+        "COMMAND --help tells about the options of a command.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    return parser, {"plan": _plan_parser(commands), "demo": _demo_parser(commands)}
+
+
+def _plan_parser(commands: Any) -> Parser:
+    about = "tell what reversing a loop takes"
+    parser = commands.add_parser(
+        "plan",
+        help=about,
+        description=f"{about.capitalize()}: the optimal schedule for a loop of known length.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--length", type=int, metavar="N", help="number of steps")
+    add("--block", type=int, metavar="K", help="steps that are taped together (default: 1)")
+    add("--plot", type=Path, metavar="FILE", help="draw the schedule into a file (PNG, SVG, PDF)")
+    add("--show", action="store_true", help="draw the schedule as text")
+    wanted = parser.add_argument_group("what to keep to, one of")
+    add = wanted.add_argument
+    add("--checkpoints", type=int, metavar="S", help="stored carries, the initial one included")
+    add("--repetitions", type=int, metavar="R", help="no step is advanced more often than this")
+    add("--overhead", type=float, metavar="X", help="no more advances per step than this")
+    add("--memory", metavar="BYTES", help='bytes, such as "512MB" or "2GiB"; with the two below')
+    sizes = parser.add_argument_group("sizes, which jax_revolve.explain finds")
+    add = sizes.add_argument
+    add("--state-bytes", type=int, metavar="BYTES", help="of a carry")
+    add("--residual-bytes", type=int, metavar="BYTES", help="of what one taped step keeps")
+    return parser
+
+
+def _demo_parser(commands: Any) -> Parser:
+    about = "find the source of a tsunami off Vancouver Island from a few tide gauges"
+    parser = commands.add_parser(
+        "demo",
+        help=about,
+        description=f"{about.capitalize()}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--output", type=Path, default=Path("tsunami.png"), help="PNG to write")
-    parser.add_argument("--hours", type=float, default=4.0, help="ocean time to simulate")
-    parser.add_argument("--refinement", type=int, default=2, help="grid cells per cell of the data")
-    parser.add_argument("--iterations", type=int, default=30, help="iterations of the search")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("tsunami.png"), help="PNG to write")
+    add("--hours", type=float, default=4.0, help="ocean time to simulate")
+    add("--refinement", type=int, default=2, help="grid cells per cell of the data")
+    add("--iterations", type=int, default=30, help="iterations of the search")
+    add(
         "--checkpoints",
         type=int,
         default=argparse.SUPPRESS,

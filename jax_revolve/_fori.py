@@ -9,7 +9,9 @@ from jax_revolve._compat import LoopEquation, is_jit_disabled
 from jax_revolve._while import raise_if_stopped, run_from
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
-from jax_revolve.schedule.plan import Checkpoints, plan, plan_for_bound, plan_for_scan
+from jax_revolve.schedule import request
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.units import Memory
 
 Value = TypeVar("Value")
 
@@ -21,6 +23,8 @@ def checkpointed_fori_loop(
     init_val: Value,
     *,
     checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
     max_steps: int | None = None,
 ) -> Value:
     """As `jax.lax.fori_loop`, but its reverse pass stores `checkpoints` values instead of what
@@ -61,8 +65,8 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    plan(0, checkpoints)
-    plan_for_bound(max_steps, None)
+    request.check_arguments(checkpoints, block, memory)
+    request.for_bound(max_steps, None)
 
     def fori(start: tuple[Any, Value]) -> Value:
         return lax.fori_loop(start[0], upper, body_fun, start[1])
@@ -70,14 +74,18 @@ def checkpointed_fori_loop(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         if steps is None:
-            loop = Loop.of(equation, max_steps, plan_for_bound(max_steps, checkpoints))
+            loop = Loop.of(
+                equation, max_steps, request.for_bound(max_steps, checkpoints, block, memory)
+            )
             results = run_loop(loop, operands)
             return raise_if_stopped(loop, operands, results, results)
         if max_steps is not None and steps > max_steps:
             raise ValueError(
                 f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
             )
-        return run_loop(Loop.of(equation, steps, plan_for_scan(steps, checkpoints)), operands)
+        return run_loop(
+            Loop.of(equation, steps, request.for_scan(steps, checkpoints, block, memory)), operands
+        )
 
     start = (lower, init_val)
     return fori(start) if is_jit_disabled() else run_from(start, fori, run)

@@ -8,7 +8,11 @@ from jax import lax
 from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
-from jax_revolve.schedule import plan as schedule
+from jax_revolve.schedule import request
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.units import Memory
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
@@ -24,8 +28,10 @@ def checkpointed_scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
     *,
-    checkpoints: schedule.Checkpoints = None,
-    plan: schedule.Plan | None = None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
+    plan: Plan | None = None,
 ) -> tuple[Carry, Y]:
     """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
     step leaves behind, and recomputes the rest in the cheapest order there is.
@@ -96,18 +102,19 @@ def checkpointed_scan(
 
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
-    _check_plan(checkpoints, plan)
+    request.check_arguments(checkpoints, block, memory)
+    _check_plan(plan, checkpoints=checkpoints, block=block, memory=memory)
 
     def scan() -> tuple[Carry, Y]:
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
-    def plan_for(steps: int) -> schedule.Plan:
+    def plan_for(steps: int) -> Plan | Request:
         if plan is None:
-            return schedule.plan_for_scan(steps, checkpoints)
+            return request.for_scan(steps, checkpoints, block, memory)
         if plan.length != steps:
             raise ValueError(
                 f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "
-                f"Make it with plan({steps}, checkpoints={plan.checkpoints})."
+                f"Make it with plan({steps}, ...)."
             )
         return plan
 
@@ -122,17 +129,16 @@ def checkpointed_scan(
     return run_around_loop(scan, run)
 
 
-def _check_plan(checkpoints: object, plan: object) -> None:
-    """Errors in our own arguments come before any of `lax.scan`'s, whatever the loop is like."""
+def _check_plan(plan: object, **others: object) -> None:
     if plan is None:
-        schedule.plan(0, checkpoints)  # pyright: ignore[reportArgumentType]
-    elif not isinstance(plan, schedule.Plan):
+        return
+    if not isinstance(plan, Plan):
         raise TypeError(
             "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
             f"or None, but is {plan!r} of type {type(plan).__name__}."
         )
-    elif checkpoints is not None:
-        raise ValueError(
-            f"checkpoints must be None where a plan is given, but is {checkpoints!r}: "
-            f"the plan has {plan.checkpoints}."
-        )
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None where a plan is given, but is {value!r}: the plan says it."
+            )

@@ -20,7 +20,9 @@ from jax_revolve._compat import (
 )
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_counted, run_loop
-from jax_revolve.schedule.plan import Checkpoints, plan_for_bound
+from jax_revolve.schedule import request
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.units import Memory
 
 Value = TypeVar("Value")
 
@@ -33,6 +35,8 @@ def bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
 ) -> Value: ...
@@ -46,6 +50,8 @@ def bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
     with_steps: Literal[True],
     throw: bool = False,
 ) -> tuple[Value, jax.Array]: ...
@@ -58,6 +64,8 @@ def bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
     with_steps: bool = False,
     throw: bool = False,
 ) -> Value | tuple[Value, jax.Array]:
@@ -145,7 +153,7 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
         `jax_revolve/schedule/online.py`.
     """
-    plan = plan_for_bound(max_steps, checkpoints)
+    plan = request.for_bound(max_steps, checkpoints, block, memory)
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):

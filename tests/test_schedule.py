@@ -40,13 +40,13 @@ def optimal_advances(length: int, checkpoints: int) -> int:
     )
 
 
-def run_abstract_machine(length: int, checkpoints: int) -> int:
+def run_abstract_machine(length: int, checkpoints: int, block: int = 1) -> int:
     """Runs a schedule, checks every action and the storage limit, and counts the advances."""
     slots: dict[int, int] = {}
     current: int | None = 0
     still_to_tape = length
     advances = 0
-    for action in revolve(length, checkpoints):
+    for action in revolve(length, checkpoints, block):
         match action:
             case Store(slot, position):
                 assert current == position
@@ -60,9 +60,11 @@ def run_abstract_machine(length: int, checkpoints: int) -> int:
                 assert current == start < stop < still_to_tape
                 advances += stop - start
                 current = stop
-            case Tape(position):
-                assert current == position == still_to_tape - 1
-                still_to_tape, current = position, None
+            case Tape(start, stop):
+                assert current == start
+                assert stop == still_to_tape
+                assert start == block * ((stop - 1) // block)
+                still_to_tape, current = start, None
             case Free(slot):
                 assert slots.pop(slot) == still_to_tape
     assert still_to_tape == 0

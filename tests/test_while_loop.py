@@ -16,7 +16,7 @@ from jax.test_util import check_grads
 
 from jax_revolve import _compat, bounded_while_loop, checkpointed_fori_loop
 from jax_revolve.schedule import online
-from jax_revolve.schedule.plan import plan_for_bound
+from jax_revolve.schedule.request import for_bound
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -398,7 +398,7 @@ def test_without_a_bound_but_with_checkpoints() -> None:
 def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
     found = {}
     for bound in (0, 4, 4096, 10**6, 2**31 - 1):
-        plan = plan_for_bound(bound, None)
+        plan = for_bound(bound, None)
         assert plan is not None
         found[bound] = plan.checkpoints
     assert found == {0: 1, 4: 1, 4096: 28, 10**6: 180, 2**31 - 1: 2343}

@@ -9,24 +9,26 @@ from functools import partial
 from typing import Any
 
 from jax_revolve._compat import as_array, new_primitive, results_of, with_weak_type
-from jax_revolve.engine.activity import Mask
+from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.batching import batched_dims, vmap_over
-from jax_revolve.engine.loop import Loop, choose, substitute
+from jax_revolve.engine.loop import Loop, choose, plan_of, substitute
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Held, after_all_steps, run_forward
+from jax_revolve.engine.steps import Steps
 from jax_revolve.schedule.plan import Plan
 
 
 def run_forward_sweep(
-    loop: Loop, restart: Mask, operands: Sequence[Any]
+    loop: Loop, activity: Activity, restart: Mask, operands: Sequence[Any]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """The loop's results, and what it holds for the reverse sweep."""
     operands = [as_array(x) for x in operands]
     num_results = len(loop.output_types)
     keep_ys = (True,) * (num_results - loop.num_carry)
-    held = results_of(lambda: _run(loop, restart, operands, keep_ys)[1])
+    held = results_of(lambda: _run(loop, activity, restart, operands, keep_ys)[1])
     flat = forward_sweep_p.bind(
         *operands,
+        activity=activity,
         restart=restart,
         keep_ys=keep_ys,
         held_types=tuple(r.aval for r in held),
@@ -35,39 +37,53 @@ def run_forward_sweep(
     return flat[:num_results], flat[num_results:]
 
 
-def held_by(plan: Plan, loop: Loop, values: Sequence[Any]) -> Held:
+def held_by(loop: Loop, plan: Plan, restart: Mask, values: Sequence[Any]) -> Held:
     """What the sweep holds, from the flat values."""
     if loop.condition is None:
-        return after_all_steps(plan, list(values))
+        return after_all_steps(plan, list(values[: sum(restart)]), list(values[sum(restart) :]))
     *slots, positions, places, top, steps = values
-    return Held(slots, positions, places, top, steps)
+    return Held(slots, positions, places, top, steps, None)
 
 
 def _run(
-    loop: Loop, restart: Mask, operands: Sequence[Any], keep_ys: tuple[bool, ...]
+    loop: Loop,
+    activity: Activity,
+    restart: Mask,
+    operands: Sequence[Any],
+    keep_ys: tuple[bool, ...],
 ) -> tuple[list[Any], list[Any]]:
-    assert loop.plan is not None
-    inputs = loop.operands(operands)
+    plan = plan_of(loop)
+    steps = Steps.of(loop, restart, loop.operands(operands))
     if loop.condition is None:
-        results, held = run_forward(loop, loop.plan, restart, inputs, keep_ys)
-        return results, held.slots
-    results, held = run_forward_online(loop, loop.plan, restart, inputs)
+        results, held = run_forward(steps, plan, activity, keep_ys)
+        return results, [*held.slots, *(held.tape or [])]
+    results, held = run_forward_online(steps, plan)
     return results, [*held.slots, held.positions, held.places, held.top, held.steps]
 
 
 def _implementation(
-    *operands: Any, restart: Mask, keep_ys: tuple[bool, ...], held_types: Any, **params: Any
+    *operands: Any,
+    activity: Activity,
+    restart: Mask,
+    keep_ys: tuple[bool, ...],
+    held_types: Any,
+    **params: Any,
 ) -> Sequence[Any]:
     del held_types
     loop = Loop(**params)
-    results, held = _run(loop, restart, operands, keep_ys)
+    results, held = _run(loop, activity, restart, operands, keep_ys)
     return [*map(with_weak_type, results, _kept_types(loop, keep_ys)), *held]
 
 
 def _output_types(
-    *_: Any, restart: Mask, keep_ys: tuple[bool, ...], held_types: Any, **params: Any
+    *_: Any,
+    activity: Activity,
+    restart: Mask,
+    keep_ys: tuple[bool, ...],
+    held_types: Any,
+    **params: Any,
 ) -> Any:
-    del restart
+    del activity, restart
     loop = Loop(**params)
     return [*_kept_types(loop, keep_ys), *held_types], loop.body_effects
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_revolve._compat import AbstractValue, ClosedJaxpr, LoopEquation, call_jaxpr
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.request import Request
 
 T = TypeVar("T")
 
@@ -34,7 +35,8 @@ class Loop:
     With a `condition`, which takes the first `num_condition_consts` consts and the carry, it is a
     while loop: it has neither xs nor ys, its step does not take the condition's consts, and
     `length` is the most steps that it may run, or `None`. A plan is then for a loop that runs them
-    all; there is none for a loop that cannot be reversed.
+    all; there is none for a loop that cannot be reversed. It may be a request for a plan, which is
+    chosen when the loop is differentiated: what its steps leave behind is not known before.
     """
 
     jaxpr: ClosedJaxpr
@@ -48,12 +50,12 @@ class Loop:
     split_transpose: bool
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
-    plan: Plan | None
+    plan: Plan | Request | None
     only_primal_half: bool = False
     """Whether the step is the primal half of its linearisation, see `primal_half`."""
 
     @classmethod
-    def of(cls, equation: LoopEquation, length: int | None, plan: Plan | None) -> "Loop":
+    def of(cls, equation: LoopEquation, length: int | None, plan: Plan | Request | None) -> "Loop":
         """The loop of an equation of lax's, with the given length or bound."""
         return cls(**{**equation._asdict(), "length": length}, plan=plan)
 
@@ -99,6 +101,23 @@ class Loop:
         """The number of steps of a loop that has no condition."""
         assert self.length is not None
         return self.length
+
+
+def plan_of(loop: Loop) -> Plan:
+    """The plan of a loop that is to be reversed, once it is chosen."""
+    check_plan(loop)
+    assert isinstance(loop.plan, Plan)
+    return loop.plan
+
+
+def check_plan(loop: Loop) -> None:
+    """Refuse to reverse a loop of which nobody said how."""
+    if loop.plan is None:
+        raise ValueError(
+            "max_steps and checkpoints must not both be None where a while loop is differentiated "
+            "in reverse mode. Pass max_steps, the most steps that the loop may take, or "
+            "checkpoints, the number of carries to store."
+        )
 
 
 def choose(values: Sequence[T], mask: Sequence[bool]) -> list[T]:

@@ -23,7 +23,7 @@ from jax import lax
 
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.examples import any_example, going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step, primal_half
+from jax_revolve.engine.loop import Loop, Operands, Step, plan_of, primal_half
 from jax_revolve.engine.pullback import (
     Cotangents,
     add,
@@ -142,9 +142,9 @@ def _pull_back_nest(
 
 def _nests(loop: Loop) -> list[tuple[Lengths, slice]]:
     """The nests in the order in which they run, and the part of xs and ys that each works on."""
-    assert loop.plan is not None
-    result, first, length = [], 0, loop.plan.length
-    for lengths in nests(length, levels(loop.plan.repetitions)):
+    plan = plan_of(loop)
+    result, first, length = [], 0, plan.length
+    for lengths in nests(length, levels(plan)):
         last = first + prod(lengths)
         at = slice(length - last, length - first) if loop.reverse else slice(first, last)
         result.append((lengths, at))

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve.engine.activity import Mask
-from jax_revolve.engine.examples import any_example, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, choose
+from jax_revolve.engine.examples import any_example
+from jax_revolve.engine.loop import choose
 from jax_revolve.engine.placement import Placement
 from jax_revolve.engine.slots import Held, empty, write_slot
+from jax_revolve.engine.steps import Steps
 from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
 
@@ -23,44 +23,44 @@ _Progress = tuple[jax.Array, jax.Array, list[Any]]
 """Steps taken, whether to go on (per example), and the carry."""
 
 
-def run_forward_online(
-    loop: Loop, plan: Plan, restart: Mask, operands: Operands
-) -> tuple[list[Any], Held]:
+def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Held]:
     """Final carry, and the checkpoints."""
-    consts, init, _ = operands
-    safe = safe_operands(loop, operands)
-    placement = Placement(plan.checkpoints, plan.length)
+    loop, block = steps.loop, plan.block
+    consts, init, _ = steps.operands
+    placement = Placement(plan.checkpoints, plan.blocks)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
-        steps, going, _ = progress
-        return (steps < stop) & any_example(going)
+        count, going, _ = progress
+        return (count < stop) & any_example(going)
 
     def advance(progress: _Progress, stop: jax.Array) -> _Progress:
         def step(progress: _Progress) -> _Progress:
-            steps, going, carry = progress
-            carry, _ = guarded(loop, safe.carry, going)(safe.consts, carry, [])
-            return steps + 1, loop.holds(consts, carry), carry
+            count, _, carry = progress
+            carry, _ = steps.step_from(carry)(*steps.inputs(carry, count))
+            return count + 1, loop.holds(consts, carry), carry
 
         return lax.while_loop(lambda p: go_on(p, stop), step, progress)
 
     def store_and_advance(state: tuple[_Progress, Held]) -> tuple[_Progress, Held]:
         progress, held = state
-        steps, _, carry = progress
-        held = _store(placement, held, choose(carry, restart), steps)
-        stop = jnp.minimum(placement.next_store(held.positions, held.top + 1), plan.length)
+        count, _, carry = progress
+        held = _store(placement, held, choose(carry, steps.restart), count // block)
+        stop = placement.next_store(held.positions, held.top + 1)
+        # Beyond the bound the product may overflow.
+        stop = jnp.where(stop < plan.blocks, block * stop, plan.length)
         return advance(progress, stop), held
 
     free = jnp.full(plan.checkpoints, NEVER, jnp.int32)
     places = jnp.arange(plan.checkpoints, dtype=jnp.int32)
-    slots = empty(plan.checkpoints, choose(init, restart))
+    slots = empty(plan.checkpoints, choose(init, steps.restart))
     progress = (jnp.int32(0), loop.holds(consts, init), init)
     progress, held = lax.while_loop(
         lambda state: go_on(state[0], plan.length),
         store_and_advance,
-        (progress, Held(slots, free, places, jnp.int32(-1), jnp.int32(0))),
+        (progress, Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)),
     )
-    steps, _, carry = progress
-    return carry, held._replace(steps=steps)
+    count, _, carry = progress
+    return carry, held._replace(steps=count)
 
 
 def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:
@@ -76,7 +76,8 @@ def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Arr
     slots = write_slot(held.slots, carry, place)
     positions = _without(held.positions, dropped).at[top].set(position)
     places = _without(held.places, dropped).at[top].set(place)
-    return Held(slots, positions, jnp.where(is_full, places, held.places), top, held.steps)
+    places = jnp.where(is_full, places, held.places)
+    return held._replace(slots=slots, positions=positions, places=places, top=top)
 
 
 def _without(values: jax.Array, index: jax.Array) -> jax.Array:

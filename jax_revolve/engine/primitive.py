@@ -12,6 +12,7 @@ and its tangents, the *tangent* primitive for the tangents alone:
 - transposed, the tangent primitive is the slots engine's reverse sweep.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,20 +21,21 @@ import jax
 from jax_revolve import _compat
 from jax_revolve.engine.activity import Activity, Mask, find_activity
 from jax_revolve.engine.batching import batched_as, batched_dims, vmap_over
-from jax_revolve.engine.loop import Loop, choose, substitute
+from jax_revolve.engine.loop import Loop, check_plan, choose, substitute
 from jax_revolve.engine.loop_primitive import Flat, as_loop, batch_loop, loop_p, loop_types
 from jax_revolve.engine.loop_primitive import run_counted as run_counted
 from jax_revolve.engine.loop_primitive import run_loop as run_loop
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.restart import find_restart
+from jax_revolve.engine.sizes import sizes_of
 from jax_revolve.engine.sweeps import (
     check_collectives,
     forward_sweep,
     jvp_of_nonzero,
-    plan_of,
     reverse_sweep,
 )
+from jax_revolve.schedule.request import Request
 
 
 def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -195,11 +197,14 @@ def _linearize(
     operands: Flat, activity: Activity, **params: Any
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     loop = Loop(**params)
-    plan_of(loop)
+    check_plan(loop)
     check_collectives(loop, activity, loop.operands(operands))
     restart = find_restart(loop, activity, loop.operands(operands))
-    results, held = forward_sweep(loop, restart, operands)
-    return results, held, {**params, "activity": activity, "restart": restart}
+    if isinstance(loop.plan, Request):
+        sizes = sizes_of(loop, activity, restart, loop.operands(operands))
+        loop = replace(loop, plan=loop.plan.resolve(sizes))
+    results, held = forward_sweep(loop, activity, restart, operands)
+    return results, held, {**loop.params(), "activity": activity, "restart": restart}
 
 
 def _num_operands(activity: Activity, **_: Any) -> int:

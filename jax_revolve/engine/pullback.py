@@ -7,6 +7,7 @@ import jax
 
 from jax_revolve._compat import tangent_type, zeros
 from jax_revolve.engine.activity import Activity
+from jax_revolve.engine.buffers import write
 from jax_revolve.engine.loop import Operands, Step, choose, substitute
 
 
@@ -19,9 +20,10 @@ class Cotangents(NamedTuple):
 
 
 class Linearised(NamedTuple):
-    """One step, linearised: the values that its pullback needs, how to put the pullback together
-    from them, and the types of its cotangents."""
+    """One step, linearised: its results, the values that its pullback needs, how to put the
+    pullback together from them, and the types of its cotangents."""
 
+    results: list[Any]
     residuals: list[Any]
     pullback: Any
     types: list[Any]
@@ -31,12 +33,23 @@ def linearise(step: Step, activity: Activity, inputs: Operands) -> Linearised:
     """One step, linearised in its active inputs."""
     masks = (activity.consts, activity.carry, activity.xs)
 
-    def active_step(*chosen: list[Any]) -> list[Any]:
+    def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
         carry, y = step(*map(substitute, inputs, masks, chosen))
-        return choose([*carry, *y], activity.results)
+        results = [*carry, *y]
+        return choose(results, activity.results), results
 
-    results, pullback = jax.vjp(active_step, *map(choose, inputs, masks))
-    return Linearised(*jax.tree.flatten(pullback), [tangent_type(result) for result in results])
+    active, pullback, results = jax.vjp(active_step, *map(choose, inputs, masks), has_aux=True)
+    return Linearised(results, *jax.tree.flatten(pullback), [tangent_type(r) for r in active])
+
+
+def pull_back(linearised: Linearised, residuals: list[Any], cotangents: Cotangents) -> Operands:
+    """The cotangents of a step's active inputs, from those of its active results. Residuals may be
+    those of another step of the same loop."""
+    cotangents_in = [
+        zeros(aval) if ct is None else ct
+        for aval, ct in zip(linearised.types, [*cotangents.carry, *cotangents.ys], strict=True)
+    ]
+    return Operands(*jax.tree.unflatten(linearised.pullback, residuals)(cotangents_in))
 
 
 def pull_back_step(
@@ -46,7 +59,7 @@ def pull_back_step(
     cotangents: Cotangents,
     compute: Callable[[Callable[[], list[Any]]], list[Any]] = lambda residuals: residuals(),
 ) -> Operands:
-    """The cotangents of one step's active inputs, from those of its active results.
+    """As `pull_back`, with the residuals of this step.
 
     `compute` runs the function that linearises the step, which takes nothing and returns residuals.
     """
@@ -57,12 +70,7 @@ def pull_back_step(
         return known[0].residuals
 
     values = compute(residuals)
-    _, pullback, types = known[0]
-    cotangents_in = [
-        zeros(aval) if ct is None else ct
-        for aval, ct in zip(types, [*cotangents.carry, *cotangents.ys], strict=True)
-    ]
-    return Operands(*jax.tree.unflatten(pullback, values)(cotangents_in))
+    return pull_back(known[0], values, cotangents)
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
@@ -72,6 +80,15 @@ def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
 
 def add(total: list[Any], more: list[Any]) -> list[Any]:
     return [a + b for a, b in zip(total, more, strict=True)]
+
+
+def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
+    """The cotangents before a step, which reads xs at index `at`, from those after it."""
+    return Operands(
+        consts=add(gradient.consts, of_step.consts),
+        carry=of_step.carry,
+        xs=write(gradient.xs, of_step.xs, at),
+    )
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:

@@ -28,17 +28,19 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat import results_of, zeros
-from jax_revolve.engine.activity import Activity, Mask
-from jax_revolve.engine.examples import going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute
+from jax_revolve.engine.activity import Activity
+from jax_revolve.engine.buffers import read, write
+from jax_revolve.engine.loop import Operands, choose, substitute
 from jax_revolve.engine.pullback import (
     Cotangents,
-    add,
+    accumulate,
     of_init,
     pull_back_step,
     zero_cotangents,
 )
-from jax_revolve.schedule.actions import Advance, Tape, revolve
+from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.tape import Buffers, Tape
+from jax_revolve.schedule import actions
 from jax_revolve.schedule.binomial import (
     MOST_REPETITIONS_IN_TABLES,
     beta,
@@ -52,8 +54,9 @@ class Held(NamedTuple):
     """What the forward sweep leaves to the reverse sweep: the checkpoints, as a stack.
 
     Level 0 of the stack is the initial carry and `top` the newest checkpoint. `positions` tells for
-    each level which step its carry enters, and `places` in which slot it is, if not in that of the
-    same number. Levels beyond the top are free, and so are their slots. `steps` ran in all.
+    each level which block its carry enters, and `places` in which slot it is, if not in that of the
+    same number. Levels beyond the top are free, and so are their slots. `steps` ran in all. `tape`
+    is that of the last block, if the forward sweep knew which one is the last.
     """
 
     slots: list[Any]
@@ -61,6 +64,7 @@ class Held(NamedTuple):
     places: jax.Array | None
     top: jax.Array
     steps: jax.Array | int
+    tape: Buffers | None
 
     def place(self, level: jax.Array) -> jax.Array:
         return level if self.places is None else self.places[level]
@@ -73,119 +77,143 @@ def empty(checkpoints: int, carry: list[Any]) -> list[Any]:
 
 
 def run_forward(
-    loop: Loop, plan: Plan, restart: Mask, operands: Operands, keep_ys: Sequence[bool]
+    steps: Steps, plan: Plan, activity: Activity, keep_ys: Sequence[bool]
 ) -> tuple[list[Any], Held]:
-    """Final carry and those ys that are to be kept, and the checkpoints."""
+    """Final carry and those ys that are to be kept, the checkpoints, and the last block's tape."""
+    loop, operands = steps.loop, steps.operands
     starts, stops = _first_advances(plan)
     ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
-    slots = empty(plan.checkpoints, choose(operands.carry, restart))
+    slots = empty(_slots_used(plan), choose(operands.carry, steps.restart))
 
     def step(i: jax.Array, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
         carry, ys = state
-        carry, y = loop.step(operands.consts, carry, _read(operands.xs, loop.index(i)))
-        return carry, _write(ys, choose(y, keep_ys), loop.index(i))
+        _, *inputs = steps.inputs(carry, i)
+        carry, y = loop.step(operands.consts, *inputs)
+        return carry, write(ys, choose(y, keep_ys), loop.index(i))
 
     def store_and_advance(slot: jax.Array, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         carry, ys, slots = state
-        slots = write_slot(slots, choose(carry, restart), slot)
-        start, stop = jnp.asarray(starts)[slot], jnp.asarray(stops)[slot]
+        slots = write_slot(slots, choose(carry, steps.restart), slot)
+        start, stop = (plan.block * jnp.asarray(ends)[slot] for ends in (starts, stops))
         carry, ys = lax.fori_loop(start, stop, step, (carry, ys))
         return carry, ys, slots
 
-    state = (operands.carry, ys, slots)
-    carry, ys, slots = lax.fori_loop(0, len(stops), store_and_advance, state)
-    return [*carry, *ys], after_all_steps(plan, slots)
+    carry = operands.carry
+    if len(stops):
+        state = (carry, ys, slots)
+        carry, ys, slots = lax.fori_loop(0, len(stops), store_and_advance, state)
+
+    if not _tapes_the_last_block(plan):
+        return [*carry, *ys], after_all_steps(plan, slots, [])
+
+    tape, first = Tape(steps, activity), plan.block * (plan.blocks - 1)
+
+    def record(i: jax.Array, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        carry, ys, entries = state
+        _, *inputs = steps.inputs(carry, first + i)
+        carry, y, stored = tape.run(*inputs)
+        ys = write(ys, choose(y, keep_ys), loop.index(first + i))
+        return carry, ys, write(entries, stored, i)
+
+    last = plan.length - first
+    # As long as any block's tape, for the reverse sweep writes the others over it.
+    state = (carry, ys, tape.empty(plan.block))
+    carry, ys, entries = lax.fori_loop(0, last, record, state)
+    return [*carry, *ys], after_all_steps(plan, slots, entries)
 
 
-def after_all_steps(plan: Plan, slots: list[Any]) -> Held:
-    """The stack after a loop of known length: all of it but the slots is in the plan."""
+def after_all_steps(plan: Plan, slots: list[Any], tape: Buffers) -> Held:
+    """The stack after a loop of known length: all but the slots and the tape is in the plan."""
     starts, _ = _first_advances(plan)
-    return Held(slots, jnp.asarray(starts), None, jnp.int32(len(starts) - 1), plan.length)
+    positions = np.zeros(_slots_used(plan), np.int32)
+    positions[: len(starts)] = starts
+    top = jnp.int32(max(len(starts) - 1, 0))
+    taped = tape if _tapes_the_last_block(plan) else None
+    return Held(slots, jnp.asarray(positions), None, top, plan.length, taped)
 
 
 def run_reverse(
-    loop: Loop,
-    plan: Plan,
-    activity: Activity,
-    restart: Mask,
-    operands: Operands,
-    held: Held,
-    cotangents: Cotangents,
+    steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
 ) -> Operands:
     """The cotangents of the active operands, from those of the active results."""
-    consts, init, xs = operands
-    safe = safe_operands(loop, operands)
-    initial = choose(init, restart)
+    loop, operands = steps.loop, steps.operands
     gradient = Operands(
-        consts=zero_cotangents(consts, activity.consts),
+        consts=zero_cotangents(operands.consts, activity.consts),
         carry=cotangents.carry,
-        xs=zero_cotangents(xs, activity.xs),
+        xs=zero_cotangents(operands.xs, activity.xs),
     )
+    tape, size = Tape(steps, activity), plan.block
+    blocks, entries = -(-held.steps // size), []
+    if size > 1:
+        entries = tape.complete(tape.empty(size) if held.tape is None else held.tape, size)
+    if held.tape is not None:
+        blocks = blocks - 1
+        first, last = size * blocks, held.steps - size * blocks
+        gradient, entries = tape.pull_back(entries, first, last, gradient, cotangents.ys)
+        if plan.blocks == 1:
+            return gradient._replace(carry=of_init(gradient.carry, activity))
 
-    def whole(restarted: list[Any]) -> list[Any]:
-        """A carry with whatever is at hand for those leaves that nothing here depends on."""
-        return substitute(init, restart, restarted)
-
-    def step_from(carry: list[Any]) -> Step:
-        return guarded(loop, safe.carry, going(loop, consts, carry))
-
-    def advance(restarted: list[Any], start: jax.Array, stop: jax.Array) -> list[Any]:
-        def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
-            carry = whole(restarted)
-            x = _read(xs, loop.index(i))
-            return choose(step_from(carry)(safe.consts, carry, x)[0], restart)
-
-        return lax.fori_loop(start, stop, step, restarted)
-
-    def tape(carry: list[Any], step: jax.Array, top: jax.Array, gradient: Operands) -> Operands:
-        at = loop.index(step)
-        inputs = Operands(safe.consts, carry, _read(xs, at))
-        ct_y = [None if ct is None else _read([ct], at)[0] for ct in cotangents.ys]
+    def reverse_alone(
+        restarted: list[Any], block: Any, top: Any, gradient: Operands, entries: Buffers
+    ) -> tuple[Operands, Buffers]:
+        carry, at = steps.whole(restarted), loop.index(block)
         ct = pull_back_step(
-            step_from(carry),
+            steps.step_from(carry),
             activity,
-            inputs,
-            Cotangents(gradient.carry, ct_y),
+            steps.inputs(carry, block),
+            Cotangents(gradient.carry, read(cotangents.ys, at)),
             partial(_in_a_branch, top >= 0),
         )
-        return Operands(
-            consts=add(gradient.consts, ct.consts),
-            carry=ct.carry,
-            xs=_write(gradient.xs, ct.xs, at),
-        )
+        return accumulate(gradient, ct, at), entries
 
-    def reverse_step(count: jax.Array, state: tuple[Held, Operands]) -> tuple[Held, Operands]:
-        held, gradient = state
-        step = held.steps - 1 - count
-        held, restarted, position = _store_on_the_way(plan, initial, held, step, advance)
-        restarted = advance(restarted, position, step)
-        gradient = tape(whole(restarted), step, held.top, gradient)
-        top = held.top - (held.positions[held.top] == step)
-        return held._replace(top=top), gradient
+    def reverse_taped(
+        restarted: list[Any], block: Any, top: Any, gradient: Operands, entries: Buffers
+    ) -> tuple[Operands, Buffers]:
+        del top
+        start = size * block
+        # Only of a loop that stops by itself may a block here be shorter than the others.
+        count = size if held.tape is not None else jnp.minimum(size, held.steps - start)
+        entries = tape.record(entries, restarted, start, count)
+        return tape.pull_back(entries, start, count, gradient, cotangents.ys)
 
-    _, gradient = lax.fori_loop(0, held.steps, reverse_step, (held, gradient))
+    reverse = reverse_alone if size == 1 else reverse_taped
+
+    def reverse_block(count: jax.Array, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        held, gradient, entries = state
+        block = blocks - 1 - count
+        held, restarted, position = _store_on_the_way(steps, plan, held, block)
+        restarted = steps.advance(restarted, size * position, size * block)
+        gradient, entries = reverse(restarted, block, held.top, gradient, entries)
+        top = held.top - (held.positions[held.top] == block)
+        return held._replace(top=top), gradient, entries
+
+    state = (held._replace(tape=None), gradient, entries)
+    if isinstance(blocks, int) and blocks == 1:
+        # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
+        blocks = lax.optimization_barrier(jnp.int32(blocks))
+    _, gradient, _ = lax.fori_loop(0, blocks, reverse_block, state)
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
 def _store_on_the_way(
-    plan: Plan, initial: list[Any], held: Held, step: jax.Array, advance: Any
+    steps: Steps, plan: Plan, held: Held, block: jax.Array
 ) -> tuple[Held, list[Any], jax.Array]:
-    """From the newest checkpoint towards `step`, storing where the schedule wants it.
+    """From the newest checkpoint towards `block`, storing where the schedule wants it.
 
-    Returns the stack, and the last carry stored with its position. A checkpoint at `step` itself
+    Returns the stack, and the last carry stored with its position. A checkpoint at `block` itself
     would never be read, so none is placed there.
     """
-    split = _SplitTable(plan)
+    split, levels = _SplitTable(plan), held.positions.size
 
     def target(position: jax.Array, top: jax.Array) -> jax.Array:
-        return position + split(step + 1 - position, plan.checkpoints - top)
+        return position + split(block + 1 - position, levels - top)
 
     def worth_storing(state: tuple[Held, list[Any], jax.Array]) -> jax.Array:
-        return state[2] < step
+        return state[2] < block
 
     def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
         held, carry, to = state
-        carry = advance(carry, held.positions[held.top], to)
+        carry = steps.advance(carry, plan.block * held.positions[held.top], plan.block * to)
         top = held.top + 1
         slots = write_slot(held.slots, carry, held.place(top))
         positions = held.positions.at[top].set(to)
@@ -193,7 +221,7 @@ def _store_on_the_way(
         return held, carry, target(to, top)
 
     position = held.positions[held.top]
-    state = (held, _newest(initial, held), target(position, held.top))
+    state = (held, _newest(steps.initial(), held), target(position, held.top))
     held, carry, _ = lax.while_loop(worth_storing, store, state)
     return held, carry, held.positions[held.top]
 
@@ -203,9 +231,9 @@ class _SplitTable:
 
     def __init__(self, plan: Plan) -> None:
         s = plan.checkpoints
-        # The plan's own splits never repeat more often than the forward sweep's, and with a single
-        # slot the repetition number is as large as the loop is long, but no rule is needed.
-        most = repetition(plan.length + 1, s) if s > 1 else 1
+        # An online schedule may be one repetition behind. With a single slot the repetition number
+        # is as large as the loop is long, but no rule is needed.
+        most = repetition(plan.blocks + 1, s) if s > 1 else 1
         most = min(most, MOST_REPETITIONS_IN_TABLES)
         rules = [[(0, 1, _LARGEST)] * most] + [
             [split_terms(c, r) for r in range(1, most + 1)] for c in range(2, s + 1)
@@ -227,13 +255,26 @@ class _SplitTable:
 _LARGEST = np.iinfo(np.int32).max
 
 
+def _tapes_the_last_block(plan: Plan) -> bool:
+    """Whether the forward sweep of a loop of known length tapes its last block. For a single step
+    the tape would cost more than it saves: buffers between programs, another copy of the step."""
+    return plan.block > 1
+
+
+def _slots_used(plan: Plan) -> int:
+    """A block that the forward sweep tapes needs no checkpoint."""
+    taped = _tapes_the_last_block(plan)
+    return min(plan.checkpoints, max(plan.blocks - 1, 1)) if taped else plan.checkpoints
+
+
 def _first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Where each advance of the forward sweep starts, from a checkpoint, and stops."""
-    actions = takewhile(
-        lambda a: not isinstance(a, Tape), revolve(plan.length + 1, plan.checkpoints)
-    )
-    advances = np.array([a for a in actions if isinstance(a, Advance)], np.int32)
-    return advances[:, 0], advances[:, 1]
+    """Where each advance of the forward sweep starts, from a checkpoint, and stops: blocks."""
+    last = plan.blocks if _tapes_the_last_block(plan) else plan.blocks + 1
+    schedule = actions.revolve(last, _slots_used(plan))
+    before = takewhile(lambda a: not isinstance(a, actions.Tape), schedule)
+    advances = np.array([a for a in before if isinstance(a, actions.Advance)], np.int32)
+    starts, stops = advances.reshape(-1, 2).T
+    return starts, stops
 
 
 def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
@@ -263,7 +304,7 @@ def _newest(initial: list[Any], held: Held) -> list[Any]:
     """The newest checkpoint."""
     if held.positions.size == 1:
         return initial
-    stored = _read(held.slots, jnp.maximum(held.place(held.top) - 1, 0))
+    stored = read(held.slots, jnp.maximum(held.place(held.top) - 1, 0))
     return [lax.select(held.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
 
 
@@ -271,15 +312,4 @@ def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]
     """Store into a slot. What is stored into slot 0 is overwritten before slot 1 is first read."""
     if slots and slots[0].shape[0] == 0:
         return slots
-    return _write(slots, carry, jnp.maximum(slot - 1, 0))
-
-
-def _read(buffers: list[Any], index: jax.Array) -> list[Any]:
-    return [lax.dynamic_index_in_dim(b, index, keepdims=False) for b in buffers]
-
-
-def _write(buffers: list[Any], values: list[Any], index: jax.Array) -> list[Any]:
-    return [
-        lax.dynamic_update_index_in_dim(b, v, index, 0)
-        for b, v in zip(buffers, values, strict=True)
-    ]
+    return write(slots, carry, jnp.maximum(slot - 1, 0))

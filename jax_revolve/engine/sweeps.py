@@ -16,23 +16,27 @@ from jax_revolve import _compat
 from jax_revolve._compat import SymbolicZero
 from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.forward_sweep import held_by, run_forward_sweep
-from jax_revolve.engine.loop import Loop, Operands, choose, substitute
+from jax_revolve.engine.loop import Loop, Operands, choose, plan_of, substitute
 from jax_revolve.engine.loop_primitive import Flat, as_loop
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.slots import run_reverse
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.engine.steps import Steps
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def forward_sweep(loop: Loop, restart: Mask, operands: Flat) -> tuple[Flat, Flat]:
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def forward_sweep(
+    loop: Loop, activity: Activity, restart: Mask, operands: Flat
+) -> tuple[Flat, Flat]:
     """The loop's results, and what the reverse sweep starts from."""
-    return run_forward_sweep(loop, restart, operands)
+    return run_forward_sweep(loop, activity, restart, operands)
 
 
 @partial(forward_sweep.defjvp, symbolic_zeros=True)
-def _forward_sweep_jvp(loop: Loop, restart: Mask, primals: Any, tangents: Any) -> Any:
+def _forward_sweep_jvp(
+    loop: Loop, activity: Activity, restart: Mask, primals: Any, tangents: Any
+) -> Any:
     (operands,), (tangents,) = primals, tangents
 
     def run(operands: Flat) -> Flat:
@@ -40,7 +44,7 @@ def _forward_sweep_jvp(loop: Loop, restart: Mask, primals: Any, tangents: Any) -
         return as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
 
     results, results_dot = jvp_of_nonzero(run, operands, tangents)
-    held = forward_sweep(loop, restart, operands)[1]
+    held = forward_sweep(loop, activity, restart, operands)[1]
     held_dot = [SymbolicZero(_compat.tangent_type(value)) for value in held]
     return (results, held), (results_dot, held_dot)
 
@@ -91,22 +95,11 @@ def _compiled_reverse(
     held: list[Any],
     cotangents: Cotangents,
 ) -> Flat:
-    plan, inputs = plan_of(loop), loop.operands(operands)
-    stack = held_by(plan, loop, held)
-    result = run_reverse(loop, plan, activity, restart, inputs, stack, cotangents)
+    plan = plan_of(loop)
+    steps = Steps.of(loop, restart, loop.operands(operands))
+    result = run_reverse(steps, plan, activity, held_by(loop, plan, restart, held), cotangents)
     types = [_compat.tangent_type(x) for x in choose(operands, activity.operands)]
     return list(map(_compat.with_weak_type, _flat(result), types))
-
-
-def plan_of(loop: Loop) -> Plan:
-    """The plan of a loop that is to be reversed."""
-    if loop.plan is None:
-        raise ValueError(
-            "max_steps and checkpoints must not both be None where a while loop is differentiated "
-            "in reverse mode. Pass max_steps, the most steps that the loop may take, or "
-            "checkpoints, the number of carries to store."
-        )
-    return loop.plan
 
 
 def check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:

@@ -28,9 +28,11 @@ class Advance(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """Run step `position` keeping its linearisation, and transpose it. The carry is used up."""
+    """Run the steps `start`, ..., `stop - 1` keeping their linearisations, and transpose them, the
+    last one first. The carry is used up."""
 
-    position: int
+    start: int
+    stop: int
 
 
 class Free(NamedTuple):
@@ -42,33 +44,34 @@ class Free(NamedTuple):
 Action: TypeAlias = Store | Load | Advance | Tape | Free
 
 
-def revolve(length: int, checkpoints: int) -> Iterator[Action]:
+def revolve(length: int, checkpoints: int, block: int = 1) -> Iterator[Action]:
     """Every action that reverses a loop of `length` steps with `checkpoints` slots.
 
-    The slots are a stack of positions, lowest at the bottom. Steps are taped from the last to the
-    first; before each, checkpoints are placed on the way from the top of the stack to that step. A
-    checkpoint right where the step is taped would never be read, so none is placed there.
+    The slots are a stack of positions, lowest at the bottom. Blocks of `block` steps, of which the
+    last may be shorter, are taped from the last to the first; before each, checkpoints are placed
+    on the way from the top of the stack to that block. A checkpoint right where the block is taped
+    would never be read, so none is placed there.
     """
     if length == 0:
         return
     stack, current = [0], 0
     yield Store(0, 0)
-    for step in reversed(range(length)):
+    for target in reversed(range(-(-length // block))):
         if current != stack[-1]:
             current = stack[-1]
-            yield Load(len(stack) - 1, current)
+            yield Load(len(stack) - 1, block * current)
         while len(stack) < checkpoints:
-            target = current + split(step + 1 - current, checkpoints + 1 - len(stack))
-            if target >= step:
+            position = current + split(target + 1 - current, checkpoints + 1 - len(stack))
+            if position >= target:
                 break
-            yield Advance(current, target)
-            yield Store(len(stack), target)
-            stack.append(target)
-            current = target
-        if current < step:
-            yield Advance(current, step)
-        yield Tape(step)
+            yield Advance(block * current, block * position)
+            yield Store(len(stack), block * position)
+            stack.append(position)
+            current = position
+        if current < target:
+            yield Advance(block * current, block * target)
+        yield Tape(block * target, min(block * (target + 1), length))
         current = -1
-        if stack[-1] == step:
+        if stack[-1] == target:
             stack.pop()
             yield Free(len(stack))

@@ -1,16 +1,18 @@
 """Lengths for loops inside loops: the nested form, which is made of ordinary JAX loops."""
 
 from jax_revolve.schedule.binomial import smallest
+from jax_revolve.schedule.plan import Plan
 
 DEEPEST = 2
 """Nesting deeper saves memory, as a higher root of the length, but every level is a copy of the
 step in the program, and every derivative multiplies the copies."""
 
 
-def levels(repetitions: int) -> int:
-    """How deep to nest: one level, which stores every carry, where the schedule never repeats a
-    step; otherwise `DEEPEST`."""
-    return min(max(repetitions, 1), DEEPEST)
+def levels(plan: Plan) -> int:
+    """How deep to nest: one level, which stores every carry, where the plan stores every carry or
+    residual too; otherwise `DEEPEST`."""
+    stores_all = max(plan.checkpoints + 1, plan.block) >= plan.length
+    return 1 if stores_all else DEEPEST
 
 
 def nests(length: int, levels: int) -> tuple[tuple[int, ...], ...]:

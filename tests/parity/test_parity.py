@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
-from parity.loops import Loops, ours, reference, scan_as_while
+from parity.loops import Loops, ours, ours_in_blocks, reference, scan_as_while
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -28,6 +28,9 @@ CORE = {
 
 EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
 """Those that a while loop goes through on the oldest and the newest JAX, too."""
+
+IN_BLOCKS = {"grad", "vmap_of_grad", "reverse_over_reverse", "shard_map"}
+"""Those that every loop goes through in blocks. Their rules are the same but for the two sweeps."""
 
 QUICK = {"recurrent", "lengths"}
 """The cases for which compound transformations are not marked as slow."""
@@ -86,6 +89,12 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.exhaustive]
 
 
+def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    if transformation == "grad":
+        return [pytest.mark.core]
+    return [] if transformation in IN_BLOCKS else [pytest.mark.exhaustive]
+
+
 @cache
 def _cond_keeps_keys() -> bool:
     """Whether this JAX can differentiate a cond that keeps a PRNG key for it: 0.7.2 cannot."""
@@ -125,3 +134,9 @@ def test_while_loop(case: Case, transformation: str) -> None:
 def test_scan_as_while_loop(case: Case, transformation: str) -> None:
     """`lax.scan` is the oracle of a while loop that indexes xs and writes ys."""
     _check(case, transformation, scan_as_while, weak_types=False)
+
+
+@_pairs([*SCAN_CASES, *WHILE_CASES], _block_marks)
+def test_blocks(case: Case, transformation: str) -> None:
+    """The oracles of either loop."""
+    _check(case, transformation, ours_in_blocks)

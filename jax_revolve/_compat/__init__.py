@@ -1,0 +1,41 @@
+"""Every use of JAX outside its stable public API.
+
+Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
+
+- `jax.extend.core`: `Primitive`, and jaxprs with their equations, variables and literals.
+- `jax.interpreters`: the registries of derivative, transposition, partial evaluation, batching,
+  dead code and lowering rules; dead-code elimination; symbolic zeros.
+- the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`), and of its
+  `while` equation.
+"""
+
+from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
+from jax_revolve._compat.jaxprs import Result as Result
+from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
+from jax_revolve._compat.jaxprs import dependence as dependence
+from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
+from jax_revolve._compat.jaxprs import is_literal as is_literal
+from jax_revolve._compat.jaxprs import results_of as results_of
+from jax_revolve._compat.jaxprs import run_equation as run_equation
+from jax_revolve._compat.jaxprs import variables as variables
+from jax_revolve._compat.jaxprs import varying_variables as varying_variables
+from jax_revolve._compat.jaxprs import with_outputs as with_outputs
+from jax_revolve._compat.loops import LoopEquation as LoopEquation
+from jax_revolve._compat.loops import run_around_loop as run_around_loop
+from jax_revolve._compat.primitives import Split as Split
+from jax_revolve._compat.primitives import define_jvp as define_jvp
+from jax_revolve._compat.primitives import new_primitive as new_primitive
+from jax_revolve._compat.values import AbstractValue as AbstractValue
+from jax_revolve._compat.values import SymbolicZero as SymbolicZero
+from jax_revolve._compat.values import as_array as as_array
+from jax_revolve._compat.values import instantiate as instantiate
+from jax_revolve._compat.values import is_array_type as is_array_type
+from jax_revolve._compat.values import is_jit_disabled as is_jit_disabled
+from jax_revolve._compat.values import is_linear_input as is_linear_input
+from jax_revolve._compat.values import is_zero as is_zero
+from jax_revolve._compat.values import symbolic_zero as symbolic_zero
+from jax_revolve._compat.values import tangent_type as tangent_type
+from jax_revolve._compat.values import vary as vary
+from jax_revolve._compat.values import varying_axes as varying_axes
+from jax_revolve._compat.values import with_weak_type as with_weak_type
+from jax_revolve._compat.values import zeros as zeros

@@ -1,0 +1,99 @@
+"""Jaxprs: what a function computes, what depends on what, and parts of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import eval_jaxpr
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.interpreters import partial_eval as pe
+
+from jax_revolve._compat.values import AbstractValue
+
+call_jaxpr = jaxpr_as_fun
+
+
+class Result(NamedTuple):
+    """A result of a function: its type, its value where that was there before, the number of the
+    input that it is, whether it depends on any input, and the first result that is the same."""
+
+    aval: AbstractValue
+    passed_on: Any | None
+    input: int | None
+    varies: bool
+    same_as: int
+
+
+def results_of(fun: Callable[..., Any], *inputs: Any) -> list[Result]:
+    """The results of `fun(*inputs)`, which are not computed. Some may be values that it closes
+    over. Inputs are counted by their leaves."""
+    closed = jax.make_jaxpr(fun)(*inputs)
+    jaxpr = closed.jaxpr
+    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    numbers = {v: i for i, v in enumerate(jaxpr.invars)}
+    varying = varying_variables(jaxpr, jaxpr.invars)
+    first: dict[Any, int] = {}
+    return [
+        Result(v.aval, v.val, None, False, i)
+        if isinstance(v, Literal)
+        else Result(v.aval, known.get(v), numbers.get(v), v in varying, first.setdefault(v, i))
+        for i, v in enumerate(jaxpr.outvars)
+    ]
+
+
+def dependence(
+    fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]
+) -> Callable[[Sequence[bool] | None], tuple[bool, ...]]:
+    """Traces `fun(inputs)`, and tells for a mask of its results, or for all of them, which inputs
+    they depend on."""
+    jaxpr = jax.make_jaxpr(fun)(inputs).jaxpr
+
+    def used(wanted: Sequence[bool] | None) -> tuple[bool, ...]:
+        results = [True] * len(jaxpr.outvars) if wanted is None else list(wanted)
+        return tuple(pe.dce_jaxpr(jaxpr, results)[1])
+
+    return used
+
+
+def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:
+    """The variables of a jaxpr that depend on these inputs, and the inputs."""
+    varying = set(inputs)
+    for eqn in jaxpr.eqns:
+        if not varying.isdisjoint(variables(eqn.invars)):
+            varying.update(eqn.outvars)
+    return varying
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand of an equation is a constant, rather than a variable."""
+    return isinstance(atom, Literal)
+
+
+def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
+    """The function of the jaxpr's inputs whose results are these variables of it, without what
+    those do not need."""
+    jaxpr, used = pe.dce_jaxpr(
+        closed.jaxpr.replace(outvars=list(outputs)), [True] * len(outputs), instantiate=False
+    )
+
+    def run(inputs: Sequence[Any]) -> list[Any]:
+        return eval_jaxpr(
+            jaxpr, closed.consts, *(x for x, u in zip(inputs, used, strict=True) if u)
+        )
+
+    return run
+
+
+def run_equation(eqn: Any, operands: Sequence[Any], **changed: Any) -> Any:
+    """The result of an equation with other operands, and perhaps other parameters."""
+    return eqn.primitive.bind(*operands, **{**eqn.params, **changed})
+
+
+def variables(atoms: Sequence[Any]) -> list[Any]:
+    """Those that are not constants."""
+    return [v for v in atoms if not isinstance(v, Literal)]
+
+
+def inner_jaxprs(eqn: Any) -> list[ClosedJaxpr]:
+    """The jaxprs among the parameters of an equation, which it runs."""
+    return [p for p in eqn.params.values() if hasattr(p, "eqns")]

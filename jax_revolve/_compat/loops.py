@@ -1,0 +1,103 @@
+"""lax's own loop equations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import eval_jaxpr
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jax_revolve._compat.jaxprs import variables
+from jax_revolve._compat.values import AbstractValue, as_array
+
+
+class LoopEquation(NamedTuple):
+    """What `lax.scan` or `lax.while_loop` made of its arguments.
+
+    Operands are consts, then carry, then xs. Only a while loop has a condition; of its consts the
+    first are those of the condition, it has no xs, and its length is not known.
+    """
+
+    jaxpr: ClosedJaxpr
+    condition: ClosedJaxpr | None
+    num_condition_consts: int
+    num_consts: int
+    num_carry: int
+    length: int | None
+    reverse: bool
+    unroll: int
+    split_transpose: bool
+    output_types: tuple[AbstractValue, ...]
+    body_effects: Any
+
+
+def run_around_loop(
+    fun: Callable[[], Any], run_loop: Callable[[LoopEquation, list[Any]], Sequence[Any]]
+) -> Any:
+    """`fun()`, which calls a loop of lax once, with `run_loop(equation, operands)` in its place.
+
+    `fun` takes no arguments, so that lax sees the caller's own values, Python scalars included. Its
+    trace is what lax computes before the loop (promoted weak types, hoisted constants), the loop,
+    and what comes after it (values that the body only passes on).
+    """
+    closed, shape = jax.make_jaxpr(fun, return_shape=True)()
+    jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
+    # The last one: a condition that is evaluated before may have loops of its own.
+    at = max(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in _READ)
+    before, loop, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
+
+    inputs = variables(loop.invars)
+    used_after = set(variables([v for eqn in after for v in eqn.invars] + jaxpr.outvars))
+    known_before = [*jaxpr.constvars, *(v for eqn in before for v in eqn.outvars)]
+    passed_on = [v for v in known_before if v in used_after]
+
+    prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
+    values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
+    operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
+    equation = _READ[loop.primitive.name](loop)
+    results = run_loop(equation, list(map(as_array, operands)))
+    epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *loop.outvars], eqns=after)
+    outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
+    return jax.tree.unflatten(treedef, outputs)
+
+
+def _read_scan(eqn: Any) -> LoopEquation:
+    params = eqn.params
+    if "ft_in" in params:  # jax >= 0.12
+        groups = params["ft_in"].update(list(eqn.invars)).unpack()
+        num_consts, num_carry, _ = (len(list(group)) for group in groups)
+    else:
+        num_consts, num_carry = params["num_consts"], params["num_carry"]
+    return LoopEquation(
+        jaxpr=params["jaxpr"],
+        condition=None,
+        num_condition_consts=0,
+        num_consts=num_consts,
+        num_carry=num_carry,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+        split_transpose=params.get("_split_transpose", False),
+        output_types=tuple(v.aval for v in eqn.outvars),
+        body_effects=frozenset(eqn.effects),
+    )
+
+
+def _read_while(eqn: Any) -> LoopEquation:
+    params = eqn.params
+    return LoopEquation(
+        jaxpr=params["body_jaxpr"],
+        condition=params["cond_jaxpr"],
+        num_condition_consts=params["cond_nconsts"],
+        num_consts=params["cond_nconsts"] + params["body_nconsts"],
+        num_carry=len(eqn.outvars),
+        length=None,
+        reverse=False,
+        unroll=1,
+        split_transpose=False,
+        output_types=tuple(v.aval for v in eqn.outvars),
+        body_effects=frozenset(eqn.effects),
+    )
+
+
+_READ = {"scan": _read_scan, "while": _read_while}

@@ -1,0 +1,127 @@
+"""Primitives, from Python functions in place of JAX's registries."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Primitive, Var
+from jax.interpreters import ad, batching, mlir
+from jax.interpreters import partial_eval as pe
+
+from jax_revolve._compat.values import AbstractValue
+
+
+def new_primitive(
+    name: str,
+    *,
+    implementation: Callable[..., Sequence[Any]],
+    output_types: Callable[..., tuple[Sequence[AbstractValue], Any]],
+    batch: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
+    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]] | None = None,
+    split: "Split | None" = None,
+) -> Primitive:
+    """A primitive with several results, from Python functions in place of JAX's registries.
+
+    `implementation(*operands, **params)` is both run and lowered. `output_types(*avals, **params)`
+    returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
+    dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
+    `prune(used, **params)` says which results to keep computing, given which are used, and the
+    parameters to that end. `split` is for a primitive that is linear in its last operands.
+    """
+
+    @partial(jax.jit, static_argnums=0)
+    def compiled(params: tuple[tuple[str, Any], ...], *operands: Any) -> Sequence[Any]:
+        return implementation(*operands, **dict(params))
+
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *operands, **params: compiled(tuple(params.items()), *operands))
+    primitive.def_effectful_abstract_eval(output_types)
+    batching.fancy_primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
+    if jvp is not None:
+        define_jvp(primitive, jvp)
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
+    if prune is not None:
+        pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
+    if split is not None:
+        pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
+        pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
+    return primitive
+
+
+def define_jvp(primitive: Primitive, jvp: Callable[..., Any]) -> None:
+    """Give a primitive a derivative rule."""
+    ad.primitive_jvps[primitive] = jvp
+
+
+class Split(NamedTuple):
+    """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
+
+    The operands are primals, then tangents; the results are those of `primal(*primals)`, then the
+    tangents. JAX knows the primals but not the tangents when it linearises for reverse mode.
+    `primal_params(**params)` are the parameters of `primal`. `linearize(primals, **params)` returns
+    its results, residuals such that `linear(*primals, *residuals, *tangents)` are the tangents, and
+    the parameters of `linear`.
+    """
+
+    num_primals: Callable[..., int]
+    num_results: Callable[..., int]
+    primal: Primitive
+    primal_params: Callable[..., dict[str, Any]]
+    linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
+    linear: Primitive
+
+
+def _split_values(
+    primitive: Primitive, split: Split, trace: Any, *tracers: Any, **params: Any
+) -> Sequence[Any]:
+    """The rule for values of which some are known."""
+    primals = tracers[: split.num_primals(**params)]
+    tangents = tracers[len(primals) :]
+    if all(t.is_known() for t in tangents) or not all(x.is_known() for x in primals):
+        return trace.default_process_primitive(primitive, tracers, params)
+    known = [x.pval.get_known() for x in primals]
+    results, residuals, linear_params = split.linearize(known, **params)
+    operands = [*primals, *map(trace.to_jaxpr_tracer, residuals), *tangents]
+    return [*results, *trace.default_process_primitive(split.linear, operands, linear_params)]
+
+
+def _split_equation(
+    split: Split, saveable: Any, unknown: Sequence[bool], available: Sequence[bool], eqn: Any
+) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
+    """The rule for `jax.checkpoint`: the equation for what is known, the one that runs later, which
+    of its results are unknown and which are available there, and what has to be kept to that end.
+    Later everything is computed again."""
+    del saveable
+    num_primals = split.num_primals(**eqn.params)
+    num_results = split.num_results(**eqn.params)
+    kept = [v for v, a in zip(eqn.invars, available, strict=True) if not a and isinstance(v, Var)]
+    later = [True] * len(eqn.outvars)
+    if any(unknown[:num_primals]):
+        return None, eqn, later, later, kept
+    if not any(unknown):
+        return eqn, eqn, [False] * len(later), later, kept
+    known = eqn.replace(
+        primitive=split.primal,
+        invars=eqn.invars[:num_primals],
+        outvars=eqn.outvars[:num_results],
+        params=split.primal_params(**eqn.params),
+    )
+    unknown_results = [i >= num_results for i in range(len(later))]
+    return known, eqn, unknown_results, later, kept
+
+
+def _remove_dead_code(
+    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]], used: list[bool], *rest: Any
+) -> tuple[list[bool], Any]:
+    eqn = rest[-1]  # jax 0.12 also passes which inputs are live
+    if not any(used) and not eqn.effects:
+        return [False] * len(eqn.invars), None
+    kept, params = prune(used, **eqn.params)
+    outvars = [v for v, keep in zip(eqn.outvars, kept, strict=True) if keep]
+    return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params)

@@ -1,0 +1,101 @@
+"""Types of values, tangents and cotangents."""
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.custom_derivatives import SymbolicZero as SymbolicZero
+from jax.extend.core.primitives import convert_element_type_p
+from jax.interpreters import ad
+
+AbstractValue: TypeAlias = Any
+"""A `jax.core.ShapedArray`: shape, dtype, weak type, sharding, varying axes."""
+
+
+def is_jit_disabled() -> bool:
+    """Whether this is run under `jax.disable_jit`."""
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# Derivatives
+
+
+def is_zero(tangent: Any) -> bool:
+    """Whether a tangent or cotangent is a symbolic zero, as derivative rules get them."""
+    return isinstance(tangent, ad.Zero | SymbolicZero)
+
+
+def is_linear_input(operand: Any) -> bool:
+    """Whether a transposition rule is asked for the cotangent of this operand."""
+    return ad.is_undefined_primal(operand)
+
+
+def tangent_type(primal: Any) -> AbstractValue:
+    """The type of the tangents of a value."""
+    return jax.typeof(primal).to_tangent_aval()
+
+
+def symbolic_zero(aval: AbstractValue) -> Any:
+    """The symbolic zero tangent of values of type `aval`, as rules of primitives return it."""
+    return ad.Zero(aval.to_tangent_aval())
+
+
+def instantiate(tangent: Any) -> Any:
+    """A tangent or cotangent as an array, whether or not it is a symbolic zero."""
+    return ad.instantiate_zeros(tangent)
+
+
+def zeros(aval: AbstractValue) -> jax.Array:
+    """Zeros of the type `aval`, its sharding and varying axes included, PRNG keys too."""
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return ad.zeros_like_aval(aval)
+    implementation: list[Any] = []
+
+    def data_of(keys: jax.Array) -> jax.Array:
+        implementation.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    bits = ad.zeros_like_aval(aval.update(shape=data.shape, dtype=data.dtype, sharding=None))
+    return jax.random.wrap_key_data(bits, impl=implementation[0])
+
+
+# Types
+
+
+def is_array_type(aval: AbstractValue) -> bool:
+    """Whether values of this type are arrays, rather than mutable references or tokens."""
+    return isinstance(aval, ShapedArray)
+
+
+def varying_axes(aval: AbstractValue) -> frozenset[str]:
+    """The axes of a mesh over which values of this type may differ, inside of `jax.shard_map`."""
+    manual = getattr(aval, "manual_axis_type", None)
+    return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
+
+
+def vary(value: Any, axes: frozenset[str]) -> Any:
+    """The value, as one that may differ over these axes, too."""
+    missing = tuple(axes - varying_axes(jax.typeof(value)))
+    if not missing:
+        return value
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(value, missing, to="varying")
+    return jax.lax.pvary(value, missing)  # jax 0.7  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def with_weak_type(value: Any, aval: AbstractValue) -> Any:
+    """The value, weakly typed if `aval` is: loop variables, buffers and sums forget it."""
+    if not aval.weak_type or jax.typeof(value).weak_type:
+        return value
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
+
+
+def as_array(value: Any) -> Any:
+    """The value itself, or the array that a number stands for: constants of a trace, and primals of
+    its tracers, may be Python numbers that know their dtype."""
+    if isinstance(value, jax.Array) or not is_array_type(jax.typeof(value)):
+        return value
+    aval = jax.typeof(value)
+    return with_weak_type(jnp.asarray(value, aval.dtype), aval)

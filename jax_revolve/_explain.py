@@ -1,0 +1,129 @@
+"""`explain`: what a loop's reverse pass takes, for every sensible choice, before anything runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from jax_revolve._compat import LoopEquation, run_around_loop, zeros
+from jax_revolve.engine.activity import find_activity
+from jax_revolve.engine.loop import Loop, choose, is_inexact
+from jax_revolve.engine.restart import find_restart
+from jax_revolve.engine.sizes import bytes_of, sizes_of
+from jax_revolve.schedule import request
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.report import Report
+from jax_revolve.schedule.units import Memory
+
+
+def explain(
+    f: Callable[..., Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    cond_fun: Callable[[Any], Any] | None = None,
+    max_steps: int | None = None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
+) -> Report:
+    """What the gradient of a loop takes, for every sensible choice, and which one is chosen.
+
+    Runs nothing: `f` is traced, and its linearisation measured. As if everything that can be
+    differentiated were so: `init`, `xs`, and the arrays that `f` closes over. A gradient with
+    respect to less leaves less behind.
+
+    **Arguments:**
+
+    - `f`, `init`, `xs`, `length`: as [`jax_revolve.checkpointed_scan`][]. Arrays may be
+        `jax.ShapeDtypeStruct`s.
+    - `cond_fun`, `max_steps`: for a loop that stops by itself, as
+        [`jax_revolve.bounded_while_loop`][] takes them; `f` is then its `body_fun`, `init` its
+        `init_val`.
+    - `checkpoints`, `block`, `memory`: as those loops.
+
+    **Returns:**
+
+    A [`jax_revolve.Report`][], which prints as a table: the bytes of a checkpoint, of the residuals
+    of a step, and of what is held whatever the plan; then a line for each choice with its
+    checkpoints, its block, its memory, and how many steps it runs. `report.plan` is the one that is
+    chosen, `report.plot()` draws the trade-off.
+
+    **Raises:**
+
+    Whatever the loop itself raises for these arguments, and `ValueError` if there is nothing to
+    differentiate.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import explain
+
+        def step(u, _):
+            return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
+
+        state = jax.ShapeDtypeStruct((20000,), jnp.float32)
+        report = explain(step, state, length=1000, memory="8MB")
+        print(report)
+        assert report.memory(report.plan) <= 8_000_000
+        ```
+    """
+    if cond_fun is None:
+        request.check_arguments(checkpoints, block, memory)
+    elif max_steps is None:
+        raise ValueError(
+            "max_steps must be an int where cond_fun is given, but is None: what a loop takes "
+            "depends on how many steps there may be."
+        )
+    found: list[Report] = []
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        steps = equation.length
+        if steps is None:
+            wanted = request.for_bound(max_steps, checkpoints, block, memory)
+            loop = Loop.of(equation, max_steps, wanted)
+        else:
+            loop = Loop.of(equation, steps, request.for_scan(steps, checkpoints, block, memory))
+        found.append(_report(loop, operands))
+        return [zeros(t) for t in equation.output_types]
+
+    def look(init: Any, xs: Any) -> Any:
+        def loop() -> Any:
+            if cond_fun is None:
+                return lax.scan(f, init, xs, length)
+            return lax.while_loop(cond_fun, f, init)
+
+        return run_around_loop(loop, run)
+
+    jax.eval_shape(look, init, xs)
+    return found[0]
+
+
+def _report(loop: Loop, operands: list[Any]) -> Report:
+    inputs, first = loop.operands(operands), loop.num_condition_consts
+    differentiated = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
+    activity = find_activity(loop, inputs, differentiated)
+    if not any(activity.results):
+        raise ValueError(
+            "init, xs and what f closes over must hold floating-point numbers that its results "
+            "depend on, but do not: there is no derivative that would take anything."
+        )
+    restart = find_restart(loop, activity, inputs)
+    sizes = sizes_of(loop, activity, restart, inputs)
+    assert loop.plan is not None
+    plan = loop.plan if isinstance(loop.plan, Plan) else loop.plan.resolve(sizes)
+    _, ys = loop.results(loop.output_types)
+    xs, consts = (list(map(jax.typeof, part)) for part in (inputs.xs, inputs.consts))
+    always = {
+        "xs": bytes_of(xs),
+        "cotangents of xs": bytes_of(choose(xs, activity.xs)),
+        "ys": bytes_of(ys),
+        "cotangents of ys": bytes_of(choose(ys, activity.ys)),
+        "cotangents of closed-over values": bytes_of(choose(consts, activity.consts)),
+    }
+    return Report(plan, sizes, always, stops_by_itself=loop.condition is not None)

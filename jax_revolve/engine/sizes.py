@@ -1,0 +1,31 @@
+"""What a loop's checkpoints, residuals and steps take, found by tracing one step."""
+
+from collections.abc import Iterable
+
+import jax
+
+from jax_revolve._compat import AbstractValue
+from jax_revolve.engine.activity import Activity, Mask
+from jax_revolve.engine.loop import Loop, Operands, choose
+from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.tape import Tape
+from jax_revolve.engine.work import work_of
+from jax_revolve.schedule.cost import Sizes
+
+
+def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
+    """The sizes that a plan is chosen by."""
+    tape = Tape(Steps.of(loop, restart, operands), activity)
+    carry = list(map(jax.typeof, operands.carry))
+    return Sizes(
+        checkpoint=bytes_of(choose(carry, restart)),
+        residuals=bytes_of([*tape.types, *tape.products.types]),
+        alone=bytes_of(tape.types),
+        carry=bytes_of(carry),
+        weights=bytes_of(tape.products.weights),
+        work=work_of(loop.jaxpr),
+    )
+
+
+def bytes_of(types: Iterable[AbstractValue]) -> int:
+    return sum(aval.size * aval.dtype.itemsize for aval in types)

@@ -1,0 +1,185 @@
+"""A block of consecutive steps, taped whole: their residuals are kept until they are transposed.
+
+Of what the linearisation of a step leaves behind, a tape stores only what it must: a slice of the
+xs is read again where it is, and what depends on neither carry nor xs, such as a weight or its
+cosine, is the same for every step.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat import AbstractValue, Result, results_of, zeros
+from jax_revolve.engine.activity import Activity
+from jax_revolve.engine.buffers import read, write
+from jax_revolve.engine.loop import Operands, choose, substitute
+from jax_revolve.engine.products import Products
+from jax_revolve.engine.pullback import (
+    Cotangents,
+    Linearised,
+    accumulate,
+    add,
+    linearise,
+    pull_back,
+)
+from jax_revolve.engine.steps import Steps
+
+Buffers = list[Any]
+"""Residuals of a block: a leading axis of steps for each that is stored."""
+
+
+class Tape:
+    """How the steps of a loop are taped, and transposed from their tape."""
+
+    def __init__(self, steps: Steps, activity: Activity) -> None:
+        self._steps = steps
+        self._activity = activity
+        self._xs = steps.operands.xs
+        first = [steps.operands.carry, read(self._xs, 0)]
+        found: list[Linearised] = []
+
+        def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
+            found.append(self._linearise(carry, x))
+            return found[0].residuals
+
+        self._residuals = results_of(residuals, *first)
+        self._stored = [self._is_stored(i, r) for i, r in enumerate(self._residuals)]
+        # Tracers must not leave their trace; types and the pullback's structure may.
+        self._linearised = found[0]._replace(results=[], residuals=[])
+
+    @property
+    def types(self) -> list[AbstractValue]:
+        """What is stored for each step."""
+        return [r.aval for r in choose(self._residuals, self._stored)]
+
+    @cached_property
+    def products(self) -> Products:
+        """The cotangents of consts that are left to the end of a block."""
+        traced: list[Any] = []
+
+        def trace(carry: list[Any], x: list[Any]) -> list[Any]:
+            linearised = self._linearise(carry, x)
+            num_carry = sum(self._activity.carry)
+            cts = list(map(zeros, linearised.types))
+
+            def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
+                ct = Cotangents(cts[:num_carry], cts[num_carry:])
+                return [x for part in pull_back(linearised, residuals, ct) for x in part]
+
+            traced.append(jax.make_jaxpr(pullback)(linearised.residuals, cts))
+            return []
+
+        jax.make_jaxpr(trace)(self._steps.operands.carry, read(self._xs, 0))
+        num_cts = len(self._linearised.types)
+        entries = iter(range(len(self.types)))
+        own = [next(entries) if stored else None for stored in self._stored]
+        stored = [own[r.same_as] for r in self._residuals]
+        varies = [r.varies for r in self._residuals]
+        return Products(
+            traced[0],
+            [*varies, *[True] * num_cts],
+            [*stored, *[None] * num_cts],
+            sum(self._activity.consts),
+        )
+
+    def empty(self, length: int) -> Buffers:
+        """Buffers for so many steps."""
+        return _buffers(self.types, length)
+
+    def complete(self, tape: Buffers, length: int) -> Buffers:
+        """The tape with the buffers that its transposition needs."""
+        return [*tape, *_buffers(self.products.types, length)]
+
+    def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """One step: carry and y, and what is stored of it."""
+        linearised = self._linearise(carry, x)
+        carry, y = self._steps.loop.results(linearised.results)
+        return carry, y, choose(linearised.residuals, self._stored)
+
+    def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
+        """The tape of `count` steps from `start`, where a checkpoint is given, written over another
+        one."""
+        steps = self._steps
+
+        def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
+            restarted, tape = state
+            _, *inputs = steps.inputs(steps.whole(restarted), start + i)
+            carry, _, stored = self.run(*inputs)
+            return choose(carry, steps.restart), write(tape, stored, i)
+
+        stored, kept = tape[: len(self.types)], tape[len(self.types) :]
+        return [*lax.fori_loop(0, count, step, (restarted, stored))[1], *kept]
+
+    def pull_back(
+        self, tape: Buffers, start: Any, count: Any, gradient: Operands, ct_ys: list[Any]
+    ) -> tuple[Operands, Buffers]:
+        """The cotangents before the taped steps, from those after them. The tape, which has to be
+        `complete`, is returned to be written over."""
+        steps, products, same = self._steps, self.products, self._same_for_all()
+        stored, kept = tape[: len(self.types)], tape[len(self.types) :]
+        now = [not d for d in products.deferred]
+
+        def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
+            gradient, kept = state
+            entry = count - 1 - i
+            at = steps.loop.index(start + entry)
+            residuals = self._put_together(read(stored, entry), read(self._xs, at), same)
+            ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
+            flat, new = products.of_step([*residuals, *gradient.carry, *ct_y])
+            ct = _take_apart(flat, sum(now), len(gradient.carry))
+            some = accumulate(gradient._replace(consts=choose(gradient.consts, now)), ct, at)
+            consts = substitute(gradient.consts, now, some.consts)
+            return some._replace(consts=consts), write(kept, new, entry)
+
+        gradient, kept = lax.fori_loop(0, count, step, (gradient, kept))
+        totals = products.of_block(stored, kept, [*same, *self._linearised.types])
+        sums = add(choose(gradient.consts, products.deferred), totals)
+        consts = substitute(gradient.consts, products.deferred, sums)
+        return gradient._replace(consts=consts), [*stored, *kept]
+
+    def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
+        return zip(self._linearised.types[sum(self._activity.carry) :], ct_y, strict=True)
+
+    def _linearise(self, carry: list[Any], x: list[Any]) -> Linearised:
+        inputs = Operands(self._steps.safe.consts, carry, x)
+        return linearise(self._steps.step_from(carry), self._activity, inputs)
+
+    def _is_stored(self, place: int, residual: Result) -> bool:
+        return residual.varies and self._of_xs(residual) is None and residual.same_as == place
+
+    def _of_xs(self, residual: Result) -> int | None:
+        """Which of the xs a residual is a slice of, if it is."""
+        first = self._steps.loop.num_carry
+        if residual.input is None or residual.input < first:
+            return None
+        return residual.input - first
+
+    def _same_for_all(self) -> list[Any]:
+        """The residuals of the first step. Those that vary are not used, nor computed."""
+        return self._linearise(self._steps.operands.carry, read(self._xs, 0)).residuals
+
+    def _put_together(self, stored: list[Any], x: list[Any], same: list[Any]) -> list[Any]:
+        entries = iter(stored)
+        values: list[Any] = []
+        for place, residual in enumerate(self._residuals):
+            of_xs = self._of_xs(residual)
+            if self._stored[place]:
+                values.append(next(entries))
+            elif of_xs is not None:
+                values.append(x[of_xs])
+            else:
+                values.append(values[residual.same_as] if residual.varies else same[place])
+        return values
+
+
+def _take_apart(flat: list[Any], num_consts: int, num_carry: int) -> Operands:
+    first_x = num_consts + num_carry
+    return Operands(flat[:num_consts], flat[num_consts:first_x], flat[first_x:])
+
+
+def _buffers(types: list[AbstractValue], length: int) -> Buffers:
+    return [jnp.broadcast_to(z, (length, *z.shape)) for z in map(zeros, types)]

@@ -1,0 +1,52 @@
+"""How much work a step is: an estimate from its jaxpr, for choosing between plans.
+
+Only ratios matter: of recomputing a step to keeping what it leaves behind. The constants are those
+of a CPU with two cores, in nanoseconds, as in `schedule.cost`. Products count by their operations,
+everything else by the bytes that it makes.
+"""
+
+from math import prod
+from typing import Any
+
+from jax_revolve._compat import ClosedJaxpr, inner_jaxprs
+
+PRODUCT_OPERATION = 0.015
+BYTE = 0.01
+TRANSCENDENTAL_BYTE = 0.25
+
+TRANSCENDENTAL = {
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "sin", "sinh"),
+    *("tan", "tanh", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sqrt"),
+    *("cbrt", "digamma", "erf", "erf_inv", "erfc", "lgamma"),
+}
+CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
+FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
+
+
+def work_of(jaxpr: ClosedJaxpr) -> float:
+    """The time of evaluating a jaxpr once, in nanoseconds."""
+    return sum(map(_work, jaxpr.eqns))
+
+
+def _work(eqn: Any) -> float:
+    name, params = eqn.primitive.name, eqn.params
+    inputs, outputs = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
+    size = sum(aval.size for aval in outputs)
+    if name == "cond":
+        return max(map(work_of, params["branches"]))
+    if inner := inner_jaxprs(eqn):
+        return (params.get("length") or 1) * sum(map(work_of, inner))
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        summed = prod(inputs[0].shape[axis] for axis in contracted)
+        return 2 * size * summed * PRODUCT_OPERATION
+    if name == "conv_general_dilated":
+        kernel = inputs[1]
+        features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
+        return 2 * size * kernel.size / max(features, 1) * PRODUCT_OPERATION
+    if name in CUBIC:
+        return 2 * size * max(inputs[0].shape[-1:], default=1) * PRODUCT_OPERATION
+    if name in FREE:
+        return 0.0
+    made = sum(aval.size * aval.dtype.itemsize for aval in outputs)
+    return made * (TRANSCENDENTAL_BYTE if name in TRANSCENDENTAL else BYTE)

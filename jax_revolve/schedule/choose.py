@@ -1,0 +1,93 @@
+"""Choosing a plan: the least predicted time within a budget of bytes."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.plan import Plan
+
+FINEST = 64
+"""Every block length up to here is tried, beyond it every twentieth part more."""
+
+
+@lru_cache(maxsize=1024)
+def quickest(
+    length: int,
+    sizes: Sizes,
+    memory: int,
+    *,
+    block: int | None = None,
+    stops_by_itself: bool = False,
+) -> Plan:
+    """The plan with the least predicted time that takes `memory` bytes at most."""
+    fitting = list(_fitting(length, sizes, memory, block))
+    if not fitting:
+        raise ValueError(_too_little(length, sizes, memory, block))
+    return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+
+
+def trade_off(
+    length: int, sizes: Sizes, *, block: int | None = None, stops_by_itself: bool = False
+) -> list[Plan]:
+    """The best plans for budgets from the least possible to whatever storing everything takes, each
+    in less predicted time than all that take less memory."""
+    least = cost.memory(Plan(length, 1, block or 1), sizes)
+    most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
+    most = max(most, cost.memory(Plan(length, max(length, 1), block or 1), sizes))
+    plans: list[Plan] = []
+    for budget in _spread(least, most):
+        plan = quickest(length, sizes, budget, block=block, stops_by_itself=stops_by_itself)
+        if plan not in plans:
+            plans.append(plan)
+    return plans
+
+
+def _spread(least: int, most: int) -> Iterator[int]:
+    """Budgets from the least to the most, a factor of 1.5 apart."""
+    budget = least
+    while budget < most:
+        yield budget
+        budget = max(budget + 1, budget * 3 // 2)
+    yield most
+
+
+def _fitting(length: int, sizes: Sizes, memory: int, block: int | None) -> Iterator[Plan]:
+    for k in _blocks(length) if block is None else (block,):
+        left = memory - cost.memory(Plan(length, 0, k), sizes)
+        useful = _most_useful_checkpoints(length, k)
+        most = useful if sizes.checkpoint == 0 else min(left // sizes.checkpoint, useful)
+        if left >= 0 and most >= 1:
+            yield Plan(length, most, k)
+
+
+def _most_useful_checkpoints(length: int, block: int) -> int:
+    """No block needs a checkpoint that is taped before anything else is, see `engine.slots`."""
+    blocks = -(-length // block)
+    return max(blocks - 1 if block > 1 else blocks, 1)
+
+
+def _blocks(length: int) -> Iterator[int]:
+    """Block lengths to try, each the shortest for its number of blocks."""
+    tried, k = 0, 1
+    while k <= length:
+        shortest = -(-length // -(-length // k))
+        if shortest > tried:
+            yield shortest
+        tried = max(tried, shortest)
+        k = k + 1 if k < FINEST else max(k + 1, k + k // 20)
+    if tried < length or length == 0:
+        yield max(length, 1)
+
+
+def _too_little(length: int, sizes: Sizes, memory: int, block: int | None) -> str:
+    k = block or 1
+    least = cost.memory(Plan(length, 1, k), sizes)
+    residuals = sizes.alone if k == 1 else k * sizes.residuals
+    steps = "one step" if k == 1 else f"a block of {k} steps"
+    return (
+        f"memory must be at least {least} bytes here, but is {memory}: {sizes.checkpoint} for a "
+        f"single checkpoint, {residuals} for the residuals of {steps} and {sizes.carry} "
+        "for the carry that the loop runs on. Pass at least so much; with less memory no schedule "
+        "can do."
+    )

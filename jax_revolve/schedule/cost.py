@@ -1,0 +1,79 @@
+"""What a plan takes: bytes, and a prediction of its time.
+
+The time is a sum of four terms, for a loop of n steps in N blocks of k:
+
+- evaluations times the work of one step, and a turn of the loop around it;
+- the residuals written and read back, n times those of one step, if blocks have more than one step
+  (those of a single step never leave the cache), and otherwise the weights whose cotangents are
+  added to n times;
+- the memory that the plan holds, which has to be got from the system and touched once;
+- N turns of the loop around the blocks.
+
+What all plans have in common, such as transposing every step, is left out: plans are compared. The
+constants are nanoseconds on a CPU with two cores, fitted to what `benchmarks/budget.py` measures.
+Only their ratios matter, and those are similar where everything is faster.
+"""
+
+from typing import NamedTuple
+
+from jax_revolve.schedule import online
+from jax_revolve.schedule.binomial import advances
+from jax_revolve.schedule.plan import Plan
+
+RESIDUAL_BYTE = 0.05
+WEIGHT_BYTE = 0.3
+HELD_BYTE = 0.4
+EVALUATION = 1000.0
+BLOCK = 1300.0
+
+MOST_BLOCKS_SIMULATED = 2000
+"""Online schedules have no closed formula; beyond, the offline optimum stands for them."""
+
+
+class Sizes(NamedTuple):
+    """Sizes of one step, in bytes: of what a checkpoint holds, of the residuals that a step of a
+    taped block keeps, of those of a step that is taped alone, of the whole carry, and of those
+    weights whose cotangents are added up once for a block. `work` is the time of an evaluation in
+    nanoseconds, as estimated; `None` stands for so much that nothing else counts."""
+
+    checkpoint: int
+    residuals: int
+    alone: int
+    carry: int
+    weights: int = 0
+    work: float | None = None
+
+
+def memory(plan: Plan, sizes: Sizes) -> int:
+    """Bytes that the plan holds, of such a loop."""
+    residuals = sizes.residuals if plan.block > 1 else sizes.alone
+    return plan.memory(sizes.checkpoint, residuals, sizes.carry)
+
+
+def evaluations(plan: Plan, *, stops_by_itself: bool = False) -> int:
+    """Steps that `jax.value_and_grad` of a loop runs, all of `plan.length` being taken.
+
+    Of a loop that may stop by itself the last block is not known when it is run for the value, and
+    checkpoints are placed online.
+    """
+    if not stops_by_itself:
+        return plan.executed
+    if plan.blocks > MOST_BLOCKS_SIMULATED:
+        again = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
+    else:
+        again = online.evaluations(plan.blocks, plan.checkpoints) - 2 * plan.blocks
+    return 2 * plan.length + plan.block * again
+
+
+def time(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
+    """Nanoseconds, without what all plans have in common; or evaluations, if those are all."""
+    runs = evaluations(plan, stops_by_itself=stops_by_itself)
+    if sizes.work is None:
+        return float(runs)
+    in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE
+    return (
+        runs * (sizes.work + EVALUATION)
+        + plan.length * (in_blocks if plan.block > 1 else alone)
+        + memory(plan, sizes) * HELD_BYTE
+        + plan.blocks * BLOCK
+    )

@@ -1,0 +1,184 @@
+"""Making plans: from checkpoints, or the other way round from what the plan must keep to."""
+
+from math import isfinite
+from numbers import Integral
+from typing import Literal, TypeAlias
+
+from jax_revolve.schedule import binomial
+from jax_revolve.schedule.choose import quickest
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.units import Memory, bytes_of
+
+Checkpoints: TypeAlias = int | Literal["all"] | None
+
+MOST_REPETITIONS_BY_DEFAULT = 2
+
+
+def plan(
+    length: int,
+    checkpoints: Checkpoints = None,
+    *,
+    block: int | None = None,
+    repetitions: int | None = None,
+    overhead: float | None = None,
+    memory: Memory = None,
+    state_bytes: int | None = None,
+    residual_bytes: int | None = None,
+) -> Plan:
+    """The optimal schedule for reversing a loop with a given number of stored carries, or with as
+    many as something else that is wanted takes.
+
+    Costs next to nothing, whatever the length: every number is a closed formula in exact integers.
+
+    **Arguments:**
+
+    - `length`: the number of steps, an int >= 0.
+    - `checkpoints`: how many carries may be stored at once, the initial one included: an int >= 1.
+        More than there are blocks are never used. `"all"` stores one for every block. `None`, the
+        default, takes the fewest with which no step is advanced more than twice: about
+        `sqrt(2 * length)`.
+    - `block`: how many steps are taped together, an int >= 1: their residuals are all kept until
+        they are transposed. The default is 1.
+
+    At most one of the following, instead of `checkpoints`:
+
+    - `repetitions`: the fewest checkpoints with which no step is advanced more often: an int >= 1.
+    - `overhead`: the fewest checkpoints with which there are no more advances per step: a number.
+    - `memory`: the fewest evaluations that so much memory allows: an int of bytes or a string such
+        as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block` are chosen.
+        `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
+        behind for its transposition; `jax_revolve.explain` finds both.
+
+    **Returns:**
+
+    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions.
+
+    **Raises:**
+
+    `TypeError` or `ValueError` if an argument is not one of the above, or no plan keeps to it.
+
+    !!! Example
+
+        ```python
+        from jax_revolve import plan
+
+        p = plan(1000, checkpoints=30)
+        assert (p.repetitions, p.advances, p.evaluations) == (3, 2472, 3472)
+        assert plan(1000, checkpoints=84, block=12).evaluations == 1996
+        assert plan(1000, overhead=2).checkpoints == 44
+        p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
+        assert p.evaluations < 2000
+        ```
+
+    ??? cite "Source"
+
+        A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
+    """
+    length = check_integer("length", length, least=0)
+    block = min(check_block(block) or 1, max(length, 1)) if memory is None else check_block(block)
+    _check_alternatives(
+        checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
+    )
+    if memory is not None:
+        state = check_integer("state_bytes", state_bytes, least=0)
+        residuals = check_integer("residual_bytes", residual_bytes, least=0)
+        sizes = Sizes(state, residuals, residuals, state)
+        return quickest(length, sizes, bytes_of(memory), block=block)
+    assert block is not None
+    blocks = -(-length // block)
+    if repetitions is not None:
+        repetitions = check_integer("repetitions", repetitions, least=1)
+        wanted = binomial.fewest_checkpoints(blocks, repetitions)
+    elif overhead is not None:
+        wanted = _fewest_for_overhead(length, block, overhead)
+    else:
+        wanted = _check_checkpoints(checkpoints, blocks)
+    return Plan(length, min(wanted, max(blocks, 1)), block)
+
+
+def longest_plan(checkpoints: int, repetitions: int, *, block: int = 1) -> Plan:
+    """The plan for the longest loop that so many stored carries reverse with no step advanced more
+    than `repetitions` times: C(s + r, s) blocks.
+
+    **Arguments:**
+
+    - `checkpoints`: how many carries may be stored at once, the initial one included: an int >= 1.
+    - `repetitions`: how often a step may be advanced: an int >= 0.
+    - `block`: how many steps are taped together, an int >= 1.
+
+    **Returns:**
+
+    A [`jax_revolve.Plan`][] with the length of that loop.
+
+    **Raises:**
+
+    `TypeError` or `ValueError` if an argument is not one of the above.
+
+    !!! Example
+
+        ```python
+        from jax_revolve import longest_plan
+
+        assert longest_plan(checkpoints=50, repetitions=3).length == 23426
+        ```
+    """
+    checkpoints = check_integer("checkpoints", checkpoints, least=1)
+    repetitions = check_integer("repetitions", repetitions, least=0)
+    block = check_integer("block", block, least=1)
+    return Plan(block * binomial.beta(checkpoints, repetitions), checkpoints, block)
+
+
+def check_block(block: object) -> int | None:
+    return None if block is None else check_integer("block", block, least=1)
+
+
+def check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
+    allowed = allowed or f"an int >= {least}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
+        )
+    if value < least:
+        raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
+    return int(value)
+
+
+def _check_checkpoints(checkpoints: Checkpoints, blocks: int) -> int:
+    if checkpoints is None:
+        return binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
+    if isinstance(checkpoints, str):
+        if checkpoints != "all":
+            raise ValueError(f"checkpoints must be {_ALLOWED}, but is {checkpoints!r}.")
+        return blocks
+    return check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
+
+
+def _check_alternatives(**alternatives: object) -> None:
+    given = [f"{name}={value!r}" for name, value in alternatives.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(
+            f"At most one of {', '.join(alternatives)} must be given, but these are: "
+            f"{', '.join(given)}."
+        )
+
+
+def _fewest_for_overhead(length: int, block: int, overhead: object) -> int:
+    if isinstance(overhead, bool) or not isinstance(overhead, int | float):
+        raise TypeError(
+            f"overhead must be a number of advances per step, but is {overhead!r} of type "
+            f"{type(overhead).__name__}."
+        )
+    blocks = -(-length // block)
+    least = Plan(length, max(blocks, 1), block).overhead
+    if not overhead >= least or not isfinite(overhead):
+        raise ValueError(
+            f"overhead must be at least {least:g} for {blocks} blocks of {block} steps, which is "
+            f"what storing all of them takes, but is {overhead!r}. Longer blocks take less."
+        )
+    return max(
+        1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block).overhead <= overhead)
+    )
+
+
+_ALLOWED = 'an int >= 1 (stored carries, the initial one included), "all" or None'

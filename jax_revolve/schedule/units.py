@@ -1,0 +1,37 @@
+"""Amounts of memory, read and written for people."""
+
+import re
+from numbers import Integral
+from typing import TypeAlias
+
+Memory: TypeAlias = int | str | None
+
+_ALLOWED = 'an int >= 0 of bytes or a string such as "512MB" or "2GiB"'
+_PREFIXES = " kmgt"
+
+
+def bytes_of(memory: object) -> int:
+    """A number of bytes, from that or from a string such as "512MB" or "2 GiB"."""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b)?\s*", memory, re.IGNORECASE)
+        if match is None or (match[3] and not match[2]):
+            raise ValueError(f"memory must be {_ALLOWED}, but is {memory!r}.")
+        number, prefix, binary = match.groups()
+        power = _PREFIXES.index((prefix or " ").lower())
+        return int(float(number) * (1024 if binary else 1000) ** power)
+    if isinstance(memory, bool) or not isinstance(memory, Integral):
+        raise TypeError(
+            f"memory must be {_ALLOWED}, but is {memory!r} of type {type(memory).__name__}."
+        )
+    if memory < 0:
+        raise ValueError(f"memory must be {_ALLOWED}, but is {int(memory)}.")
+    return int(memory)
+
+
+def readable(size: float) -> str:
+    """Bytes with a decimal unit, three digits: "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"
