@@ -29,6 +29,7 @@ class Contender:
 
     `loop` is called as `lax.scan`, or as `lax.while_loop` and then with `max_steps` built in.
     `evaluations` counts the steps that run, those that are run again included; `None` is unknown.
+    `block` is the number of steps that are taped together, `budget` the bytes to keep to.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Contender:
     evaluations: int | None = None
     detail: str = ""
     max_steps: int | None = None
+    block: int | None = None
+    budget: int | None = None
 
 
 def plain(length: int) -> Contender:

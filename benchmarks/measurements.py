@@ -17,8 +17,9 @@ from jax_revolve import plan
 @dataclass(frozen=True)
 class Measurement:
     """The cost of one program. `checkpoints` of a nested scan are those of the run of ours whose
-    memory it was chosen to fit; `max_steps` is the bound of a while loop; `difference` is the
-    relative one to the result of the first contender of its table."""
+    memory it was chosen to fit; `max_steps` is the bound of a while loop; `block` is how many steps
+    are taped together within a `budget` of bytes; `difference` is the relative one to the result of
+    the first contender of its table."""
 
     family: str
     workload: str
@@ -27,6 +28,8 @@ class Measurement:
     contender: str
     checkpoints: int | None
     max_steps: int | None
+    block: int | None
+    budget: int | None
     detail: str
     median_ms: float
     minimum_ms: float
@@ -100,6 +103,8 @@ def _measurement(
         contender=contender.name,
         checkpoints=contender.checkpoints,
         max_steps=contender.max_steps,
+        block=contender.block,
+        budget=contender.budget,
         detail=contender.detail,
         median_ms=1e3 * median(times),
         minimum_ms=1e3 * min(times),

@@ -28,8 +28,15 @@ Blocking: TypeAlias = tuple[int, ...]
 class NestedScans:
     """The nested scans of one workload, each compiled once at most."""
 
-    def __init__(self, workload: Workload, plain: Program, rematerialised: Program) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        plain: Program,
+        rematerialised: Program,
+        levels_tried: int = LEVELS_TRIED,
+    ) -> None:
         self._workload = workload
+        self._levels_tried = levels_tried
         self._carry_bytes = _bytes(workload.init)
         self._x_bytes = _bytes(workload.active.get("xs")) // workload.length
         self._tape_bytes = (plain.temp_bytes or 0) / workload.length
@@ -60,7 +67,7 @@ class NestedScans:
             fit = [p for p in likely if p.temp_bytes is not None and p.temp_bytes <= limit]
             if fit:
                 found.append(fit)
-            if len(found) == LEVELS_TRIED:
+            if len(found) == self._levels_tried:
                 break
         return [program for fit in found for program in fit]
 

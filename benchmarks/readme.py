@@ -10,10 +10,13 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "scan-cpu.json"
 WHILE_RESULTS = HERE / "results" / "while-cpu.json"
+BUDGET_RESULTS = HERE / "results" / "budget-cpu.json"
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- made by benchmarks/readme.py -->\n", "<!-- end -->\n"
 WHILE_BEGIN = "<!-- while loops, made by benchmarks/readme.py -->\n"
 WHILE_END = "<!-- end of while loops -->\n"
+BUDGET_BEGIN = "<!-- budget, made by benchmarks/readme.py -->\n"
+BUDGET_END = "<!-- end of budget -->\n"
 
 SHOWN = [
     ("stencil, n = 1000, width 20000", 63),
@@ -28,6 +31,18 @@ SHOWN_WHILE = [
     ("stencil, 10000 steps of 16384, width 1000", 63),
     ("rnn, 1000 steps of 4096, batch 16, width 128", 30),
     ("lstm, 1000 steps of 4096, batch 16, width 128", 28),
+]
+SHOWN_WITH_BUDGET = [
+    "lstm, n = 1000, batch 16, width 128",
+    "lstm, n = 1000, batch 32, width 512",
+]
+WAYS = [
+    ("`lax.scan`, stores everything", "lax.scan", None),
+    ("`memory=` 5% of that", "jax_revolve", 0.05),
+    ("`memory=` 2% of that", "jax_revolve", 0.02),
+    ("pure Revolve in 5%: single steps", "pure Revolve", 0.05),
+    ("best nested `jax.checkpoint` scans, as ours in 5%", "nested remat scan", 0.05),
+    ("Equinox's checkpointed loop, as ours in 5%", "equinox checkpointed", 0.05),
 ]
 
 
@@ -96,6 +111,39 @@ def _while_row(gradients: list[dict[str, Any]], workload: str, checkpoints: int)
     return "| " + " | ".join(cells) + " |"
 
 
+def budget_table(record: dict[str, Any]) -> str:
+    """The memory and time of the gradient, both over those of storing everything."""
+    machine = record["machine"]
+    gradients = [m for m in record["measurements"] if m["quantity"] == "gradient"]
+    columns = [_budget_column(gradients, workload) for workload in SHOWN_WITH_BUDGET]
+    titles = [f"memory, {name} | time" for name in SHOWN_WITH_BUDGET]
+    head = [
+        f"Gradients within a budget on {machine['cores']} CPU cores with jax"
+        f" {machine['versions']['jax']}, over those that store everything"
+        " (`benchmarks/budget.py`):\n",
+        f"| | {' | '.join(titles)} |",
+        "|---" * (1 + 2 * len(titles)) + "|",
+    ]
+    rows = zip((name for name, _, _ in WAYS), *columns, strict=True)
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+def _budget_column(gradients: list[dict[str, Any]], workload: str) -> list[str]:
+    """Memory and time of each way to run the workload; of several runs the quickest counts."""
+    runs = [m for m in gradients if m["workload"] == workload]
+    everything = next(m["temp_bytes"] for m in runs if m["contender"] == "lax.scan")
+    cells = []
+    for _, contender, share in WAYS:
+        budget = None if share is None else int(share * everything)
+        found = [m for m in runs if (m["contender"], m["budget"]) == (contender, budget)]
+        best = min(found, key=lambda m: m["median_ms"])
+        memory = f"{best['temp_bytes'] / everything:.1%}"
+        if share is None:
+            memory = f"{everything / 1e6:.1f} MB"
+        cells.append(f"{memory} | {best['time_ratios']['plain']:.2f}")
+    return cells
+
+
 def with_table(readme: str, record: dict[str, Any]) -> str:
     """The README with a fresh table of scans between its markers."""
     return _between(readme, BEGIN, END, table(record))
@@ -106,6 +154,11 @@ def with_while_table(readme: str, record: dict[str, Any]) -> str:
     return _between(readme, WHILE_BEGIN, WHILE_END, while_table(record))
 
 
+def with_budget_table(readme: str, record: dict[str, Any]) -> str:
+    """The README with a fresh table of budgets between its markers."""
+    return _between(readme, BUDGET_BEGIN, BUDGET_END, budget_table(record))
+
+
 def _between(text: str, begin: str, end: str, content: str) -> str:
     before, rest = text.split(begin)
     return before + begin + content + end + rest.split(end)[1]
@@ -113,7 +166,8 @@ def _between(text: str, begin: str, end: str, content: str) -> str:
 
 def main() -> None:
     readme = with_table(README.read_text(), json.loads(RESULTS.read_text()))
-    README.write_text(with_while_table(readme, json.loads(WHILE_RESULTS.read_text())))
+    readme = with_while_table(readme, json.loads(WHILE_RESULTS.read_text()))
+    README.write_text(with_budget_table(readme, json.loads(BUDGET_RESULTS.read_text())))
 
 
 if __name__ == "__main__":

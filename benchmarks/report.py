@@ -11,18 +11,24 @@ MemoryRatio: TypeAlias = Callable[[Measurement, list[Measurement]], float | None
 
 
 def measurement_table(
-    measurements: Sequence[Measurement], time_ratios: TimeRatios, memory_ratio: MemoryRatio
+    measurements: Sequence[Measurement],
+    time_ratios: TimeRatios,
+    memory_ratio: MemoryRatio,
+    memory_title: str,
 ) -> str:
     """One workload: its value, its derivatives, its gradient.
 
     "ms" is the median; each "/" column is the ratio of medians, to a rival with checkpoints at
-    equal s; "less memory" is how many times less temporary memory than another contender. Columns
-    without any number are left out.
+    equal s; "MB" is temporary memory, and `memory_title` stands over its ratio to that of another
+    contender. Columns without any number are left out.
     """
     lines = [measurements[0].workload]
     for quantity in dict.fromkeys(m.quantity for m in measurements):
         chosen = [m for m in measurements if m.quantity == quantity]
-        rows = [_cells(m, time_ratios(m, chosen), memory_ratio(m, chosen)) for m in chosen]
+        rows = [
+            _cells(m, time_ratios(m, chosen), {memory_title: memory_ratio(m, chosen)})
+            for m in chosen
+        ]
         titles = [title for title in rows[0] if any(row[title] for row in rows)]
         cells = [tuple(row[title] for title in titles) for row in rows]
         lines += ["", quantity, *_align([tuple(titles), *cells])]
@@ -38,20 +44,34 @@ def goal_table(goals: Sequence[Goal]) -> str:
 
 
 def _cells(
-    m: Measurement, ratios: dict[str, float | None], less_memory: float | None
+    m: Measurement, time_ratios: dict[str, float | None], memory_ratio: dict[str, float | None]
 ) -> dict[str, str]:
     """A row of the table, by the titles of its columns."""
     return {
         "contender": f"{m.contender} {m.detail}".strip(),
-        "s": "" if m.checkpoints is None else str(m.checkpoints),
+        "s": _count(m.checkpoints),
+        "k": _count(m.block),
         "ms": _number(m.median_ms, 2),
         "least ms": _number(m.minimum_ms, 2),
         "runs": str(m.repetitions),
-        **{f"/ {rival}": _number(ratio, 3) for rival, ratio in ratios.items()},
-        "MB": _number(None if m.temp_bytes is None else m.temp_bytes / 1e6, 3),
-        "less memory": _number(less_memory, 1),
-        "evaluations": "" if m.evaluations is None else str(m.evaluations),
+        **{f"/ {rival}": _number(ratio, 3) for rival, ratio in time_ratios.items()},
+        "MB": _megabytes(m.temp_bytes),
+        **{title: _ratio(ratio) for title, ratio in memory_ratio.items()},
+        "budget MB": _megabytes(m.budget),
+        "evaluations": _count(m.evaluations),
     }
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _megabytes(size: int | None) -> str:
+    return _number(None if size is None else size / 1e6, 3)
+
+
+def _ratio(value: float | None) -> str:
+    return _number(value, 3 if value is not None and value < 1 else 1)
 
 
 def _number(value: float | None, digits: int) -> str:

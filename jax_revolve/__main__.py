@@ -26,6 +26,7 @@ class Parser(argparse.ArgumentParser):
     """Errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        message = " ".join(message.split())
         self.exit(2, f"{self.prog}: error: {message} (--help tells more)\n")
 
 
@@ -45,11 +46,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         extra = "plot" if command == "plan" else "demo"
         problem = f'this needs {error.name or "Matplotlib"}: pip install "jax_revolve[{extra}]"'
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, OverflowError) as error:
         if command == "demo":
             raise
         problem = str(error)
-    parsers[command].error(problem)
+    print(f"{parsers[command].prog}: error: {problem}", file=sys.stderr)
+    return 2
 
 
 def _plan(options: dict[str, Any]) -> int:
@@ -61,7 +63,7 @@ def _plan(options: dict[str, Any]) -> int:
     if state is not None and residuals is not None:
         print(f"memory: {readable(made.memory(state, residuals))}")
     if file is not None:
-        made.plot().figure.savefig(file, dpi=150)
+        made.plot().figure.savefig(file, dpi=150, format=file.suffix[1:] or "png")
         print(f"written: {file}")
     return 0
 
@@ -70,6 +72,7 @@ def _make_plan(options: dict[str, Any]) -> Plan:
     if options["length"] is not None:
         return plan(**options)
     given = {name for name, value in options.items() if value is not None}
+    given -= {"state_bytes", "residual_bytes"}
     if not {"checkpoints", "repetitions"} <= given <= {"checkpoints", "repetitions", "block"}:
         raise ValueError(
             "--length is needed, or --checkpoints and --repetitions for the longest such loop"
@@ -117,7 +120,12 @@ def _plan_parser(commands: Any) -> Parser:
     add("--show", action="store_true", help="draw the schedule as text")
     wanted = parser.add_argument_group("what to keep to, one of")
     add = wanted.add_argument
-    add("--checkpoints", type=int, metavar="S", help="stored carries, the initial one included")
+    add(
+        "--checkpoints",
+        type=_int_or_all,
+        metavar="S",
+        help='stored carries, the initial one included, or "all"',
+    )
     add("--repetitions", type=int, metavar="R", help="no step is advanced more often than this")
     add("--overhead", type=float, metavar="X", help="no more advances per step than this")
     add("--memory", metavar="BYTES", help='bytes, such as "512MB" or "2GiB"; with the two below')
@@ -126,6 +134,15 @@ def _plan_parser(commands: Any) -> Parser:
     add("--state-bytes", type=int, metavar="BYTES", help="of a carry")
     add("--residual-bytes", type=int, metavar="BYTES", help="of what one taped step keeps")
     return parser
+
+
+def _int_or_all(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'must be an int or "all", but is {text!r}') from None
 
 
 def _demo_parser(commands: Any) -> Parser:

@@ -73,13 +73,8 @@ def explain(
         assert report.memory(report.plan) <= 8_000_000
         ```
     """
-    if cond_fun is None:
-        request.check_arguments(checkpoints, block, memory)
-    elif max_steps is None:
-        raise ValueError(
-            "max_steps must be an int where cond_fun is given, but is None: what a loop takes "
-            "depends on how many steps there may be."
-        )
+    _check_kind(cond_fun, max_steps, xs, length)
+    request.check_arguments(checkpoints, block, memory)
     found: list[Report] = []
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
@@ -100,12 +95,34 @@ def explain(
 
         return run_around_loop(loop, run)
 
-    jax.eval_shape(look, init, xs)
+    with jax.disable_jit(False):
+        jax.eval_shape(look, init, xs)
     return found[0]
+
+
+def _check_kind(cond_fun: object, max_steps: object, xs: object, length: object) -> None:
+    if cond_fun is None and max_steps is not None:
+        raise ValueError(
+            f"max_steps must be None where cond_fun is, but is {max_steps!r}. Pass length."
+        )
+    if cond_fun is not None and max_steps is None:
+        raise ValueError(
+            "max_steps must be an int where cond_fun is given, but is None: what a loop takes "
+            "depends on how many steps there may be."
+        )
+    for name, value in {"xs": xs, "length": length}.items():
+        if cond_fun is not None and value is not None:
+            raise ValueError(
+                f"{name} must be None where cond_fun is given, but is {value!r}: a loop that stops "
+                "by itself has a bound, max_steps, and neither xs nor a length."
+            )
 
 
 def _report(loop: Loop, operands: list[Any]) -> Report:
     inputs, first = loop.operands(operands), loop.num_condition_consts
+    if loop.length == 0:  # there is no slice to look at
+        one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
+        inputs = inputs._replace(xs=one)
     differentiated = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
     activity = find_activity(loop, inputs, differentiated)
     if not any(activity.results):
@@ -118,7 +135,8 @@ def _report(loop: Loop, operands: list[Any]) -> Report:
     assert loop.plan is not None
     plan = loop.plan if isinstance(loop.plan, Plan) else loop.plan.resolve(sizes)
     _, ys = loop.results(loop.output_types)
-    xs, consts = (list(map(jax.typeof, part)) for part in (inputs.xs, inputs.consts))
+    xs = list(map(jax.typeof, loop.operands(operands).xs))
+    consts = list(map(jax.typeof, inputs.consts))
     always = {
         "xs": bytes_of(xs),
         "cotangents of xs": bytes_of(choose(xs, activity.xs)),

@@ -37,7 +37,7 @@ def checkpointed_fori_loop(
     **Arguments:**
 
     - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
-    - `checkpoints`: as in the loop that it is.
+    - `checkpoints`, `block`, `memory`: as in the loop that it is.
     - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
         Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
         `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for

@@ -42,8 +42,9 @@ def checkpointed_scan(
 
     - Evaluated, it is `lax.scan`.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
-        and the linearisation of a single step, and runs `f` `plan(n, checkpoints).evaluations`
-        times, plus at most `repetitions + 1`.
+        and the residuals of `block` steps, and runs `f` as often as
+        `plan(n, checkpoints, block=block).executed` says. Cotangents of large weights are added up
+        once a block, by one product.
     - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
         a loop that carries the tangents too.
     - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
@@ -60,10 +61,22 @@ def checkpointed_scan(
     - `f`, `init`, `xs`, `length`, `reverse`, `unroll`: as `jax.lax.scan`. `unroll` holds where all
         of the steps run in order, as they do in an evaluation.
     - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
-        `"all"` stores every carry. `None`, the default, takes the fewest with which no step is
-        advanced more than twice, about `sqrt(2 * length)`. More checkpoints take more memory and
-        less time; `jax_revolve.plan` tells beforehand how much less.
-    - `plan`: a plan made by `jax_revolve.plan` for a loop of this length, instead of `checkpoints`.
+        `"all"` stores every one that a block starts from. More take more memory and less time;
+        `jax_revolve.plan` tells beforehand how much less.
+    - `block`: how many steps to tape together, an int >= 1: their residuals are kept at once, and
+        checkpoints stand between blocks. Longer blocks take more memory and fewer evaluations.
+        With `checkpoints` alone it is 1.
+    - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
+        `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
+        It cannot cover what any gradient takes: xs, ys and their cotangents, those of closed-over
+        values, and what a single step takes for itself. Under `jax.vmap` of a gradient it is for
+        one example, inside `jax.shard_map` for one device. Checkpoints and, unless it is given,
+        `block` are chosen for the least predicted time; `jax_revolve.explain` shows the choices.
+    - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
+
+    Without any of them, checkpoints and block are chosen as for `memory`, which is then as much as
+    about `sqrt(2 * length)` carries and the residuals of one step take: the fewest checkpoints with
+    which no step is advanced more than twice.
 
     **Returns:**
 
@@ -73,7 +86,9 @@ def checkpointed_scan(
 
     Whatever `jax.lax.scan` raises, and:
 
-    - `TypeError` or `ValueError` if `checkpoints` or `plan` is not as above, or both are given;
+    - `TypeError` or `ValueError` if `checkpoints`, `block`, `memory` or `plan` is not as above, or
+        excludes another one that is given;
+    - `ValueError` in reverse mode if `memory` is less than the least possible, which it states;
     - `ValueError` if the loop has more than `2**31 - 2` steps;
     - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
         again would change again.

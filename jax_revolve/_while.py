@@ -81,8 +81,8 @@ def bounded_while_loop(
     - Forward mode is that of `lax.while_loop`; reverse mode over it is first-order reverse mode
         again, of a loop that carries the tangents too.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
-        and the linearisation of a single step. It places checkpoints without knowing how many
-        steps there will be, and then runs `body_fun` about as often as
+        and the residuals of `block` steps. It places checkpoints without knowing how many steps
+        there will be, and then, with `block=1`, runs `body_fun` about as often as
         `plan(steps, checkpoints).evaluations` says: not more than that, but for `repetitions + 1`
         evaluations, in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
         per cent more in a longer one.
@@ -105,9 +105,12 @@ def bounded_while_loop(
         traced. `None` does without a bound: evaluation and forward mode work then, and with an int
         for `checkpoints` first-order reverse mode, of a loop of less than `2**31` steps.
     - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
-        `"all"` stores every carry up to the bound. `None`, the default, takes the fewest with which
-        no step is advanced more than three times even if the bound is reached, about
-        `(6 * max_steps) ** (1 / 3)`: 28 for 4096 steps, 180 for a million.
+        `"all"` stores every one up to the bound that a block starts from.
+    - `block`, `memory`: as [`jax_revolve.checkpointed_scan`][]. `memory` is kept to even if the
+        bound is reached, and chooses what is the quickest then. Without `checkpoints`, it is by
+        default as much as about `(6 * max_steps) ** (1 / 3)` carries and the residuals of one step
+        take, 28 carries for 4096 steps, 180 for a million: the fewest checkpoints with which no
+        step is advanced more than three times even if the bound is reached.
     - `with_steps`: whether to return the number of steps taken, too.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
@@ -121,9 +124,11 @@ def bounded_while_loop(
 
     Whatever `jax.lax.while_loop` raises, and:
 
-    - `TypeError` or `ValueError` if `max_steps` or `checkpoints` is not as above;
-    - `ValueError` in reverse mode if both are `None`, and where a derivative of the gradient is
-        taken of a loop without a bound;
+    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block` or `memory` is not as
+        above;
+    - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
+        less than the least possible, and where a derivative of the gradient is taken of a loop
+        without a bound;
     - `NotImplementedError` if `body_fun` uses a mutable array reference from outside;
     - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
         a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.

@@ -19,6 +19,8 @@ PUBLIC = [
     jax_revolve.bounded_while_loop,
     jax_revolve.checkpointed_fori_loop,
     jax_revolve.checkpointed_scan,
+    jax_revolve.explain,
+    jax_revolve.longest_plan,
     jax_revolve.plan,
 ]
 

@@ -102,7 +102,7 @@ def convolution(kernel: Any, image: Any, _: None) -> Any:
 
 def particles(p: Any, carry: Any, x: Any) -> Any:
     """A tree of mixed dtypes: half precision, integers, a flag, a key, and a running sum."""
-    key, noise = carry["key"], jax.random.normal(carry["key"], carry["place"].shape)
+    key, noise = carry["key"], jax.random.normal(carry["key"], carry["place"].shape, jnp.float32)
     place = carry["place"] + 0.01 * carry["speed"].astype(jnp.float32)
     force = -p * jnp.sin(place) + 0.1 * noise * x
     return {
@@ -133,7 +133,9 @@ def _weights(width: int, **columns: int) -> dict[str, jax.Array]:
 
 WORKLOADS = [
     Workload("diffusion", diffusion, (None, array(20000), None)),
-    Workload("waves", waves, (0.3 * jnp.ones((64, 64)), (array(64, 64),) * 2, array(64, 64))),
+    Workload(
+        "waves", waves, (0.3 * jnp.ones((64, 64), jnp.float32), (array(64, 64),) * 2, array(64, 64))
+    ),
     Workload("linear", linear, (array(200, 200), array(200), None)),
     Workload(
         "rnn", rnn, ({**_weights(64, w=64, v=64), "b": array(64)}, array(8, 64), array(8, 64))

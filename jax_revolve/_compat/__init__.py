@@ -17,6 +17,7 @@ from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
 from jax_revolve._compat.jaxprs import results_of as results_of
 from jax_revolve._compat.jaxprs import run_equation as run_equation
+from jax_revolve._compat.jaxprs import unvarying as unvarying
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables
 from jax_revolve._compat.jaxprs import with_outputs as with_outputs

@@ -41,6 +41,20 @@ def results_of(fun: Callable[..., Any], *inputs: Any) -> list[Result]:
     ]
 
 
+def unvarying(fun: Callable[..., Any], *inputs: Any) -> list[Any]:
+    """Of the results of `fun(*inputs)` those that do not depend on the inputs, `None` for the
+    others, of which nothing is computed."""
+    closed = jax.make_jaxpr(fun)(*inputs)
+    jaxpr = closed.jaxpr
+    varying = varying_variables(jaxpr, jaxpr.invars)
+    fixed = [is_literal(v) or v not in varying for v in jaxpr.outvars]
+    eqns = [e for e in jaxpr.eqns if varying.isdisjoint(variables(e.invars)) and not e.effects]
+    outvars = [v for v, f in zip(jaxpr.outvars, fixed, strict=True) if f]
+    part = jaxpr.replace(eqns=eqns, outvars=outvars)
+    values = iter(eval_jaxpr(part, closed.consts, *jax.tree.leaves(inputs)))
+    return [next(values) if f else None for f in fixed]
+
+
 def dependence(
     fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]
 ) -> Callable[[Sequence[bool] | None], tuple[bool, ...]]:
@@ -69,12 +83,14 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
-def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
+def with_outputs(
+    closed: ClosedJaxpr, outputs: Sequence[Any], *, effects: bool = True
+) -> Callable[..., list[Any]]:
     """The function of the jaxpr's inputs whose results are these variables of it, without what
-    those do not need."""
-    jaxpr, used = pe.dce_jaxpr(
-        closed.jaxpr.replace(outvars=list(outputs)), [True] * len(outputs), instantiate=False
-    )
+    those do not need; `effects` are needed unless it is false."""
+    eqns = [eqn for eqn in closed.jaxpr.eqns if effects or not eqn.effects]
+    jaxpr = closed.jaxpr.replace(eqns=eqns, outvars=list(outputs))
+    jaxpr, used = pe.dce_jaxpr(jaxpr, [True] * len(outputs), instantiate=False)
 
     def run(inputs: Sequence[Any]) -> list[Any]:
         return eval_jaxpr(

@@ -48,7 +48,7 @@ def _step_activity(
 
     JAX itself answers, as in `lax.scan`: the step's derivative is traced, and nothing is run.
     """
-    found: list[bool] = []
+    found = [False] * len(loop.output_types)  # if nothing has a derivative JAX does not ask
 
     @jax.custom_jvp
     def look(results: list[Any]) -> list[Any]:

@@ -12,8 +12,9 @@ from jax_revolve._compat import as_array, new_primitive, results_of, with_weak_t
 from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.batching import batched_dims, vmap_over
 from jax_revolve.engine.loop import Loop, choose, plan_of, substitute
+from jax_revolve.engine.offline import after_all_steps, run_forward_offline
 from jax_revolve.engine.online import run_forward_online
-from jax_revolve.engine.slots import Held, after_all_steps, run_forward
+from jax_revolve.engine.slots import Held
 from jax_revolve.engine.steps import Steps
 from jax_revolve.schedule.plan import Plan
 
@@ -55,7 +56,7 @@ def _run(
     plan = plan_of(loop)
     steps = Steps.of(loop, restart, loop.operands(operands))
     if loop.condition is None:
-        results, held = run_forward(steps, plan, activity, keep_ys)
+        results, held = run_forward_offline(steps, plan, activity, keep_ys)
         return results, [*held.slots, *(held.tape or [])]
     results, held = run_forward_online(steps, plan)
     return results, [*held.slots, held.positions, held.places, held.top, held.steps]

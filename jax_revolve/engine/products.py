@@ -31,10 +31,12 @@ Variable = Any
 
 LEAST_WEIGHT = 2**17
 """In bytes. Smaller weights stay in the cache from step to step, where adding to them costs less
-than keeping what makes them up: a network of width 128 gets 5 to 10 % slower, one of width 256, or
-an LSTM of width 128, takes two thirds of the time (two CPU cores, batch 16)."""
+than keeping what makes them up."""
 
-SUMS = {"add", "add_any"}
+MOST_KEPT = 0.5
+"""How many bytes may be kept for each step, as a share of the weight's."""
+
+LINEAR_IN_ALL = {"add", "add_any", "concatenate"}
 LINEAR = {
     *("transpose", "reshape", "convert_element_type", "neg", "squeeze", "reduce_sum", "copy"),
     *("mul", "div", "pad"),
@@ -89,8 +91,10 @@ class Products:
         buffers.update(zip(self._kept, kept, strict=True))
 
         def total(v: Variable) -> Any:
+            if is_literal(v):
+                return v.val
             if not self._varies(v):
-                return v.val if is_literal(v) else with_outputs(self._pullback, [v])(inputs)[0]
+                return with_outputs(self._pullback, [v], effects=False)(inputs)[0]
             eqn = self._makers[v]
             if eqn.primitive.name == "dot_general":
                 return _sum_of_products(eqn, *(buffers[operand] for operand in eqn.invars))
@@ -108,7 +112,7 @@ class Products:
             return False
         new = [v for v in dict.fromkeys(operands) if v not in self._stored and v not in self._kept]
         weight = _bytes(cotangent)
-        if weight < LEAST_WEIGHT or sum(map(_bytes, new)) > weight / 2:
+        if weight < LEAST_WEIGHT or sum(map(_bytes, new)) > MOST_KEPT * weight:
             return False
         self._kept += new
         return True
@@ -121,7 +125,7 @@ class Products:
         name, varying = eqn.primitive.name, list(map(self._varies, eqn.invars))
         if name == "dot_general":
             return list(eqn.invars) if all(varying) else None
-        is_sum = name in SUMS and all(varying)
+        is_sum = name in LINEAR_IN_ALL and all(varying)
         is_linear = name in LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
         if not (is_sum or is_linear):
             return None

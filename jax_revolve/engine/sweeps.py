@@ -21,7 +21,7 @@ from jax_revolve.engine.loop_primitive import Flat, as_loop
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
-from jax_revolve.engine.slots import run_reverse
+from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.steps import Steps
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import AbstractValue, Result, results_of, zeros
+from jax_revolve._compat import AbstractValue, Result, results_of, unvarying, zeros
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.buffers import read, write
 from jax_revolve.engine.loop import Operands, choose, substitute
@@ -115,11 +115,17 @@ class Tape:
         return [*lax.fori_loop(0, count, step, (restarted, stored))[1], *kept]
 
     def pull_back(
-        self, tape: Buffers, start: Any, count: Any, gradient: Operands, ct_ys: list[Any]
+        self,
+        tape: Buffers,
+        same: list[Any],
+        start: Any,
+        count: Any,
+        gradient: Operands,
+        ct_ys: list[Any],
     ) -> tuple[Operands, Buffers]:
         """The cotangents before the taped steps, from those after them. The tape, which has to be
-        `complete`, is returned to be written over."""
-        steps, products, same = self._steps, self.products, self._same_for_all()
+        `complete`, is returned to be written over; `same` is what is `same_for_all` steps."""
+        steps, products = self._steps, self.products
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
         now = [not d for d in products.deferred]
 
@@ -158,9 +164,13 @@ class Tape:
             return None
         return residual.input - first
 
-    def _same_for_all(self) -> list[Any]:
-        """The residuals of the first step. Those that vary are not used, nor computed."""
-        return self._linearise(self._steps.operands.carry, read(self._xs, 0)).residuals
+    def same_for_all(self) -> list[Any]:
+        """The residuals that are the same for every step; `None` for the others."""
+
+        def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
+            return self._linearise(carry, x).residuals
+
+        return unvarying(residuals, self._steps.operands.carry, read(self._xs, 0))
 
     def _put_together(self, stored: list[Any], x: list[Any], same: list[Any]) -> list[Any]:
         entries = iter(stored)

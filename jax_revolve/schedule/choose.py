@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from jax_revolve.schedule import cost
+from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 
 FINEST = 64
 """Every block length up to here is tried, beyond it every twentieth part more."""
+
+FEW = 12
+MORE_REPETITIONS = 4
+"""If more checkpoints fit, most and fewest for so many numbers of repetitions are tried."""
 
 
 @lru_cache(maxsize=1024)
@@ -21,7 +25,7 @@ def quickest(
     stops_by_itself: bool = False,
 ) -> Plan:
     """The plan with the least predicted time that takes `memory` bytes at most."""
-    fitting = list(_fitting(length, sizes, memory, block))
+    fitting = list(_fitting(length, sizes, memory, block, stops_by_itself))
     if not fitting:
         raise ValueError(_too_little(length, sizes, memory, block))
     return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
@@ -36,10 +40,13 @@ def trade_off(
     most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
     most = max(most, cost.memory(Plan(length, max(length, 1), block or 1), sizes))
     plans: list[Plan] = []
+    times: list[float] = []
     for budget in _spread(least, most):
         plan = quickest(length, sizes, budget, block=block, stops_by_itself=stops_by_itself)
-        if plan not in plans:
+        time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
+        if not times or time < times[-1]:
             plans.append(plan)
+            times.append(time)
     return plans
 
 
@@ -52,19 +59,32 @@ def _spread(least: int, most: int) -> Iterator[int]:
     yield most
 
 
-def _fitting(length: int, sizes: Sizes, memory: int, block: int | None) -> Iterator[Plan]:
+def _fitting(
+    length: int, sizes: Sizes, memory: int, block: int | None, stops_by_itself: bool
+) -> Iterator[Plan]:
     for k in _blocks(length) if block is None else (block,):
+        blocks = -(-length // k)
         left = memory - cost.memory(Plan(length, 0, k), sizes)
-        useful = _most_useful_checkpoints(length, k)
+        # A last block that is taped before anything else needs no checkpoint: see `engine.slots`.
+        useful = max(blocks if k == 1 or stops_by_itself else blocks - 1, 1)
         most = useful if sizes.checkpoint == 0 else min(left // sizes.checkpoint, useful)
         if left >= 0 and most >= 1:
-            yield Plan(length, most, k)
+            for checkpoints in _checkpoints(blocks, most):
+                yield Plan(length, checkpoints, k)
 
 
-def _most_useful_checkpoints(length: int, block: int) -> int:
-    """No block needs a checkpoint that is taped before anything else is, see `engine.slots`."""
-    blocks = -(-length // block)
-    return max(blocks - 1 if block > 1 else blocks, 1)
+def _checkpoints(blocks: int, most: int) -> Iterator[int]:
+    """Numbers of checkpoints to try: the most, and what fewer repetitions more do with. Holding
+    fewer takes time too, and sometimes more of it than an evaluation."""
+    if most <= FEW:
+        yield from range(1, most + 1)
+        return
+    yield most
+    least = binomial.repetition(blocks, most)
+    for repetitions in range(least, least + MORE_REPETITIONS):
+        checkpoints = binomial.fewest_checkpoints(blocks, max(repetitions, 1))
+        if checkpoints < most:
+            yield checkpoints
 
 
 def _blocks(length: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """Making plans: from checkpoints, or the other way round from what the plan must keep to."""
 
 from math import isfinite
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Literal, TypeAlias
 
 from jax_revolve.schedule import binomial
@@ -45,8 +45,9 @@ def plan(
 
     - `repetitions`: the fewest checkpoints with which no step is advanced more often: an int >= 1.
     - `overhead`: the fewest checkpoints with which there are no more advances per step: a number.
-    - `memory`: the fewest evaluations that so much memory allows: an int of bytes or a string such
-        as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block` are chosen.
+    - `memory`: the fewest evaluations, `Plan.executed`, that so much memory allows: an int of bytes
+        or a string such as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block` are
+        chosen.
         `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
         behind for its transposition; `jax_revolve.explain` finds both.
 
@@ -76,16 +77,19 @@ def plan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     length = check_integer("length", length, least=0)
-    block = min(check_block(block) or 1, max(length, 1)) if memory is None else check_block(block)
+    block = check_block(block)
+    if block is not None:
+        block = min(block, max(length, 1))
     _check_alternatives(
         checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
     )
     if memory is not None:
-        state = check_integer("state_bytes", state_bytes, least=0)
-        residuals = check_integer("residual_bytes", residual_bytes, least=0)
+        allowed = "an int >= 0 where memory is given (jax_revolve.explain finds it)"
+        state = check_integer("state_bytes", state_bytes, least=0, allowed=allowed)
+        residuals = check_integer("residual_bytes", residual_bytes, least=0, allowed=allowed)
         sizes = Sizes(state, residuals, residuals, state)
         return quickest(length, sizes, bytes_of(memory), block=block)
-    assert block is not None
+    block = 1 if block is None else block
     blocks = -(-length // block)
     if repetitions is not None:
         repetitions = check_integer("repetitions", repetitions, least=1)
@@ -150,7 +154,7 @@ def _check_checkpoints(checkpoints: Checkpoints, blocks: int) -> int:
     if isinstance(checkpoints, str):
         if checkpoints != "all":
             raise ValueError(f"checkpoints must be {_ALLOWED}, but is {checkpoints!r}.")
-        return blocks
+        return max(blocks, 1)
     return check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
 
 
@@ -164,21 +168,20 @@ def _check_alternatives(**alternatives: object) -> None:
 
 
 def _fewest_for_overhead(length: int, block: int, overhead: object) -> int:
-    if isinstance(overhead, bool) or not isinstance(overhead, int | float):
+    if isinstance(overhead, bool) or not isinstance(overhead, Real):
         raise TypeError(
             f"overhead must be a number of advances per step, but is {overhead!r} of type "
             f"{type(overhead).__name__}."
         )
     blocks = -(-length // block)
     least = Plan(length, max(blocks, 1), block).overhead
-    if not overhead >= least or not isfinite(overhead):
+    most = float(overhead)
+    if not isfinite(most) or most < least:
         raise ValueError(
-            f"overhead must be at least {least:g} for {blocks} blocks of {block} steps, which is "
+            f"overhead must be at least {least!r} for {blocks} blocks of {block} steps, which is "
             f"what storing all of them takes, but is {overhead!r}. Longer blocks take less."
         )
-    return max(
-        1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block).overhead <= overhead)
-    )
+    return max(1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block).overhead <= most))
 
 
 _ALLOWED = 'an int >= 1 (stored carries, the initial one included), "all" or None'

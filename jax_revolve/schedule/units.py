@@ -1,6 +1,7 @@
 """Amounts of memory, read and written for people."""
 
 import re
+from fractions import Fraction
 from numbers import Integral
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ def bytes_of(memory: object) -> int:
             raise ValueError(f"memory must be {_ALLOWED}, but is {memory!r}.")
         number, prefix, binary = match.groups()
         power = _PREFIXES.index((prefix or " ").lower())
-        return int(float(number) * (1024 if binary else 1000) ** power)
+        return int(Fraction(number) * (1024 if binary else 1000) ** power)
     if isinstance(memory, bool) or not isinstance(memory, Integral):
         raise TypeError(
             f"memory must be {_ALLOWED}, but is {memory!r} of type {type(memory).__name__}."

@@ -1,0 +1,196 @@
+"""The reverse sweep: the schedule with its stack on the device."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat import results_of, zeros
+from jax_revolve.engine.activity import Activity
+from jax_revolve.engine.buffers import read
+from jax_revolve.engine.loop import Operands, choose, substitute
+from jax_revolve.engine.pullback import (
+    Cotangents,
+    accumulate,
+    of_init,
+    pull_back_step,
+    zero_cotangents,
+)
+from jax_revolve.engine.slots import Held, newest, write_slot
+from jax_revolve.engine.split import SplitTable
+from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.tape import Buffers, Tape
+from jax_revolve.schedule.plan import Plan
+
+Reversal = tuple[Operands, Buffers]
+"""The cotangents so far, and the tape, to be written over."""
+
+
+def run_reverse(
+    steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
+) -> Operands:
+    """The cotangents of the active operands, from those of the active results."""
+    operands = steps.operands
+    gradient = Operands(
+        consts=zero_cotangents(operands.consts, activity.consts),
+        carry=cotangents.carry,
+        xs=zero_cotangents(operands.xs, activity.xs),
+    )
+    kind = _OneByOne if plan.block == 1 else _InBlocks
+    reverse = kind(steps, plan, activity, held, cotangents)
+    reversal, blocks = reverse.begin(gradient), -(-held.steps // plan.block)
+    if held.tape is not None:
+        blocks = blocks - 1  # the last one is done
+    if held.tape is None or plan.blocks > 1:
+        reversal = _reverse_blocks(steps, plan, held, blocks, reverse, reversal)
+    gradient, _ = reversal
+    return gradient._replace(carry=of_init(gradient.carry, activity))
+
+
+class _OneByOne:
+    """Blocks of a single step: residuals are used where they are computed."""
+
+    def __init__(
+        self, steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
+    ) -> None:
+        del plan, held
+        self._steps, self._activity, self._cotangents = steps, activity, cotangents
+
+    def begin(self, gradient: Operands) -> Reversal:
+        return gradient, []
+
+    def reverse(
+        self, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal
+    ) -> Reversal:
+        """From the cotangents after a step, where a checkpoint is given, to those before it."""
+        gradient, tape = reversal
+        carry, at = self._steps.whole(restarted), self._steps.loop.index(step)
+        ct = pull_back_step(
+            self._steps.step_from(carry),
+            self._activity,
+            self._steps.inputs(carry, step),
+            Cotangents(gradient.carry, read(self._cotangents.ys, at)),
+            partial(_in_a_branch, top >= 0),
+        )
+        return accumulate(gradient, ct, at), tape
+
+
+class _InBlocks:
+    """Blocks of several steps, taped whole. The last one's tape may be held already."""
+
+    def __init__(
+        self, steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
+    ) -> None:
+        self._tape, self._size = Tape(steps, activity), plan.block
+        self._held, self._ct_ys = held, cotangents.ys
+        self._same = self._tape.same_for_all()
+
+    def begin(self, gradient: Operands) -> Reversal:
+        """The cotangents before the last block, if its tape is held."""
+        held, size = self._held, self._size
+        if held.tape is None:
+            return gradient, self._tape.complete(self._tape.empty(size), size)
+        tape = self._tape.complete(held.tape, size)
+        assert isinstance(held.steps, int)
+        start = size * ((held.steps - 1) // size)
+        return self._pull_back(tape, start, held.steps - start, gradient)
+
+    def reverse(
+        self, restarted: list[Any], block: jax.Array, top: jax.Array, reversal: Reversal
+    ) -> Reversal:
+        """From the cotangents after a block, where a checkpoint is given, to those before it."""
+        del top
+        gradient, tape = reversal
+        start, count = self._size * block, self._size
+        if self._held.tape is None:  # then the last block is here, and may be shorter
+            count = jnp.minimum(count, self._held.steps - start)
+        tape = self._tape.record(tape, restarted, start, count)
+        return self._pull_back(tape, start, count, gradient)
+
+    def _pull_back(self, tape: Buffers, start: Any, count: Any, gradient: Operands) -> Reversal:
+        return self._tape.pull_back(tape, self._same, start, count, gradient, self._ct_ys)
+
+
+def _reverse_blocks(
+    steps: Steps,
+    plan: Plan,
+    held: Held,
+    blocks: Any,
+    by: _OneByOne | _InBlocks,
+    reversal: Reversal,
+) -> Reversal:
+    """From the cotangents after the first `blocks` blocks to those before all."""
+    size = plan.block
+
+    def reverse_block(count: jax.Array, state: tuple[Held, Reversal]) -> tuple[Held, Reversal]:
+        held, reversal = state
+        block = blocks - 1 - count
+        held, restarted, position = _store_on_the_way(steps, plan, held, block)
+        restarted = steps.advance(restarted, size * position, size * block)
+        reversal = by.reverse(restarted, block, held.top, reversal)
+        top = held.top - (held.positions[held.top] == block)
+        return held._replace(top=top), reversal
+
+    turns = blocks
+    if isinstance(blocks, int) and blocks == 1:
+        # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
+        turns = lax.optimization_barrier(jnp.int32(1))
+    state = (held._replace(tape=None), reversal)
+    return lax.fori_loop(0, turns, reverse_block, state)[1]
+
+
+def _store_on_the_way(
+    steps: Steps, plan: Plan, held: Held, block: jax.Array
+) -> tuple[Held, list[Any], jax.Array]:
+    """From the newest checkpoint towards `block`, storing where the schedule wants it.
+
+    Returns the stack, and the last carry stored with its position. A checkpoint at `block` itself
+    would never be read, so none is placed there.
+    """
+    split, levels = SplitTable(plan), held.positions.size
+
+    def target(position: jax.Array, top: jax.Array) -> jax.Array:
+        return position + split(block + 1 - position, levels - top)
+
+    def worth_storing(state: tuple[Held, list[Any], jax.Array]) -> jax.Array:
+        return state[2] < block
+
+    def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
+        held, carry, to = state
+        carry = steps.advance(carry, plan.block * held.positions[held.top], plan.block * to)
+        top = held.top + 1
+        slots = write_slot(held.slots, carry, held.place(top))
+        positions = held.positions.at[top].set(to)
+        held = held._replace(slots=slots, positions=positions, top=top)
+        return held, carry, target(to, top)
+
+    position = held.positions[held.top]
+    state = (held, newest(steps.initial(), held), target(position, held.top))
+    held, carry, _ = lax.while_loop(worth_storing, store, state)
+    return held, carry, held.positions[held.top]
+
+
+def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
+    """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
+
+    XLA would otherwise compute the residuals inside of the fused kernel of the transposed step,
+    which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
+    second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
+    removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
+
+    Values that are residuals as they are, such as weights, do not go through: it would copy them.
+    """
+    results = results_of(residuals)
+    computed = [r.passed_on is None for r in results]
+
+    def branch() -> list[Any]:
+        def other() -> list[Any]:
+            return [zeros(r.aval) for r in choose(results, computed)]
+
+        return lax.cond(always, lambda: choose(residuals(), computed), other)
+
+    values = lax.platform_dependent(cpu=branch, default=lambda: choose(residuals(), computed))
+    return substitute([r.passed_on for r in results], computed, values)

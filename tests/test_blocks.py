@@ -1,0 +1,250 @@
+"""Blocks of steps that are taped together: counts, bytes, program size, products of weights."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_memory import CARRY_BYTES, compiled, residuals_of_one_step, state, stencil, temporaries
+
+from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
+from jax_revolve.engine import products
+from jax_revolve.engine.products import Products
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.actions import Advance, Tape
+
+
+def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
+    """The numbers of the steps that value and gradient run, in their order."""
+    order: list[int] = []
+
+    def note(i: Any) -> None:
+        jax.debug.callback(lambda i: order.append(int(i)), i, ordered=False)
+
+    jax.block_until_ready(jax.jit(jax.value_and_grad(lambda a: loss(a, note)))(1.0))
+    jax.effects_barrier()
+    return order
+
+
+PLANS = [(2, 1, 2), (7, 1, 3), (12, 2, 4), (13, 2, 4), (30, 3, 4), (30, 9, 3), (41, 4, 2)]
+
+
+@pytest.mark.parametrize(("length", "checkpoints", "block"), PLANS)
+def test_executed_order_is_the_schedule(length: int, checkpoints: int, block: int) -> None:
+    """The value is complete when the last block is taped: nothing is run for it alone."""
+    chosen = plan(length, checkpoints, block=block)
+
+    def loss(a: Any, note: Any) -> Any:
+        def step(u: Any, i: Any) -> Any:
+            note(i)
+            return jnp.sin(u), None
+
+        return checkpointed_scan(step, a, jnp.arange(length), plan=chosen)[0]
+
+    expected = []
+    for action in chosen:
+        if isinstance(action, Advance | Tape):
+            expected.extend(range(action.start, action.stop))
+    order = executed(loss)
+    assert order == expected
+    assert len(order) == chosen.evaluations == chosen.executed
+
+
+@pytest.mark.parametrize(("length", "checkpoints", "block"), PLANS)
+def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block: int) -> None:
+    def loss(a: Any, note: Any) -> Any:
+        def body(carry: Any) -> Any:
+            note(carry[0])
+            return carry[0] + 1, jnp.sin(carry[1])
+
+        return bounded_while_loop(
+            lambda carry: carry[0] < length,
+            body,
+            (0, a),
+            max_steps=length + 5,
+            checkpoints=checkpoints,
+            block=block,
+        )[1]
+
+    blocks = -(-length // block)
+    taken = Plan(length, min(checkpoints, blocks), block)
+    assert len(executed(loss)) == cost.evaluations(taken, stops_by_itself=True)
+
+
+def test_a_hundred_states_take_two_evaluations_per_step() -> None:
+    """Where single steps take 2.9: n = 1000, residuals as large as the state."""
+    taped = plan(
+        1000, memory=101 * CARRY_BYTES, state_bytes=CARRY_BYTES, residual_bytes=CARRY_BYTES
+    )
+    assert taped.evaluations <= 2000
+    assert plan(1000, 100).evaluations == 2898
+    held = temporaries(jax.grad(stencil(partial(checkpointed_scan, plan=taped), 1000)), state())
+    assert held <= 102 * CARRY_BYTES
+
+
+@pytest.mark.parametrize("block", [2, 10, 37])
+@pytest.mark.parametrize("checkpoints", [3, 10])
+def test_gradient_holds_checkpoints_and_a_tape(checkpoints: int, block: int) -> None:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, block=block)
+    held = temporaries(jax.grad(stencil(scan, 997)), state())
+    promised = (checkpoints + 1) * CARRY_BYTES + block * residuals_of_one_step()
+    # A loop of two steps is unrolled, and takes a carry more.
+    assert held <= promised + (1.1 if block == 2 else 0.1) * CARRY_BYTES
+
+
+@pytest.mark.parametrize(("length", "block"), [(100, 50), (100, 100), (100, 60)])
+def test_one_or_two_blocks_hold_one_tape(length: int, block: int) -> None:
+    """XLA unrolls a loop around a single block, and once held two tapes then."""
+    held = temporaries(jax.grad(stencil(partial(checkpointed_scan, block=block), length)), state())
+    assert held <= block * residuals_of_one_step() + 3.1 * CARRY_BYTES
+
+
+def instructions(length: int, checkpoints: int, block: int) -> int:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, block=block)
+    text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
+    return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
+
+
+def test_program_size_does_not_grow() -> None:
+    """It differs by a few instructions with what XLA finds out about the loop lengths."""
+    sizes = [(100, 10, 8), (1000, 10, 20), (997, 10, 20), (10**6, 50, 100)]
+    counts = [instructions(*each) for each in sizes]
+    assert max(counts) <= 1.1 * min(counts)
+
+
+def test_slots_and_tape_are_updated_in_place() -> None:
+    scan = partial(checkpointed_scan, checkpoints=14, block=17)
+    text = compiled(jax.grad(stencil(scan, 1000)), state()).as_text()
+    for entries in (13, 17):
+        made = re.findall(rf"= f32\[{entries},20000\]\S* ([\w-]+)\(", text)
+        allowed = {"parameter", "get-tuple-element", "broadcast", "fusion", "dynamic-update-slice"}
+        assert made
+        assert set(made) <= allowed | {"while", "bitcast"}
+        assert made.count("broadcast") == 1
+
+
+def dense(p: Any, h: Any, x: Any) -> Any:
+    return jnp.tanh(h @ p["w"] + x @ p["v"] + p["b"])
+
+
+def twice(p: Any, h: Any, x: Any) -> Any:
+    return jnp.tanh(jnp.sin(h @ p["w"]) @ p["w"] + x @ p["v"])
+
+
+def made_of_weights(p: Any, h: Any, x: Any) -> Any:
+    return jnp.tanh(h @ (0.5 * jnp.cos(p["w"])) - (x @ p["v"].T) / 3)
+
+
+def in_pieces(p: Any, h: Any, x: Any) -> Any:
+    gates = jnp.split(p["w"], 2, axis=1)
+    return jnp.tanh(jnp.concatenate([h @ gates[0], x @ gates[1]], axis=1) + h @ p["v"])
+
+
+def vectors(p: Any, h: Any, x: Any) -> Any:
+    """Products without a batch: outer products of vectors."""
+    return h.at[0].set(jnp.tanh(p["w"] @ h[0] + p["v"] @ x[1]))
+
+
+def batched(p: Any, h: Any, x: Any) -> Any:
+    """A product with a batch axis in the weight itself."""
+    pieces = jnp.einsum("bij,jik->bik", h.reshape(3, 2, 2), p["w"].reshape(2, 2, 4))
+    return jnp.tanh(pieces[:, :, :2].reshape(3, 4) + x @ p["v"])
+
+
+@jax.custom_vjp
+def watched(h: Any, w: Any) -> Any:
+    return h @ w
+
+
+def _watched_forward(h: Any, w: Any) -> Any:
+    return h @ w, (h, w)
+
+
+def _watched_backward(residuals: Any, ct: Any) -> Any:
+    h, w = residuals
+    jax.debug.callback(lambda x: None, jnp.sum(ct))
+    return ct @ w.T, jnp.cos(w) * (h.T @ ct)
+
+
+watched.defvjp(_watched_forward, _watched_backward)
+
+
+def with_effects(p: Any, h: Any, x: Any) -> Any:
+    """A rule with an effect, whose product is scaled by what does not vary."""
+    return jnp.tanh(watched(h, p["w"]) + x @ p["v"])
+
+
+def half(p: Any, h: Any, x: Any) -> Any:
+    narrow = p["w"].astype(jnp.float32)
+    return jnp.tanh((h.astype(jnp.float32) @ narrow).astype(h.dtype) + x @ p["v"])
+
+
+STEPS: dict[Callable[..., Any], tuple[int, float]] = {
+    dense: (2, 1e-12),
+    twice: (2, 1e-12),
+    made_of_weights: (2, 1e-12),
+    in_pieces: (2, 1e-12),
+    vectors: (2, 1e-12),
+    batched: (2, 1e-12),
+    with_effects: (2, 1e-12),
+    half: (2, 1e-5),
+}
+"""How many weights' cotangents are products over a block, and how exact the result is."""
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_cotangents_of_weights_are_products_over_a_block(
+    step: Any, reverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deferred: list[int] = []
+
+    def defer(self: Products, cotangent: Any) -> bool:
+        is_deferred = original(self, cotangent)
+        deferred.append(is_deferred)
+        return is_deferred
+
+    original = Products._defer
+    monkeypatch.setattr(Products, "_defer", defer)
+    monkeypatch.setattr(products, "LEAST_WEIGHT", 0)
+    monkeypatch.setattr(products, "MOST_KEPT", float("inf"))
+    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 2  # noqa: E731
+    p = {"w": draw(0, 4, 4), "v": draw(1, 4, 4), "b": draw(2, 4)}
+    h, xs = draw(3, 3, 4), draw(4, 11, 3, 4)
+
+    def loss(scan: Any, p: Any, h: Any, xs: Any) -> Any:
+        h, ys = scan(lambda h, x: (step(p, h, x), h[0]), h, xs, reverse=reverse)
+        return jnp.sum(h**2) + jnp.sum(jnp.sin(ys))
+
+    scan = partial(checkpointed_scan, checkpoints=2, block=3)
+    ours = jax.jit(jax.grad(partial(loss, scan), (0, 1, 2)))(p, h, xs)
+    theirs = jax.jit(jax.grad(partial(loss, lax.scan), (0, 1, 2)))(p, h, xs)
+    jax.effects_barrier()
+    close = partial(np.testing.assert_allclose, rtol=STEPS[step][1], atol=STEPS[step][1])
+    jax.tree.map(close, ours, theirs)
+    assert sum(deferred) == STEPS[step][0]
+
+
+def test_the_sum_over_a_block_is_one_product() -> None:
+    """In the compiled program: products of k times the batch, and no copy of what is kept."""
+    width, batch, block = 256, 8, 20
+    w = jax.ShapeDtypeStruct((width, width), jnp.float32)
+    h = jax.ShapeDtypeStruct((batch, width), jnp.float32)
+
+    def loss(w: Any, h: Any) -> Any:
+        step = lambda h, _: (jnp.tanh(h @ w), None)  # noqa: E731
+        return jnp.sum(checkpointed_scan(step, h, None, 100, block=block, checkpoints=4)[0] ** 2)
+
+    text = compiled(jax.grad(loss), w, h).as_text()
+    made = re.findall(rf"= f32\[{width},{width}\]\S* dot\(([^)]*)\)", text)
+    # One for the block that the forward sweep taped, one in the loop over the others; what is kept
+    # has its axes merged in place.
+    assert len(made) == 2
+    merged = re.findall(rf"= f32\[{block * batch},{width}\]\S* ([\w-]+)\(", text)
+    assert set(merged) == {"bitcast"}
+    assert f"f32[{width},{block * batch}]" not in text

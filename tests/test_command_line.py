@@ -1,0 +1,236 @@
+"""`python -m jax_revolve plan`, called as a function: what it prints, writes and refuses."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+
+from jax_revolve import longest_plan, plan
+from jax_revolve.__main__ import main
+
+matplotlib.use("Agg")
+
+PNG = b"\x89PNG\r\n\x1a\n"
+SIZES = ["--state-bytes", "1000", "--residual-bytes", "2000"]
+
+OPTIONS = [
+    *("--length", "--block", "--checkpoints", "--repetitions", "--overhead", "--memory"),
+    *("--state-bytes", "--residual-bytes", "--show", "--plot", "--help"),
+]
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+def printed(capsys: Captured, *options: object) -> str:
+    """What the command prints, which is all that it does."""
+    assert main(["plan", *map(str, options)]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    return out
+
+
+def refused(capsys: Captured, *arguments: object) -> str:
+    """The error, which is one line and leads to exit code 2."""
+    try:
+        code: object = main(list(map(str, arguments)))
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith("python -m jax_revolve")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--length", 1000], plan(1000)),
+        (["--length", 0], plan(0)),
+        (["--length", 1000, "--checkpoints", 30], plan(1000, 30)),
+        (["--length", 1000, "--block", 7], plan(1000, block=7)),
+        (["--length", 1000, "--checkpoints", 84, "--block", 12], plan(1000, 84, block=12)),
+        (["--length", 1000, "--repetitions", 3], plan(1000, repetitions=3)),
+        (["--length", 1000, "--repetitions", 3, "--block", 4], plan(1000, repetitions=3, block=4)),
+        (["--length", 1000, "--overhead", 2], plan(1000, overhead=2)),
+        (["--length", 1000, "--overhead", "1.5"], plan(1000, overhead=1.5)),
+        (["--checkpoints", 50, "--repetitions", 3], longest_plan(50, 3)),
+        (["--checkpoints", 5, "--repetitions", 3, "--block", 4], longest_plan(5, 3, block=4)),
+        (["--checkpoints", 5, "--repetitions", 0], longest_plan(5, 0)),
+    ],
+    ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
+)
+def test_plan(capsys: Captured, options: list[object], expected: object) -> None:
+    assert printed(capsys, *options) == f"{expected}\n"
+
+
+def test_plan_of_a_thousand_steps(capsys: Captured) -> None:
+    assert printed(capsys, "--length", 1000, "--checkpoints", 30) == (
+        "1000 steps, 30 checkpoints: 3472 evaluations (2.47 extra forward passes, no step advanced "
+        "more than 3 times)\n"
+    )
+
+
+def test_memory(capsys: Captured) -> None:
+    expected = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000)
+    for memory in ("100kB", "100000"):
+        out = printed(capsys, "--length", 1000, "--memory", memory, *SIZES)
+        taken = re.fullmatch(rf"{re.escape(str(expected))}\nmemory: (\S+) kB\n", out)
+        assert taken is not None
+        assert float(taken[1]) == pytest.approx(expected.memory(1000, 2000) / 1000, abs=0.05)
+
+
+def test_memory_in_blocks(capsys: Captured) -> None:
+    expected = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000, block=8)
+    out = printed(capsys, "--length", 1000, "--memory", "100kB", "--block", 8, *SIZES)
+    assert out.splitlines()[0] == str(expected)
+
+
+def test_sizes_alone_tell_the_memory(capsys: Captured) -> None:
+    out = printed(capsys, "--length", 10, "--checkpoints", 3, *SIZES)
+    assert out == f"{plan(10, 3)}\nmemory: 6 kB\n"
+
+
+def test_show(capsys: Captured) -> None:
+    assert (
+        printed(capsys, "--length", 10, "--checkpoints", 3, "--show") == f"{plan(10, 3).show()}\n"
+    )
+
+
+def test_plot(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "plan.png"
+    out = printed(capsys, "--length", 100, "--block", 3, "--plot", file)
+    assert out == f"{plan(100, block=3)}\nwritten: {file}\n"
+    assert file.read_bytes().startswith(PNG)
+
+
+def test_other_formats(capsys: Captured, tmp_path: Path) -> None:
+    for name, begins in (("plan.svg", b"<?xml"), ("plan.pdf", b"%PDF")):
+        printed(capsys, "--length", 10, "--plot", tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_file_that_is_written_is_the_one_that_is_named(capsys: Captured, tmp_path: Path) -> None:
+    """Matplotlib adds a suffix to a name that has none."""
+    out = printed(capsys, "--length", 10, "--plot", tmp_path / "plan")
+    (written,) = tmp_path.iterdir()
+    assert out.splitlines()[-1] == f"written: {written}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--length is needed, or --checkpoints and --repetitions for the longest such loop"),
+        (["--checkpoints", 5], "--length is needed"),
+        (["--repetitions", 5], "--length is needed"),
+        (["--memory", "1GB", *SIZES], "--length is needed"),
+        (["--length", "ten"], "argument --length: invalid int value: 'ten'"),
+        (["--length", "1.5"], "argument --length: invalid int value: '1.5'"),
+        (["--length"], "argument --length: expected one argument"),
+        (["--length", -1], "length must be an int >= 0, but is -1"),
+        (["--length", 10, "--checkpoints", 0], "checkpoints must be an int >= 1 .* but is 0"),
+        (["--length", 10, "--checkpoints", -2], "checkpoints must be an int >= 1 .* but is -2"),
+        (["--length", 10, "--checkpoints", "x"], "argument --checkpoints: must be an int or"),
+        (["--length", 10, "--block", 0], "block must be an int >= 1, but is 0"),
+        (["--length", 10, "--repetitions", 0], "repetitions must be an int >= 1, but is 0"),
+        (["--length", 10, "--overhead", "0.5"], "overhead must be at least 0.9 .* but is 0.5"),
+        (["--length", 10, "--overhead", "nan"], "overhead must be at least 0.9 .* but is nan"),
+        (["--length", 10, "--overhead", "x"], "argument --overhead: invalid float value: 'x'"),
+        (["--length", 10, "--memory", "1 XB", *SIZES], "memory must be .* but is '1 XB'"),
+        (["--length", 10, "--memory", "10", *SIZES], "memory must be at least 4000 bytes here"),
+        (["--length", 10, "--memory", "1kB"], r"state_bytes must be an int >= 0 where memory is given"),
+        (["--length", 10, "--memory", "1kB", *SIZES[:2]], r"residual.bytes must be an int >= 0"),
+        (
+            ["--length", 10, "--checkpoints", 3, "--overhead", 2],
+            "At most one of .* checkpoints=3, overhead=2",
+        ),
+        (["--checkpoints", 0, "--repetitions", 3], "checkpoints must be an int >= 1, but is 0"),
+        (["--length", 10, "--weight", 3], "unrecognized arguments: --weight 3"),
+        (["--length", 10, "more"], "unrecognized arguments: more"),
+    ],
+    ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
+)
+def test_refused(capsys: Captured, options: list[object], message: str) -> None:
+    err = refused(capsys, "plan", *options)
+    assert re.match(rf"python -m jax_revolve( plan)?: error: {message}", err)
+
+
+def test_unknown_command(capsys: Captured) -> None:
+    err = refused(capsys, "plot")
+    assert re.search(r"invalid choice: 'plot' \(choose from '?plan'?, '?demo'?\)", err)
+
+
+def test_unsupported_format(capsys: Captured, tmp_path: Path) -> None:
+    err = refused(capsys, "plan", "--length", 10, "--plot", tmp_path / "plan.xyz")
+    assert "Format 'xyz' is not supported" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_unwritable_file(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "none" / "plan.png"
+    err = refused(capsys, "plan", "--length", 10, "--plot", file)
+    assert str(file) in err
+
+
+def test_missing_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    err = refused(capsys, "plan", "--length", 10, "--plot", "plan.png")
+    assert 'pip install "jax_revolve[plot]"' in err
+
+
+def test_help(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["plan", "--help"])
+    assert raised.value.code == 0
+    out, err = capsys.readouterr()
+    assert not err
+    for option in OPTIONS:
+        assert re.search(rf"^  (-h, )?{option}\b.*\S", out, re.MULTILINE)
+    with pytest.raises(SystemExit) as raised:
+        main(["--help"])
+    assert raised.value.code == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^ +plan +\S.*\n^ +demo +\S", out, re.MULTILINE)
+
+
+def test_examples_of_the_help_run(capsys: Captured, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    text = capsys.readouterr().out.replace("\\\n", "").replace("plan.png", f"{tmp_path}/plan.png")
+    examples = re.findall(r"^ +python -m jax_revolve (plan .*?)(?:  +\(.*)?$", text, re.MULTILINE)
+    assert len(examples) >= 4
+    for example in examples:
+        assert main(example.split()) == 0
+
+
+def test_a_plan_does_without_the_demonstration(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("tsunami", "tqdm", "matplotlib"):
+            monkeypatch.delitem(sys.modules, name)
+    path = sys.path[:]
+    printed(capsys, "--length", 10, "--show")
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    assert not loaded & {"tsunami", "tqdm", "matplotlib"}
+    assert sys.path == path
+
+
+def test_as_a_program() -> None:
+    program = [sys.executable, "-m", "jax_revolve", "plan", "--length"]
+    done = subprocess.run([*program, "10"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{plan(10)}\n", "")
+    failed = subprocess.run([*program, "x"], capture_output=True, text=True)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.count("\n") == 1

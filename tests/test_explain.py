@@ -1,0 +1,448 @@
+"""`explain`: bytes against hand counts, choices against what the loops really run."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import pytest
+from jax import lax
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from test_errors import REJECTED
+
+from jax_revolve import Plan, Report, bounded_while_loop, checkpointed_scan, explain, plan
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.request import Request, for_bound, for_scan
+
+matplotlib.use("Agg")
+
+LENGTH = 50
+WIDTH = 1000
+
+weight = jnp.linspace(0.5, 1.5, WIDTH, dtype=jnp.float32)
+offset = jnp.arange(3, dtype=jnp.int32)
+
+REQUESTS: list[dict[str, Any]] = [
+    {},
+    {"checkpoints": 3},
+    {"checkpoints": "all"},
+    {"block": 7},
+    {"block": 1000},
+    {"checkpoints": 3, "block": 4},
+    {"memory": 30_000},
+    {"memory": "100 kB"},
+    {"memory": "1GB"},
+    {"memory": "60kB", "block": 4},
+]
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+def step(carry: Any, x: Any) -> Any:
+    """A field, a factor for each of ten things, and a running sum."""
+    u, v, total = carry
+    u = jnp.sin(u) * weight
+    v = v * x["factor"]
+    total = total + jnp.sum(u)
+    return (u, v, total), jnp.sum(v) + x["number"] * offset[0]
+
+
+def arguments(length: int = LENGTH) -> tuple[Any, Any]:
+    init = (jnp.ones(WIDTH, jnp.float32), jnp.ones(10, jnp.float32), jnp.float32(0.0))
+    xs = {
+        "factor": jnp.ones((length, 10), jnp.float32),
+        "number": jnp.arange(length, dtype="int32"),
+    }
+    return init, xs
+
+
+def body(state: Any) -> Any:
+    i, u = state
+    return i + 1, jnp.sin(u) * weight
+
+
+def going(state: Any) -> Any:
+    return state[0] < LENGTH
+
+
+def start() -> Any:
+    return jnp.int32(0), jnp.ones(WIDTH, jnp.float32)
+
+
+def test_bytes() -> None:
+    """The sine and its derivative are left behind, and the factors that are multiplied; what they
+    are multiplied by is read again. The field and the factors are what running on takes."""
+    report = explain(step, *arguments())
+    sizes = report.sizes
+    assert sizes.checkpoint == 4 * (WIDTH + 10)
+    assert sizes.carry == 4 * (WIDTH + 10 + 1)
+    assert sizes.residuals == sizes.alone == 4 * (WIDTH + WIDTH + 10)
+    assert sizes.weights == 0
+    assert report.always == {
+        "xs": LENGTH * 4 * (10 + 1),
+        "cotangents of xs": LENGTH * 4 * 10,
+        "ys": LENGTH * 4,
+        "cotangents of ys": LENGTH * 4,
+        "cotangents of closed-over values": 4 * WIDTH,
+    }
+    assert not report.stops_by_itself
+
+
+def test_bytes_of_a_loop_that_stops_by_itself() -> None:
+    """What only the condition closes over has no cotangent. The predicate is left behind, too."""
+    limit = jnp.full(7, 1e9, jnp.float32)
+
+    def cond_fun(state: Any) -> Any:
+        return going(state) & (state[1][0] < limit[0])
+
+    report = explain(body, start(), cond_fun=cond_fun, max_steps=100)
+    sizes = report.sizes
+    assert sizes.checkpoint == sizes.carry == 4 * (WIDTH + 1)
+    assert 0 <= sizes.residuals - 4 * 2 * WIDTH <= 8
+    assert report.always == {
+        "xs": 0,
+        "cotangents of xs": 0,
+        "ys": 0,
+        "cotangents of ys": 0,
+        "cotangents of closed-over values": 4 * WIDTH,
+    }
+    assert report.stops_by_itself
+    assert report.plan.length == 100
+
+
+def test_products_of_weights() -> None:
+    """A block keeps what the weight's cotangent is a product of; a single step adds to it."""
+    w = jnp.eye(256, dtype=jnp.float32)
+    h = jax.ShapeDtypeStruct((16, 256), jnp.float32)
+    report = explain(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
+    assert report.sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
+    assert report.sizes.residuals == report.sizes.alone + 4 * 16 * 256
+    assert f"- taped alone                      {report.sizes.alone / 1000:.1f} kB" in str(report)
+    single = Plan(LENGTH, 3, 1)
+    assert report.memory(single) == 4 * 4 * 16 * 256 + report.sizes.alone
+    blocks = Plan(LENGTH, 3, 2)
+    assert report.memory(blocks) == 4 * 4 * 16 * 256 + 2 * report.sizes.residuals
+
+
+def test_shapes_do() -> None:
+    init, xs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments())
+    assert explain(step, init, xs) == explain(step, *arguments())
+
+
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_nothing_runs_and_functions_are_traced_once(loop: str) -> None:
+    traced: list[str] = []
+    ran: list[None] = []
+
+    def noted(name: str, result: Any) -> Any:
+        traced.append(name)
+        jax.debug.callback(lambda: ran.append(None))
+        return result
+
+    if loop == "scan":
+        explain(lambda c, x: noted("f", step(c, x)), *arguments())
+        assert traced == ["f"]
+    else:
+        explain(
+            lambda c: noted("body", body(c)),
+            start(),
+            cond_fun=lambda c: (traced.append("cond"), going(c))[1],
+            max_steps=100,
+        )
+        assert sorted(traced) == ["body", "cond"]
+    jax.effects_barrier()
+    assert not ran
+
+
+def test_within_another_trace() -> None:
+    """The length of a block depends on shapes alone, which are known when a function is traced."""
+    found: list[Report] = []
+
+    def loss(u: Any) -> Any:
+        found.append(explain(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
+        return checkpointed_scan(
+            lambda c, _: (jnp.sin(c), None), u, length=LENGTH, plan=found[0].plan
+        )[0]
+
+    assert jnp.isfinite(jax.jit(jax.grad(loss))(1.0))
+    assert found[0].plan == explain(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan
+
+
+# The table
+
+
+TABLE = """\
+A loop of 10 steps.
+  a checkpoint             1 kB  what running on takes, of a carry of 1 kB
+  residuals of a step      3 kB  what its transposition takes
+  - taped alone            2 kB  then weights are added to at every step
+  xs                      12 MB  whatever the plan
+  cotangents of xs      12.3 kB  whatever the plan
+
+  checkpoints  block  memory  evaluations  per step
+            1      1    4 kB           65      6.50
+            3      1    6 kB           28      2.80  <- chosen
+            2      2    9 kB           22      2.20
+            4      2   11 kB           18      1.80
+            1      5   17 kB           15      1.50
+            1     10   32 kB           10      1.00"""
+
+
+def test_table() -> None:
+    """Sizes for which evaluations are all that counts."""
+    always = {"xs": 12_000_000, "cotangents of xs": 12_345, "ys": 0}
+    sizes = Sizes(1000, 3000, 2000, 1004)
+    assert str(Report(plan(10, 3), sizes, always, stops_by_itself=False)) == TABLE
+
+
+def marked(report: Report) -> list[str]:
+    """The cells of the line that is marked, of which there is one."""
+    (line,) = re.findall(r"^ (.*)  <- chosen$", str(report), re.MULTILINE)
+    return line.split()
+
+
+def check_choices(report: Report, wanted: Plan | Request | None) -> None:
+    """What the report chooses is what is asked for, and it says so."""
+    expected = wanted.resolve(report.sizes) if isinstance(wanted, Request) else wanted
+    assert report.plan == expected
+    checkpoints, block, *_, evaluations, per_step = marked(report)
+    assert (int(checkpoints), int(block)) == (report.plan.checkpoints, report.plan.block)
+    assert int(evaluations) == report.evaluations(report.plan)
+    assert float(per_step) == pytest.approx(int(evaluations) / LENGTH, abs=0.006)
+    assert report.choices.count(report.plan) == 1
+    bytes_taken = [report.memory(p) for p in report.choices]
+    assert bytes_taken == sorted(bytes_taken)
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=str)
+def test_chosen_plan(asked: dict[str, Any]) -> None:
+    report = explain(step, *arguments(), **asked)
+    check_choices(report, for_scan(LENGTH, **{"checkpoints": None, **asked}))
+    if "memory" in asked:
+        assert report.memory(report.plan) <= {"1GB": 10**9, 30_000: 30_000}.get(
+            asked["memory"], 100_000
+        )
+    if "block" in asked:
+        assert report.plan.block == min(asked["block"], LENGTH)
+    if "block" not in asked and "checkpoints" in asked:
+        assert report.plan == plan(LENGTH, asked["checkpoints"])
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=str)
+def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> None:
+    report = explain(body, start(), cond_fun=going, max_steps=LENGTH, **asked)
+    check_choices(report, for_bound(LENGTH, **{"checkpoints": None, **asked}))
+    assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
+    for p in report.choices:
+        assert report.evaluations(p) == cost.evaluations(p, stops_by_itself=True)
+
+
+def test_memory_of_a_plan() -> None:
+    report = explain(step, *arguments())
+    sizes = report.sizes
+    for p in report.choices:
+        held = p.checkpoints * sizes.checkpoint + p.block * sizes.residuals + sizes.carry
+        assert report.memory(p) == held
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_shortest_loops(length: int) -> None:
+    report = explain(lambda c, _: (jnp.sin(c), None), 1.0, length=length)
+    assert report.plan == Plan(length, 1, 1)
+    assert report.evaluations(report.plan) == plan(length).executed
+    assert marked(report)[:2] == ["1", "1"]
+
+
+def test_no_xs_to_step_over() -> None:
+    """The loop does no step, and needs none to know what a step takes."""
+    report = explain(step, *arguments(0))
+    assert report.plan == Plan(0, 1, 1)
+    assert report.sizes.checkpoint == 4 * (WIDTH + 10)
+
+
+# Errors
+
+
+def test_a_bound_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"^max_steps must be an int where cond_fun is given"):
+        explain(body, start(), cond_fun=going)
+
+
+@pytest.mark.parametrize(
+    ("f", "xs"),
+    [
+        (lambda c, x: (c + 1, c), jnp.arange(5)),
+        (lambda c, x: (c + 1, lax.stop_gradient(x)), jnp.arange(5.0)),
+    ],
+    ids=["integers", "stopped"],
+)
+def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
+    with pytest.raises(ValueError, match="must hold floating-point numbers that its results"):
+        explain(f, jnp.int32(0), xs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"checkpoints": 0}, "checkpoints must be an int >= 1 .* but is 0"),
+        ({"block": 0}, "block must be an int >= 1, but is 0"),
+        ({"memory": "1 XB"}, "memory must be an int >= 0 of bytes .* but is '1 XB'"),
+        ({"checkpoints": 3, "memory": 10}, "checkpoints must be None where memory is given"),
+    ],
+)
+def test_bad_arguments(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        explain(step, *arguments(), **asked)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        explain(body, start(), cond_fun=going, max_steps=LENGTH, **asked)
+
+
+def test_too_little_memory() -> None:
+    sizes = explain(step, *arguments()).sizes
+    least = sizes.checkpoint + sizes.residuals + sizes.carry
+    enough = explain(step, *arguments(), memory=least)
+    assert (enough.plan, enough.memory(enough.plan)) == (Plan(LENGTH, 1, 1), least)
+    with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here"):
+        explain(step, *arguments(), memory=least - 1)
+
+
+# explain() has no `unroll`, and Python values become arrays.
+OTHERS = {"unroll", "unroll_type", "disable_jit_of_no_step", "scalar_xs", "string_carry"}
+
+
+@pytest.mark.parametrize("name", [name for name in REJECTED if name not in OTHERS])
+def test_same_error_as_lax_scan(name: str) -> None:
+    try:
+        REJECTED[name](lambda *args: jax.eval_shape(lambda: lax.scan(*args)))
+    except Exception as error:
+        expected = error
+    else:
+        pytest.skip("this version of lax.scan accepts it")
+    with pytest.raises(type(expected)) as raised:
+        REJECTED[name](explain)
+    assert raised.type is type(expected)
+    of_lax, ours = (str(error).split("\n-----")[0] for error in (expected, raised.value))
+    assert ours == of_lax
+
+
+# The picture
+
+
+def test_plot() -> None:
+    report = explain(step, *arguments())
+    ax = report.plot()
+    assert ax.get_xscale() == "log"
+    assert ax.figure in map(pyplot.figure, pyplot.get_fignums())
+    single, choices, chosen = ax.lines
+    assert list(choices.get_xdata()) == [report.memory(p) for p in report.choices]
+    per_step = [report.evaluations(p) / LENGTH for p in report.choices]
+    assert list(choices.get_ydata()) == per_step
+    assert list(chosen.get_xdata()) == [report.memory(report.plan)]
+    assert list(chosen.get_ydata()) == [report.evaluations(report.plan) / LENGTH]
+    assert next(iter(single.get_xdata())) == report.memory(Plan(LENGTH, 1, 1))
+    assert ax.get_ylim()[0] == 0
+    assert len(ax.get_legend().get_texts()) == 3
+    ax.figure.canvas.draw()
+
+
+def test_plot_into_given_axes() -> None:
+    report = explain(body, start(), cond_fun=going, max_steps=LENGTH)
+    ax: Any = Figure().subplots()
+    assert report.plot(ax) is ax
+    assert not pyplot.get_fignums()
+    assert len(ax.lines[1].get_xdata()) == len(report.choices)
+
+
+def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = explain(step, *arguments())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "jax_revolve\[plot\]"'):
+        report.plot()
+
+
+# What the loops really run
+
+
+def check_evaluations(count: Callable[[list[None]], Any], report: Report) -> None:
+    """`count` runs the loop's value and gradient, and notes every step in the list."""
+    noted: list[None] = []
+    jax.block_until_ready(count(noted))
+    jax.effects_barrier()
+    assert len(noted) == report.evaluations(report.plan)
+
+
+RUNS = [
+    (1, {}),
+    (57, {}),
+    (57, {"checkpoints": 4}),
+    (2, {"block": 7}),
+    (57, {"checkpoints": 3, "block": 4}),
+    (57, {"memory": 300}),
+    (30, {"memory": "1MB"}),
+]
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(("length", "asked"), RUNS, ids=str)
+def test_a_scan_runs_the_plan(length: int, asked: dict[str, Any]) -> None:
+    def f(noted: list[None], factor: Any) -> Callable[..., Any]:
+        def step(carry: Any, x: Any) -> Any:
+            jax.debug.callback(lambda: noted.append(None))
+            u, total = carry
+            u = jnp.sin(u) * factor + x
+            return (u, total + u), u
+
+        return step
+
+    def loss(factor: Any, u: Any, xs: Any, noted: list[None]) -> Any:
+        init = (u, jnp.zeros(3))
+        (u, total), ys = checkpointed_scan(f(noted, factor), init, xs, **asked)
+        return jnp.sum(u + total) + jnp.sum(ys)
+
+    factor, u, xs = jnp.ones(3), jnp.ones(3), jnp.ones((length, 3))
+    report = explain(f([], factor), (u, jnp.zeros(3)), xs, **asked)
+    if asked.get("block", 1) > 1 or "memory" in asked:
+        assert length == 1 or report.plan.block > 1
+    gradient = jax.value_and_grad(loss, argnums=(0, 1, 2))
+    check_evaluations(
+        lambda noted: jax.jit(lambda *args: gradient(*args, noted))(factor, u, xs), report
+    )
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(("length", "asked"), RUNS, ids=str)
+def test_a_loop_that_stops_by_itself_runs_the_plan(length: int, asked: dict[str, Any]) -> None:
+    """Up to its bound."""
+
+    def body_fun(noted: list[None], factor: Any) -> Callable[..., Any]:
+        def body(state: Any) -> Any:
+            jax.debug.callback(lambda: noted.append(None))
+            i, u = state
+            return i + 1, jnp.sin(u) * factor
+
+        return body
+
+    def going(state: Any) -> Any:
+        return state[0] < length
+
+    def loss(factor: Any, u: Any, noted: list[None]) -> Any:
+        init = (jnp.int32(0), u)
+        loop = body_fun(noted, factor)
+        return jnp.sum(bounded_while_loop(going, loop, init, max_steps=length, **asked)[1])
+
+    factor, u = jnp.ones(3), jnp.ones(3)
+    init = (jnp.int32(0), u)
+    report = explain(body_fun([], factor), init, cond_fun=going, max_steps=length, **asked)
+    gradient = jax.value_and_grad(loss, argnums=(0, 1))
+    check_evaluations(
+        lambda noted: jax.jit(lambda *args: gradient(*args, noted))(factor, u), report
+    )

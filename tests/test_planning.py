@@ -1,0 +1,596 @@
+"""Choosing a plan: blocks, what a plan is to keep to, budgets of memory, and what is asked for."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from test_schedule import optimal_advances, run_abstract_machine
+
+from jax_revolve import Plan, longest_plan, plan
+from jax_revolve.schedule import binomial, cost, online
+from jax_revolve.schedule.choose import quickest, trade_off
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.request import LARGEST_BOUND, LONGEST, Request, for_bound, for_scan
+from jax_revolve.schedule.units import bytes_of, readable
+
+LONGEST_IN_BLOCKS = 60
+
+lengths = st.integers(0, 10**6)
+short = st.integers(0, 64)
+blocks = st.integers(1, 100)
+few_bytes = st.integers(0, 12)
+
+
+# The schedule in blocks
+
+
+@pytest.mark.parametrize("checkpoints", range(1, 9))
+def test_schedule_in_blocks(checkpoints: int) -> None:
+    """The machine checks every action, that all steps are taped in blocks, and the slots."""
+    for length in range(LONGEST_IN_BLOCKS + 1):
+        for block in range(1, length + 1):
+            p = Plan(length, checkpoints, block)
+            expected = block * optimal_advances(-(-length // block), checkpoints)
+            assert p.advances == expected
+            assert run_abstract_machine(length, checkpoints, block) == expected
+
+
+@given(st.integers(1, 2000), st.integers(1, 30), blocks)
+@settings(deadline=None)
+def test_schedule_in_blocks_meets_the_formula(length: int, checkpoints: int, block: int) -> None:
+    p = Plan(length, checkpoints, block)
+    assert run_abstract_machine(length, checkpoints, block) == p.advances
+    assert (p.blocks - 1) * block < length <= p.blocks * block
+    assert p.evaluations == length + p.advances
+
+
+def test_plan_in_blocks() -> None:
+    p = plan(1000, 84, block=12)
+    assert (p.blocks, p.repetitions, p.advances, p.evaluations) == (84, 1, 996, 1996)
+    assert p.overhead == 0.996
+    assert p.executed == p.evaluations
+    assert p.memory(1000, 10) == 84 * 1000 + 12 * 10 + 1000
+    assert p.memory(1000, 10, 7) == 84 * 1000 + 12 * 10 + 7
+    assert str(p) == (
+        "1000 steps, blocks of 12 steps, 84 checkpoints: 1996 evaluations (1.00 extra forward "
+        "passes, no step advanced more than 1 times)"
+    )
+
+
+def test_single_steps_are_executed_as_for_one_step_more() -> None:
+    assert plan(100, 5).evaluations == 416
+    assert plan(100, 5).executed == 100 + optimal_advances(101, 5)
+    assert plan(0).executed == 0
+
+
+# What a plan is to keep to
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (plan(10, 5, block=99), Plan(10, 1, 10)),
+        (plan(10, 99, block=3), Plan(10, 4, 3)),
+        (plan(10, "all", block=3), Plan(10, 4, 3)),
+        (plan(10, 99), Plan(10, 10, 1)),
+        (plan(0, block=7), Plan(0, 1, 1)),
+        (plan(10, repetitions=1), Plan(10, 9, 1)),
+        (plan(10, repetitions=1, block=3), Plan(10, 3, 3)),
+        (plan(10, repetitions=10**9), Plan(10, 1, 1)),
+        (plan(10, overhead=0, block=10), Plan(10, 1, 10)),
+        (plan(10, overhead=1e9), Plan(10, 1, 1)),
+        (plan(0, overhead=0), Plan(0, 1, 1)),
+        (plan(10, memory=50, state_bytes=10, residual_bytes=10, block=3), Plan(10, 1, 3)),
+        (plan(10, memory=10**9, state_bytes=10, residual_bytes=10), Plan(10, 1, 10)),
+        (plan(0, memory=30, state_bytes=10, residual_bytes=10), Plan(0, 1, 1)),
+    ],
+)
+def test_plan(made: Plan, expected: Plan) -> None:
+    assert made == expected
+
+
+def test_no_step_takes_one_checkpoint_as_well() -> None:
+    assert plan(0, "all") == Plan(0, 1, 1)
+
+
+def test_a_block_is_capped_within_a_budget_as_well() -> None:
+    made = plan(10, memory=120, state_bytes=10, residual_bytes=10, block=99)
+    assert made == Plan(10, 1, 10)
+
+
+@given(lengths, blocks)
+@settings(deadline=None)
+def test_default_is_the_fewest_checkpoints_with_two_repetitions(length: int, block: int) -> None:
+    assert plan(length, block=block) == plan(length, repetitions=2, block=block)
+
+
+@given(lengths, st.integers(1, 10), blocks)
+@settings(deadline=None)
+def test_repetitions(length: int, repetitions: int, block: int) -> None:
+    p = plan(length, repetitions=repetitions, block=block)
+    assert p.repetitions <= repetitions
+    if p.checkpoints > 1:
+        assert plan(length, p.checkpoints - 1, block=block).repetitions > repetitions
+
+
+@given(lengths, st.floats(1, 20), blocks)
+@settings(deadline=None)
+def test_overhead(length: int, overhead: float, block: int) -> None:
+    p = plan(length, overhead=overhead, block=block)
+    assert p.overhead <= overhead
+    if p.checkpoints > 1:
+        assert plan(length, p.checkpoints - 1, block=block).overhead > overhead
+
+
+@given(st.integers(2, 10**6), blocks)
+@settings(deadline=None)
+def test_least_overhead(length: int, block: int) -> None:
+    """Storing everything: a block less than there are is advanced once. It is stated if not met."""
+    last = block * (-(-length // block) - 1)
+    assume(last > 0)
+    least = plan(length, overhead=last / length, block=block)
+    assert least.advances == last
+    with pytest.raises(ValueError, match=r"overhead must be at least (\S+) ") as caught:
+        plan(length, overhead=0.99 * last / length, block=block)
+    stated = float(str(caught.value).split()[5])
+    assert stated == pytest.approx(last / length, rel=1e-5)
+
+
+ALTERNATIVES = {"checkpoints": 3, "repetitions": 2, "overhead": 1.5, "memory": "1kB"}
+
+
+@pytest.mark.parametrize("pair", [*pairwise(ALTERNATIVES), ("checkpoints", "memory")])
+def test_at_most_one_alternative(pair: tuple[str, str]) -> None:
+    given: dict[str, Any] = {name: ALTERNATIVES[name] for name in pair}
+    both = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    with pytest.raises(ValueError, match="At most one of checkpoints, repetitions, ") as caught:
+        plan(100, **given, state_bytes=1, residual_bytes=1)
+    assert str(caught.value).endswith(f"these are: {both}.")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("block", 0, ValueError),
+        ("block", -2, ValueError),
+        ("block", 2.0, TypeError),
+        ("block", True, TypeError),
+        ("block", "3", TypeError),
+        ("repetitions", 0, ValueError),
+        ("repetitions", 1.5, TypeError),
+        ("repetitions", False, TypeError),
+        ("overhead", "2", TypeError),
+        ("overhead", True, TypeError),
+        ("overhead", -1, ValueError),
+        ("overhead", float("nan"), ValueError),
+        ("overhead", float("inf"), ValueError),
+        ("memory", -1, ValueError),
+        ("memory", 1.5, TypeError),
+        ("memory", True, TypeError),
+        ("memory", "much", ValueError),
+        ("state_bytes", -1, ValueError),
+        ("state_bytes", None, TypeError),
+        ("state_bytes", 1.0, TypeError),
+        ("residual_bytes", -1, ValueError),
+        ("residual_bytes", None, TypeError),
+        ("residual_bytes", True, TypeError),
+    ],
+)
+def test_bad_argument(name: str, value: Any, error: type[Exception]) -> None:
+    arguments = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
+    if name in ("block", "repetitions", "overhead"):
+        arguments = {}
+    with pytest.raises(error, match=f"^{name} must be ") as caught:
+        plan(10, **{**arguments, name: value})
+    assert f"but is {value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((0, 3), "checkpoints"), ((2, -1), "repetitions"), ((2, 1.5), "repetitions")],
+)
+def test_bad_argument_of_longest_plan(arguments: tuple[Any, Any], name: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{name} must be an int >= "):
+        longest_plan(*arguments)
+    with pytest.raises(ValueError, match=r"^block must be an int >= 1, but is 0"):
+        longest_plan(3, 3, block=0)
+
+
+@given(st.integers(1, 60), st.integers(0, 8), blocks)
+@settings(deadline=None)
+def test_longest_plan(checkpoints: int, repetitions: int, block: int) -> None:
+    p = longest_plan(checkpoints, repetitions, block=block)
+    assert (p.checkpoints, p.block, p.repetitions) == (checkpoints, block, repetitions)
+    assert p.length == p.blocks * block
+    assert Plan(p.length + 1, checkpoints, block).repetitions == repetitions + 1
+
+
+# Budgets of memory
+
+
+@cache
+def every_plan(length: int) -> list[Plan]:
+    """Of a loop of so many steps: checkpoints beyond the number of blocks are of no use."""
+    return [
+        Plan(length, checkpoints, block)
+        for block in range(1, max(length, 1) + 1)
+        for checkpoints in range(1, max(-(-length // block), 1) + 1)
+    ]
+
+
+@given(short, few_bytes, few_bytes, st.integers(0, 400))
+@example(7, 1, 1, 4)
+@settings(max_examples=300, deadline=None)
+def test_budget_is_kept_and_made_the_most_of(
+    length: int, state: int, residuals: int, memory: int
+) -> None:
+    least = 2 * state + residuals
+    memory = max(memory, least)
+    p = plan(length, memory=memory, state_bytes=state, residual_bytes=residuals)
+    assert p.memory(state, residuals) <= memory
+    fitting = [
+        q.executed
+        for q in every_plan(length)
+        if (q.checkpoints + 1) * state + q.block * residuals <= memory
+    ]
+    assert p.executed == min(fitting)
+
+
+@given(st.integers(0, 10**6), few_bytes, few_bytes, st.lists(st.integers(0, 10**6), min_size=2))
+@settings(deadline=None)
+def test_more_memory_never_takes_more_evaluations(
+    length: int, state: int, residuals: int, more: Sequence[int]
+) -> None:
+    runs = [
+        plan(
+            length,
+            memory=2 * state + residuals + extra,
+            state_bytes=state,
+            residual_bytes=residuals,
+        ).executed
+        for extra in sorted(more)
+    ]
+    assert runs == sorted(runs, reverse=True)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), few_bytes, st.none() | blocks)
+@settings(deadline=None)
+def test_least_budget(length: int, state: int, residuals: int, block: int | None) -> None:
+    """It is stated, and it is enough."""
+    k = 1 if block is None else min(block, length)
+    least = 2 * state + k * residuals
+
+    def within(memory: int) -> Plan:
+        return plan(length, memory=memory, state_bytes=state, residual_bytes=residuals, block=k)
+
+    p = within(least)
+    assert (p.checkpoints, p.block) == (1, k)
+    with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here, but is "):
+        within(least - 1)
+
+
+@given(st.integers(1, 2000), blocks, st.integers(0, 10**6))
+@settings(deadline=None)
+def test_block_is_kept_within_a_budget(length: int, block: int, more: int) -> None:
+    block = min(block, length)
+    p = plan(length, memory=200 + 7 * block + more, state_bytes=100, residual_bytes=7, block=block)
+    assert p.block == block
+    room = (100 + more) // 100
+    most = p.blocks - 1 if block > 1 else p.blocks
+    assert p.checkpoints == min(room, max(most, 1))
+
+
+@pytest.mark.parametrize(("states", "evaluations"), [(100, 1924), (50, 2350)])
+def test_evaluations_within_some_states(states: int, evaluations: int) -> None:
+    """n = 1000, residuals as large as the state; the carry that the loop runs on counts as well."""
+    sizes = {"state_bytes": 80_000, "residual_bytes": 80_000}
+    p = plan(1000, memory=states * 80_000, **sizes)
+    print(p)
+    assert p.evaluations == p.executed == evaluations
+    assert p.evaluations <= {100: 2000, 50: 2450}[states]
+    single = plan(1000, memory=states * 80_000, **sizes, block=1)
+    assert single.evaluations >= 2900
+
+
+def test_memory_in_words() -> None:
+    same = {"state_bytes": 1000, "residual_bytes": 1000}
+    assert plan(1000, memory="100 kB", **same) == plan(1000, memory=100_000, **same)
+
+
+# Loops that stop by themselves
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2, 3, 5, 8, 20])
+def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
+    """Once for the value, once taped, and what reversing each gap between checkpoints takes."""
+    for length in range(80):
+        for block in (1, 2, 3, 7):
+            p = Plan(length, checkpoints, block)
+            gaps = pairwise([*online.positions_held(p.blocks, checkpoints), p.blocks])
+            again = sum(
+                optimal_advances(stop - start, checkpoints - i)
+                for i, (start, stop) in enumerate(gaps)
+            )
+            counted = cost.evaluations(p, stops_by_itself=True)
+            assert counted == 2 * length + block * again
+
+
+def test_evaluations_of_a_long_loop_that_stops_by_itself() -> None:
+    """The offline optimum stands for the online schedule, which is near it."""
+    long, simulated = Plan(2001, 30), Plan(2000, 30)
+    assert cost.evaluations(long, stops_by_itself=True) == long.executed
+    counted = cost.evaluations(simulated, stops_by_itself=True)
+    assert simulated.executed <= counted <= 1.01 * simulated.executed
+
+
+# Predicted time
+
+
+@st.composite
+def all_sizes(draw: st.DrawFn) -> Sizes:
+    """As a loop may have them: a tape of many steps keeps at least what that of one does."""
+    checkpoint, alone = draw(st.integers(0, 10**6)), draw(st.integers(0, 10**6))
+    return Sizes(
+        checkpoint=checkpoint,
+        residuals=alone + draw(st.sampled_from([0, 0, 1, 10**5])),
+        alone=alone,
+        carry=checkpoint + draw(st.sampled_from([0, 0, 8, 10**5])),
+        weights=draw(st.sampled_from([0, 0, 10**5])),
+        work=draw(st.none() | st.floats(0, 1e7)),
+    )
+
+
+HEAVY = Sizes(80_000, 240_000, 240_000, 80_000, work=10_000.0)
+"""Touching the memory of a checkpoint takes as long as three evaluations."""
+
+
+def time_and_memory(plans: Sequence[Plan], sizes: Sizes, online: bool) -> list[tuple[float, int]]:
+    return [(cost.time(p, sizes, stops_by_itself=online), cost.memory(p, sizes)) for p in plans]
+
+
+@given(st.integers(0, 30), all_sizes(), st.integers(0, 10**7), st.booleans())
+@example(19, HEAVY, 800_000, False)
+@example(13, Sizes(80_000, 240_500, 240_000, 80_008), 800_000, True)
+@settings(deadline=None, max_examples=50)
+def test_quickest_has_the_least_predicted_time(
+    length: int, sizes: Sizes, more: int, online: bool
+) -> None:
+    memory = cost.memory(Plan(length, 1), sizes) + more
+    p = quickest(length, sizes, memory, stops_by_itself=online)
+    assert cost.memory(p, sizes) <= memory
+    candidates = time_and_memory(every_plan(length), sizes, online)
+    least = min(time for time, taken in candidates if taken <= memory)
+    assert cost.time(p, sizes, stops_by_itself=online) <= least * (1 + 1e-12)
+
+
+def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
+    """Which one is the last is not known when it is run, so that one is not taped before."""
+    chosen = quickest(6, Sizes(1, 1, 1, 1), 100, block=2, stops_by_itself=True)
+    assert chosen == Plan(6, 3, 2)
+    assert quickest(6, Sizes(1, 1, 1, 1), 100, block=2) == Plan(6, 2, 2)
+
+
+@given(st.integers(0, 100), all_sizes(), st.booleans())
+@settings(deadline=None, max_examples=50)
+def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
+    plans = trade_off(length, sizes, stops_by_itself=online)
+    assert len(set(plans)) == len(plans)
+    assert cost.memory(plans[0], sizes) == cost.memory(Plan(length, 1), sizes)
+    assert all(p.length == length for p in plans)
+
+
+@given(st.integers(0, 100), all_sizes(), st.booleans())
+@example(57, Sizes(10**6, 240_000, 240_000, 1_100_000, 10**5, 10_000.0), False)
+@example(19, HEAVY, False)
+@settings(deadline=None, max_examples=50)
+def test_more_memory_is_less_time(length: int, sizes: Sizes, online: bool) -> None:
+    found = time_and_memory(trade_off(length, sizes, stops_by_itself=online), sizes, online)
+    for (time, memory), (next_time, next_memory) in pairwise(found):
+        assert memory < next_memory
+        assert time > next_time
+
+
+@given(st.integers(0, 10**6), few_bytes, few_bytes)
+@settings(deadline=None, max_examples=50)
+def test_more_memory_is_fewer_evaluations(length: int, state: int, residuals: int) -> None:
+    """Where evaluations are all that counts."""
+    sizes = Sizes(state, residuals, residuals, state)
+    plans = trade_off(length, sizes)
+    assert plans[0].checkpoints == 1 or state == 0
+    for p, q in pairwise(plans):
+        assert cost.memory(p, sizes) < cost.memory(q, sizes)
+        assert p.executed > q.executed
+    assert cost.memory(plans[0], sizes) == 2 * state + residuals
+    assert plans[-1].executed <= max(2 * length, 0)
+
+
+@given(st.integers(0, 5000), all_sizes(), blocks)
+@settings(deadline=None, max_examples=30)
+def test_trade_off_of_one_block(length: int, sizes: Sizes, block: int) -> None:
+    plans = trade_off(length, sizes, block=min(block, max(length, 1)))
+    assert {p.block for p in plans} == {min(block, max(length, 1))}
+
+
+# What is asked of a loop
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (for_scan(100, 5), Plan(100, 5)),
+        (for_scan(100, "all"), Plan(100, 100)),
+        (for_scan(100, 200), Plan(100, 100)),
+        (for_scan(100, 5, 4), Plan(100, 5, 4)),
+        (for_scan(100, "all", 3), Plan(100, 34, 3)),
+        (for_scan(100, None, 4), plan(100, repetitions=2, block=4)),
+        (for_scan(100, None, 1000), Plan(100, 1, 100)),
+        (for_scan(0, None, 3), Plan(0, 1)),
+        (for_bound(100, 5), Plan(100, 5)),
+        (for_bound(100, 5, 4), Plan(100, 5, 4)),
+        (for_bound(100, None, 4), plan(100, repetitions=3, block=4)),
+        (for_bound(None, 7), Plan(LARGEST_BOUND, 7)),
+        (for_bound(None, 7, 4), Plan(LARGEST_BOUND, 7, 4)),
+        (for_bound(None, None), None),
+        (for_bound(None, None, 4), None),
+        (for_scan(100, None), Request(100, None, 13, None, False)),
+        (for_bound(100, None), Request(100, None, 7, None, True)),
+        (for_scan(100, None, None, "1kB"), Request(100, 1000, 13, None, False)),
+        (for_scan(100, None, 200, 2000), Request(100, 2000, 13, 100, False)),
+        (for_bound(100, None, 4, 2000), Request(100, 2000, 7, 4, True)),
+    ],
+)
+def test_request(wanted: Plan | Request | None, expected: Plan | Request | None) -> None:
+    assert wanted == expected
+
+
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("checkpoints", [5, "all", 0])
+def test_checkpoints_and_memory(checkpoints: Any, block: int | None) -> None:
+    message = f"^checkpoints must be None where memory is given, but is {checkpoints!r}: "
+    for call in (for_scan, for_bound):
+        with pytest.raises(ValueError, match=message):
+            call(100, checkpoints, block, "1GB")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
+        ((None, 3, None, 0), "memory must be None where max_steps is None, but is 0"),
+        ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
+        ((None, None, 0), "block must be an int >= 1, but is 0"),
+        ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),
+        ((2**31, None), "max_steps must be None or an int from 0 to 2147483647, .* is 2147483648"),
+        ((10, None, 0), "block must be an int >= 1, but is 0"),
+        ((10, None, None, "1 XB"), "memory must be an int >= 0 of bytes .* but is '1 XB'"),
+    ],
+)
+def test_bad_request_of_a_bound(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        for_bound(*arguments)
+
+
+def test_longest_scan_and_largest_bound() -> None:
+    assert for_scan(LONGEST, 3) == Plan(LONGEST, 3)
+    assert for_bound(LARGEST_BOUND, 3) == Plan(LARGEST_BOUND, 3)
+    with pytest.raises(ValueError, match=f"^length must be at most {LONGEST}, but is "):
+        for_scan(LONGEST + 1, 3)
+
+
+@given(st.integers(0, 300), all_sizes(), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online: bool) -> None:
+    """Than the fewest checkpoints with single steps, with few enough repetitions."""
+    request = for_bound(length, None) if online else for_scan(length, None)
+    assert isinstance(request, Request)
+    single = Plan(length, binomial.fewest_checkpoints(length, 3 if online else 2))
+    chosen = request.resolve(sizes)
+    assert chosen.length == length
+    (time, memory), (least_time, most_memory) = time_and_memory([chosen, single], sizes, online)
+    assert memory <= most_memory
+    assert time <= least_time
+
+
+@given(st.integers(0, 200), all_sizes(), st.integers(0, 10**8), st.none() | st.integers(1, 40))
+@settings(deadline=None, max_examples=100)
+def test_request_for_memory(length: int, sizes: Sizes, more: int, block: int | None) -> None:
+    k = min(block or 1, max(length, 1))
+    memory = cost.memory(Plan(length, 1, k), sizes) + more
+    for call in (for_scan, for_bound):
+        request = call(length, None, block, memory)
+        assert isinstance(request, Request)
+        chosen = request.resolve(sizes)
+        assert cost.memory(chosen, sizes) <= memory
+        assert block is None or chosen.block == k
+        too_little = call(length, None, block, memory - more - 1) if memory > more else None
+        if isinstance(too_little, Request):
+            with pytest.raises(ValueError, match=f"^memory must be at least {memory - more} "):
+                too_little.resolve(sizes)
+
+
+# Amounts of memory
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (0, 0),
+        (12345, 12345),
+        ("7", 7),
+        (" 7 ", 7),
+        ("10 b", 10),
+        ("10B", 10),
+        ("512MB", 512 * 10**6),
+        ("2GiB", 2 * 2**30),
+        ("1.5 kB", 1500),
+        ("1.5KiB", 1536),
+        ("0.5 gib", 2**29),
+        ("3tb", 3 * 10**12),
+        ("1 TiB", 2**40),
+        ("1 kb", 1000),
+    ],
+)
+def test_bytes(written: int | str, expected: int) -> None:
+    assert bytes_of(written) == expected
+    assert isinstance(bytes_of(written), int)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("1.001 kB", 1001), ("9007199254740993", 2**53 + 1), (f"1{'0' * 400} B", 10**400)],
+    ids=["decimals", "more_than_53_bits", "more_than_a_float"],
+)
+def test_bytes_are_exact(written: str, expected: int) -> None:
+    assert bytes_of(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        *[(text, ValueError) for text in ("", "GB", "1 XB", "1ib", "-1", "1e3", "1.", ".5 kB")],
+        *[(text, ValueError) for text in ("1 k", "1 GB 2", "1_000", "nan", "1,5 kB")],
+        (-1, ValueError),
+        (1.5, TypeError),
+        (True, TypeError),
+        (None, TypeError),
+        ([1], TypeError),
+    ],
+)
+def test_bad_bytes(written: object, error: type[Exception]) -> None:
+    message = r'^memory must be an int >= 0 of bytes or a string such as "512MB" or "2GiB", but is '
+    with pytest.raises(error, match=message) as caught:
+        bytes_of(written)
+    assert repr(written) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1234, "1.23 kB"),
+        (12345, "12.3 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (64_000_000, "64 MB"),
+        (123_456_789, "123 MB"),
+        (10**9, "1 GB"),
+        (999_600_000_000, "0.9996 TB"),
+        (10**12, "1 TB"),
+        (65_540_000_000_000, "65.54 TB"),
+    ],
+)
+def test_readable(size: int, expected: str) -> None:
+    assert readable(size) == expected
+
+
+@given(st.integers(0, 10**15))
+@settings(deadline=None)
+def test_readable_is_read_again(size: int) -> None:
+    """Three digits of it."""
+    assert bytes_of(readable(size)) == pytest.approx(size, rel=0.00501)
