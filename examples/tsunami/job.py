@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jax_revolve import checkpointed_scan, plan
+from jax_revolve import Plan, checkpointed_scan, plan
 
 from .bathymetry import Bathymetry, salish_sea
 from .inversion import Problem, recover, twin_problem
@@ -40,9 +40,10 @@ def run(
     """
     started = perf_counter()
     sea_floor = salish_sea(refinement)
-    problem = _problem(sea_floor, hours, checkpoints)
+    schedule = plan(ceil(hours * 3600.0 / stable_time_step(sea_floor)), checkpoints)
+    problem = _problem(sea_floor, schedule)
     _print_setting(sea_floor, problem)
-    _print_evaluations(problem, checkpoints)
+    _print_evaluations(problem, schedule)
     program = problem.compiled_gradient()
     memory = _compare_memory(problem, program)
     found = _recover_with_bar(problem, program, iterations)
@@ -53,14 +54,14 @@ def run(
     return findings
 
 
-def _problem(sea_floor: Bathymetry, hours: float, checkpoints: int | None) -> Problem:
+def _problem(sea_floor: Bathymetry, schedule: Plan) -> Problem:
     return twin_problem(
         sea_floor,
         source=true_source(sea_floor),
         gauges=place(GAUGES, sea_floor),
-        length=ceil(hours * 3600.0 / stable_time_step(sea_floor)),
+        length=schedule.length,
         noise=NOISE,
-        scan=partial(checkpointed_scan, checkpoints=checkpoints),
+        scan=partial(checkpointed_scan, plan=schedule),
     )
 
 
@@ -121,13 +122,12 @@ def _print_setting(sea_floor: Bathymetry, problem: Problem) -> None:
     )
 
 
-def _print_evaluations(problem: Problem, checkpoints: int | None) -> None:
-    schedule = plan(problem.length, checkpoints)
+def _print_evaluations(problem: Problem, schedule: Plan) -> None:
     print(f"Plan        {schedule}")
     counted = counted_evaluations(problem)
     print(
         f"Evaluations {counted} steps counted while one value and gradient ran; "
-        f"{schedule.evaluations} planned, and the rest because JAX finishes the value first"
+        f"{schedule.executed} planned"
     )
 
 

@@ -67,7 +67,7 @@ def plan(
         p = plan(1000, checkpoints=30)
         assert (p.repetitions, p.advances, p.evaluations) == (3, 2472, 3472)
         assert plan(1000, checkpoints=84, block=12).evaluations == 1996
-        assert plan(1000, overhead=2).checkpoints == 44
+        assert plan(1000, overhead=2).checkpoints == 43
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
         assert p.evaluations < 2000
         ```
