@@ -151,7 +151,7 @@ def test_file_that_is_written_is_the_one_that_is_named(capsys: Captured, tmp_pat
         (["--length", 10, "--memory", "10", *SIZES], "memory must be at least 4000 bytes here"),
         (
             ["--length", 10, "--memory", "1kB"],
-            r"state_bytes must be an int >= 0 where memory is given",
+            "state_bytes must be an int >= 0 where memory",
         ),
         (["--length", 10, "--memory", "1kB", *SIZES[:2]], r"residual.bytes must be an int >= 0"),
         (

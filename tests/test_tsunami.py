@@ -1,10 +1,10 @@
-"""The example in `examples/tsunami`: its physics, its gradient, and the job from functools import partial
-from end to end."""
+"""The example in `examples/tsunami`: its physics, its gradient, and the job from end to end."""
 
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
