@@ -62,7 +62,12 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "table"), [("scan-cpu", "with_table"), ("while-cpu", "with_while_table")]
+    ("results", "table"),
+    [
+        ("scan-cpu", "with_table"),
+        ("while-cpu", "with_while_table"),
+        ("budget-cpu", "with_budget_table"),
+    ],
 )
 def test_numbers_of_the_readme_are_those_of_the_benchmark(results: str, table: str) -> None:
     readme = _module(ROOT / "benchmarks" / "readme.py")
