@@ -29,6 +29,9 @@ CORE = {
 EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
 """Those that a while loop goes through on the oldest and the newest JAX, too."""
 
+SEVERAL = {"examples", "recurrent", "tree"}
+"""The cases that while loops go through all of `CORE` with, in every run."""
+
 IN_BLOCKS = {"grad", "vmap_of_grad", "reverse_over_reverse", "shard_map"}
 """Those that every loop goes through in blocks. Their rules are the same but for the two sweeps."""
 
@@ -84,7 +87,9 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
         return [pytest.mark.core if is_quick else pytest.mark.slow]
     if transformation in EVERY_VERSION:
         return [pytest.mark.core]
-    if transformation in CORE or (case.name == "examples" and transformation not in COMPOUND):
+    if transformation in CORE and case.name in SEVERAL:
+        return []
+    if case.name == "examples" and transformation not in COMPOUND:
         return []
     return [pytest.mark.exhaustive]
 
@@ -92,7 +97,9 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
 def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if transformation == "grad":
         return [pytest.mark.core]
-    return [] if transformation in IN_BLOCKS else [pytest.mark.exhaustive]
+    takes_long = case.name in ("both_loops", "trip_counts")
+    in_every_run = transformation in IN_BLOCKS and not takes_long
+    return [] if in_every_run else [pytest.mark.exhaustive]
 
 
 @cache
