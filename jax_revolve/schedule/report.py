@@ -100,9 +100,8 @@ class Report:
         self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
         self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
         self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label="chosen")
-        ax.set_xscale("log")
-        ax.set_ylim(bottom=0)
-        ax.set_xlabel("memory of checkpoints and residuals (bytes)")
+        _scale(ax)
+        ax.set_xlabel("memory of checkpoints and residuals")
         ax.set_ylabel("evaluations per step")
         ax.set_title(f"Gradient of a loop of {self.plan.length} steps")
         ax.legend()
@@ -112,3 +111,20 @@ class Report:
         memory = [self.memory(plan) for plan in plans]
         runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
         ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)
+
+
+def _scale(ax: Any) -> None:
+    """Both axes are logarithmic: the last bytes cost hundreds of evaluations a step."""
+    from matplotlib import ticker
+
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=0.9)
+    for axis, formatter in ((ax.xaxis, ticker.EngFormatter("B")), (ax.yaxis, "{x:g}")):
+        least, most = axis.get_view_interval()
+        marks = (1, 2, 5) if most < 1000 * least else (1,)  # labels must not overlap
+        axis.set_major_locator(ticker.LogLocator(subs=marks))
+        axis.set_major_formatter(formatter)
+        axis.set_minor_locator(ticker.NullLocator())
+    ax.grid(color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
