@@ -6,11 +6,11 @@ from typing import Any
 import jax
 from jax import lax
 
-from jax_revolve._compat import LoopEquation, run_around_loop, zeros
+from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
 from jax_revolve.engine.activity import find_activity
 from jax_revolve.engine.loop import Loop, choose, is_inexact
 from jax_revolve.engine.restart import find_restart
-from jax_revolve.engine.sizes import bytes_of, sizes_of
+from jax_revolve.engine.sizes import sizes_of
 from jax_revolve.schedule import request
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints

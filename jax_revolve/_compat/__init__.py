@@ -15,9 +15,9 @@ from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
 from jax_revolve._compat.jaxprs import dependence as dependence
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
+from jax_revolve._compat.jaxprs import results_in as results_in
 from jax_revolve._compat.jaxprs import results_of as results_of
 from jax_revolve._compat.jaxprs import run_equation as run_equation
-from jax_revolve._compat.jaxprs import unvarying as unvarying
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables
 from jax_revolve._compat.jaxprs import with_outputs as with_outputs
@@ -29,6 +29,7 @@ from jax_revolve._compat.primitives import new_primitive as new_primitive
 from jax_revolve._compat.values import AbstractValue as AbstractValue
 from jax_revolve._compat.values import SymbolicZero as SymbolicZero
 from jax_revolve._compat.values import as_array as as_array
+from jax_revolve._compat.values import bytes_of as bytes_of
 from jax_revolve._compat.values import instantiate as instantiate
 from jax_revolve._compat.values import is_array_type as is_array_type
 from jax_revolve._compat.values import is_jit_disabled as is_jit_disabled

@@ -27,7 +27,11 @@ class Result(NamedTuple):
 def results_of(fun: Callable[..., Any], *inputs: Any) -> list[Result]:
     """The results of `fun(*inputs)`, which are not computed. Some may be values that it closes
     over. Inputs are counted by their leaves."""
-    closed = jax.make_jaxpr(fun)(*inputs)
+    return results_in(jax.make_jaxpr(fun)(*inputs))
+
+
+def results_in(closed: ClosedJaxpr) -> list[Result]:
+    """As `results_of`, of what a function was traced to."""
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     numbers = {v: i for i, v in enumerate(jaxpr.invars)}
@@ -39,20 +43,6 @@ def results_of(fun: Callable[..., Any], *inputs: Any) -> list[Result]:
         else Result(v.aval, known.get(v), numbers.get(v), v in varying, first.setdefault(v, i))
         for i, v in enumerate(jaxpr.outvars)
     ]
-
-
-def unvarying(fun: Callable[..., Any], *inputs: Any) -> list[Any]:
-    """Of the results of `fun(*inputs)` those that do not depend on the inputs, `None` for the
-    others, of which nothing is computed."""
-    closed = jax.make_jaxpr(fun)(*inputs)
-    jaxpr = closed.jaxpr
-    varying = varying_variables(jaxpr, jaxpr.invars)
-    fixed = [is_literal(v) or v not in varying for v in jaxpr.outvars]
-    eqns = [e for e in jaxpr.eqns if varying.isdisjoint(variables(e.invars)) and not e.effects]
-    outvars = [v for v, f in zip(jaxpr.outvars, fixed, strict=True) if f]
-    part = jaxpr.replace(eqns=eqns, outvars=outvars)
-    values = iter(eval_jaxpr(part, closed.consts, *jax.tree.leaves(inputs)))
-    return [next(values) if f else None for f in fixed]
 
 
 def dependence(

@@ -1,5 +1,6 @@
 """Types of values, tangents and cotangents."""
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -67,6 +68,11 @@ def zeros(aval: AbstractValue) -> jax.Array:
 def is_array_type(aval: AbstractValue) -> bool:
     """Whether values of this type are arrays, rather than mutable references or tokens."""
     return isinstance(aval, ShapedArray)
+
+
+def bytes_of(avals: Iterable[AbstractValue]) -> int:
+    """What values of these types take."""
+    return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
 
 def varying_axes(aval: AbstractValue) -> frozenset[str]:

@@ -19,6 +19,7 @@ import jax
 from jax_revolve._compat import (
     AbstractValue,
     ClosedJaxpr,
+    bytes_of,
     is_literal,
     run_equation,
     varying_variables,
@@ -111,8 +112,8 @@ class Products:
         if operands is None:
             return False
         new = [v for v in dict.fromkeys(operands) if v not in self._stored and v not in self._kept]
-        weight = _bytes(cotangent)
-        if weight < LEAST_WEIGHT or sum(map(_bytes, new)) > MOST_KEPT * weight:
+        weight = bytes_of([cotangent.aval])
+        if weight < LEAST_WEIGHT or bytes_of(v.aval for v in new) > MOST_KEPT * weight:
             return False
         self._kept += new
         return True
@@ -149,7 +150,3 @@ def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
 def _is_sharded(value: jax.Array) -> bool:
     """Whether axes are laid out over a mesh in the type, so that they cannot be merged."""
     return any(axis is not None for axis in jax.typeof(value).sharding.spec)
-
-
-def _bytes(v: Variable) -> int:
-    return v.aval.size * v.aval.dtype.itemsize

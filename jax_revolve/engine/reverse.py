@@ -39,28 +39,26 @@ def run_reverse(
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
-    kind = _OneByOne if plan.block == 1 else _InBlocks
-    reverse = kind(steps, plan, activity, held, cotangents)
-    reversal, blocks = reverse.begin(gradient), -(-held.steps // plan.block)
-    if held.tape is not None:
-        blocks = blocks - 1  # the last one is done
-    if held.tape is None or plan.blocks > 1:
-        reversal = _reverse_blocks(steps, plan, held, blocks, reverse, reversal)
-    gradient, _ = reversal
+    blocks = -(-held.steps // plan.block)
+    if plan.block == 1:
+        one_by_one = _OneByOne(steps, activity, cotangents)
+        gradient, _ = _reverse_blocks(steps, plan, held, blocks, one_by_one, (gradient, []))
+    else:
+        in_blocks = _InBlocks(steps, plan, activity, held, cotangents)
+        reversal = in_blocks.begin(gradient)
+        if held.tape is not None:
+            blocks = blocks - 1  # the last one is done
+        if held.tape is None or plan.blocks > 1:
+            reversal = _reverse_blocks(steps, plan, held, blocks, in_blocks, reversal)
+        gradient, _ = reversal
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
 class _OneByOne:
     """Blocks of a single step: residuals are used where they are computed."""
 
-    def __init__(
-        self, steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
-    ) -> None:
-        del plan, held
+    def __init__(self, steps: Steps, activity: Activity, cotangents: Cotangents) -> None:
         self._steps, self._activity, self._cotangents = steps, activity, cotangents
-
-    def begin(self, gradient: Operands) -> Reversal:
-        return gradient, []
 
     def reverse(
         self, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal

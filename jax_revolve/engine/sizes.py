@@ -1,10 +1,8 @@
 """What a loop's checkpoints, residuals and steps take, found by tracing one step."""
 
-from collections.abc import Iterable
-
 import jax
 
-from jax_revolve._compat import AbstractValue
+from jax_revolve._compat import bytes_of
 from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.loop import Loop, Operands, choose
 from jax_revolve.engine.steps import Steps
@@ -25,7 +23,3 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         weights=bytes_of(tape.products.weights),
         work=work_of(loop.jaxpr),
     )
-
-
-def bytes_of(types: Iterable[AbstractValue]) -> int:
-    return sum(aval.size * aval.dtype.itemsize for aval in types)

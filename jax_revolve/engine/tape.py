@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import AbstractValue, Result, results_of, unvarying, zeros
+from jax_revolve._compat import (
+    AbstractValue,
+    ClosedJaxpr,
+    Result,
+    results_in,
+    with_outputs,
+    zeros,
+)
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.buffers import read, write
 from jax_revolve.engine.loop import Operands, choose, substitute
@@ -39,14 +46,15 @@ class Tape:
         self._steps = steps
         self._activity = activity
         self._xs = steps.operands.xs
-        first = [steps.operands.carry, read(self._xs, 0)]
+        self._inputs = [steps.operands.carry, read(self._xs, 0)]
         found: list[Linearised] = []
 
         def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
             found.append(self._linearise(carry, x))
             return found[0].residuals
 
-        self._residuals = results_of(residuals, *first)
+        self._traced = jax.make_jaxpr(residuals)(*self._inputs)
+        self._residuals = results_in(self._traced)
         self._stored = [self._is_stored(i, r) for i, r in enumerate(self._residuals)]
         # Tracers must not leave their trace; types and the pullback's structure may.
         self._linearised = found[0]._replace(results=[], residuals=[])
@@ -59,21 +67,21 @@ class Tape:
     @cached_property
     def products(self) -> Products:
         """The cotangents of consts that are left to the end of a block."""
-        traced: list[Any] = []
+        num_carry = sum(self._activity.carry)
+        traced: list[ClosedJaxpr] = []
 
-        def trace(carry: list[Any], x: list[Any]) -> list[Any]:
-            linearised = self._linearise(carry, x)
-            num_carry = sum(self._activity.carry)
-            cts = list(map(zeros, linearised.types))
+        def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
+            ct = Cotangents(cts[:num_carry], cts[num_carry:])
+            return [x for part in pull_back(self._linearised, residuals, ct) for x in part]
 
-            def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
-                ct = Cotangents(cts[:num_carry], cts[num_carry:])
-                return [x for part in pull_back(linearised, residuals, ct) for x in part]
-
-            traced.append(jax.make_jaxpr(pullback)(linearised.residuals, cts))
+        def trace() -> list[Any]:
+            """Values of the right types, which are never computed."""
+            residuals = [zeros(r.aval) for r in self._residuals]
+            cts = list(map(zeros, self._linearised.types))
+            traced.append(jax.make_jaxpr(pullback)(residuals, cts))
             return []
 
-        jax.make_jaxpr(trace)(self._steps.operands.carry, read(self._xs, 0))
+        jax.make_jaxpr(trace)()
         num_cts = len(self._linearised.types)
         entries = iter(range(len(self.types)))
         own = [next(entries) if stored else None for stored in self._stored]
@@ -166,11 +174,12 @@ class Tape:
 
     def same_for_all(self) -> list[Any]:
         """The residuals that are the same for every step; `None` for the others."""
-
-        def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
-            return self._linearise(carry, x).residuals
-
-        return unvarying(residuals, self._steps.operands.carry, read(self._xs, 0))
+        fixed = [not r.varies for r in self._residuals]
+        of_fixed = with_outputs(
+            self._traced, choose(self._traced.jaxpr.outvars, fixed), effects=False
+        )
+        values = of_fixed(jax.tree.leaves(self._inputs))
+        return substitute([None] * len(fixed), fixed, values)
 
     def _put_together(self, stored: list[Any], x: list[Any], same: list[Any]) -> list[Any]:
         entries = iter(stored)

@@ -8,7 +8,7 @@ everything else by the bytes that it makes.
 from math import prod
 from typing import Any
 
-from jax_revolve._compat import ClosedJaxpr, inner_jaxprs
+from jax_revolve._compat import ClosedJaxpr, bytes_of, inner_jaxprs
 
 PRODUCT_OPERATION = 0.015
 BYTE = 0.01
@@ -48,5 +48,4 @@ def _work(eqn: Any) -> float:
         return 2 * size * max(inputs[0].shape[-1:], default=1) * PRODUCT_OPERATION
     if name in FREE:
         return 0.0
-    made = sum(aval.size * aval.dtype.itemsize for aval in outputs)
-    return made * (TRANSCENDENTAL_BYTE if name in TRANSCENDENTAL else BYTE)
+    return bytes_of(outputs) * (TRANSCENDENTAL_BYTE if name in TRANSCENDENTAL else BYTE)
