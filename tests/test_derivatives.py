@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
-from jax_revolve import checkpointed_scan
+from jax_revolve import bounded_while_loop, checkpointed_scan
 
 
 @pytest.mark.parametrize("mode", ["fwd", "rev"])
@@ -253,3 +253,31 @@ def test_forward_over_reverse_inside_checkpoint_of_a_custom_vjp() -> None:
         forward = jax.jvp(gradient, (a,), (jnp.ones_like(a),))[1]
         np.testing.assert_allclose(forward, 0.6773562231527733, rtol=1e-12)
         np.testing.assert_allclose(jax.grad(gradient)(a), forward, rtol=1e-12)
+
+
+WITHOUT_DERIVATIVE = {
+    "stopped": lambda scan: (
+        lambda a: scan(lambda c, x: (c + 1, jax.lax.stop_gradient(x)), 0, jnp.stack([a, a]))[
+            1
+        ].sum()
+    ),
+    "integers": lambda scan: (
+        lambda a: scan(lambda c, x: (c + (x > a), None), 0, jnp.arange(5.0))[0] * a
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DERIVATIVE)
+def test_loops_whose_results_have_no_derivative(name: str) -> None:
+    """JAX does not ask a derivative rule about results none of which has one. The answer to "which
+    have" was then empty, and differentiating such a loop failed, forwards and in reverse."""
+    ours, theirs = map(WITHOUT_DERIVATIVE[name], (checkpointed_scan, lax.scan))
+    for loss, of in ((ours, theirs), (jax.jit(ours), jax.jit(theirs))):
+        assert jax.grad(loss)(2.0) == jax.grad(of)(2.0)
+        assert jax.jvp(loss, (2.0,), (1.0,)) == jax.jvp(of, (2.0,), (1.0,))
+
+
+def test_a_while_loop_whose_result_has_no_derivative() -> None:
+    count = lambda a: bounded_while_loop(lambda c: c < a, lambda c: c + 1.0, 0.0, max_steps=9)  # noqa: E731
+    assert jax.jvp(count, (3.0,), (1.0,)) == (3.0, 0.0)
+    assert jax.grad(count)(3.0) == 0.0

@@ -10,7 +10,8 @@ The time is a sum of four terms, for a loop of n steps in N blocks of k:
 - N turns of the loop around the blocks.
 
 What all plans have in common, such as transposing every step, is left out: plans are compared. The
-constants are nanoseconds on a CPU with two cores, fitted to what `benchmarks/budget.py` measures.
+constants are nanoseconds on a CPU with two cores, rounded from timings of stencils and recurrent
+networks over a grid of plans; `benchmarks/budget.py` times what they lead to beside other plans.
 Only their ratios matter, and those are similar where everything is faster.
 """
 
