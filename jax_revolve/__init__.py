@@ -2,6 +2,10 @@
 
 from jax_revolve._explain import explain as explain
 from jax_revolve._fori import checkpointed_fori_loop as checkpointed_fori_loop
+from jax_revolve._program import FoundLoop as FoundLoop
+from jax_revolve._rewrite import LoopsReport as LoopsReport
+from jax_revolve._rewrite import checkpoint_loops as checkpoint_loops
+from jax_revolve._rewrite import explain_loops as explain_loops
 from jax_revolve._scan import checkpointed_scan as checkpointed_scan
 from jax_revolve._while import bounded_while_loop as bounded_while_loop
 from jax_revolve.schedule.plan import Plan as Plan

@@ -84,7 +84,7 @@ def explain(
             loop = Loop.of(equation, max_steps, wanted)
         else:
             loop = Loop.of(equation, steps, request.for_scan(steps, checkpoints, block, memory))
-        found.append(_report(loop, operands))
+        found.append(report_of(loop, operands))
         return [zeros(t) for t in equation.output_types]
 
     def look(init: Any, xs: Any) -> Any:
@@ -118,7 +118,12 @@ def _check_kind(cond_fun: object, max_steps: object, xs: object, length: object)
             )
 
 
-def _report(loop: Loop, operands: list[Any]) -> Report:
+class NoDerivative(ValueError):
+    """There is nothing to differentiate."""
+
+
+def report_of(loop: Loop, operands: list[Any]) -> Report:
+    """The report on a loop all of whose operands are differentiated that can be."""
     inputs, first = loop.operands(operands), loop.num_condition_consts
     if loop.length == 0:  # there is no slice to look at
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
@@ -126,7 +131,7 @@ def _report(loop: Loop, operands: list[Any]) -> Report:
     differentiated = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
     activity = find_activity(loop, inputs, differentiated)
     if not any(activity.results):
-        raise ValueError(
+        raise NoDerivative(
             "init, xs and what f closes over must hold floating-point numbers that its results "
             "depend on, but do not: there is no derivative that would take anything."
         )

@@ -281,3 +281,29 @@ def test_a_while_loop_whose_result_has_no_derivative() -> None:
     count = lambda a: bounded_while_loop(lambda c: c < a, lambda c: c + 1.0, 0.0, max_steps=9)  # noqa: E731
     assert jax.jvp(count, (3.0,), (1.0,)) == (3.0, 0.0)
     assert jax.grad(count)(3.0) == 0.0
+
+
+def nested_in_a_scan(scan: Any, x: jax.Array) -> jax.Array:
+    def step(c: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+        return scan(lambda c, _: (jnp.sin(c), None), c, length=7)[0], c
+
+    return jnp.sum(lax.scan(step, x, length=3)[1] ** 2)
+
+
+def penalty(loss: Any) -> Any:
+    """A gradient for every example, in the loss itself."""
+    return lambda x: jnp.sum(jax.vmap(jax.grad(loss))(jnp.stack([x, 2 * x])) ** 2)
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [jax.hessian, lambda f: jax.jacrev(jax.grad(f)), lambda f: jax.grad(penalty(f))],
+    ids=["forward over reverse", "reverse over reverse", "penalty"],
+)
+def test_second_order_inside_a_scan(derivative: Any) -> None:
+    """lax.scan's linearisation takes custom_jvp functions in its body apart (up to jax 0.10), and
+    the forward sweep was one: derivatives of gradients met it without a rule."""
+    x = jnp.linspace(0.1, 1.0, 3)
+    ours = derivative(partial(nested_in_a_scan, partial(checkpointed_scan, checkpoints=2)))(x)
+    theirs = derivative(partial(nested_in_a_scan, lax.scan))(x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)

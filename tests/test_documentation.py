@@ -17,9 +17,11 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = [
     jax_revolve.bounded_while_loop,
+    jax_revolve.checkpoint_loops,
     jax_revolve.checkpointed_fori_loop,
     jax_revolve.checkpointed_scan,
     jax_revolve.explain,
+    jax_revolve.explain_loops,
     jax_revolve.longest_plan,
     jax_revolve.plan,
 ]

@@ -7,8 +7,20 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
   dead code and lowering rules; dead-code elimination; symbolic zeros.
 - the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`), and of its
   `while` equation.
+- the names of the equations that run other jaxprs, and of their parameters (`equations`).
 """
 
+from jax_revolve._compat.equations import call_in_place as call_in_place
+from jax_revolve._compat.equations import has_rule as has_rule
+from jax_revolve._compat.equations import inner_programs as inner_programs
+from jax_revolve._compat.equations import is_shard_map as is_shard_map
+from jax_revolve._compat.equations import name_in as name_in
+from jax_revolve._compat.equations import operands_like as operands_like
+from jax_revolve._compat.equations import read_loop as read_loop
+from jax_revolve._compat.equations import source_of as source_of
+from jax_revolve._compat.equations import with_equations as with_equations
+from jax_revolve._compat.equations import with_inner_programs as with_inner_programs
+from jax_revolve._compat.equations import within as within
 from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
 from jax_revolve._compat.jaxprs import Result as Result
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr

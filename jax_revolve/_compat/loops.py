@@ -43,7 +43,7 @@ def run_around_loop(
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
     # The last one: a condition that is evaluated before may have loops of its own.
-    at = max(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in _READ)
+    at = max(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in READ)
     before, loop, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
 
     inputs = variables(loop.invars)
@@ -54,7 +54,7 @@ def run_around_loop(
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
     operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
-    equation = _READ[loop.primitive.name](loop)
+    equation = READ[loop.primitive.name](loop)
     results = run_loop(equation, list(map(as_array, operands)))
     epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *loop.outvars], eqns=after)
     outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
@@ -100,4 +100,4 @@ def _read_while(eqn: Any) -> LoopEquation:
     )
 
 
-_READ = {"scan": _read_scan, "while": _read_while}
+READ = {"scan": _read_scan, "while": _read_while}

@@ -1,22 +1,35 @@
-"""The slots engine's forward sweep as a primitive, so that ys that nobody uses are not computed.
+"""The slots engine's forward sweep as a primitive, for two reasons.
 
-JAX tells a primitive which of its results are used. XLA does not find out by itself that a loop
-inside a loop only carries a buffer along.
+Ys that nobody uses are not computed: JAX tells a primitive which of its results are used, and XLA
+does not find out by itself that a loop inside a loop only carries a buffer along.
+
+Its derivative rule belongs to it wherever it is. A `jax.custom_jvp` function loses its rule in the
+body of a `lax.scan` that is linearised: up to 0.10 JAX looks there for what is the same at every
+step by partial evaluation, which takes such functions apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from jax_revolve._compat import as_array, new_primitive, results_of, with_weak_type
+from jax_revolve import _compat
+from jax_revolve._compat import as_array, results_of, with_weak_type
 from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.batching import batched_dims, vmap_over
-from jax_revolve.engine.loop import Loop, choose, plan_of, substitute
+from jax_revolve.engine.loop import Loop, choose, is_inexact, plan_of, substitute
+from jax_revolve.engine.loop_primitive import as_loop, jvp_of_nonzero
 from jax_revolve.engine.offline import after_all_steps, run_forward_offline
 from jax_revolve.engine.online import run_forward_online
+from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Held
 from jax_revolve.engine.steps import Steps
 from jax_revolve.schedule.plan import Plan
+
+Run = Callable[..., Sequence[Any]]
+
+Vmaps = tuple[tuple[Any, tuple[Any, ...]], ...]
+"""The axes that a sweep is mapped over, the innermost first, each with the operands' dimensions."""
 
 
 def run_forward_sweep(
@@ -26,13 +39,12 @@ def run_forward_sweep(
     operands = [as_array(x) for x in operands]
     num_results = len(loop.output_types)
     keep_ys = (True,) * (num_results - loop.num_carry)
-    held = results_of(lambda: _run(loop, activity, restart, operands, keep_ys)[1])
-    flat = forward_sweep_p.bind(
-        *operands,
+    flat = _bind(
+        operands,
         activity=activity,
         restart=restart,
         keep_ys=keep_ys,
-        held_types=tuple(r.aval for r in held),
+        vmaps=(),
         **loop.params(),
     )
     return flat[:num_results], flat[num_results:]
@@ -62,55 +74,96 @@ def _run(
     return results, [*held.slots, held.positions, held.places, held.top, held.steps]
 
 
-def _implementation(
-    *operands: Any,
-    activity: Activity,
-    restart: Mask,
-    keep_ys: tuple[bool, ...],
-    held_types: Any,
-    **params: Any,
+def _sweep(
+    *operands: Any, activity: Activity, restart: Mask, keep_ys: tuple[bool, ...], **params: Any
 ) -> Sequence[Any]:
-    del held_types
     loop = Loop(**params)
     results, held = _run(loop, activity, restart, operands, keep_ys)
-    return [*map(with_weak_type, results, _kept_types(loop, keep_ys)), *held]
+    return [*map(with_weak_type, results, _kept(loop, keep_ys, loop.output_types)), *held]
 
 
-def _output_types(
-    *_: Any,
+def _implementation(*operands: Any, vmaps: Vmaps, types: Any, **params: Any) -> Sequence[Any]:
+    del types
+    return _mapped(partial(_sweep, **params), vmaps)(*operands)
+
+
+def _mapped(run: Run, vmaps: Vmaps) -> Run:
+    for axis, dims in vmaps:
+        run = partial(_mapped_over, axis, dims, run)
+    return run
+
+
+def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Sequence[Any]:
+    return vmap_over(axis, run, dims, batched_dims(axis, run, operands, dims))(*operands)
+
+
+def _bind(operands: Sequence[Any], **params: Any) -> Sequence[Any]:
+    results = results_of(lambda: _implementation(*operands, types=None, **params))
+    return forward_sweep_p.bind(*operands, types=tuple(r.aval for r in results), **params)
+
+
+def _output_types(*_: Any, types: Any, body_effects: Any, **__: Any) -> Any:
+    return types, body_effects
+
+
+def _jvp(
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
     activity: Activity,
     restart: Mask,
     keep_ys: tuple[bool, ...],
-    held_types: Any,
+    vmaps: Vmaps,
+    types: Any,
     **params: Any,
 ) -> Any:
-    del activity, restart
+    """The results' derivative is that of the loop primitive. What is held has none: the reverse
+    sweep's result depends on the operands and cotangents alone, the slots only make it cheap."""
     loop = Loop(**params)
-    return [*_kept_types(loop, keep_ys), *held_types], loop.body_effects
+
+    def loop_itself(*operands: Any) -> Sequence[Any]:
+        half = replace(loop, only_primal_half=True)
+        results = as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
+        return _kept(loop, keep_ys, results)
+
+    run = _mapped(loop_itself, vmaps)
+    results, results_dot = jvp_of_nonzero(lambda flat: run(*flat), primals, tangents)
+    rest = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": vmaps}
+    held = forward_sweep_p.bind(*primals, types=types, **rest, **params)[len(results) :]
+    zeros = [_compat.symbolic_zero(t) for t in types]
+    dots = [
+        dot if is_inexact(result) else zero
+        for result, dot, zero in zip(results, results_dot, zeros, strict=False)
+    ]
+    return [*results, *held], [*dots, *zeros[len(results) :]]
 
 
-def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    run = partial(_implementation, **params)
+def _batch(
+    axis: Any, operands: Sequence[Any], dims: Sequence[Any], vmaps: Vmaps, **params: Any
+) -> Any:
+    del params["types"]
+    run = _mapped(partial(_sweep, **params), vmaps)
     dims_out = batched_dims(axis, run, operands, dims)
-    return vmap_over(axis, run, dims, dims_out)(*operands), dims_out
+    return _bind(operands, vmaps=(*vmaps, (axis, tuple(dims))), **params), dims_out
 
 
-def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], **params: Any) -> Any:
+def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], types: Any, **params: Any) -> Any:
     num_carry, num_ys = params["num_carry"], sum(keep_ys)
     used_ys = used[num_carry : num_carry + num_ys]
     kept = [*[True] * num_carry, *used_ys, *[True] * (len(used) - num_carry - num_ys)]
-    return kept, {**params, "keep_ys": tuple(substitute(keep_ys, keep_ys, used_ys))}
+    keep_ys = tuple(substitute(keep_ys, keep_ys, used_ys))
+    return kept, {**params, "keep_ys": keep_ys, "types": tuple(choose(types, kept))}
 
 
-def _kept_types(loop: Loop, keep_ys: tuple[bool, ...]) -> list[Any]:
-    carry, ys = loop.results(loop.output_types)
+def _kept(loop: Loop, keep_ys: tuple[bool, ...], results: Sequence[Any]) -> list[Any]:
+    carry, ys = loop.results(results)
     return [*carry, *choose(ys, keep_ys)]
 
 
-forward_sweep_p = new_primitive(
+forward_sweep_p = _compat.new_primitive(
     "checkpointed_loop_forward_sweep",
     implementation=_implementation,
     output_types=_output_types,
+    jvp=_jvp,
     batch=_batch,
     prune=_prune,
 )

@@ -62,6 +62,16 @@ def as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     return _compat.run_around_loop(lambda: fun(unbounded), run)
 
 
+def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
+    """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
+    mask = [not _compat.is_zero(t) for t in tangents]
+    return jax.jvp(
+        lambda chosen: run(substitute(primals, mask, chosen)),
+        (choose(primals, mask),),
+        (choose(tangents, mask),),
+    )
+
+
 # Its rules
 
 

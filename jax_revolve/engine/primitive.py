@@ -21,20 +21,23 @@ import jax
 from jax_revolve import _compat
 from jax_revolve.engine.activity import Activity, Mask, find_activity
 from jax_revolve.engine.batching import batched_as, batched_dims, vmap_over
+from jax_revolve.engine.forward_sweep import run_forward_sweep
 from jax_revolve.engine.loop import Loop, check_plan, choose, substitute
-from jax_revolve.engine.loop_primitive import Flat, as_loop, batch_loop, loop_p, loop_types
+from jax_revolve.engine.loop_primitive import (
+    Flat,
+    as_loop,
+    batch_loop,
+    jvp_of_nonzero,
+    loop_p,
+    loop_types,
+)
 from jax_revolve.engine.loop_primitive import run_counted as run_counted
 from jax_revolve.engine.loop_primitive import run_loop as run_loop
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.restart import find_restart
 from jax_revolve.engine.sizes import sizes_of
-from jax_revolve.engine.sweeps import (
-    check_collectives,
-    forward_sweep,
-    jvp_of_nonzero,
-    reverse_sweep,
-)
+from jax_revolve.engine.sweeps import check_collectives, reverse_sweep
 from jax_revolve.schedule.request import Request
 
 
@@ -203,7 +206,7 @@ def _linearize(
     if isinstance(loop.plan, Request):
         sizes = sizes_of(loop, activity, restart, loop.operands(operands))
         loop = replace(loop, plan=loop.plan.resolve(sizes))
-    results, held = forward_sweep(loop, activity, restart, operands)
+    results, held = run_forward_sweep(loop, activity, restart, operands)
     return results, held, {**loop.params(), "activity": activity, "restart": restart}
 
 

@@ -1,52 +1,24 @@
-"""The two sweeps of the slots engine, as functions with derivative rules of their own.
+"""The slots engine's reverse sweep, as a function with a derivative rule of its own.
 
-No derivative ever looks inside a sweep. The forward sweep's is that of the loop primitive, the
-reverse sweep's that of the nested engine's pullback. The slots have no derivative: the reverse
-sweep's result depends on the operands and cotangents alone, the slots only make it cheap.
+No derivative ever looks inside a sweep. The reverse sweep's is that of the nested engine's
+pullback, the forward sweep's (`forward_sweep`) that of the loop primitive.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import jax
 
 from jax_revolve import _compat
-from jax_revolve._compat import SymbolicZero
 from jax_revolve.engine.activity import Activity, Mask
-from jax_revolve.engine.forward_sweep import held_by, run_forward_sweep
-from jax_revolve.engine.loop import Loop, Operands, choose, plan_of, substitute
-from jax_revolve.engine.loop_primitive import Flat, as_loop
+from jax_revolve.engine.forward_sweep import held_by
+from jax_revolve.engine.loop import Loop, Operands, choose, plan_of
+from jax_revolve.engine.loop_primitive import Flat, jvp_of_nonzero
 from jax_revolve.engine.nested import pull_back_nested
-from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.steps import Steps
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def forward_sweep(
-    loop: Loop, activity: Activity, restart: Mask, operands: Flat
-) -> tuple[Flat, Flat]:
-    """The loop's results, and what the reverse sweep starts from."""
-    return run_forward_sweep(loop, activity, restart, operands)
-
-
-@partial(forward_sweep.defjvp, symbolic_zeros=True)
-def _forward_sweep_jvp(
-    loop: Loop, activity: Activity, restart: Mask, primals: Any, tangents: Any
-) -> Any:
-    (operands,), (tangents,) = primals, tangents
-
-    def run(operands: Flat) -> Flat:
-        half = replace(loop, only_primal_half=True)
-        return as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
-
-    results, results_dot = jvp_of_nonzero(run, operands, tangents)
-    held = forward_sweep(loop, activity, restart, operands)[1]
-    held_dot = [SymbolicZero(_compat.tangent_type(value)) for value in held]
-    return (results, held), (results_dot, held_dot)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -120,13 +92,3 @@ def check_collectives(loop: Loop, activity: Activity, operands: Operands) -> Non
 
 def _flat(parts: Sequence[Flat]) -> list[Any]:
     return [value for part in parts for value in part]
-
-
-def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
-    """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
-    mask = [not _compat.is_zero(t) for t in tangents]
-    return jax.jvp(
-        lambda chosen: run(substitute(primals, mask, chosen)),
-        (choose(primals, mask),),
-        (choose(tangents, mask),),
-    )

@@ -1,0 +1,205 @@
+"""Programs that are already written: the loops in a jaxpr, whatever they are in, and putting other
+equations in their places."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import eval_jaxpr
+from jax.extend.core import jaxpr_as_fun
+
+from jax_revolve._compat.jaxprs import is_literal
+from jax_revolve._compat.loops import READ, LoopEquation
+from jax_revolve._compat.values import is_array_type, with_weak_type, zeros
+
+T = TypeVar("T")
+
+_INNER = {
+    "jit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "cond": ("branches",),
+    "shard_map": ("jaxpr",),
+    "scan": ("jaxpr",),
+    "while": ("body_jaxpr",),
+    "checkpointed_loop": ("jaxpr",),
+}
+"""The parameters of equations that hold what is differentiated along with them. Conditions are not,
+nor are functions with a derivative rule of their own: of those the rule is looked into."""
+
+_MANUAL = ("newly_manual_axes", "manual_axes")
+"""The parameter of a `shard_map` equation for its axes, from jax 0.8 and before."""
+
+_JAX = str(Path(jax.__file__).parent)
+
+
+def read_loop(eqn: Any) -> LoopEquation | None:
+    """The loop that an equation is, if it is one of lax's over arrays."""
+    read = READ.get(eqn.primitive.name)
+    if read is None or not all(is_array_type(v.aval) for v in eqn.invars):
+        return None
+    return read(eqn)
+
+
+def has_rule(eqn: Any) -> bool:
+    """Whether an equation is a function with a `custom_jvp` rule."""
+    return eqn.primitive.name == "custom_jvp_call"
+
+
+def inner_programs(eqn: Any, enclosing: Sequence[Any]) -> list[Any]:
+    """The jaxprs that an equation runs, as far as they are differentiated."""
+    if has_rule(eqn):
+        return [_derivative(eqn, enclosing)]
+    values = [eqn.params[name] for name in _INNER.get(eqn.primitive.name, ())]
+    return [p for value in values for p in (value if isinstance(value, tuple) else (value,))]
+
+
+def with_inner_programs(eqn: Any, programs: Sequence[Any], enclosing: Sequence[Any]) -> Any:
+    """The equation with others for its `inner_programs`."""
+    if has_rule(eqn):
+        return call_in_place(_with_derivative(eqn, programs[0]), eqn, enclosing)
+    rest = iter(programs)
+    changed = {
+        name: tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest)
+        for name in _INNER[eqn.primitive.name]
+        for value in (eqn.params[name],)
+    }
+    return eqn.replace(params={**eqn.params, **changed})
+
+
+def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
+    """The jaxpr, open or closed, with other equations for its own."""
+    replace = lambda jaxpr: jaxpr.replace(eqns=list(equations))  # noqa: E731
+    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
+
+
+def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequence[Any]) -> Any:
+    """An equation that calls `fun` on the operands of another one."""
+
+    def trace() -> Any:
+        (call,) = jax.make_jaxpr(jax.jit(fun))(*operands_like(eqn)).jaxpr.eqns
+        return call
+
+    call = within(enclosing, trace)
+    return eqn.replace(primitive=call.primitive, params=call.params, effects=call.effects)
+
+
+def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
+    """`fun()`, which only traces, where the axes of the enclosing `shard_map` equations are."""
+    result: list[T] = []
+
+    def run() -> None:
+        result.append(fun())
+
+    for eqn in reversed(enclosing):
+        run = jax.shard_map(
+            run,
+            mesh=eqn.params["mesh"],
+            in_specs=(),
+            out_specs=jax.P(),
+            check_vma=eqn.params["check_vma"],
+            axis_names=next(eqn.params[name] for name in _MANUAL if name in eqn.params),
+        )
+    jax.eval_shape(run)
+    return result[0]
+
+
+def is_shard_map(eqn: Any) -> bool:
+    return eqn.primitive.name == "shard_map"
+
+
+def name_in(eqn: Any) -> list[str]:
+    """Where an equation stands in the function that it belongs to: the names of `jax.named_scope`
+    and of transformations around it, and that of the function or the primitive it runs."""
+    scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
+    name = eqn.params.get("name", eqn.primitive.name)
+    return [*scopes, str(name) if eqn.primitive.name == "jit" else eqn.primitive.name]
+
+
+def source_of(eqn: Any) -> str:
+    """The file and line outside of JAX that an equation comes from, "model.py:42"."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith(_JAX):
+            return f"{Path(frame.file_name).name}:{frame.line_num}"
+    return ""
+
+
+def _run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """What an equation computes, whatever its primitive."""
+    values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
+    empty = jax.make_jaxpr(lambda: ())().jaxpr
+    program = empty.replace(eqns=[eqn], invars=list(values), outvars=list(eqn.outvars))
+    return eval_jaxpr(program, [], *values.values())
+
+
+def operands_like(eqn: Any) -> list[Any]:
+    """Zeros in place of an equation's operands, for tracing."""
+    return [with_weak_type(zeros(v.aval), v.aval) for v in eqn.invars]
+
+
+def _derivative(eqn: Any, enclosing: Sequence[Any]) -> Any:
+    """What a function with a `custom_jvp` rule computes in forward mode: operands, and tangents of
+    those that have one, to results, and tangents of those that have one."""
+
+    def run(operands: list[Any], tangents: list[Any]) -> Any:
+        mask = _inexact(operands)
+
+        def of_inexact(*chosen: Any) -> tuple[Any, Any]:
+            rest = iter(chosen)
+            inputs = [next(rest) if m else x for m, x in zip(mask, operands, strict=True)]
+            results = _run(eqn, inputs)
+            kept = _inexact(results)
+            return _only(results, kept), _only(results, [not k for k in kept])
+
+        dots: Any
+        active, dots, others = jax.jvp(
+            of_inexact, tuple(_only(operands, mask)), tuple(tangents), has_aux=True
+        )
+        return active, others, dots
+
+    def trace() -> Any:
+        operands = operands_like(eqn)
+        return jax.make_jaxpr(run)(operands, _only(operands, _inexact(operands)))
+
+    return within(enclosing, trace)
+
+
+def _with_derivative(eqn: Any, derivative: Any) -> Callable[..., Sequence[Any]]:
+    """The function of a `custom_jvp` equation with another jaxpr for its `_derivative`."""
+
+    @jax.custom_jvp
+    def call(*operands: Any) -> Sequence[Any]:
+        return jaxpr_as_fun(eqn.params["call_jaxpr"])(*operands)
+
+    @call.defjvp
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        active = [v.aval for v in eqn.outvars]
+        mask = _inexact(active)
+        tangents = _only(tangents, _inexact(primals))
+        flat = jaxpr_as_fun(derivative)(*primals, *tangents)
+        count = sum(mask)
+        chosen, others, dots = map(iter, (flat[:count], flat[count : len(mask)], flat[len(mask) :]))
+        results = [next(chosen if m else others) for m in mask]
+        no_tangent = partial(np.zeros, dtype=jax.dtypes.float0)
+        results_dot = [
+            next(dots) if m else no_tangent(jnp.shape(r))
+            for m, r in zip(mask, results, strict=True)
+        ]
+        return results, results_dot
+
+    return call
+
+
+def _inexact(values: Sequence[Any]) -> list[bool]:
+    return [jnp.issubdtype(x.dtype, jnp.inexact) for x in values]
+
+
+def _only(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
+    return [x for x, m in zip(values, mask, strict=True) if m]

@@ -1,0 +1,232 @@
+"""`checkpoint_loops`: every loop that a function runs, checkpointed, without a change to it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+import equinox as eqx
+import jax
+
+from jax_revolve._compat import call_jaxpr, is_jit_disabled
+from jax_revolve._loop_choice import Choice, Where
+from jax_revolve._program import FoundLoop, find_loops, replace_loops
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.report import Report
+from jax_revolve.schedule.units import Memory, readable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def checkpoint_loops(
+    fun: Callable[P, R],
+    /,
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Callable[P, R]: ...
+
+
+@overload
+def checkpoint_loops(
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def checkpoint_loops(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Any:
+    """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
+    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth.
+
+    For programs of which you do not own the loop: nothing in them has to change. The loops are
+    found where `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`,
+    `jax.shard_map` and `jax.lax.cond`, in other loops, and in derivative rules made with
+    `jax.custom_jvp`. They are replaced by [`jax_revolve.checkpointed_scan`][] and
+    [`jax_revolve.bounded_while_loop`][], and all that is said there holds for them.
+
+    Put it on what is differentiated, inside of `jax.grad`: a function that takes gradients itself
+    has no loops left to checkpoint, but arrays of residuals. Functions with a `jax.custom_vjp` rule
+    keep what is in them: the rule says what is kept.
+
+    The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
+    and dtypes. Arguments that are not arrays, Python numbers among them, stay what they are, have
+    to be hashable, and are compiled for.
+
+    **Arguments:**
+
+    - `fun`: what to run. Without it, the result is a decorator.
+    - `checkpoints`: of each loop, as [`jax_revolve.checkpointed_scan`][].
+    - `memory`: instead of `checkpoints`, the most bytes for all of the loops together: an int or a
+        string such as `"512MB"`. Each gets the same part of what `jax.lax` would keep for it, but
+        no less than it can do with. A loop in a loop is there once for every step that is taped at
+        a time, and shares what the outer one gets.
+    - `min_length`: loops of fewer steps are left alone: an int >= 1. Of a while loop it is the
+        bound that counts.
+    - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
+        would take more steps raises an error at run time. While loops without a bound are left
+        alone, unless `checkpoints` is an int: they can then be differentiated once in reverse.
+    - `where`: a function that is given each [`jax_revolve.FoundLoop`][] that is long enough, and
+        says whether to checkpoint it; or how, by a dict with any of `checkpoints`, `block`,
+        `memory` (not part of the shared one) and `max_steps`, instead of what is said here.
+
+    Without `checkpoints` and `memory`, each loop gets its own default.
+
+    **Returns:**
+
+    A function with the arguments and results of `fun`.
+
+    **Raises:**
+
+    - `TypeError` or `ValueError` if an argument is not as above;
+    - `ValueError` if `memory` is less than the least that the loops can do with, which it states;
+    - what `fun` and the loops raise.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import checkpoint_loops
+
+        def simulate(angle):  # somebody else's
+            def step(i, state):
+                angle, speed = state
+                speed = speed - 0.01 * jnp.sin(angle)
+                return angle + 0.01 * speed, speed
+
+            return jax.lax.fori_loop(0, 1000, step, (angle, 0.0))[0]
+
+        jax.grad(checkpoint_loops(simulate))(1.0)
+        ```
+    """
+    choice = Choice(checkpoints, memory, min_length, max_steps, where)
+    choice.check()
+    if fun is None:
+        return partial(_checkpoint_loops, choice)
+    return _checkpoint_loops(choice, fun)
+
+
+def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
+    @eqx.filter_jit
+    def compiled(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+        replaced = replace_loops(closed, choice.replacements(list(find_loops(closed))))
+        results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
+        return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
+
+    @wraps(fun)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs) if is_jit_disabled() else compiled(fun, args, kwargs)
+
+    return checkpointed
+
+
+def explain_loops(
+    fun: Callable[..., Any],
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Callable[..., "LoopsReport"]:
+    """Which loops a function runs, and what [`jax_revolve.checkpoint_loops`][] makes of them.
+
+    Runs nothing: `fun` is traced, and the linearisation of each loop's step measured, as if
+    everything were differentiated that can be.
+
+    **Arguments:**
+
+    As [`jax_revolve.checkpoint_loops`][].
+
+    **Returns:**
+
+    A function that takes the arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s, and returns a
+    [`jax_revolve.LoopsReport`][], which prints as a table.
+
+    **Raises:**
+
+    As [`jax_revolve.checkpoint_loops`][].
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import explain_loops
+
+        def cumulative(x):
+            return jax.lax.map(jnp.sin, x).sum()
+
+        print(explain_loops(cumulative)(jax.ShapeDtypeStruct((1000, 50), "float32")))
+        ```
+    """
+    choice = Choice(checkpoints, memory, min_length, max_steps, where)
+    choice.check()
+
+    def report(*args: Any, **kwargs: Any) -> LoopsReport:
+        with jax.disable_jit(False):
+            closed, *_ = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+        loops = list(find_loops(closed))
+        replacements = choice.replacements(loops)
+        return LoopsReport(
+            {
+                loop: loop.measure(replacements, replacements[loop.key])
+                if loop.key in replacements
+                else None
+                for loop in loops
+            }
+        )
+
+    return report
+
+
+@dataclass(frozen=True)
+class LoopsReport:
+    """What [`jax_revolve.explain_loops`][] finds out: of each loop, in the order in which they run,
+    the [`jax_revolve.Report`][] on the one in its place, or `None` if it is left alone. Prints as a
+    table."""
+
+    loops: Mapping[FoundLoop, Report | None]
+
+    def __str__(self) -> str:
+        titles = ("loop", "from", "steps", "bytes before", "bytes after", "checkpoints", "block")
+        rows = [titles, *(_row(*item) for item in self.loops.items())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        aligned = [
+            "  ".join(
+                cell.ljust(width) if i < 2 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in aligned)
+
+
+def _row(loop: FoundLoop, report: Report | None) -> tuple[str, ...]:
+    before = "" if loop.plain_bytes is None else readable(loop.plain_bytes)
+    if report is None:
+        length = "" if loop.length is None else str(loop.length)
+        return loop.name, loop.source, length, before, "as before", "", ""
+    plan = report.plan
+    length = f"<= {plan.length}" if loop.length is None else str(plan.length)
+    after = readable(report.memory(plan))
+    return loop.name, loop.source, length, before, after, str(plan.checkpoints), str(plan.block)

@@ -1,0 +1,144 @@
+"""`checkpoint_loops` on functions of packages that know nothing of it: the same values and
+derivatives, and the compiled gradient of the long ones takes a tenth of the memory at most."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import diffrax
+import flax.linen
+import jax
+import jax.numpy as jnp
+import jax.scipy
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax import lax
+from jax.experimental.ode import odeint
+
+from jax_revolve import checkpoint_loops, explain_loops
+
+
+@dataclass(frozen=True)
+class Program:
+    fun: Callable[[Any], Any]
+    argument: Any
+    memory_ratio: float
+    """By how much the compiled gradient's temporaries shrink at least."""
+    found: int
+    """How many loops are checkpointed."""
+
+
+def numbers(*shape: int, dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape), dtype)
+
+
+def optax_training() -> Program:
+    """Differentiated with respect to the learning rate and the initial weights."""
+    xs = numbers(1000, 16, 10)
+    ys = jnp.sin(xs.sum(-1))
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ w[0]) @ w[1] - y) ** 2)
+
+    def train(start: Any) -> Any:
+        rate, weights = start
+        optimiser = optax.adam(rate)
+
+        def step(state: Any, batch: Any) -> Any:
+            weights, moments = state
+            value, gradient = jax.value_and_grad(loss)(weights, *batch)
+            updates, moments = optimiser.update(gradient, moments, weights)
+            return (optax.apply_updates(weights, updates), moments), value
+
+        return lax.scan(step, (weights, optimiser.init(weights)), (xs, ys))[1][-1]
+
+    weights = (0.1 * numbers(10, 32), 0.1 * numbers(32))
+    return Program(train, (jnp.float32(1e-3), weights), 50, 1)
+
+
+def linen_network() -> Program:
+    network = flax.linen.RNN(flax.linen.LSTMCell(32), return_carry=True)
+    xs = numbers(2, 5000, 8)
+    parameters = network.init(jax.random.key(0), xs[:, :1])
+    return Program(lambda p: jnp.sum(network.apply(p, xs)[0][1] ** 2), parameters, 100, 1)
+
+
+def nnx_network() -> Program:
+    network = nnx.RNN(nnx.GRUCell(8, 32, rngs=nnx.Rngs(0)))
+    graph, parameters, rest = nnx.split(network, nnx.Param, ...)
+    xs, start = numbers(2, 5000, 8), jnp.zeros((2, 32), jnp.float32)
+
+    def loss(parameters: Any) -> Any:
+        network = nnx.merge(graph, parameters, rest)
+        return jnp.sum(network(xs, initial_carry=start, return_carry=True)[0] ** 2)
+
+    return Program(loss, parameters, 100, 1)
+
+
+def diffrax_solution() -> Program:
+    """Its own loops are nested, and checkpointed at every level: what is won is what is left."""
+
+    def solve(start: Any) -> Any:
+        y, decay = start
+        term = diffrax.ODETerm(lambda t, y, a: -a * y + jnp.sin(jnp.roll(y, 1)))
+        solution = diffrax.diffeqsolve(
+            term, diffrax.Euler(), 0.0, 4.0, 0.01, y, decay, adjoint=diffrax.DirectAdjoint()
+        )
+        return jnp.sum(jnp.asarray(solution.ys))
+
+    return Program(solve, (numbers(5000), jnp.float32(0.5)), 1.5, 3)
+
+
+def odeint_solution() -> Program:
+    """It has a derivative rule of its own, and is left as it is."""
+    times = jnp.linspace(0.0, 1.0, 50, dtype=jnp.float32)
+    field = lambda y, t: -(y**3)  # noqa: E731
+    return Program(lambda y: jnp.sum(odeint(field, y, times)[-1]), numbers(5), 1, 0)
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "optax": optax_training,
+    "flax.linen": linen_network,
+    "flax.nnx": nnx_network,
+    "diffrax": diffrax_solution,
+    "odeint": odeint_solution,
+    "map": lambda: Program(
+        lambda x: jnp.sum(lax.map(lambda row: jnp.sum(jnp.tanh(jnp.outer(row, row))) ** 2, x)),
+        numbers(500, 60),
+        100,
+        1,
+    ),
+    "associative_scan": lambda: Program(
+        lambda x: jnp.sum(lax.associative_scan(lambda a, b: a * b + a, x)), numbers(100), 1, 0
+    ),
+    "matrix exponential": lambda: Program(
+        lambda x: jnp.sum(jax.scipy.linalg.expm(x)), 0.3 * numbers(5, 5, dtype=float), 1, 1
+    ),
+    "Bessel functions": lambda: Program(
+        lambda x: jnp.sum(jax.scipy.special.bessel_jn(x, v=5)), numbers(50, dtype=float) ** 2, 1, 1
+    ),
+    "interpolation": lambda: Program(
+        lambda x: jnp.sum(jnp.interp(x, jnp.arange(9.0), jnp.arange(9.0) ** 2)), numbers(5), 1, 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_third_party_program(name: str) -> None:
+    program = PROGRAMS[name]()
+    loops = explain_loops(program.fun)(program.argument).loops
+    assert sum(report is not None for report in loops.values()) == program.found
+    plain, ours = (
+        jax.jit(jax.value_and_grad(fun)).lower(program.argument).compile()
+        for fun in (program.fun, checkpoint_loops(program.fun))
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 * np.max(np.abs(b))),
+        ours(program.argument),
+        plain(program.argument),
+    )
+    analyses = [compiled.memory_analysis() for compiled in (plain, ours)]
+    before, after = (a.temp_size_in_bytes for a in analyses if a is not None)
+    assert before >= program.memory_ratio * after
