@@ -13,6 +13,7 @@ from jax_revolve.engine.activity import Activity, Mask
 from jax_revolve.engine.batching import batched_dims, vmap_over
 from jax_revolve.engine.loop import Loop, choose, plan_of, substitute
 from jax_revolve.engine.offline import after_all_steps, run_forward_offline
+from jax_revolve.engine.once import batch_once
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Held
 from jax_revolve.engine.steps import Steps
@@ -91,8 +92,15 @@ def _output_types(
 
 def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     run = partial(_implementation, **params)
-    dims_out = batched_dims(axis, run, operands, dims)
-    return vmap_over(axis, run, dims, dims_out)(*operands), dims_out
+    own = ("activity", "restart", "keep_ys", "held_types")
+    loop = Loop(**{name: value for name, value in params.items() if name not in own})
+
+    def batch_forward_sweep(*operands: Any) -> Any:
+        dims_out = batched_dims(axis, run, operands, dims)
+        return vmap_over(axis, run, dims, dims_out)(*operands), dims_out
+
+    key = (axis, *(params[name] for name in own))
+    return batch_once(loop, key, batch_forward_sweep, operands, dims)
 
 
 def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], **params: Any) -> Any:
