@@ -127,7 +127,12 @@ def test_first_order(solver: str, save: str, controller: str) -> None:
     check(solver, save, controller)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+QUICK = "forward over reverse"
+
+
+@pytest.mark.parametrize(
+    "order", [pytest.param(o, marks=[] if o == QUICK else [pytest.mark.slow]) for o in ORDERS]
+)
 def test_second_order(order: str) -> None:
     check("Euler", "ts", "fixed", order)
 
