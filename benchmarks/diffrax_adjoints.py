@@ -124,19 +124,24 @@ def smoke_workloads() -> list[Solve]:
     return [replace(solve, checkpoints=(3,), max_steps=32) for solve in tiny]
 
 
+def _adjoint(name: str, adjoint: Any, checkpoints: int | None = None) -> Contender:
+    """The adjoint is passed where other benchmarks pass a loop."""
+    return Contender(name, adjoint, checkpoints)
+
+
 def measure(solve: Solve, budget: float, least_rounds: int) -> list[Measurement]:
     """Value, derivative and gradient."""
     forward, direct = diffrax.ForwardMode(), diffrax.DirectAdjoint()
-    first = Contender(OURS, RevolveAdjoint())
-    values = [Contender(FORWARD, forward), first]
-    values.append(Contender(RECURSIVE, diffrax.RecursiveCheckpointAdjoint()))
-    tangents = [Contender(FORWARD, forward), first, Contender(DIRECT, direct)]
-    gradients = [Contender(DIRECT, direct), Contender(BACKSOLVE, diffrax.BacksolveAdjoint())]
+    first = _adjoint(OURS, RevolveAdjoint())
+    values = [_adjoint(FORWARD, forward), first]
+    values.append(_adjoint(RECURSIVE, diffrax.RecursiveCheckpointAdjoint()))
+    tangents = [_adjoint(FORWARD, forward), first, _adjoint(DIRECT, direct)]
+    gradients = [_adjoint(DIRECT, direct), _adjoint(BACKSOLVE, diffrax.BacksolveAdjoint())]
     for s in solve.checkpoints:
         assert isinstance(s, int)
         recursive = diffrax.RecursiveCheckpointAdjoint(checkpoints=s)
-        gradients.append(Contender(OURS, RevolveAdjoint(checkpoints=s), s))
-        gradients.append(Contender(RECURSIVE, recursive, s))
+        gradients.append(_adjoint(OURS, RevolveAdjoint(checkpoints=s), s))
+        gradients.append(_adjoint(RECURSIVE, recursive, s))
     rounds = partial(measure_programs, least_rounds=least_rounds)
     return [
         *rounds(solve, "value", [value(solve, c) for c in values], budget / 4),
