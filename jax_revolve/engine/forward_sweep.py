@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+
 from jax_revolve import _compat
 from jax_revolve._compat import as_array, results_of, with_weak_type
 from jax_revolve.engine.activity import Activity, Mask
@@ -20,6 +22,7 @@ from jax_revolve.engine.batching import batched_dims, vmap_over
 from jax_revolve.engine.loop import Loop, choose, is_inexact, plan_of, substitute
 from jax_revolve.engine.loop_primitive import as_loop, jvp_of_nonzero
 from jax_revolve.engine.offline import after_all_steps, run_forward_offline
+from jax_revolve.engine.once import once
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Held
@@ -39,14 +42,9 @@ def run_forward_sweep(
     operands = [as_array(x) for x in operands]
     num_results = len(loop.output_types)
     keep_ys = (True,) * (num_results - loop.num_carry)
-    flat = _bind(
-        operands,
-        activity=activity,
-        restart=restart,
-        keep_ys=keep_ys,
-        vmaps=(),
-        **loop.params(),
-    )
+    params = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": ()}
+    params |= loop.params()
+    flat = forward_sweep_p.bind(*operands, types=_types(operands, **params), **params)
     return flat[:num_results], flat[num_results:]
 
 
@@ -97,9 +95,9 @@ def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Sequence[Any
     return vmap_over(axis, run, dims, batched_dims(axis, run, operands, dims))(*operands)
 
 
-def _bind(operands: Sequence[Any], **params: Any) -> Sequence[Any]:
+def _types(operands: Sequence[Any], **params: Any) -> tuple[Any, ...]:
     results = results_of(lambda: _implementation(*operands, types=None, **params))
-    return forward_sweep_p.bind(*operands, types=tuple(r.aval for r in results), **params)
+    return tuple(result.aval for result in results)
 
 
 def _output_types(*_: Any, types: Any, body_effects: Any, **__: Any) -> Any:
@@ -138,12 +136,18 @@ def _jvp(
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[Any], vmaps: Vmaps, **params: Any
+    axis: Any, operands: Sequence[Any], dims: Sequence[Any], vmaps: Vmaps, types: Any, **params: Any
 ) -> Any:
-    del params["types"]
+    del types
     run = _mapped(partial(_sweep, **params), vmaps)
-    dims_out = batched_dims(axis, run, operands, dims)
-    return _bind(operands, vmaps=(*vmaps, (axis, tuple(dims))), **params), dims_out
+    params["vmaps"] = (*vmaps, (axis, tuple(dims)))
+
+    def find() -> tuple[list[Any], tuple[Any, ...]]:
+        return batched_dims(axis, run, operands, dims), _types(operands, **params)
+
+    key = (*map(jax.typeof, operands), *(params[name] for name in _OWN))
+    dims_out, types = once(_loop(params), ("batched forward sweep", *key), find)
+    return forward_sweep_p.bind(*operands, types=types, **params), dims_out
 
 
 def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], types: Any, **params: Any) -> Any:
@@ -152,6 +156,14 @@ def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], types: Any, **params:
     kept = [*[True] * num_carry, *used_ys, *[True] * (len(used) - num_carry - num_ys)]
     keep_ys = tuple(substitute(keep_ys, keep_ys, used_ys))
     return kept, {**params, "keep_ys": keep_ys, "types": tuple(choose(types, kept))}
+
+
+_OWN = ("activity", "restart", "keep_ys", "vmaps")
+"""The parameters that are not the loop's."""
+
+
+def _loop(params: dict[str, Any]) -> Loop:
+    return Loop(**{name: value for name, value in params.items() if name not in _OWN})
 
 
 def _kept(loop: Loop, keep_ys: tuple[bool, ...], results: Sequence[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from jax_revolve._compat import LoopEquation
 from jax_revolve.engine.batching import batched_dims, vmap_over
 from jax_revolve.engine.examples import run_examples
 from jax_revolve.engine.loop import Loop, choose, substitute
+from jax_revolve.engine.once import batch_once
 from jax_revolve.engine.plain import run_plain
 
 Flat = Sequence[Any]
@@ -85,18 +86,22 @@ def loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) -> 
 
 
 def batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
+    loop = Loop(**params)
+
     def run(loop: Loop, *operands: Any) -> Flat:
         inputs = loop.operands(operands)
         if loop.condition is None:
             return run_plain(loop, inputs)
         return run_examples(loop, inputs)
 
-    loop = Loop(**params)
-    dims_out = batched_dims(axis, partial(run, loop), operands, dims)
-    results = as_loop(
-        loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
-    )
-    return results, dims_out
+    def batch_loop_once(*operands: Any) -> Any:
+        dims_out = batched_dims(axis, partial(run, loop), operands, dims)
+        results = as_loop(
+            loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+        )
+        return results, dims_out
+
+    return batch_once(loop, axis, batch_loop_once, operands, dims)
 
 
 def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:

@@ -33,6 +33,7 @@ from jax_revolve.engine.loop_primitive import (
 )
 from jax_revolve.engine.loop_primitive import run_counted as run_counted
 from jax_revolve.engine.loop_primitive import run_loop as run_loop
+from jax_revolve.engine.once import batch_once, once
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.restart import find_restart
@@ -46,7 +47,12 @@ def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
     # The condition's consts come first. A predicate has no derivative.
     first = loop.num_condition_consts
     differentiated = [not _compat.is_zero(t) and i >= first for i, t in enumerate(tangents)]
-    activity = find_activity(loop, loop.operands(primals), differentiated)
+    types = tuple(map(jax.typeof, primals))
+    activity = once(
+        loop,
+        ("activity", tuple(differentiated), types),
+        lambda: find_activity(loop, loop.operands(primals), differentiated),
+    )
     zeros = [_compat.symbolic_zero(t) for t in loop.output_types]
     if not any(activity.results):
         return loop_p.bind(*primals, **params), zeros
@@ -171,8 +177,12 @@ def _batch_jvp(axis: Any, flat: Flat, dims: Flat, activity: Activity, **params: 
     if any(dim is None and tangent_dim is not None for dim, tangent_dim in pairs):
         # Several directions at the same point, as in `jax.jacfwd`: the values are computed once.
         run = partial(_jvp_as_loop, activity=activity, **params)
-        dims_out = batched_dims(axis, run, flat, dims)
-        return vmap_over(axis, run, dims, dims_out)(*flat), dims_out
+
+        def batch_directions(*flat: Any) -> Any:
+            dims_out = batched_dims(axis, run, flat, dims)
+            return vmap_over(axis, run, dims, dims_out)(*flat), dims_out
+
+        return batch_once(Loop(**params), (axis, activity), batch_directions, flat, dims)
 
     dims_out = []
 
@@ -202,7 +212,12 @@ def _linearize(
     loop = Loop(**params)
     check_plan(loop)
     check_collectives(loop, activity, loop.operands(operands))
-    restart = find_restart(loop, activity, loop.operands(operands))
+    types = tuple(map(jax.typeof, operands))
+    restart = once(
+        loop,
+        ("restart", activity, types),
+        lambda: find_restart(loop, activity, loop.operands(operands)),
+    )
     if isinstance(loop.plan, Request):
         sizes = sizes_of(loop, activity, restart, loop.operands(operands))
         loop = replace(loop, plan=loop.plan.resolve(sizes))

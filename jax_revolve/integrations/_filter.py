@@ -1,0 +1,101 @@
+"""Taking trees apart into the arrays that a loop of lax carries, and leaves that stay as they are.
+
+Arrays are what `equinox.is_array` takes for such: of JAX and of NumPy. A Python number is both a
+valid carry of `lax.scan`, and what Equinox's modules keep their settings in. Which of the two it is
+shows when the body is traced: if the body returns it as it was, it is a setting.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+
+T = TypeVar("T")
+
+
+class Parts(NamedTuple):
+    """A tree whose leaves are marked as loop variables or not."""
+
+    leaves: list[Any]
+    treedef: Any
+    varies: list[bool]
+
+    @classmethod
+    def of(cls, tree: Any, is_variable: Callable[[Any], bool] = eqx.is_array) -> "Parts":
+        leaves, treedef = jax.tree.flatten(tree)
+        return cls(leaves, treedef, [is_variable(leaf) for leaf in leaves])
+
+    @property
+    def variables(self) -> Any:
+        """The tree with `None` in place of what is no loop variable."""
+        return self._tree(
+            leaf if varies else None for leaf, varies in zip(self.leaves, self.varies, strict=True)
+        )
+
+    def whole(self, variables: Any) -> Any:
+        """The tree with these loop variables, given as in `variables`."""
+        new = iter(jax.tree.leaves(variables))
+        return self._tree(
+            next(new) if varies else leaf
+            for leaf, varies in zip(self.leaves, self.varies, strict=True)
+        )
+
+    def _tree(self, leaves: Any) -> Any:
+        return jax.tree.unflatten(self.treedef, list(leaves))
+
+
+class Varies(Exception):
+    """Some Python numbers are loop variables, after all."""
+
+    def __init__(self, varies: Sequence[bool]) -> None:
+        self.varies = list(varies)
+
+
+def run_with_parts(init: Any, run: Callable[[Parts], T]) -> T:
+    """`run(parts)` with as few Python numbers as loop variables as the body allows."""
+    parts = Parts.of(init)
+    while True:
+        try:
+            return run(parts)
+        except Varies as found:
+            parts = parts._replace(varies=found.varies)
+
+
+def variables_of_new(parts: Parts, new: Any, name: str) -> Any:
+    """The loop variables of a carry that the body returns; `name` is that of the first carry."""
+    leaves, treedef = jax.tree.flatten(new)
+    if treedef != parts.treedef:  # about which lax has an error of its own
+        return Parts.of(new, eqx.is_array_like).variables
+    varies = list(parts.varies)
+    for i, (old, leaf) in enumerate(zip(parts.leaves, leaves, strict=True)):
+        if varies[i] or _same(old, leaf):
+            continue
+        if not (_is_number(old) and eqx.is_array_like(leaf)):
+            path = jax.tree_util.keystr(jax.tree.leaves_with_path(new)[i][0])
+            raise TypeError(
+                f"{name}{path} is not an array, and must be the same after every step, but is "
+                f"{leaf!r} after a step, and was {old!r}. Only arrays and numbers can change from "
+                "step to step: carry an array, or keep the leaf as it is."
+            )
+        varies[i] = True
+    if varies != parts.varies:
+        raise Varies(varies)
+    return Parts(leaves, treedef, varies).variables
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, (bool, int, float, complex))
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    if _is_number(old):
+        return repr(old) == repr(new)  # which tells zeros by their sign, and takes nan for itself
+    try:
+        return bool(old == new)
+    except Exception:  # whatever the leaf's own comparison raises
+        return False

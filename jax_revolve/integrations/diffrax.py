@@ -1,0 +1,164 @@
+"""`RevolveAdjoint`: `diffrax.diffeqsolve`, differentiable in both modes in little memory."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+
+try:
+    import diffrax
+except ImportError as error:
+    raise ImportError(
+        "jax_revolve.integrations.diffrax needs Diffrax, which is not installed. Install it with "
+        'pip install "jax_revolve[diffrax]".'
+    ) from error
+
+from jax_revolve.integrations._stages import with_scanned_stages
+from jax_revolve.integrations.equinox import filter_bounded_while_loop
+from jax_revolve.schedule import request
+from jax_revolve.schedule.units import Memory
+
+TRIED = "0.6.2 to 0.7.2"
+"""The versions whose private interface is the one that is used here."""
+
+UNSAFE_PATH = (
+    "RevolveAdjoint cannot differentiate in reverse mode through diffrax.UnsafeBrownianPath, whose "
+    "values cannot be computed again. Use diffrax.VirtualBrownianTree."
+)
+
+LOOP_ARGUMENTS = {
+    *("solver", "stepsize_controller", "event", "saveat", "t0", "t1", "dt0", "max_steps", "terms"),
+    *("args", "init_state", "inner_while_loop", "outer_while_loop", "progress_meter"),
+}
+
+
+class RevolveAdjoint(diffrax.AbstractAdjoint):
+    """Differentiates [`diffrax.diffeqsolve`](https://docs.kidger.site/diffrax/) by differentiating
+    the numerical solution, in forward mode and in reverse mode, to any order.
+
+    Reverse mode stores `checkpoints` states of the solve and recomputes the others, as
+    [`jax_revolve.bounded_while_loop`][] does; forward mode costs what it does with
+    `diffrax.ForwardMode`. With this one adjoint there is no need to choose between
+    `diffrax.RecursiveCheckpointAdjoint`, which has no forward mode, `diffrax.ForwardMode`, which
+    has no reverse mode, and `diffrax.DirectAdjoint`, which has both and takes the time of
+    `max_steps` steps.
+
+    **Arguments:**
+
+    - `checkpoints`: how many states of the solve to store at once in reverse mode, the initial one
+        included: an int >= 1, or `"all"` for as many as `max_steps`.
+    - `memory`: instead, the most bytes to hold, an int or a string such as `"512MB"`.
+
+    Without either, the memory is that of about `(6 * max_steps) ** (1 / 3)` states, 28 for the
+    4096 steps that are Diffrax's default. Both are as in [`jax_revolve.bounded_while_loop`][].
+    With `max_steps=None`, reverse mode needs `checkpoints`, and higher orders of it a `max_steps`.
+
+    **Raises:**
+
+    - `TypeError` or `ValueError` if `checkpoints` or `memory` is not as above.
+    - `NotImplementedError` with a version of Diffrax that works differently inside.
+    - `ValueError` in reverse mode through an SDE driven by `diffrax.UnsafeBrownianPath`, whose
+        values cannot be computed again. Forward mode works.
+
+    !!! Example
+
+        ```python
+        import diffrax
+        import jax
+        from jax_revolve.integrations.diffrax import RevolveAdjoint
+
+        def solve(rate):
+            term = diffrax.ODETerm(lambda t, y, args: -args * y)
+            solution = diffrax.diffeqsolve(
+                term, diffrax.Tsit5(), 0.0, 1.0, 0.1, 1.0, rate, adjoint=RevolveAdjoint()
+            )
+            return solution.ys[-1]
+
+        jax.grad(solve)(0.5), jax.jvp(solve, (0.5,), (1.0,)), jax.hessian(solve)(0.5)
+        ```
+    """
+
+    checkpoints: Any = None
+    memory: Memory = None
+
+    def __check_init__(self) -> None:
+        check_interface()
+        request.check_arguments(self.checkpoints, None, self.memory)
+
+    def loop(
+        self,
+        *,
+        solver: Any,
+        max_steps: int | None,
+        terms: Any,
+        throw: bool,
+        passed_solver_state: bool,
+        passed_controller_state: bool,
+        **kwargs: Any,
+    ) -> Any:
+        """What Diffrax calls: its own loop, with loops of ours in it."""
+        del throw, passed_solver_state, passed_controller_state
+
+        def outer_while_loop(
+            cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int | None, buffers: Any
+        ) -> Any:
+            del buffers  # which leaves need not be stored is found by analysis
+            return filter_bounded_while_loop(
+                cond_fun,
+                body_fun,
+                init_val,
+                max_steps=max_steps,
+                checkpoints=self.checkpoints,
+                memory=self.memory,
+            )
+
+        final_state = self._loop(
+            solver=with_scanned_stages(solver),
+            max_steps=max_steps,
+            terms=terms,
+            inner_while_loop=_save_loop,
+            outer_while_loop=outer_while_loop,
+            **kwargs,
+        )
+        if _has_unsafe_path(terms):
+            return eqxi.nondifferentiable_backward(final_state, msg=UNSAFE_PATH, symbolic=True)
+        return final_state
+
+
+def _save_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    max_steps: int,
+    buffers: Any,
+    checkpoints: int,
+) -> Any:
+    """The loop within a step, over those of `SaveAt(ts=...)` that the step has passed. All that it
+    needs to start again is two indices, so every state of it is stored."""
+    del buffers, checkpoints
+    return filter_bounded_while_loop(
+        cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all"
+    )
+
+
+def check_interface() -> None:
+    """Refuse a version of Diffrax whose solve does not take loops from the adjoint as those that
+    this was tried with."""
+    loop = getattr(diffrax.AbstractAdjoint, "_loop", None)
+    arguments = set(inspect.signature(loop.fget(None)).parameters) if loop else set()
+    if arguments != LOOP_ARGUMENTS:
+        raise NotImplementedError(
+            f"RevolveAdjoint does not support Diffrax {diffrax.__version__}: it stands on how "
+            f"Diffrax's solve works inside, as in versions {TRIED}. Install one of those, or "
+            "use another adjoint."
+        )
+
+
+def _has_unsafe_path(terms: Any) -> bool:
+    def is_unsafe(x: Any) -> bool:
+        return isinstance(x, diffrax.UnsafeBrownianPath)
+
+    return any(map(is_unsafe, jax.tree.leaves(terms, is_leaf=is_unsafe)))

@@ -1,0 +1,208 @@
+"""The loops, for carries, xs and ys with leaves that are not arrays: as Equinox's filtered
+transformations are to those of JAX."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+
+import equinox as eqx
+import jax
+
+from jax_revolve._scan import checkpointed_scan
+from jax_revolve._while import bounded_while_loop
+from jax_revolve.integrations._filter import Parts, run_with_parts, variables_of_new
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.units import Memory
+
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
+Value = TypeVar("Value")
+
+
+def filter_checkpointed_scan(
+    f: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X | None = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+    *,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
+    plan: Plan | None = None,
+) -> tuple[Carry, Y]:
+    """As [`jax_revolve.checkpointed_scan`][], but carry, xs and ys may have leaves that are not
+    arrays, such as the activation function of an `equinox.Module`.
+
+    - In the carry they must be the same after every step.
+    - Those of xs are the same at every step.
+    - Those of ys are returned once, rather than stacked.
+
+    Arrays are what `equinox.is_array` takes for such: those of JAX and of NumPy. Python numbers,
+    which Equinox takes for settings and `jax.lax.scan` for arrays, are both here. In the carry a
+    number is a setting, and stays a Python number, as long as `f` returns it as it was; if `f`
+    returns anything else in its place, it is a loop variable as in `jax.lax.scan`. To find out, `f`
+    is traced again. In xs a number is the same at every step; in ys it is stacked as in
+    `jax.lax.scan`.
+
+    **Arguments:**
+
+    As [`jax_revolve.checkpointed_scan`][].
+
+    **Returns:**
+
+    As [`jax_revolve.checkpointed_scan`][].
+
+    **Raises:**
+
+    Whatever [`jax_revolve.checkpointed_scan`][] raises, and `TypeError` if a leaf of the carry that
+    is neither an array nor a number is not the same after a step.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve.integrations.equinox import filter_checkpointed_scan
+
+        def train(model, rate):
+            def step(model, x):
+                grads = eqx.filter_grad(lambda m: jnp.sum(m(x) ** 2))(model)
+                return eqx.apply_updates(model, jax.tree.map(lambda g: -rate * g, grads)), None
+
+            model, _ = filter_checkpointed_scan(step, model, jnp.ones((100, 2)), checkpoints=5)
+            return jnp.sum(model(jnp.ones(2)) ** 2)
+
+        model = eqx.nn.MLP(2, 2, width_size=4, depth=1, key=jax.random.key(0))
+        jax.grad(train, argnums=1)(model, 0.01)
+        ```
+    """
+    inputs = Parts.of(xs)
+    outputs: list[Parts] = []
+
+    def run(parts: Parts) -> tuple[Carry, Y]:
+        def step(variables: Any, x: Any) -> tuple[Any, Any]:
+            carry, y = f(parts.whole(variables), inputs.whole(x))
+            outputs[:] = [Parts.of(y, eqx.is_array_like)]
+            return variables_of_new(parts, carry, "init"), outputs[0].variables
+
+        final, ys = checkpointed_scan(
+            step,
+            parts.variables,
+            inputs.variables,
+            length,
+            reverse,
+            unroll,
+            _split_transpose,
+            checkpoints=checkpoints,
+            block=block,
+            memory=memory,
+            plan=plan,
+        )
+        return parts.whole(final), outputs[0].whole(ys)
+
+    return run_with_parts(init, run)
+
+
+@overload
+def filter_bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
+    with_steps: Literal[False] = False,
+    throw: bool = False,
+) -> Value: ...
+
+
+@overload
+def filter_bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
+    with_steps: Literal[True],
+    throw: bool = False,
+) -> tuple[Value, jax.Array]: ...
+
+
+def filter_bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Memory = None,
+    with_steps: bool = False,
+    throw: bool = False,
+) -> Value | tuple[Value, jax.Array]:
+    """As [`jax_revolve.bounded_while_loop`][], but the value may have leaves that are not arrays,
+    which must be the same after every step.
+
+    What is an array, and what becomes of Python numbers, is as for the carry of
+    [`jax_revolve.integrations.equinox.filter_checkpointed_scan`][].
+
+    **Arguments:**
+
+    As [`jax_revolve.bounded_while_loop`][].
+
+    **Returns:**
+
+    As [`jax_revolve.bounded_while_loop`][].
+
+    **Raises:**
+
+    Whatever [`jax_revolve.bounded_while_loop`][] raises, and `TypeError` if a leaf of the value
+    that is neither an array nor a number is not the same after a step.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve.integrations.equinox import filter_bounded_while_loop
+
+        def fixed_point(function, x):
+            def far(state):
+                function, x = state
+                return jnp.abs(function(x) - x) > 1e-4
+
+            def improve(state):
+                function, x = state
+                return function, function(x)
+
+            return filter_bounded_while_loop(far, improve, (function, x), max_steps=1000)[1]
+
+        jax.grad(lambda a: fixed_point(lambda x: jnp.cos(a * x), 1.0))(0.9)
+        ```
+    """
+
+    def run(parts: Parts) -> Any:
+        def body(variables: Any) -> Any:
+            return variables_of_new(parts, body_fun(parts.whole(variables)), "init_val")
+
+        def going(variables: Any) -> Any:
+            return cond_fun(parts.whole(variables))
+
+        limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block": block}
+        limits |= {"memory": memory, "throw": throw}
+        if not with_steps:
+            return parts.whole(bounded_while_loop(going, body, parts.variables, **limits))
+        final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)
+        return parts.whole(final), steps
+
+    return run_with_parts(init_val, run)

@@ -1,0 +1,283 @@
+"""`RevolveAdjoint` against Diffrax's own `DirectAdjoint`, which differentiates every operation."""
+
+from functools import partial
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix
+import pytest
+from diffrax import SaveAt, SubSaveAt
+
+from jax_revolve.integrations.diffrax import RevolveAdjoint
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+TIMES: Any = np.array([0.1, 0.25, 0.5])
+CONTROLLERS = {
+    "fixed": diffrax.ConstantStepSize(),
+    "adaptive": diffrax.PIDController(rtol=1e-2, atol=1e-3),
+}
+VERY_CHORD = diffrax.VeryChord(rtol=1e-4, atol=1e-4, norm=optimistix.max_norm)
+SOLVERS: dict[str, Any] = {
+    "Euler": diffrax.Euler(),
+    "Tsit5": diffrax.Tsit5(),
+    "ImplicitEuler": diffrax.ImplicitEuler(root_finder=VERY_CHORD),
+    "Kvaerno3": diffrax.Kvaerno3(root_finder=VERY_CHORD),
+    "Heun": diffrax.Heun(),
+    "Heun, SDE": diffrax.Heun(),
+    "SRA1, SDE": diffrax.SRA1(),
+}
+HAS_ERROR_ESTIMATE = {
+    name: isinstance(solver, diffrax.AbstractAdaptiveSolver) for name, solver in SOLVERS.items()
+}
+SAVES: dict[str, Any] = {
+    "t1": SaveAt(t1=True),
+    "ts": SaveAt(ts=TIMES),
+    "steps": SaveAt(steps=True, t0=True),
+    "dense": SaveAt(dense=True),
+    "subs": SaveAt(
+        subs=[SubSaveAt(t0=True, t1=True), SubSaveAt(ts=TIMES, fn=lambda t, y, args: t * y**2)]
+    ),
+}
+
+
+def drift(t: Any, y: Any, rate: Any) -> Any:
+    return rate * jnp.stack([y[1], -y[0]]) - 0.1 * y**3 + 0.1 * t
+
+
+def terms(is_sde: bool) -> Any:
+    if not is_sde:
+        return diffrax.ODETerm(drift)
+    area = diffrax.SpaceTimeLevyArea
+    path = diffrax.VirtualBrownianTree(0.0, 0.5, 1e-2, (), jax.random.key(0), levy_area=area)
+    return diffrax.MultiTerm(
+        diffrax.ODETerm(drift),
+        diffrax.ControlTerm(lambda t, y, rate: 0.1 * rate * jnp.ones(2), path),
+    )
+
+
+def solve(adjoint: Any, solver: str, x: Any, **arguments: Any) -> Any:
+    """`x` are a factor of the initial value, and the rate."""
+    is_sde = solver.endswith("SDE")
+    return diffrax.diffeqsolve(
+        terms(is_sde),
+        SOLVERS[solver],
+        0.0,
+        0.5,
+        0.1,
+        x[0] * jnp.array([1.0, 0.5]),
+        x[1],
+        adjoint=adjoint,
+        **{"max_steps": 16, **arguments},
+    )
+
+
+def loss(adjoint: Any, solver: str, save: str, controller: str, x: Any) -> Any:
+    solution = solve(
+        adjoint, solver, x, saveat=SAVES[save], stepsize_controller=CONTROLLERS[controller]
+    )
+    if save == "dense":
+        return jnp.sum(jax.vmap(solution.evaluate)(TIMES) ** 2)
+    return sum(jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2) for y in jax.tree.leaves(solution.ys))
+
+
+X = jnp.array([1.0, 1.5])
+ORDERS = {
+    "forward over reverse": lambda f: jax.jacfwd(jax.grad(f)),
+    "reverse over forward": lambda f: jax.jacrev(jax.jacfwd(f)),
+    "reverse over reverse": lambda f: jax.jacrev(jax.grad(f)),
+    "forward over forward": lambda f: jax.jacfwd(jax.jacfwd(f)),
+}
+
+
+def check(solver: str, save: str, controller: str, *orders: str) -> None:
+    ours = partial(loss, RevolveAdjoint(), solver, save, controller)
+    theirs = partial(loss, diffrax.ForwardMode(), solver, save, controller)
+    close = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9)
+    if orders:
+        expected = jax.jit(ORDERS["forward over forward"](theirs))(X)
+        for order in orders:
+            close(jax.jit(ORDERS[order](ours))(X), expected)
+        return
+    expected = jax.jit(lambda x: (theirs(x), jax.jacfwd(theirs)(x)))(X)
+    jax.tree.map(close, jax.jit(jax.value_and_grad(ours))(X), expected)
+    value, tangent = jax.jit(lambda x: jax.jvp(ours, (x,), (jnp.ones(2),)))(X)
+    jax.tree.map(close, (value, tangent), (expected[0], jnp.sum(expected[1])))
+
+
+def cases() -> list[Any]:
+    """Each solver with each way to save and each controller; by default each of them about once."""
+    grid = []
+    for i, solver in enumerate(SOLVERS):
+        for j, save in enumerate(SAVES):
+            for k, controller in enumerate(CONTROLLERS):
+                if controller == "adaptive" and not HAS_ERROR_ESTIMATE[solver]:
+                    continue
+                quick = i == j and k == (solver in ("Tsit5", "Kvaerno3"))
+                marks = [] if quick else [pytest.mark.slow]
+                grid.append(pytest.param(solver, save, controller, marks=marks))
+    return grid
+
+
+@pytest.mark.parametrize(("solver", "save", "controller"), cases())
+def test_first_order(solver: str, save: str, controller: str) -> None:
+    check(solver, save, controller)
+
+
+QUICK = "forward over reverse"
+
+
+@pytest.mark.parametrize(
+    "order", [pytest.param(o, marks=[] if o == QUICK else [pytest.mark.slow]) for o in ORDERS]
+)
+def test_second_order(order: str) -> None:
+    check("Euler", "ts", "fixed", order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("solver", "save", "controller"), cases())
+def test_second_order_of_all(solver: str, save: str, controller: str, order: str) -> None:
+    check(solver, save, controller, order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+def test_second_order_is_that_of_direct_adjoint(order: str) -> None:
+    ours, theirs = (
+        jax.jit(ORDERS[order](partial(loss, adjoint, "Tsit5", "ts", "adaptive")))(X)
+        for adjoint in (RevolveAdjoint(), diffrax.DirectAdjoint())
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-8)
+
+
+def test_a_batch_of_solves_of_different_lengths() -> None:
+    def run(adjoint: Any, x: Any) -> Any:
+        adaptive = {"stepsize_controller": CONTROLLERS["adaptive"], "saveat": SAVES["ts"]}
+        solution = solve(adjoint, "Heun", x, max_steps=256, **adaptive)
+        return jnp.sum(solution.ys**2), solution.stats["num_steps"]
+
+    xs = jnp.array([[1.0, 1.0], [9.0, 20.0], [0.0, 1.0]])
+    ours = jax.value_and_grad(partial(run, RevolveAdjoint(checkpoints=3)), has_aux=True)
+    theirs = jax.value_and_grad(partial(run, diffrax.RecursiveCheckpointAdjoint()), has_aux=True)
+    (values, steps), gradients = jax.jit(jax.vmap(ours))(xs)
+    assert len(set(steps.tolist())) > 1
+    of_each = jax.jit(theirs)
+    for i, x in enumerate(xs):
+        (value, count), gradient = of_each(x)
+        assert steps[i] == count
+        np.testing.assert_allclose(values[i], value, rtol=1e-9)
+        np.testing.assert_allclose(gradients[i], gradient, rtol=1e-7)
+
+
+@pytest.mark.parametrize("root_finder", [None, optimistix.Newton(1e-8, 1e-8)])
+def test_events(root_finder: Any) -> None:
+    event = diffrax.Event(lambda t, y, args, **_: y[0] - 0.8, root_finder)
+
+    def run(adjoint: Any, x: Any) -> Any:
+        solution = solve(adjoint, "Heun", x, event=event)
+        assert solution.ts is not None
+        return solution.ts[-1] + jnp.sum(solution.ys[-1] ** 2)
+
+    expected = jax.jit(jax.jacfwd(partial(run, diffrax.ForwardMode())))(X)
+    np.testing.assert_allclose(jax.jit(jax.grad(partial(run, RevolveAdjoint())))(X), expected)
+
+
+def final(adjoint: Any, x: Any, **arguments: Any) -> Any:
+    return jnp.sum(solve(adjoint, "Euler", x, **arguments).ys ** 2)
+
+
+def test_without_a_bound() -> None:
+    expected = jax.grad(partial(final, RevolveAdjoint()))(X)
+    without = partial(final, max_steps=None)
+    gradient = jax.grad(partial(without, RevolveAdjoint(checkpoints=3)))(X)
+    np.testing.assert_allclose(gradient, expected)
+    np.testing.assert_allclose(jax.jacfwd(partial(without, RevolveAdjoint()))(X), expected)
+    with pytest.raises(ValueError, match="max_steps and checkpoints must not both be None"):
+        jax.grad(partial(without, RevolveAdjoint()))(X)
+
+
+def test_a_solve_that_fails() -> None:
+    gradient = jax.grad(partial(final, RevolveAdjoint(), max_steps=2))
+    with pytest.raises(Exception, match="maximum number of solver steps"):
+        jax.block_until_ready(gradient(X))
+    solution = solve(RevolveAdjoint(), "Euler", X, max_steps=2, throw=False)
+    assert solution.result == diffrax.RESULTS.max_steps_reached
+
+
+def test_unsafe_path_has_no_reverse_mode() -> None:
+    path = diffrax.UnsafeBrownianPath((), jax.random.key(0))
+    noise = diffrax.ControlTerm(lambda t, y, args: args, path)
+    term = diffrax.MultiTerm(diffrax.ODETerm(lambda t, y, args: -y), noise)
+
+    def run(adjoint: Any, x: Any) -> Any:
+        arguments: Any = (term, diffrax.Euler(), 0.0, 0.5, 0.1, x[0], x[1])
+        ys: Any = diffrax.diffeqsolve(*arguments, adjoint=adjoint, max_steps=8).ys
+        return ys[-1]
+
+    ours = partial(run, RevolveAdjoint())
+    expected = jax.jacfwd(partial(run, diffrax.ForwardMode()))(X)
+    np.testing.assert_allclose(jax.jacfwd(ours)(X), expected)
+    with pytest.raises(Exception, match="UnsafeBrownianPath"):
+        jax.grad(ours)(X)
+
+
+def test_solvers_made_of_solvers() -> None:
+    term = diffrax.ODETerm(lambda t, y, args: -args * y**2)
+
+    def run(adjoint: Any, x: Any) -> Any:
+        arguments: Any = (term, diffrax.HalfSolver(diffrax.Heun()), 0.0, 0.5, 0.1, x[0], x[1])
+        ys: Any = diffrax.diffeqsolve(*arguments, adjoint=adjoint, max_steps=16).ys
+        return ys[-1]
+
+    gradient = jax.jit(jax.grad(partial(run, RevolveAdjoint())))(X)
+    exact = jax.grad(lambda x: 1 / (1 / x[0] + 0.5 * x[1]))(X)
+    np.testing.assert_allclose(gradient, exact, atol=1e-3)
+
+
+def temporaries(checkpoints: int, t1: float) -> int:
+    """Bytes of the gradient of a solve with steps of 0.01."""
+
+    def run(y0: Any) -> Any:
+        solution: Any = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: -jnp.sin(y)),
+            diffrax.Euler(),
+            0.0,
+            t1,
+            0.01,
+            y0,
+            adjoint=RevolveAdjoint(checkpoints=checkpoints),
+            max_steps=2**14,
+        )
+        return jnp.sum(solution.ys**2)
+
+    compiled = jax.jit(jax.grad(run)).lower(jnp.ones(10_000)).compile()
+    analysis: Any = compiled.memory_analysis()
+    return analysis.temp_size_in_bytes
+
+
+def test_memory_grows_with_the_checkpoints_alone() -> None:
+    state = 80_000
+    assert temporaries(20, 10.0) == pytest.approx(temporaries(20, 100.0), abs=state / 10)
+    more = temporaries(40, 10.0) - temporaries(20, 10.0)
+    assert more == pytest.approx(20 * state, rel=0.05)
+
+
+def test_other_versions_of_diffrax_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_loop(*, solver: Any, something_new: Any) -> None: ...
+
+    monkeypatch.setattr(diffrax.AbstractAdjoint, "_loop", property(lambda self: other_loop))
+    monkeypatch.setattr(diffrax, "__version__", "9.9.9")
+    with pytest.raises(NotImplementedError, match=r"Diffrax 9\.9\.9.*0\.6\.2 to 0\.7\.2"):
+        RevolveAdjoint()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"checkpoints": 0}, {"memory": "much"}, {"checkpoints": 3, "memory": "1MB"}]
+)
+def test_bad_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"checkpoints|memory"):
+        RevolveAdjoint(**arguments)

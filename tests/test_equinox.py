@@ -1,0 +1,250 @@
+"""The filtered loops, against lax's on the arrays alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_revolve
+from jax_revolve import Plan
+from jax_revolve.integrations.equinox import (
+    filter_bounded_while_loop,
+    filter_checkpointed_scan,
+)
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+class Model(eqx.Module):
+    """Arrays, a function, a flag, a static field and nothing."""
+
+    weight: jax.Array
+    bias: jax.Array
+    activation: Callable[..., Any]
+    is_linear: bool
+    missing: None = None
+    name: str = eqx.field(static=True, default="model")
+
+    def __call__(self, x: Any) -> Any:
+        x = self.weight * x + self.bias
+        return x if self.is_linear else self.activation(x)
+
+
+def model(scale: Any = 1.0) -> Model:
+    return Model(scale * jnp.array([0.3, -0.8]), jnp.array([0.2, 0.5]), jnp.tanh, False)
+
+
+XS = jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+
+
+def relax(model: Model, x: Any) -> tuple[Model, Any]:
+    """One step, whose carry is the model itself."""
+    y = model(x)
+    return eqx.tree_at(lambda m: m.bias, model, 0.9 * y + 0.1 * model.bias), y * x
+
+
+def by_scan(model: Model) -> Any:
+    last, ys = filter_checkpointed_scan(relax, model, XS, checkpoints=2)
+    assert last.activation is jnp.tanh
+    assert last.is_linear is False
+    return jnp.sum(last.bias**2) + jnp.sum(ys**3)
+
+
+def by_while(model: Model) -> Any:
+    def body(state: Any) -> Any:
+        i, model, total = state
+        model, y = relax(model, XS[i])
+        return i + 1, model, total + jnp.sum(y**3)
+
+    _, last, total = filter_bounded_while_loop(
+        lambda state: state[0] < 5, body, (0, model, jnp.zeros(())), max_steps=7, checkpoints=2
+    )
+    return jnp.sum(last.bias**2) + total
+
+
+def by_lax(model: Model) -> Any:
+    def step(bias: Any, x: Any) -> Any:
+        new, y = relax(eqx.tree_at(lambda m: m.bias, model, bias), x)
+        return new.bias, y
+
+    bias, ys = lax.scan(step, model.bias, XS)
+    return jnp.sum(bias**2) + jnp.sum(ys**3)
+
+
+def of_scale(loss: Callable[[Model], Any]) -> Callable[[Any], Any]:
+    return lambda scale: loss(model(scale))
+
+
+SCALE = jnp.array([1.0, 0.7])
+TRANSFORMED = {
+    "value": lambda loss: of_scale(loss)(SCALE),
+    "grad": lambda loss: jax.grad(of_scale(loss))(SCALE),
+    "jvp": lambda loss: jax.jvp(of_scale(loss), (SCALE,), (jnp.ones(2),)),
+    "forward over reverse": lambda loss: jax.hessian(of_scale(loss))(SCALE),
+    "reverse over reverse": lambda loss: jax.jacrev(jax.grad(of_scale(loss)))(SCALE),
+    "vmap": lambda loss: jax.vmap(of_scale(loss))(jnp.stack([SCALE, 2 * SCALE])),
+    "vmap of grad": lambda loss: jax.vmap(jax.grad(of_scale(loss)))(jnp.stack([SCALE, -SCALE])),
+    "filter_grad": lambda loss: jax.tree.leaves(
+        eqx.filter(eqx.filter_grad(loss)(model()), eqx.is_array)
+    ),
+    "filter_jvp": lambda loss: eqx.filter_jvp(
+        loss, (model(),), (eqx.filter(model(2.0), eqx.is_inexact_array),)
+    ),
+    "filter_vmap": lambda loss: eqx.filter_vmap(of_scale(loss))(jnp.stack([SCALE, 2 * SCALE])),
+    "filter_vmap of filter_grad": lambda loss: jax.tree.leaves(
+        eqx.filter(eqx.filter_vmap(eqx.filter_grad(loss))(models()), eqx.is_array)
+    ),
+    "filter_jit": lambda loss: eqx.filter_jit(eqx.filter_value_and_grad(loss))(model())[0],
+    "filter_checkpoint": lambda loss: jax.grad(of_scale(eqx.filter_checkpoint(loss)))(SCALE),
+}
+
+
+def models() -> Model:
+    return eqx.filter_vmap(model)(jnp.array([1.0, 2.0, -0.5]))
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("loss", [by_scan, by_while])
+def test_transformations(loss: Any, name: str) -> None:
+    transformed = TRANSFORMED[name]
+    jax.tree.map(np.testing.assert_allclose, transformed(loss), transformed(by_lax))
+
+
+@pytest.mark.parametrize("order", [jax.grad, jax.hessian])
+def test_a_model_closed_over(order: Any) -> None:
+    def loss(scan: Any, scale: Any) -> Any:
+        closed_over = model(scale)
+        return jnp.sum(scan(lambda h, x: (closed_over(h + x), None), jnp.zeros(2), XS)[0] ** 2)
+
+    def scan(*arguments: Any) -> Any:
+        return filter_checkpointed_scan(*arguments, checkpoints=2)
+
+    expected = order(lambda scale: loss(lax.scan, scale))(SCALE)
+    np.testing.assert_allclose(order(lambda scale: loss(scan, scale))(SCALE), expected)
+
+
+def test_leaves_of_xs_and_ys_that_are_not_arrays() -> None:
+    def step(total: Any, x: Any) -> Any:
+        assert x["name"] == "xs"
+        assert x["number"] == 3
+        total = total + x["function"](x["values"])
+        return total, {"total": total, "function": jnp.cos, "label": "ys", "number": 2.0}
+
+    xs = {"values": np.arange(4.0), "function": jnp.sin, "name": "xs", "number": 3, "none": None}
+    total, ys = filter_checkpointed_scan(step, 0.0, xs, checkpoints=2)
+    np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))))
+    np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))))
+    assert ys["function"] is jnp.cos
+    assert ys["label"] == "ys"
+    np.testing.assert_array_equal(ys["number"], np.full(4, 2.0))
+
+
+@pytest.mark.parametrize("number", [0, 2.0, 1j])
+def test_numbers_that_change_are_those_of_lax(number: Any) -> None:
+    def step(carry: Any, _: Any) -> Any:
+        return (carry[1] * 2, carry[0] + 1), None
+
+    results = [
+        scan(step, (number, 3.0 + number), None, 3)[0]
+        for scan in (lax.scan, filter_checkpointed_scan)
+    ]
+    for expected, result in zip(*results, strict=True):
+        assert jax.typeof(result) == jax.typeof(expected)
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_numbers_that_stay_are_numbers() -> None:
+    def step(carry: Any, _: Any) -> Any:
+        count, (flag, rate, missing) = carry
+        assert flag is True
+        return (count + 1, (flag, rate, missing)), None
+
+    (count, kept), _ = filter_checkpointed_scan(step, (0, (True, 0.1, float("nan"))), length=3)
+    assert count == 3
+    assert kept[:2] == (True, 0.1)
+    assert type(kept[2]) is float
+
+
+def test_functions_are_traced_once_where_no_number_changes() -> None:
+    traced = []
+
+    def step(model: Model, x: Any) -> Any:
+        traced.append(None)
+        return relax(model, x)
+
+    filter_checkpointed_scan(step, model(), XS)
+    assert len(traced) == 1
+
+
+def test_leaves_that_change() -> None:
+    def step(carry: Any, _: Any) -> Any:
+        return {**carry, "f": (jnp.sin, "a")}, None
+
+    with pytest.raises(TypeError, match=r"init\['f'\]\[0\] is not an array.* sin.* cos"):
+        filter_checkpointed_scan(step, {"x": jnp.ones(2), "f": (jnp.cos, "a")}, length=2)
+    with pytest.raises(TypeError, match=r"init_val\[1\] is not an array.*'ab' after .* 'a'"):
+        filter_bounded_while_loop(
+            lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + "b"), (0, "a"), max_steps=3
+        )
+
+
+def test_structures_that_change_are_refused_by_lax() -> None:
+    with pytest.raises(TypeError, match="same pytree structure"):
+        filter_checkpointed_scan(lambda c, _: ({"x": c["x"]}, None), {"x": 1.0, "f": "a"}, length=2)
+
+
+def test_arguments_are_passed_on() -> None:
+    counts: list[None] = []
+
+    def step(carry: Any, x: Any) -> Any:
+        jax.debug.callback(lambda: counts.append(None))
+        function, u = carry
+        return (function, function(u + x)), u
+
+    plan = jax_revolve.plan(6, checkpoints=2)
+    assert isinstance(plan, Plan)
+    xs = jnp.arange(6.0)
+
+    def loss(u: Any) -> Any:
+        last, ys = filter_checkpointed_scan(step, (jnp.sin, u), xs, 6, True, plan=plan)
+        return last[1] + jnp.sum(ys)
+
+    def plain(u: Any) -> Any:
+        last, ys = lax.scan(lambda u, x: (jnp.sin(u + x), u), u, xs, reverse=True)
+        return last + jnp.sum(ys)
+
+    np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3))
+    jax.effects_barrier()
+    assert len(counts) == plan.executed
+
+
+def test_arguments_of_the_while_loop_are_passed_on() -> None:
+    def run(u: Any, throw: bool = False) -> Any:
+        return filter_bounded_while_loop(
+            lambda s: s[1] < 10.0,
+            lambda s: (s[0], s[0](s[1])),
+            (lambda u: u + 1, u),
+            max_steps=4,
+            block=2,
+            memory="1kB",
+            with_steps=True,
+            throw=throw,
+        )
+
+    (function, value), steps = run(7.5)
+    assert callable(function)
+    assert (value, steps) == (10.5, 3)
+    assert run(0.0)[1] == 4
+    with pytest.raises(Exception, match="max_steps=4"):
+        jax.block_until_ready(run(0.0, throw=True)[0][1])
+
+
+def test_disable_jit() -> None:
+    with jax.disable_jit():
+        np.testing.assert_allclose(by_scan(model()), by_lax(model()))
+        np.testing.assert_allclose(by_while(model()), by_lax(model()))
