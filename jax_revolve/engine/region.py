@@ -1,9 +1,9 @@
 """A computation that the compiler keeps apart from all others.
 
 `jax.checkpoint` asks for that with an optimization barrier. XLA removes barriers on a CPU before it
-merges equal computations, so that what is recomputed is what was computed before, and nothing is
-saved (https://github.com/jax-ml/jax/issues/19106 and others). There the computation is the branch of a
-conditional, whose predicate only we know.
+merges equal computations: what is computed again becomes what was computed before, and nothing is
+saved. There the computation is the branch of a conditional whose predicate XLA cannot know, as it
+once was in JAX itself (https://github.com/jax-ml/jax/pull/7100).
 """
 
 from collections.abc import Callable

@@ -128,7 +128,7 @@ def _pull_back_jvp(
     return jvp_of_nonzero(lambda flat: _pull_back(jaxpr, mask, wanted, *flat), flat, flat_dot)
 
 
-def _pull_back(jaxpr: ClosedJaxpr, mask: Mask, wanted: Mask, *flat: Any) -> Flat:
+def _pull_back(jaxpr: ClosedJaxpr, mask: Mask, wanted: Mask, *flat: Any) -> list[Any]:
     operands, cotangents = list(flat[: len(mask)]), list(flat[len(mask) :])
 
     def run(chosen: Flat) -> Flat:
@@ -152,7 +152,9 @@ def _tangent_types(*_: Any, jaxpr: ClosedJaxpr, active: Mask, **__: Any) -> Any:
 
 
 def _tangent_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
-    return jvp_of_nonzero(lambda flat: _bind(partial(_run_tangent, **params), flat), primals, tangents)
+    return jvp_of_nonzero(
+        lambda flat: _bind(partial(_run_tangent, **params), flat), primals, tangents
+    )
 
 
 def _batch_tangent(axis: Any, flat: Flat, dims: Flat, jaxpr: ClosedJaxpr, **params: Any) -> Any:

@@ -7,8 +7,8 @@ Layer i takes the carry i to the carry i + 1. To *tape* it is to run it keeping 
 - taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
 - advancing to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
 
-A schedule is a tuple: of each entry, an int is a layer that is taped, and a tuple is the schedule of
-layers that are advanced, and reversed by it when all that comes after them has been.
+A schedule is a tuple. An entry that is an int is a layer that is taped; one that is a tuple is the
+schedule of layers that are advanced, and reversed by it when all that comes after them has been.
 
 Sources: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
 for heterogeneous chains: how to train deep neural networks with limited memory", 2019, whose
@@ -17,12 +17,13 @@ section 12.3, for the form that counts checkpoints.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jax_revolve.schedule.chain_table import Costs, Table
 from jax_revolve.schedule.units import readable
 
-Schedule: TypeAlias = "tuple[int | Schedule, ...]"
+Schedule: TypeAlias = tuple[Any, ...]
+"""Entries are an `int` or a `Schedule`."""
 
 MOST_TERMS = 4_000_000
 """How many sums a table may take. It is filled in less than a second."""
@@ -46,15 +47,14 @@ class Layers(NamedTuple):
         following = self.carry[layer + 1 :]
         return self.residuals[layer] + (following[0] if following else 0)
 
-    def part(self, start: int, stop: int) -> "Layers":
-        return Layers(*(numbers[start:stop] for numbers in self))
-
 
 def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
     """The least work with so many stored carries, the initial one included, and the residuals of
     one layer at a time."""
     count = len(layers.work)
-    slots = min(checkpoints, count) - 1
+    if checkpoints >= count - 1:
+        return (*((i,) for i in range(count - 1)), count - 1)
+    slots = checkpoints - 1
     one, none = (1,) * count, (0,) * count
     costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(None,) * count)
     return Table(costs, slots, MOST_TERMS).schedule()

@@ -1,7 +1,7 @@
 """The table of the dynamic programme for chains, in whole slots of memory."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 from operator import add
 from typing import Any, NamedTuple
@@ -20,7 +20,10 @@ class Costs(NamedTuple):
     hold: Sequence[int | None]
 
     def part(self, start: int, stop: int) -> "Costs":
-        return Costs(*(numbers[start:stop] for numbers in self))
+        part = slice(start, stop)
+        return Costs(
+            self.work[part], self.keep[part], self.alone[part], self.tape[part], self.hold[part]
+        )
 
 
 class Table:
@@ -38,8 +41,9 @@ class Table:
         self._slots = slots
         self._inner: list[Table] = []
         if len(self._edges) <= count:
-            parts = zip(self._edges, self._edges[1:], strict=False)
-            self._inner = [Table(costs.part(i, j), slots, most_terms) for i, j in parts]
+            self._inner = [
+                Table(costs.part(i, j), slots, most_terms) for i, j in pairwise(self._edges)
+            ]
         self._costs = _grouped(costs, self._edges)
         self._starts = [0, *accumulate(self._costs.work)]
         self._fill()
@@ -114,7 +118,10 @@ class Table:
         entries: list[Any] = []
         while stop - start > 1:
             hold = self._costs.hold[start]
-            if hold is not None and self._taped(start, stop)[slots] == self._least(start, stop)[slots]:
+            if (
+                hold is not None
+                and self._taped(start, stop)[slots] == self._least(start, stop)[slots]
+            ):
                 entries += range(self._edges[start], self._edges[start + 1])
                 start, slots = start + 1, slots - hold
             else:
@@ -151,7 +158,7 @@ def _edges(costs: Costs, most: int) -> list[int]:
 
 
 def _grouped(costs: Costs, edges: list[int]) -> Costs:
-    parts = [costs.part(i, j) for i, j in zip(edges, edges[1:], strict=False)]
+    parts = [costs.part(i, j) for i, j in pairwise(edges)]
     holds = [[h for h in part.hold if h is not None] for part in parts]
     return Costs(
         work=[sum(part.work) for part in parts],
