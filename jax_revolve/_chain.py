@@ -53,7 +53,7 @@ def checkpointed_chain(
     - `key`: split into one key for each layer, as by `equinox.nn.Sequential`. A layer is given
         `key=` if it has such a parameter.
     - `state`: an `equinox.nn.State`, if any layer is stateful: an `equinox.nn.StatefulLayer` that
-        says so, or a callable with a parameter `state`. Of a stack it is stacked too, as
+        says so, or a callable that requires an argument `state`. Of a stack it is stacked too, as
         `equinox.filter_vmap(equinox.nn.make_with_state(Layer))(keys)` returns it.
 
     Without `checkpoints` and `memory`, a list takes the least memory with which no layer runs more

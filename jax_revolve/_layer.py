@@ -72,7 +72,9 @@ class Layer(NamedTuple):
         if isinstance(inner, eqx.nn.StatefulLayer):
             is_stateful = inner.is_stateful()
         else:
-            is_stateful = "state" in _parameters(inner)
+            # Optional ones, as equinox.nn.LayerNorm's, are there only to be passed on.
+            state = _parameters(inner).get("state")
+            is_stateful = state is not None and state.default is inspect.Parameter.empty
         return cls(number, call, _takes_key(inner), is_stateful)
 
     @property
@@ -120,7 +122,7 @@ def check_state(layers: Sequence[Layer], state: Any) -> None:
     if state is not None and not stateful:
         raise ValueError(
             "state must be None, since no layer is stateful: none is an equinox.nn.StatefulLayer "
-            "whose is_stateful() is true, or has a parameter `state`."
+            "whose is_stateful() is true, or requires an argument `state`."
         )
 
 

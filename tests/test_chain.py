@@ -18,6 +18,8 @@ from jax_revolve.schedule import binomial, chain
 
 KEY = jax.random.key(7)
 
+quick = pytest.mark.usefixtures("compile_quickly")
+
 
 def unlike_layers() -> list[Any]:
     """Widths that change, dropout, a bare function with a key, and one without."""
@@ -60,9 +62,7 @@ def loss_of(run: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], A
 
 REQUESTS: list[dict[str, Any]] = [
     {},
-    {"checkpoints": 1},
-    {"checkpoints": 3},
-    {"checkpoints": "all"},
+    {"checkpoints": 2},
     {"memory": "2kB"},
     {"memory": "1GB"},
 ]
@@ -75,6 +75,7 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
+@quick
 def test_values_and_gradients(request_: dict[str, Any]) -> None:
     layers = unlike_layers()
     ours, inputs = loss_of(partial(checkpointed_chain, **request_), layers)
@@ -108,6 +109,7 @@ def _square(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
+@quick
 def test_transformations(name: str) -> None:
     layers = unlike_layers()[:6] if name == "eager" else unlike_layers()
     transform = TRANSFORMATIONS[name]
@@ -120,6 +122,7 @@ def test_transformations(name: str) -> None:
     close(ours, theirs, 1e-10)
 
 
+@quick
 def test_hessian() -> None:
     layers = unlike_layers()
     ours, (weights, x) = loss_of(partial(checkpointed_chain, checkpoints=2), layers)
@@ -128,12 +131,14 @@ def test_hessian() -> None:
     close(*hessians, 1e-10)
 
 
+@quick
 def test_sequential() -> None:
     layers = eqx.nn.Sequential([x for x in unlike_layers() if isinstance(x, eqx.Module)])
     x = jnp.ones(4)
     close(checkpointed_chain(layers, x, key=KEY), layers(x, key=KEY))
 
 
+@quick
 def test_functions_with_a_custom_vjp_have_forward_over_reverse_derivatives() -> None:
     @jax.custom_vjp
     def f(x: Any) -> Any:
@@ -148,6 +153,7 @@ def test_functions_with_a_custom_vjp_have_forward_over_reverse_derivatives() -> 
 # Trees, integers, frozen layers
 
 
+@quick
 def test_carries_are_any_pytrees() -> None:
     layers: list[Any] = [
         lambda x: {"count": jnp.int32(2), "name": "a", "u": (x, x.astype(jnp.float32))},
@@ -163,6 +169,7 @@ def test_carries_are_any_pytrees() -> None:
         close(ours, jnp.cos(x) * 3 + 1)
 
 
+@quick
 def test_integers_go_in() -> None:
     layers = [eqx.nn.Embedding(5, 4, key=KEY), eqx.nn.Linear(4, 2, key=KEY), jnp.tanh]
     gradients = [
@@ -172,6 +179,7 @@ def test_integers_go_in() -> None:
     close(*gradients)
 
 
+@quick
 def test_frozen_layers_have_no_gradient_and_cost_none() -> None:
     layers = unlike_layers()
     last, x = layers[-1], jnp.ones(4)
@@ -185,6 +193,7 @@ def test_frozen_layers_have_no_gradient_and_cost_none() -> None:
     close(*gradients)
 
 
+@quick
 def test_inference_mode() -> None:
     layers = eqx.nn.inference_mode(unlike_layers())
     layers.pop(5)
@@ -210,7 +219,8 @@ def batch_norm_layers() -> tuple[eqx.nn.Sequential, eqx.nn.State]:
     return eqx.nn.make_with_state(make)()
 
 
-@pytest.mark.parametrize("request_", REQUESTS[:4], ids=str)
+@pytest.mark.parametrize("request_", REQUESTS[:2], ids=str)
+@quick
 def test_batch_norm_under_vmap(request_: dict[str, Any]) -> None:
     model, state = batch_norm_layers()
     xs = jax.random.normal(KEY, (5, 6))
@@ -253,10 +263,9 @@ class Counter(eqx.nn.StatefulLayer):
         return jnp.sin(x) + count, state.set(self.index, count)
 
 
+@quick
 def test_a_layer_that_is_used_twice_has_one_state() -> None:
     counter, state = eqx.nn.make_with_state(Counter)()
-    other, more = eqx.nn.make_with_state(lambda: {"b": Counter()})()
-    del other, more
     layers = [counter, jnp.tanh, counter, counter]
 
     def loss(x: Any) -> Any:
@@ -268,6 +277,7 @@ def test_a_layer_that_is_used_twice_has_one_state() -> None:
     close(gradient, jax.grad(by_hand)(0.5))
 
 
+@quick
 def test_functions_with_a_state_parameter_get_it() -> None:
     counter, state = eqx.nn.make_with_state(Counter)()
 
@@ -302,6 +312,7 @@ class Block(eqx.Module):
 
 
 @pytest.mark.parametrize("request_", [{}, {"checkpoints": 2}, {"memory": "10kB"}], ids=str)
+@quick
 def test_stack(request_: dict[str, Any]) -> None:
     keys = jax.random.split(jax.random.key(3), 7)
     stack, x = eqx.filter_vmap(Block)(keys), jnp.ones(8)
@@ -320,17 +331,22 @@ def test_stack(request_: dict[str, Any]) -> None:
     close(ours(stack, x), theirs(stack, x))
 
 
+@quick
 def test_stack_with_state() -> None:
     make = eqx.filter_vmap(lambda _: eqx.nn.make_with_state(Counter)(), axis_size=5)
     stack, state = make(None)
-    (gradient, new), x = jax.jit(
-        jax.grad(lambda x: checkpointed_chain(stack, x, checkpoints=2, state=state), has_aux=True)
-    )(0.5), 0.5
-    for _ in range(5):
-        x = jnp.sin(x) + 1
+
+    def ours(x: Any) -> Any:
+        return checkpointed_chain(stack, x, checkpoints=2, state=state)
+
+    def theirs(x: Any) -> Any:
+        for _ in range(5):
+            x = jnp.sin(x) + 1
+        return x
+
+    gradient, new = jax.jit(jax.grad(ours, has_aux=True))(0.5)
     np.testing.assert_array_equal(new.get(stack.index), jnp.ones(5))
-    assert jnp.isfinite(gradient)
-    assert checkpointed_chain(stack, 0.5, state=eqx.nn.make_with_state(lambda: stack)()[1:] or new)
+    close(gradient, jax.grad(theirs)(0.5))
 
 
 # Memory, evaluations, traces
@@ -400,6 +416,7 @@ def test_evaluation_is_that_of_the_plain_model() -> None:
     assert count[0] <= count[1]
 
 
+@quick
 def test_equal_layers_are_traced_a_few_times() -> None:
     traces = 0
 
@@ -439,7 +456,9 @@ def test_bad_layers() -> None:
     with pytest.raises(TypeError, match="layers must be a list or tuple of callables"):
         checkpointed_chain(jnp.sin, 1.0)  # pyright: ignore[reportArgumentType]
     layers = [eqx.nn.Linear(4, 3, key=KEY), jnp.sin, eqx.nn.Linear(4, 3, key=KEY)]
-    with pytest.raises(ValueError, match=r"layer 2 \(Linear\) does not take what layer 1.*f64\[3\]"):
+    with pytest.raises(
+        ValueError, match=r"layer 2 \(Linear\) does not take what layer 1.*f64\[3\]"
+    ):
         checkpointed_chain(layers, jnp.ones(4))
     with pytest.raises(ValueError, match=r"layer 0 \(Linear\) does not take x, f64\[5\]"):
         checkpointed_chain(layers, jnp.ones(5))
@@ -470,12 +489,15 @@ def test_bad_state() -> None:
 def test_bad_stacks() -> None:
     stack = eqx.filter_vmap(Block)(jax.random.split(KEY, 3))
     uneven = eqx.tree_at(lambda s: s.norm.bias, stack, jnp.ones((2, 8)))
-    with pytest.raises(ValueError, match=r"layers\.norm\.weight has shape \(3, 8\).*\.bias.*\(2, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"layers\.norm\.weight has shape \(3, 8\).*\.bias.*\(2, 8\)"
+    ):
         checkpointed_chain(uneven, jnp.ones(8), key=KEY)
     with pytest.raises(ValueError, match="has no arrays"):
         checkpointed_chain(eqx.nn.Dropout(0.5), jnp.ones(8), key=KEY)
 
 
+@quick
 def test_disable_jit_runs_the_layers_as_they_are() -> None:
     layers = unlike_layers()
     with jax.disable_jit():

@@ -114,7 +114,9 @@ def test_least_work_with_checkpoints_is_that_of_the_recursion(count: int) -> Non
         if checkpoints == 1:
             return sum(layers.work[start:stop]) + least(start, stop - 1, 1)
         return min(
-            sum(layers.work[start:k]) + least(k, stop, checkpoints - 1) + least(start, k, checkpoints)
+            sum(layers.work[start:k])
+            + least(k, stop, checkpoints - 1)
+            + least(start, k, checkpoints)
             for k in range(start + 1, stop)
         )
 
