@@ -59,6 +59,7 @@ class Layer(NamedTuple):
     number: int
     call: Callable[..., Any]
     takes_key: bool
+    requires_key: bool
     is_stateful: bool
 
     @classmethod
@@ -75,7 +76,9 @@ class Layer(NamedTuple):
             # Optional ones, as equinox.nn.LayerNorm's, are there only to be passed on.
             state = _parameters(inner).get("state")
             is_stateful = state is not None and state.default is inspect.Parameter.empty
-        return cls(number, call, _takes_key(inner), is_stateful)
+        key = _parameters(inner).get("key")
+        requires_key = key is not None and key.default is inspect.Parameter.empty
+        return cls(number, call, _takes_key(inner), requires_key, is_stateful)
 
     @property
     def name(self) -> str:
@@ -90,20 +93,22 @@ class Layer(NamedTuple):
         arrays, rest = without_arrays((self.call, x, key, state))
         if not rest.is_hashable:
             return self.run_untraced(x, key, state)
-        return with_arrays(*_traced_once(self.takes_key, self.is_stateful, rest, arrays))
+        return with_arrays(*_traced_once(self._replace(number=0, call=len), rest, arrays))
 
     def run_untraced(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
-        keywords = {"key": key} if self.takes_key else {}
+        given = self.requires_key or (self.takes_key and key is not None)
+        keywords = {"key": key} if given else {}
         if not self.is_stateful:
             return self.call(x, **keywords), None
         x, state = self.call(x, state=state, **keywords)
         return x, state
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _traced_once(takes_key: bool, is_stateful: bool, rest: Rest, arrays: Any) -> tuple[Any, Rest]:
+@partial(jax.jit, static_argnums=(0, 1))
+def _traced_once(like: Layer, rest: Rest, arrays: Any) -> tuple[Any, Rest]:
+    """Of `like` it is what it is called with that counts: number and callable stand for any."""
     call, x, key, state = with_arrays(arrays, rest)
-    return without_arrays(Layer(0, call, takes_key, is_stateful).run_untraced(x, key, state))
+    return without_arrays(like._replace(call=call).run_untraced(x, key, state))
 
 
 def check_state(layers: Sequence[Layer], state: Any) -> None:

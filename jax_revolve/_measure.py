@@ -55,7 +55,7 @@ def _sizes(
 
     if not rest.is_hashable:
         return layer_sizes(run, leaves)
-    alike = (layer.takes_key, layer.is_stateful, rest, treedef, tuple(map(jax.typeof, leaves)))
+    alike = (layer[2:], rest, treedef, tuple(map(jax.typeof, leaves)))
     if alike not in known:
         known[alike] = layer_sizes(run, leaves)
     return known[alike]

@@ -17,14 +17,8 @@ def run_stack(
     """The carry after the last layer, and the state."""
     layer = Layer.of(0, stack)
     check_state([layer], state)
-    length = _length(stack, "layers")
     own = None if state is None else state.substate(stack)
-    if own is not None and _length(own, "state") != length:
-        raise ValueError(
-            f"state must be that of {length} layers, as layers is, but is that of "
-            f"{_length(own, 'state')}. Make both at once: equinox.filter_vmap("
-            "equinox.nn.make_with_state(Layer))(keys)."
-        )
+    length = _length({"layers": stack, "state": own})
     weights, rest = eqx.partition(stack, is_array)
     keys = None if key is None else jax.random.split(key, length)
     start, rest_of_carry = eqx.partition(x, is_array)
@@ -49,22 +43,26 @@ def run_stack(
     return x, None if state is None else state.update(own)
 
 
-def _length(tree: Any, name: str) -> int:
+def _length(trees: dict[str, Any]) -> int:
     """The length of the leading axis, which all arrays have."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    arrays = [(path, leaf) for path, leaf in leaves if is_array(leaf)]
-    if not arrays:
+    shapes = {
+        f"{name}{jax.tree_util.keystr(path)}": leaf.shape
+        for name, tree in trees.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if is_array(leaf)
+    }
+    if not shapes:
         raise ValueError(
-            f"{name} must be a list of layers, or a module whose arrays have a leading axis of "
-            f"layers, but {type(tree).__name__} has no arrays. Make a stack with "
+            "layers must be a list of layers, or a module whose arrays have a leading axis of "
+            f"layers, but {type(trees['layers']).__name__} has no arrays. Make a stack with "
             "equinox.filter_vmap(Layer)(keys)."
         )
-    first, *others = ((f"{name}{jax.tree_util.keystr(path)}", x.shape) for path, x in arrays)
-    for at, shape in (first, *others):
-        if not shape or shape[0] != first[1][0]:
+    first = next(iter(shapes))
+    for at, shape in shapes.items():
+        if not shape or shape[0] != shapes[first][0]:
             raise ValueError(
-                f"{name} must have arrays with the same leading axis, that of the layers, but "
-                f"{first[0]} has shape {first[1]} and {at} has shape {shape}. Make a stack with "
+                "layers must have arrays with the same leading axis, that of the layers, but "
+                f"{first} has shape {shapes[first]} and {at} has shape {shape}. Make a stack with "
                 "equinox.filter_vmap(Layer)(keys), or pass a list of layers."
             )
-    return first[1][0]
+    return shapes[first][0]
