@@ -115,6 +115,7 @@ def _workload(
     apply: Callable[..., jax.Array],
     checkpoints: tuple[int, ...],
 ) -> LayerWorkload:
+    shares = (0.5, 0.25, 0.1) if count > 10 else (0.9,)
     return LayerWorkload(
         family=family,
         size=size,
@@ -124,7 +125,7 @@ def _workload(
         passive={"inputs": inputs},
         checkpoints=checkpoints,
         apply=apply,
-        shares=(0.5, 0.25, 0.1),
+        shares=shares,
     )
 
 

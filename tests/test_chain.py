@@ -375,7 +375,8 @@ def test_checkpoints_are_what_is_held() -> None:
     one = temporaries(plain, layers[:1], x)
     for checkpoints in (3, 8):
         held = temporaries(partial(checkpointed_chain, checkpoints=checkpoints), layers, x)
-        assert held <= (checkpoints + 2) * x.nbytes + one
+        # Cotangents of a segment's weights, here as large as a carry, are put together in it.
+        assert held <= (checkpoints + 2 + len(layers) / 2) * x.nbytes + one
 
 
 @pytest.mark.parametrize(("count", "checkpoints"), [(1, 1), (5, 1), (9, 3), (7, "all")])
