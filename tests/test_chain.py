@@ -124,12 +124,12 @@ def test_hessian() -> None:
     ours, (weights, x) = loss_of(partial(checkpointed_chain, checkpoints=2), layers)
     theirs, _ = loss_of(plain, layers)
     hessians = [jax.jit(jax.hessian(lambda x, f=f: f((weights, x))))(x) for f in (ours, theirs)]
-    close(*hessians, 1e-10)
+    close(*hessians, 1e-10)  # pyright: ignore
 
 
 @quick
 def test_sequential() -> None:
-    layers = eqx.nn.Sequential([x for x in unlike_layers() if isinstance(x, eqx.Module)])
+    layers = eqx.nn.Sequential([x for x in unlike_layers() if isinstance(x, eqx.Module)])  # pyright: ignore
     x = jnp.ones(4)
     close(checkpointed_chain(layers, x, key=KEY), layers(x, key=KEY))
 
@@ -357,7 +357,7 @@ def wide_layers(count: int, width: int = 64) -> tuple[list[Any], Any]:
 
 def temporaries(run: Callable[..., Any], layers: Any, x: Any) -> int:
     gradient = eqx.filter_jit(eqx.filter_grad(lambda layers, x: jnp.sum(run(layers, x) ** 2)))
-    return gradient.lower(layers, x).compile().compiled.memory_analysis().temp_size_in_bytes
+    return gradient.lower(layers, x).compile().compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
@@ -407,7 +407,7 @@ def test_layers_run_as_often_as_the_schedule_says(count: int, checkpoints: Any) 
 def test_evaluation_is_that_of_the_plain_model() -> None:
     layers, x = wide_layers(6)
     count = [
-        jax.jit(lambda x, run=run: run(layers, x)).lower(x).compile().as_text().count(" = ")
+        jax.jit(lambda x, run=run: run(layers, x)).lower(x).compile().as_text().count(" = ")  # pyright: ignore
         for run in (checkpointed_chain, plain)
     ]
     assert count[0] <= count[1]
