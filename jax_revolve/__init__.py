@@ -1,5 +1,8 @@
 """Long loops in JAX, differentiable in little memory."""
 
+from jax_revolve._chain import checkpointed_chain as checkpointed_chain
+from jax_revolve._checkpointed import Checkpointed as Checkpointed
+from jax_revolve._checkpointed import checkpoint_layers as checkpoint_layers
 from jax_revolve._explain import explain as explain
 from jax_revolve._fori import checkpointed_fori_loop as checkpointed_fori_loop
 from jax_revolve._program import FoundLoop as FoundLoop

@@ -25,6 +25,7 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
 from jax_revolve._compat.jaxprs import Result as Result
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
 from jax_revolve._compat.jaxprs import dependence as dependence
+from jax_revolve._compat.jaxprs import has_custom_vjp as has_custom_vjp
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
 from jax_revolve._compat.jaxprs import results_in as results_in
@@ -33,6 +34,7 @@ from jax_revolve._compat.jaxprs import run_equation as run_equation
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables
 from jax_revolve._compat.jaxprs import with_outputs as with_outputs
+from jax_revolve._compat.jaxprs import without_consts as without_consts
 from jax_revolve._compat.loops import LoopEquation as LoopEquation
 from jax_revolve._compat.loops import run_around_loop as run_around_loop
 from jax_revolve._compat.primitives import Split as Split

@@ -103,3 +103,24 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 def inner_jaxprs(eqn: Any) -> list[ClosedJaxpr]:
     """The jaxprs among the parameters of an equation, which it runs."""
     return [p for p in eqn.params.values() if hasattr(p, "eqns")]
+
+
+def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """The jaxpr with its consts as its first inputs, and those."""
+    jaxpr = closed.jaxpr
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return ClosedJaxpr(jaxpr, []), list(closed.consts)
+
+
+def has_custom_vjp(closed: ClosedJaxpr) -> bool:
+    """Whether a function with a `jax.custom_vjp` is called anywhere in it."""
+    return any(
+        eqn.primitive.name.startswith("custom_vjp") or any(map(has_custom_vjp, _all_jaxprs(eqn)))
+        for eqn in closed.eqns
+    )
+
+
+def _all_jaxprs(eqn: Any) -> list[Any]:
+    """As `inner_jaxprs`, the branches of a conditional included."""
+    values = [v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,))]
+    return [v for v in values if hasattr(v, "eqns")]

@@ -1,0 +1,505 @@
+"""Chains of layers, against the plain model: `equinox.nn.Sequential`, or a loop over the layers."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_revolve
+from jax_revolve import checkpointed_chain
+from jax_revolve._layer import Layer
+from jax_revolve._measure import measure
+from jax_revolve.schedule import binomial, chain
+
+KEY = jax.random.key(7)
+
+quick = pytest.mark.usefixtures("compile_quickly")
+
+
+def unlike_layers() -> list[Any]:
+    """Widths that change, dropout, a bare function with a key, and one without."""
+    keys = iter(jax.random.split(jax.random.key(0), 20))
+
+    def noise(x: Any, key: Any) -> Any:
+        return x * (1 + 0.1 * jax.random.normal(key, x.shape))
+
+    return [
+        eqx.nn.Linear(4, 16, key=next(keys)),
+        eqx.nn.Dropout(0.3),
+        jnp.tanh,
+        noise,
+        eqx.nn.LayerNorm(16),
+        eqx.nn.Linear(16, 3, key=next(keys)),
+    ]
+
+
+def plain(layers: Sequence[Any], x: Any, *, key: Any = None) -> Any:
+    keys = [None] * len(layers) if key is None else jax.random.split(key, len(layers))
+    for layer, k in zip(layers, keys, strict=True):
+        x = layer(x, key=k) if k is not None and Layer.of(0, layer).takes_key else layer(x)
+    return x
+
+
+def loss_of(run: Callable[..., Any], layers: Any) -> tuple[Callable[..., Any], Any]:
+    """A loss, and the weights and input that it is a function of."""
+    weights, rest = eqx.partition(layers, eqx.is_inexact_array)
+
+    def loss(inputs: Any) -> Any:
+        weights, x = inputs
+        return jnp.sum(run(eqx.combine(weights, rest), x, key=KEY) ** 2)
+
+    return loss, (weights, jnp.linspace(-1.0, 1.0, 4))
+
+
+REQUESTS: list[dict[str, Any]] = [
+    {},
+    {"checkpoints": 2},
+    {"memory": "1kB"},
+    {"memory": "1GB"},
+]
+
+
+def close(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+@quick
+def test_values_and_gradients(request_: dict[str, Any]) -> None:
+    layers = unlike_layers()
+    ours, inputs = loss_of(partial(checkpointed_chain, **request_), layers)
+    theirs, _ = loss_of(plain, layers)
+    close(jax.jit(jax.value_and_grad(ours))(inputs), jax.jit(jax.value_and_grad(theirs))(inputs))
+
+
+TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
+    "eager": jax.grad,
+    "jvp": lambda f: lambda u: jax.jvp(f, (u,), (u,)),
+    "jacfwd": jax.jacfwd,
+    "vmap": lambda f: jax.vmap(f, in_axes=((None, 0),)),
+    "vmap_of_grad": lambda f: jax.vmap(jax.grad(f), in_axes=((None, 0),)),
+    "grad_of_vmap": lambda f: (
+        lambda u: jax.grad(lambda u: jnp.sum(jax.vmap(f, in_axes=((None, 0),))(u)))(u)
+    ),
+    "forward_over_reverse": lambda f: lambda u: jax.jvp(jax.grad(f), (u,), (u,))[1],
+    "reverse_over_forward": lambda f: jax.grad(lambda u: jax.jvp(f, (u,), (u,))[1]),
+    "reverse_over_reverse": lambda f: jax.grad(lambda u: _square(jax.grad(f)(u))),
+    "linearize": lambda f: lambda u: jax.linearize(f, u)[1](u),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "cond": lambda f: jax.grad(lambda u: jax.lax.cond(u[1].sum() > -9e9, f, lambda _: 0.0, u)),
+    "scan": lambda f: jax.grad(
+        lambda u: jax.lax.scan(lambda c, _: (c + f(u), None), 0.0, None, 2)[0]
+    ),
+}
+
+
+def _square(tree: Any) -> Any:
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@quick
+def test_transformations(name: str) -> None:
+    layers = unlike_layers()[:4] if name == "eager" else unlike_layers()
+    transform = TRANSFORMATIONS[name]
+    ours, (weights, x) = loss_of(partial(checkpointed_chain, checkpoints=2), layers)
+    theirs, _ = loss_of(plain, layers)
+    if "vmap" in name:
+        x = jnp.stack([x, 2 * x, -x])
+    run = (lambda f: f) if name == "eager" else jax.jit
+    ours, theirs = (run(transform(f))((weights, x)) for f in (ours, theirs))
+    close(ours, theirs, 1e-10)
+
+
+@quick
+def test_hessian() -> None:
+    layers = unlike_layers()
+    ours, (weights, x) = loss_of(partial(checkpointed_chain, checkpoints=2), layers)
+    theirs, _ = loss_of(plain, layers)
+    hessians = [jax.jit(jax.hessian(lambda x, f=f: f((weights, x))))(x) for f in (ours, theirs)]
+    close(*hessians, 1e-10)  # pyright: ignore
+
+
+@quick
+def test_sequential() -> None:
+    layers = eqx.nn.Sequential([x for x in unlike_layers() if isinstance(x, eqx.Module)])  # pyright: ignore
+    x = jnp.ones(4)
+    close(checkpointed_chain(layers, x, key=KEY), layers(x, key=KEY))
+
+
+@quick
+def test_functions_with_a_custom_vjp_have_forward_over_reverse_derivatives() -> None:
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * jnp.cos(x) * ct,))
+    layers = [f, jnp.tanh, f, jnp.exp]
+    ours = lambda x: checkpointed_chain(layers, x, checkpoints=2)  # noqa: E731
+    close(*(jax.jit(jax.jacfwd(jax.grad(g)))(0.3) for g in (ours, partial(plain, layers))))
+
+
+# Trees, integers, frozen layers
+
+
+@quick
+def test_carries_are_any_pytrees() -> None:
+    layers: list[Any] = [
+        lambda x: {"count": jnp.int32(2), "name": "a", "u": (x, x.astype(jnp.float32))},
+        lambda t: {**t, "count": t["count"] + 1, "u": (jnp.sin(t["u"][0]), t["u"][1])},
+        lambda t: {**t, "name": t["name"] + "b", "none": None},
+        lambda t: (t["u"][0] * t["count"], t["name"], t["u"][1]),
+    ]
+    x = jnp.arange(3.0)
+    for checkpoints in (1, 2, "all"):
+        run = partial(checkpointed_chain, layers, checkpoints=checkpoints)
+        assert run(x)[1] == "ab"
+        ours = jax.grad(lambda x, run=run: jnp.sum(run(x)[0]) + jnp.sum(run(x)[2]))(x)
+        close(ours, jnp.cos(x) * 3 + 1)
+
+
+@quick
+def test_integers_go_in() -> None:
+    layers = [eqx.nn.Embedding(5, 4, key=KEY), eqx.nn.Linear(4, 2, key=KEY), jnp.tanh]
+    gradients = [
+        eqx.filter_jit(eqx.filter_grad(lambda layers, run=run: jnp.sum(run(layers, 3))))(layers)
+        for run in (partial(checkpointed_chain, checkpoints=1), plain)
+    ]
+    close(*gradients)
+
+
+@quick
+def test_frozen_layers_have_no_gradient_and_cost_none() -> None:
+    layers = unlike_layers()
+    last, x = layers[-1], jnp.ones(4)
+
+    def loss(weight: Any, run: Callable[..., Any]) -> Any:
+        tuned = eqx.tree_at(lambda layer: layer.weight, last, weight)
+        return jnp.sum(run([*layers[:-1], tuned], x, key=KEY))
+
+    ours = partial(checkpointed_chain, checkpoints=2)
+    gradients = [jax.jit(jax.grad(partial(loss, run=run)))(last.weight) for run in (ours, plain)]
+    close(*gradients)
+
+
+@quick
+def test_inference_mode() -> None:
+    layers = eqx.nn.inference_mode(unlike_layers())
+    layers.pop(3)
+    close(checkpointed_chain(layers, jnp.ones(4)), plain(layers, jnp.ones(4)))
+
+
+# State
+
+
+def batch_norm_layers() -> tuple[eqx.nn.Sequential, eqx.nn.State]:
+    def make() -> eqx.nn.Sequential:
+        keys = jax.random.split(jax.random.key(1), 4)
+        layers: list[Any] = []
+        for i, mode in enumerate(("batch", "ema")):
+            layers += [
+                eqx.nn.Linear(6, 6, key=keys[i]),
+                eqx.nn.BatchNorm(6, axis_name="batch", mode=mode, momentum=0.9),  # pyright: ignore
+                eqx.nn.Lambda(jnp.tanh),
+                eqx.nn.Dropout(0.2),
+            ]
+        return eqx.nn.Sequential(layers)
+
+    return eqx.nn.make_with_state(make)()
+
+
+@pytest.mark.parametrize("request_", REQUESTS[:2], ids=str)
+@quick
+def test_batch_norm_under_vmap(request_: dict[str, Any]) -> None:
+    model, state = batch_norm_layers()
+    xs = jax.random.normal(KEY, (5, 6))
+    keys = jax.random.split(KEY, 5)
+
+    @eqx.filter_jit
+    def step(model: Any, state: Any, run: Any) -> Any:
+        @partial(eqx.filter_value_and_grad, has_aux=True)
+        def loss(model: Any) -> Any:
+            call = lambda x, key: run(model, x, key, state)  # noqa: E731
+            out, new = jax.vmap(call, axis_name="batch", out_axes=(0, None))(xs, keys)
+            return jnp.sum(out**2), new
+
+        return loss(model)
+
+    def ours(model: Any, x: Any, key: Any, state: Any) -> Any:
+        return checkpointed_chain(model, x, key=key, state=state, **request_)
+
+    def theirs(model: Any, x: Any, key: Any, state: Any) -> Any:
+        return model(x, state, key=key)
+
+    of_ours, of_theirs = state, state
+    for _ in range(2):
+        (_, of_ours), gradient = step(model, of_ours, ours)
+        (_, of_theirs), expected = step(model, of_theirs, theirs)
+        close(gradient, expected, 1e-11)
+        close(of_ours, of_theirs)
+
+
+class Counter(eqx.nn.StatefulLayer):
+    """Counts its calls, and adds their number."""
+
+    index: eqx.nn.StateIndex
+
+    def __init__(self) -> None:
+        self.index = eqx.nn.StateIndex(jnp.array(0.0))
+
+    def __call__(self, x: Any, state: Any, *, key: Any = None) -> Any:
+        count = state.get(self.index) + 1
+        return jnp.sin(x) + count, state.set(self.index, count)
+
+
+@quick
+def test_a_layer_that_is_used_twice_has_one_state() -> None:
+    counter, state = eqx.nn.make_with_state(Counter)()
+    layers = [counter, jnp.tanh, counter, counter]
+
+    def loss(x: Any) -> Any:
+        return checkpointed_chain(layers, x, checkpoints=1, state=state)
+
+    gradient, new = jax.jit(jax.grad(loss, has_aux=True))(0.5)
+    assert new.get(counter.index) == 3
+    by_hand = lambda x: jnp.sin(jnp.sin(jnp.tanh(jnp.sin(x) + 1)) + 2) + 3  # noqa: E731
+    close(gradient, jax.grad(by_hand)(0.5))
+
+
+@quick
+def test_functions_with_a_state_parameter_get_it() -> None:
+    counter, state = eqx.nn.make_with_state(Counter)()
+
+    class Outer(eqx.Module):
+        inner: Counter
+
+        def __call__(self, x: Any, state: Any) -> Any:
+            return self.inner(x, state)
+
+    x, new = checkpointed_chain([jnp.cos, Outer(counter)], 0.5, state=state)
+    assert new.get(counter.index) == 1
+    close(x, jnp.sin(jnp.cos(0.5)) + 1)
+
+
+# Stacks
+
+
+class Block(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    mlp: eqx.nn.MLP
+    dropout: eqx.nn.Dropout
+    scale: float
+
+    def __init__(self, key: Any) -> None:
+        self.norm = eqx.nn.LayerNorm(8)
+        self.mlp = eqx.nn.MLP(8, 8, 16, 1, key=key)
+        self.dropout = eqx.nn.Dropout(0.2)
+        self.scale = 0.5
+
+    def __call__(self, x: Any, key: Any = None) -> Any:
+        return x + self.scale * self.dropout(self.mlp(self.norm(x)), key=key)
+
+
+@pytest.mark.parametrize("request_", [{}, {"checkpoints": 2}, {"memory": "10kB"}], ids=str)
+@quick
+def test_stack(request_: dict[str, Any]) -> None:
+    keys = jax.random.split(jax.random.key(3), 7)
+    stack, x = eqx.filter_vmap(Block)(keys), jnp.ones(8)
+    ours = partial(checkpointed_chain, key=KEY, **request_)
+
+    def theirs(stack: Any, x: Any) -> Any:
+        arrays, rest = eqx.partition(stack, eqx.is_array)
+        layers = [eqx.combine(jax.tree.map(lambda a, i=i: a[i], arrays), rest) for i in range(7)]
+        return plain(layers, x, key=KEY)
+
+    gradients = [
+        eqx.filter_jit(eqx.filter_grad(lambda s, run=run: jnp.sum(run(s, x) ** 2)))(stack)
+        for run in (ours, theirs)
+    ]
+    close(*gradients)
+    close(ours(stack, x), theirs(stack, x))
+
+
+@quick
+def test_stack_with_state() -> None:
+    make = eqx.filter_vmap(lambda _: eqx.nn.make_with_state(Counter)(), axis_size=5)
+    stack, state = make(None)
+
+    def ours(x: Any) -> Any:
+        return checkpointed_chain(stack, x, checkpoints=2, state=state)
+
+    def theirs(x: Any) -> Any:
+        for _ in range(5):
+            x = jnp.sin(x) + 1
+        return x
+
+    gradient, new = jax.jit(jax.grad(ours, has_aux=True))(0.5)
+    np.testing.assert_array_equal(new.get(stack.index), jnp.ones(5))
+    close(gradient, jax.grad(theirs)(0.5))
+
+
+# Memory, evaluations, traces
+
+
+def wide_layers(count: int, width: int = 64) -> tuple[list[Any], Any]:
+    keys = jax.random.split(jax.random.key(0), count)
+    layers = [eqx.nn.MLP(width, width, 4 * width, 1, key=k, dtype=jnp.float32) for k in keys]
+    vmapped = [eqx.filter_vmap(layer, in_axes=0) for layer in layers]
+    return vmapped, jnp.ones((512, width), jnp.float32)
+
+
+def temporaries(run: Callable[..., Any], layers: Any, x: Any) -> int:
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda layers, x: jnp.sum(run(layers, x) ** 2)))
+    return gradient.lower(layers, x).compile().compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_compiled_gradients_keep_to_the_budget(share: float) -> None:
+    layers, x = wide_layers(12)
+    everything = temporaries(plain, layers, x)
+    memory = int(share * everything)
+    held = temporaries(partial(checkpointed_chain, memory=memory), layers, x)
+    one = temporaries(plain, layers[:1], x)
+    assert held <= memory + one + 2 * x.nbytes
+
+
+def test_checkpoints_are_what_is_held() -> None:
+    layers, x = wide_layers(12)
+    one = temporaries(plain, layers[:1], x)
+    for checkpoints in (3, 8):
+        held = temporaries(partial(checkpointed_chain, checkpoints=checkpoints), layers, x)
+        # Cotangents of a segment's weights, here as large as a carry, are put together in it.
+        assert held <= (checkpoints + 2 + len(layers) / 2) * x.nbytes + one
+
+
+@pytest.mark.parametrize(("count", "checkpoints"), [(1, 1), (5, 1), (9, 3), (7, "all")])
+def test_layers_run_as_often_as_the_schedule_says(count: int, checkpoints: Any) -> None:
+    executed: list[int] = []
+
+    def layer(x: Any, i: int) -> Any:
+        jax.debug.callback(lambda: executed.append(i), ordered=False)
+        return jnp.sin(x)
+
+    layers = [partial(layer, i=i) for i in range(count)]
+
+    def loss(x: Any) -> Any:
+        return checkpointed_chain(layers, x, checkpoints=checkpoints)
+
+    def executions(fun: Any) -> int:
+        executed.clear()
+        jax.block_until_ready(jax.jit(fun)(0.3))
+        jax.effects_barrier()
+        return len(executed)
+
+    slots = count if checkpoints == "all" else checkpoints
+    assert executions(jax.value_and_grad(loss)) == count + binomial.advances(count, slots)
+    assert executions(loss) == count
+    assert executions(lambda x: jax.jvp(loss, (x,), (x,))) == count
+
+
+def test_evaluation_is_that_of_the_plain_model() -> None:
+    layers, x = wide_layers(6)
+    count = [
+        jax.jit(lambda x, run=run: run(layers, x)).lower(x).compile().as_text().count(" = ")  # pyright: ignore
+        for run in (checkpointed_chain, plain)
+    ]
+    assert count[0] <= count[1]
+
+
+@quick
+def test_equal_layers_are_traced_a_few_times() -> None:
+    traces = 0
+
+    class Counted(eqx.Module):
+        weight: Any
+
+        def __call__(self, x: Any) -> Any:
+            nonlocal traces
+            traces += 1
+            return jnp.tanh(self.weight * x)
+
+    layers = [Counted(jnp.float32(i)) for i in range(30)]
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda layers: checkpointed_chain(layers, 0.5)))
+    gradient(layers)
+    assert traces <= 6  # three for the first layer, whose input is a number and not an array
+
+
+def test_sizes_are_those_of_the_linearisation() -> None:
+    layers = [jnp.sin, eqx.nn.Linear(10, 20, key=KEY), jnp.tanh]
+    x = jnp.ones(10)
+    sizes = measure([Layer.of(i, f) for i, f in enumerate(layers)], x, [None] * 3, None)
+    assert sizes.carry == (80, 80, 160)
+    assert sizes.residuals[0] == 80  # the cosine
+    assert sizes.residuals[1] == 0  # weights and input
+    assert sizes.work[1] > sizes.work[0] / 10 > 0
+    assert sum(chain.runs(chain.by_default(sizes))) <= 6
+
+
+# Errors
+
+
+def test_bad_layers() -> None:
+    with pytest.raises(ValueError, match="layers must be at least one layer"):
+        checkpointed_chain([], 1.0)
+    with pytest.raises(TypeError, match="layers must be callables, but layer 1 is 3"):
+        checkpointed_chain([jnp.sin, 3], 1.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="layers must be a list or tuple of callables"):
+        checkpointed_chain(jnp.sin, 1.0)  # pyright: ignore[reportArgumentType]
+    layers = [eqx.nn.Linear(4, 3, key=KEY), jnp.sin, eqx.nn.Linear(4, 3, key=KEY)]
+    with pytest.raises(
+        ValueError, match=r"layer 2 \(Linear\) does not take what layer 1.*f64\[3\]"
+    ):
+        checkpointed_chain(layers, jnp.ones(4))
+    with pytest.raises(ValueError, match=r"layer 0 \(Linear\) does not take x, f64\[5\]"):
+        checkpointed_chain(layers, jnp.ones(5))
+    with pytest.raises(RuntimeError, match="Dropout requires a key"):
+        checkpointed_chain([eqx.nn.Dropout(0.5)], jnp.ones(5))
+
+
+def test_bad_requests() -> None:
+    layers = unlike_layers()
+    with pytest.raises(ValueError, match="checkpoints must be None where memory is given"):
+        checkpointed_chain(layers, jnp.ones(4), key=KEY, checkpoints=2, memory=3)
+    with pytest.raises(ValueError, match=r"checkpoints must be an int >= 1"):
+        checkpointed_chain(layers, jnp.ones(4), key=KEY, checkpoints=0)
+    with pytest.raises(ValueError, match=r"memory must be at least \d+ bytes .* but is 3:"):
+        checkpointed_chain(layers, jnp.ones(4), key=KEY, memory=3)
+
+
+def test_bad_state() -> None:
+    counter, state = eqx.nn.make_with_state(Counter)()
+    with pytest.raises(ValueError, match=r"state must be given, since layer 1 \(Counter\)"):
+        checkpointed_chain([jnp.sin, counter], 1.0)
+    with pytest.raises(ValueError, match="state must be None, since no layer is stateful"):
+        checkpointed_chain([jnp.sin], 1.0, state=state)
+    with pytest.raises(TypeError, match=r"state must be an equinox\.nn\.State or None"):
+        checkpointed_chain([counter], 1.0, state={})  # pyright: ignore[reportArgumentType]
+
+
+def test_bad_stacks() -> None:
+    stack = eqx.filter_vmap(Block)(jax.random.split(KEY, 3))
+    uneven = eqx.tree_at(lambda s: s.norm.bias, stack, jnp.ones((2, 8)))
+    with pytest.raises(
+        ValueError, match=r"layers\.norm\.weight has shape \(3, 8\).*\.bias.*\(2, 8\)"
+    ):
+        checkpointed_chain(uneven, jnp.ones(8), key=KEY)
+    with pytest.raises(ValueError, match="has no arrays"):
+        checkpointed_chain(eqx.nn.Dropout(0.5), jnp.ones(8), key=KEY)
+
+
+@quick
+def test_disable_jit_runs_the_layers_as_they_are() -> None:
+    layers = unlike_layers()
+    with jax.disable_jit():
+        close(checkpointed_chain(layers, jnp.ones(4), key=KEY), plain(layers, jnp.ones(4), key=KEY))
+
+
+def test_public() -> None:
+    assert jax_revolve.checkpointed_chain is checkpointed_chain

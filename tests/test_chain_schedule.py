@@ -1,0 +1,168 @@
+"""The schedules of chains, executed by an abstract machine, against brute force and Revolve."""
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from jax_revolve.schedule import binomial, chain
+from jax_revolve.schedule.chain import Layers, Schedule
+
+
+class Machine:
+    """Executes a schedule: counts the runs of every layer, and the most bytes held at once."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self.runs = [0] * len(layers.work)
+        self.held = self.peak = 0
+        self.reversed: list[int] = []
+
+    def execute(self, schedule: Schedule) -> "Machine":
+        self._hold(self.layers.carry[0])
+        self._reverse(schedule)
+        self._release(self.layers.carry[0])
+        assert self.held == 0
+        assert self.reversed == list(reversed(range(len(self.layers.work))))
+        return self
+
+    @property
+    def work(self) -> int:
+        return sum(u * n for u, n in zip(self.layers.work, self.runs, strict=True))
+
+    def _reverse(self, schedule: Schedule) -> None:
+        """The carry that the first layer takes is held."""
+        held: list[int] = []
+        for i, entry in enumerate(schedule):
+            numbers = [entry] if isinstance(entry, int) else list(chain.layers_in(entry))
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            for number in numbers:
+                self.runs[number] += 1
+            held.append(self.layers.residuals[entry] if isinstance(entry, int) else 0)
+            held[-1] += self.layers.carry[numbers[-1] + 1] if i + 1 < len(schedule) else 0
+            self._hold(held[-1])
+        for entry, size in zip(reversed(schedule), reversed(held), strict=True):
+            if isinstance(entry, int):
+                self.reversed.append(entry)
+                self._release(size)
+            else:
+                self._release(size)
+                self._reverse(entry)
+
+    def _hold(self, size: int) -> None:
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+    def _release(self, size: int) -> None:
+        self.held -= size
+
+
+def every_schedule(start: int, stop: int) -> Iterator[Schedule]:
+    if stop == start + 1:
+        yield (start,)
+        return
+    for rest in every_schedule(start + 1, stop):
+        yield (start, *rest)
+    for middle in range(start + 1, stop):
+        for advanced in every_schedule(start, middle):
+            for rest in every_schedule(middle, stop):
+                yield (advanced, *rest)
+
+
+def random_layers(count: int, seed: int, most: int = 9) -> Layers:
+    draw = random.Random(seed)
+
+    def numbers(least: int) -> tuple[int, ...]:
+        return tuple(draw.randint(least, most) for _ in range(count))
+
+    return Layers(work=numbers(1), carry=numbers(0), residuals=numbers(0))
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_least_work_within_memory_is_that_of_brute_force(count: int) -> None:
+    for seed in range(3):
+        layers = random_layers(count, seed)
+        found = [Machine(layers).execute(s) for s in every_schedule(0, count)]
+        least, most = (f(machine.peak for machine in found) for f in (min, max))
+        assert chain.least_memory(layers) == least
+        for memory in range(least, most + 2):
+            ours = Machine(layers).execute(chain.within(layers, memory))
+            assert ours.peak <= memory
+            assert ours.work == min(m.work for m in found if m.peak <= memory)
+        with pytest.raises(ValueError, match=f"memory must be at least {least} bytes"):
+            chain.within(layers, least - 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 13, 24, 48, 90])
+def test_equal_layers_are_reversed_by_revolve(count: int) -> None:
+    layers = Layers((1,) * count, (1,) * count, (100,) * count)
+    for checkpoints in {1, 2, 3, 5, 10, count - 1, count, count + 1} - {0}:
+        work = Machine(layers).execute(chain.with_checkpoints(layers, checkpoints)).work
+        assert work == count + binomial.advances(count, min(checkpoints, count))
+
+
+@pytest.mark.parametrize("count", [2, 7, 15])
+def test_least_work_with_checkpoints_is_that_of_the_recursion(count: int) -> None:
+    layers = random_layers(count, seed=count, most=50)
+
+    @cache
+    def least(start: int, stop: int, checkpoints: int) -> Any:
+        if stop == start + 1:
+            return layers.work[start]
+        if checkpoints == 1:
+            return sum(layers.work[start:stop]) + least(start, stop - 1, 1)
+        return min(
+            sum(layers.work[start:k])
+            + least(k, stop, checkpoints - 1)
+            + least(start, k, checkpoints)
+            for k in range(start + 1, stop)
+        )
+
+    for checkpoints in range(1, count + 1):
+        schedule = chain.with_checkpoints(layers, checkpoints)
+        assert Machine(layers).execute(schedule).work == least(0, count, checkpoints)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 47])
+def test_by_default_no_layer_runs_more_than_twice_on_average(count: int) -> None:
+    layers = random_layers(count, seed=count, most=1000)
+    ours = Machine(layers).execute(chain.by_default(layers))
+    assert ours.work <= 2 * sum(layers.work)
+    if count > 9:
+        everything = Machine(layers).execute(tuple(range(count)))
+        assert ours.peak <= 0.4 * everything.peak
+    if count in (2, 3):
+        once = [Machine(layers).execute(s) for s in every_schedule(0, count)]
+        assert ours.peak <= min(m.peak for m in once if max(m.runs) <= 2)
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.03, 3), (0.3, 1.8)])
+def test_long_chains_keep_to_their_budget(share: float, most: float) -> None:
+    """Two hundred layers are put into groups: right, but not the optimum."""
+    layers = random_layers(200, seed=1, most=10**6)
+    memory = int(share * (sum(layers.residuals) + sum(layers.carry)))
+    ours = Machine(layers).execute(chain.within(layers, memory))
+    assert ours.peak <= memory
+    assert ours.work <= most * sum(layers.work)
+
+
+def test_long_chains_of_equal_layers_are_near_the_optimum() -> None:
+    layers = Layers((1,) * 200, (1,) * 200, (0,) * 200)
+    for checkpoints in (3, 10, 40):
+        work = chain.work_of(chain.with_checkpoints(layers, checkpoints), layers)
+        assert work <= 1.15 * (200 + binomial.advances(200, checkpoints))
+
+
+def test_runs_are_those_of_the_machine() -> None:
+    layers = random_layers(12, seed=0)
+    for checkpoints in (1, 2, 4):
+        schedule = chain.with_checkpoints(layers, checkpoints)
+        assert chain.runs(schedule) == Machine(layers).execute(schedule).runs
+
+
+def test_layers_of_no_size_are_taped() -> None:
+    layers = Layers((1, 2, 3), (0, 0, 0), (0, 0, 0))
+    assert chain.within(layers, 0) == (0, 1, 2)
+    assert chain.by_default(layers) == (0, 1, 2)

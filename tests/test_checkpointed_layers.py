@@ -1,0 +1,196 @@
+"""`Checkpointed` modules: the same module, but for what its reverse pass holds."""
+
+import copy
+import io
+import pickle
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_revolve import Checkpointed, checkpoint_layers
+
+KEY = jax.random.key(0)
+
+quick = pytest.mark.usefixtures("compile_quickly")
+
+
+class Block(eqx.Module):
+    norm: eqx.nn.LayerNorm
+    linear: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, key: Any) -> None:
+        self.norm = eqx.nn.LayerNorm(4)
+        self.linear = eqx.nn.Linear(4, 4, key=key)
+        self.dropout = eqx.nn.Dropout(0.3)
+
+    def __call__(self, x: Any, *, key: Any = None) -> Any:
+        return x + self.dropout(jnp.tanh(self.linear(self.norm(x))), key=key)
+
+    def size(self, times: int) -> int:
+        return times * self.linear.weight.size
+
+
+class Model(eqx.Module):
+    blocks: list[Block]
+    head: eqx.nn.Linear
+
+    def __init__(self) -> None:
+        keys = jax.random.split(KEY, 4)
+        self.blocks = [Block(k) for k in keys[:3]]
+        self.head = eqx.nn.Linear(4, 2, key=keys[3])
+
+    def __call__(self, x: Any, key: Any) -> Any:
+        for block, k in zip(self.blocks, jax.random.split(key, 3), strict=True):
+            x = block(x, key=k)
+        return self.head(x)
+
+
+def leaves_equal(ours: Any, theirs: Any) -> None:
+    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    for a, b in pairs:
+        if eqx.is_array(a):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+        else:
+            assert a == b
+
+
+@quick
+def test_gradients_with_dropout() -> None:
+    @eqx.filter_jit
+    @eqx.filter_value_and_grad
+    def gradient(model: Any, x: Any) -> Any:
+        return jnp.sum(model(x, KEY) ** 2)
+
+    model, x = Model(), jnp.arange(4.0)
+    leaves_equal(gradient(checkpoint_layers(model, Block), x), gradient(model, x))
+
+
+@pytest.mark.parametrize("mode", ["jvp", "hessian", "vmap"])
+@quick
+def test_transformations(mode: str) -> None:
+    def transformed(model: Any, x: Any) -> Any:
+        f = lambda x: jnp.sum(model(x, KEY) ** 2)  # noqa: E731
+        if mode == "jvp":
+            return jax.jvp(f, (x,), (x,))
+        if mode == "hessian":
+            return jax.hessian(f)(x)
+        return jax.vmap(jax.grad(f))(jnp.stack([x, 2 * x]))
+
+    model, x = Model(), jnp.arange(4.0)
+    ours, theirs = (
+        eqx.filter_jit(transformed)(m, x) for m in (checkpoint_layers(model, Block), model)
+    )
+    leaves_equal(ours, theirs)
+
+
+def test_it_prints_as_the_module() -> None:
+    model, block = Model(), Block(KEY)
+    assert repr(Checkpointed(block)) == repr(block)
+    assert repr(checkpoint_layers(model, (Block, eqx.nn.Linear))) == repr(model)
+    assert eqx.tree_pformat([Checkpointed(block)]) == eqx.tree_pformat([block])
+
+
+def test_it_has_the_attributes_of_the_module() -> None:
+    block = Block(KEY)
+    ours = Checkpointed(block)
+    assert ours.dropout.p == 0.3
+    assert ours.size(2) == 32
+    assert ours.wrapped is block
+    assert not hasattr(ours, "nothing")
+    with pytest.raises(AttributeError, match="'Block' object has no attribute 'nothing'"):
+        ours.nothing  # noqa: B018
+
+
+@quick
+def test_tree_at_and_inference_mode() -> None:
+    model = checkpoint_layers(Model(), Block)
+    model = eqx.tree_at(lambda m: m.blocks[1].linear.bias, model, jnp.full(4, 7.0))
+    assert isinstance(model.blocks[1], Checkpointed)
+    np.testing.assert_array_equal(model.blocks[1].linear.bias, jnp.full(4, 7.0))
+    model = eqx.nn.inference_mode(model)
+    assert all(block.dropout.inference for block in model.blocks)
+    x = jnp.arange(4.0)
+    np.testing.assert_array_equal(model(x, KEY), model(x, jax.random.key(1)))
+    dropout = eqx.nn.inference_mode(Checkpointed(eqx.nn.Dropout(0.5)))
+    np.testing.assert_array_equal(dropout(x), x)
+
+
+def test_copying_pickling_and_serialisation() -> None:
+    block = Block(KEY)
+    block = eqx.tree_at(lambda b: (b.linear.weight, b.linear.bias), block, (1.0, 2.0))
+    for copied in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+        result = copied(Checkpointed(block))
+        assert isinstance(result, Checkpointed)
+        leaves_equal(result, block)
+    stream = io.BytesIO()
+    eqx.tree_serialise_leaves(stream, Model())  # as a plain model, read as a checkpointed one
+    stream.seek(0)
+    other = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, Model())
+    read = eqx.tree_deserialise_leaves(stream, checkpoint_layers(other, Block))
+    leaves_equal(read, Model())
+
+
+@quick
+def test_sequential_with_state() -> None:
+    def make() -> eqx.nn.Sequential:
+        norm = eqx.nn.BatchNorm(4, "batch", mode="batch")
+        return eqx.nn.Sequential([eqx.nn.Linear(4, 4, key=KEY), norm, eqx.nn.Lambda(jnp.tanh)])
+
+    model, state = eqx.nn.make_with_state(make)()
+    xs = jax.random.normal(KEY, (5, 4))
+
+    @eqx.filter_jit
+    def step(model: Any) -> Any:
+        @partial(eqx.filter_grad, has_aux=True)
+        def loss(model: Any) -> Any:
+            run = jax.vmap(lambda x: model(x, state), axis_name="batch", out_axes=(0, None))
+            out, new = run(xs)
+            return jnp.sum(out**2), new
+
+        return loss(model)
+
+    ours = checkpoint_layers(model, (eqx.nn.BatchNorm, eqx.nn.Linear))
+    assert [isinstance(layer, Checkpointed) for layer in ours.layers] == [True, True, False]
+    leaves_equal(step(ours), step(model))
+
+
+def test_a_layer_is_wrapped_once() -> None:
+    model = checkpoint_layers(checkpoint_layers(Model(), Block), Block)
+    assert isinstance(model.blocks[0], Checkpointed)
+    assert isinstance(model.blocks[0].wrapped, Block)
+    assert isinstance(Checkpointed(Checkpointed(Block(KEY))).wrapped, Block)
+    model = checkpoint_layers(model, eqx.nn.Linear)
+    assert isinstance(model.blocks[0].linear, Checkpointed)
+    assert isinstance(model.blocks[0].wrapped, Block)  # pyright: ignore
+    assert isinstance(model.head, Checkpointed)
+
+
+def test_a_type_that_is_not_there() -> None:
+    with pytest.raises(
+        ValueError, match=r"there is no BatchNorm.*: Block, Dropout, LayerNorm, Lin"
+    ):
+        checkpoint_layers(Model(), eqx.nn.BatchNorm)
+    with pytest.raises(TypeError, match=r"layer_type must be a subclass of equinox\.Module"):
+        checkpoint_layers(Model(), int)
+    with pytest.raises(TypeError, match=r"module must be an equinox\.Module with a __call__"):
+        Checkpointed(jnp.tanh)
+
+
+def test_it_holds_its_input_alone() -> None:
+    keys, x = jax.random.split(KEY, 8), jnp.ones((512, 64), jnp.float32)
+    layers = [eqx.nn.MLP(64, 64, 256, 1, key=k, dtype=jnp.float32) for k in keys]
+    model = eqx.nn.Sequential([eqx.nn.Lambda(eqx.filter_vmap(layer)) for layer in layers])
+
+    def temporaries(model: Any) -> int:
+        gradient = eqx.filter_jit(eqx.filter_grad(lambda model: jnp.sum(model(x) ** 2)))
+        return gradient.lower(model).compile().compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
+
+    one = temporaries(model[:1])
+    assert temporaries(checkpoint_layers(model, eqx.nn.Lambda)) <= 12 * x.nbytes + one
+    assert temporaries(model) >= 30 * x.nbytes
