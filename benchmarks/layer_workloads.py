@@ -99,7 +99,8 @@ def resnet(
     def apply(run: Callable[..., Any], weights: Any, inputs: Any) -> jax.Array:
         xs, state = inputs
         call = partial(run, eqx.combine(weights, rest), key=None, state=state)
-        ys, _ = jax.vmap(call, axis_name="batch", out_axes=(0, None))(xs)
+        mapped: Any = jax.vmap(call, axis_name="batch", out_axes=(0, None))
+        ys, _ = mapped(xs)
         return jnp.mean(ys**2)
 
     size = f"{channels} channels, {width} x {width}, batch {batch}"

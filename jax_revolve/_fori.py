@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled
+from jax_revolve._progress import ProgressMeter, listener_of
 from jax_revolve._while import raise_if_stopped, run_from
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
@@ -26,6 +27,7 @@ def checkpointed_fori_loop(
     block: int | None = None,
     memory: Memory = None,
     max_steps: int | None = None,
+    progress: bool | ProgressMeter = False,
 ) -> Value:
     """As `jax.lax.fori_loop`, but its reverse pass stores `checkpoints` values instead of what
     every step leaves behind, and it has one even if the number of steps is not known when it is
@@ -42,6 +44,7 @@ def checkpointed_fori_loop(
         Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
         `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
         derivatives of reverse-mode derivatives.
+    - `progress`: as in the loop that it is.
 
     **Returns:**
 
@@ -67,6 +70,7 @@ def checkpointed_fori_loop(
     """
     request.check_arguments(checkpoints, block, memory)
     request.for_bound(max_steps, None)
+    listener = listener_of(progress)
 
     def fori(start: tuple[Any, Value]) -> Value:
         return lax.fori_loop(start[0], upper, body_fun, start[1])
@@ -74,18 +78,16 @@ def checkpointed_fori_loop(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         if steps is None:
-            loop = Loop.of(
-                equation, max_steps, request.for_bound(max_steps, checkpoints, block, memory)
-            )
+            plan = request.for_bound(max_steps, checkpoints, block, memory)
+            loop = Loop.of(equation, max_steps, plan, listener)
             results = run_loop(loop, operands)
             return raise_if_stopped(loop, operands, results, results)
         if max_steps is not None and steps > max_steps:
             raise ValueError(
                 f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
             )
-        return run_loop(
-            Loop.of(equation, steps, request.for_scan(steps, checkpoints, block, memory)), operands
-        )
+        plan = request.for_scan(steps, checkpoints, block, memory)
+        return run_loop(Loop.of(equation, steps, plan, listener), operands)
 
     start = (lower, init_val)
     return fori(start) if is_jit_disabled() else run_from(start, fori, run)

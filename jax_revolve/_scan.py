@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
+from jax_revolve._progress import ProgressMeter, listener_of
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
 from jax_revolve.schedule import request
@@ -32,6 +33,7 @@ def checkpointed_scan(
     block: int | None = None,
     memory: Memory = None,
     plan: Plan | None = None,
+    progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
     """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
     step leaves behind, and recomputes the rest in the cheapest order there is.
@@ -73,6 +75,12 @@ def checkpointed_scan(
         one example, inside `jax.shard_map` for one device. Checkpoints and, unless it is given,
         `block` are chosen for the least predicted time; `jax_revolve.explain` shows the choices.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
+    - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
+        that is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows it in
+        another way. Steps that are run again, and derivatives of reverse-mode derivatives, show
+        nothing. Bars count steps, not examples or devices: there is one under `jax.vmap` and
+        `jax.shard_map`. `jax.effects_barrier()` waits for the last of them. There are about a
+        hundred updates, fewer if steps are quick.
 
     Without any of them, checkpoints and block are chosen as for `memory`, which is then as much as
     about `sqrt(2 * length)` carries and the residuals of one step take: the fewest checkpoints with
@@ -118,6 +126,7 @@ def checkpointed_scan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     request.check_arguments(checkpoints, block, memory)
+    listener = listener_of(progress)
     _check_plan(plan, checkpoints=checkpoints, block=block, memory=memory)
 
     def scan() -> tuple[Carry, Y]:
@@ -139,7 +148,7 @@ def checkpointed_scan(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         assert steps is not None
-        return run_loop(Loop.of(equation, steps, plan_for(steps)), operands)
+        return run_loop(Loop.of(equation, steps, plan_for(steps), listener), operands)
 
     return run_around_loop(scan, run)
 

@@ -18,6 +18,7 @@ from jax_revolve._compat import (
     varying_axes,
     with_weak_type,
 )
+from jax_revolve._progress import ProgressMeter, listener_of
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_counted, run_loop
 from jax_revolve.schedule import request
@@ -39,6 +40,7 @@ def bounded_while_loop(
     memory: Memory = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
+    progress: bool | ProgressMeter = False,
 ) -> Value: ...
 
 
@@ -54,6 +56,7 @@ def bounded_while_loop(
     memory: Memory = None,
     with_steps: Literal[True],
     throw: bool = False,
+    progress: bool | ProgressMeter = False,
 ) -> tuple[Value, jax.Array]: ...
 
 
@@ -68,6 +71,7 @@ def bounded_while_loop(
     memory: Memory = None,
     with_steps: bool = False,
     throw: bool = False,
+    progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
     """As `jax.lax.while_loop`, but differentiable in both modes to any order, and stopping after
     `max_steps` steps at the latest. If the bound stops the loop, it does so quietly, unless
@@ -114,6 +118,8 @@ def bounded_while_loop(
     - `with_steps`: whether to return the number of steps taken, too.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
+    - `progress`: as [`jax_revolve.checkpointed_scan`][]. How many steps there will be is not known,
+        so the forward bar does not tell the time left; the reverse bar does.
 
     **Returns:**
 
@@ -159,6 +165,7 @@ def bounded_while_loop(
         `jax_revolve/schedule/online.py`.
     """
     plan = request.for_bound(max_steps, checkpoints, block, memory)
+    listener = listener_of(progress)
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
@@ -167,7 +174,7 @@ def bounded_while_loop(
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = Loop.of(equation, max_steps, plan)
+        loop = Loop.of(equation, max_steps, plan, listener)
         if with_steps:
             steps, results = run_counted(loop, operands)
         else:

@@ -23,6 +23,7 @@ PUBLIC = [
     jax_revolve.explain,
     jax_revolve.explain_loops,
     jax_revolve.longest_plan,
+    jax_revolve.ProgressMeter,
     jax_revolve.plan,
 ]
 

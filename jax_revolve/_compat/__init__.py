@@ -10,6 +10,8 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 - the names of the equations that run other jaxprs, and of their parameters (`equations`).
 """
 
+from jax_revolve._compat.callbacks import callback_effects as callback_effects
+from jax_revolve._compat.callbacks import is_first_device as is_first_device
 from jax_revolve._compat.equations import call_in_place as call_in_place
 from jax_revolve._compat.equations import has_rule as has_rule
 from jax_revolve._compat.equations import inner_programs as inner_programs
@@ -34,6 +36,7 @@ from jax_revolve._compat.jaxprs import run_equation as run_equation
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables
 from jax_revolve._compat.jaxprs import with_outputs as with_outputs
+from jax_revolve._compat.jaxprs import with_params as with_params
 from jax_revolve._compat.jaxprs import without_consts as without_consts
 from jax_revolve._compat.loops import LoopEquation as LoopEquation
 from jax_revolve._compat.loops import run_around_loop as run_around_loop

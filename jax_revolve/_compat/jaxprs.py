@@ -124,3 +124,30 @@ def _all_jaxprs(eqn: Any) -> list[Any]:
     """As `inner_jaxprs`, the branches of a conditional included."""
     values = [v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,))]
     return [v for v in values if hasattr(v, "eqns")]
+
+
+def with_params(
+    closed: ClosedJaxpr, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> ClosedJaxpr:
+    """The same jaxpr if `change` leaves the parameters of all equations in it as they are, however
+    deep, and else one with the changed ones."""
+    eqns = [_with_params(eqn, change) for eqn in closed.jaxpr.eqns]
+    if all(new is old for new, old in zip(eqns, closed.jaxpr.eqns, strict=True)):
+        return closed
+    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=eqns))
+
+
+def _with_params(eqn: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    def inside(value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr):
+            return with_params(value, change)
+        if hasattr(value, "eqns"):  # one that is not closed
+            return with_params(ClosedJaxpr(value, ()), change).jaxpr
+        if type(value) is tuple:
+            new = tuple(map(inside, value))
+            return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+        return value
+
+    params = change({name: inside(value) for name, value in eqn.params.items()})
+    same = all(params[name] is value for name, value in eqn.params.items())
+    return eqn if same else eqn.replace(params=params)

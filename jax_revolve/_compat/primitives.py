@@ -66,7 +66,8 @@ class Split(NamedTuple):
     tangents. JAX knows the primals but not the tangents when it linearises for reverse mode.
     `primal_params(**params)` are the parameters of `primal`. `linearize(primals, **params)` returns
     its results, residuals such that `linear(*primals, *residuals, *tangents)` are the tangents, and
-    the parameters of `linear`.
+    the parameters of `linear`. `later_params(**params)` are those of the primitive itself where it
+    is run after `primal` was.
     """
 
     num_primals: Callable[..., int]
@@ -75,6 +76,7 @@ class Split(NamedTuple):
     primal_params: Callable[..., dict[str, Any]]
     linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
     linear: Primitive
+    later_params: Callable[..., dict[str, Any]] = dict
 
 
 def _split_values(
@@ -104,8 +106,9 @@ def _split_equation(
     later = [True] * len(eqn.outvars)
     if any(unknown[:num_primals]):
         return None, eqn, later, later, kept
+    again = eqn.replace(params=split.later_params(**eqn.params))
     if not any(unknown):
-        return eqn, eqn, [False] * len(later), later, kept
+        return eqn, again, [False] * len(later), later, kept
     known = eqn.replace(
         primitive=split.primal,
         invars=eqn.invars[:num_primals],
@@ -113,7 +116,7 @@ def _split_equation(
         params=split.primal_params(**eqn.params),
     )
     unknown_results = [i >= num_results for i in range(len(later))]
-    return known, eqn, unknown_results, later, kept
+    return known, again, unknown_results, later, kept
 
 
 def _remove_dead_code(

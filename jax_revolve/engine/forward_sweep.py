@@ -100,8 +100,8 @@ def _types(operands: Sequence[Any], **params: Any) -> tuple[Any, ...]:
     return tuple(result.aval for result in results)
 
 
-def _output_types(*_: Any, types: Any, body_effects: Any, **__: Any) -> Any:
-    return types, body_effects
+def _output_types(*_: Any, types: Any, **params: Any) -> Any:
+    return types, _loop(params).effects
 
 
 def _jvp(
@@ -126,7 +126,8 @@ def _jvp(
     run = _mapped(loop_itself, vmaps)
     results, results_dot = jvp_of_nonzero(lambda flat: run(*flat), primals, tangents)
     rest = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": vmaps}
-    held = forward_sweep_p.bind(*primals, types=types, **rest, **params)[len(results) :]
+    rest |= replace(loop, progress=None).params()  # the results' loop shows it
+    held = forward_sweep_p.bind(*primals, types=types, **rest)[len(results) :]
     zeros = [_compat.symbolic_zero(t) for t in types]
     dots = [
         dot if is_inexact(result) else zero

@@ -1,13 +1,21 @@
 """The loop as data, made from what `lax.scan` or `lax.while_loop` makes of its arguments."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat import AbstractValue, ClosedJaxpr, LoopEquation, call_jaxpr
+from jax_revolve._compat import (
+    AbstractValue,
+    ClosedJaxpr,
+    LoopEquation,
+    call_jaxpr,
+    callback_effects,
+    with_params,
+)
+from jax_revolve.engine.listener import Progress, when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.request import Request
 
@@ -53,15 +61,26 @@ class Loop:
     plan: Plan | Request | None
     only_primal_half: bool = False
     """Whether the step is the primal half of its linearisation, see `primal_half`."""
+    progress: Progress | None = None
+    """Who is told how far the loop is, once for every sweep over it."""
 
     @classmethod
-    def of(cls, equation: LoopEquation, length: int | None, plan: Plan | Request | None) -> "Loop":
+    def of(
+        cls,
+        equation: LoopEquation,
+        length: int | None,
+        plan: Plan | Request | None,
+        progress: Progress | None = None,
+    ) -> "Loop":
         """The loop of an equation of lax's, with the given length or bound."""
-        return cls(**{**equation._asdict(), "length": length}, plan=plan)
+        return cls(**{**equation._asdict(), "length": length}, plan=plan, progress=progress)
 
     def params(self) -> dict[str, Any]:
         """The fields by name, as parameters of a primitive: `Loop(**params)` is the loop again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        params = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.progress is None:
+            del params["progress"]
+        return params
 
     def operands(self, flat: Sequence[Any]) -> Operands:
         """A flat sequence with one entry per operand, taken apart."""
@@ -92,9 +111,25 @@ class Loop:
         (go_on,) = call_jaxpr(self.condition)(*consts[: self.num_condition_consts], *carry)
         return go_on
 
+    def run_again(self) -> "Loop":
+        """The loop as its steps are when they have been run before: loops inside of them show no
+        forward sweep again."""
+
+        def change(params: dict[str, Any]) -> dict[str, Any]:
+            progress = params.get("progress")
+            return {**params, "progress": when_run_again(progress)} if progress else params
+
+        condition = self.condition and with_params(self.condition, change)
+        return replace(self, jaxpr=with_params(self.jaxpr, change), condition=condition)
+
     def index(self, step: Any) -> Any:
         """Where in xs and ys the step that is executed as number `step` reads and writes."""
         return self.steps - 1 - step if self.reverse else step
+
+    @property
+    def effects(self) -> Any:
+        """The effects of running it."""
+        return self.body_effects | (frozenset() if self.progress is None else callback_effects())
 
     @property
     def steps(self) -> int:

@@ -53,14 +53,16 @@ def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
 def as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive for it.
 
-    The bound of a while loop is left out of its condition here, and belongs to the result again.
+    The bound of a while loop is left out of its condition here, and belongs to the result again. So
+    does its progress.
     """
 
     def run(equation: LoopEquation, operands: list[Any]) -> Flat:
-        return run_loop(Loop.of(equation, loop.length, loop.plan), operands)
+        return run_loop(Loop.of(equation, loop.length, loop.plan, loop.progress), operands)
 
-    unbounded = replace(loop, length=None) if loop.condition is not None else loop
-    return _compat.run_around_loop(lambda: fun(unbounded), run)
+    length = None if loop.condition is not None else loop.length
+    bare = replace(loop, length=length, progress=None)
+    return _compat.run_around_loop(lambda: fun(bare), run)
 
 
 def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
@@ -81,8 +83,8 @@ def _run_loop(*operands: Any, **params: Any) -> Flat:
     return run_plain(loop, loop.operands(operands))
 
 
-def loop_types(*_: Any, output_types: Any, body_effects: Any, **params: Any) -> Any:
-    return output_types, body_effects
+def loop_types(*_: Any, **params: Any) -> Any:
+    return params["output_types"], Loop(**params).effects
 
 
 def batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:

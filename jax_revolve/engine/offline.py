@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_revolve._compat import zeros
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.buffers import write
+from jax_revolve.engine.listener import FORWARD
 from jax_revolve.engine.loop import choose
+from jax_revolve.engine.progress import Bar
 from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.tape import Buffers, Tape
@@ -30,15 +31,17 @@ def run_forward_offline(
     """Final carry and those ys that are to be kept, the checkpoints, and the last block's tape."""
     loop = steps.loop
     ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
-    (carry, ys), slots = _store_and_advance(steps, plan, keep_ys, (steps.operands.carry, ys))
+    bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
+    progress, slots = _store_and_advance(steps, plan, keep_ys, bar, progress)
     tape: Buffers = []
     if tapes_the_last_block(plan):
-        (carry, ys), tape = _tape_the_last_block(steps, plan, activity, keep_ys, (carry, ys))
+        progress, tape = _tape_the_last_block(steps, plan, activity, keep_ys, bar, progress)
+    carry, ys = progress
     return [*carry, *ys], after_all_steps(plan, slots, tape)
 
 
 def _store_and_advance(
-    steps: Steps, plan: Plan, keep_ys: Sequence[bool], progress: Progress
+    steps: Steps, plan: Plan, keep_ys: Sequence[bool], bar: Bar, progress: Progress
 ) -> tuple[Progress, list[Any]]:
     """As far as the schedule advances before it first tapes, and the slots."""
     loop = steps.loop
@@ -54,18 +57,33 @@ def _store_and_advance(
         return carry, write(ys, choose(y, keep_ys), loop.index(i))
 
     def store_and_advance(
-        slot: jax.Array, state: tuple[Progress, list[Any]]
+        bar: Bar, slot: jax.Array, state: tuple[Progress, list[Any]]
     ) -> tuple[Progress, list[Any]]:
         progress, slots = state
         slots = write_slot(slots, choose(progress[0], steps.restart), slot)
         start, stop = (plan.block * jnp.asarray(ends)[slot] for ends in (starts, stops))
-        return lax.fori_loop(start, stop, step, progress), slots
+        return bar.fori_loop(start, stop, step, progress), slots
 
-    return lax.fori_loop(0, len(stops), store_and_advance, (progress, slots))
+    def before(slot: jax.Array) -> jax.Array:
+        return plan.block * jnp.asarray(starts)[slot]
+
+    return bar.outer_loop(
+        len(stops),
+        store_and_advance,
+        (progress, slots),
+        size=plan.block * int(stops[-1]) // len(stops),
+        before=before,
+        ends=not tapes_the_last_block(plan),
+    )
 
 
 def _tape_the_last_block(
-    steps: Steps, plan: Plan, activity: Activity, keep_ys: Sequence[bool], progress: Progress
+    steps: Steps,
+    plan: Plan,
+    activity: Activity,
+    keep_ys: Sequence[bool],
+    bar: Bar,
+    progress: Progress,
 ) -> tuple[Progress, Buffers]:
     tape, first = Tape(steps, activity), plan.block * (plan.blocks - 1)
 
@@ -78,7 +96,7 @@ def _tape_the_last_block(
 
     # As long as any block's tape, for the reverse sweep writes the others over it.
     entries = tape.empty(plan.block)
-    return lax.fori_loop(0, plan.length - first, record, (progress, entries))
+    return bar.fori_loop(0, plan.length - first, record, (progress, entries), before=first)
 
 
 def after_all_steps(plan: Plan, slots: list[Any], tape: Buffers) -> Held:

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve.engine.examples import any_example
+from jax_revolve.engine.listener import FORWARD
 from jax_revolve.engine.loop import choose
 from jax_revolve.engine.placement import Placement
+from jax_revolve.engine.progress import OVER, Bar
 from jax_revolve.engine.slots import Held, empty, write_slot
 from jax_revolve.engine.steps import Steps
 from jax_revolve.schedule.online import NEVER
@@ -22,42 +24,63 @@ from jax_revolve.schedule.plan import Plan
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
 """Steps taken, whether to go on (per example), and the carry."""
 
+_Shown = tuple[Any, _Progress]
+"""When the next report is due, if there are any, and the progress."""
+
 
 def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Held]:
     """Final carry, and the checkpoints."""
     loop, block = steps.loop, plan.block
     consts, init, _ = steps.operands
     placement = Placement(plan.checkpoints, plan.blocks)
+    bar = Bar(loop, FORWARD, None)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
         count, going, _ = progress
         return (count < stop) & any_example(going)
 
-    def advance(progress: _Progress, stop: jax.Array) -> _Progress:
+    def advance(state: _Shown, stop: jax.Array) -> _Shown:
+        due, progress = state
+
         def step(progress: _Progress) -> _Progress:
             count, _, carry = progress
             carry, _ = steps.step_from(carry)(*steps.inputs(carry, count))
             return count + 1, loop.holds(consts, carry), carry
 
-        return lax.while_loop(lambda p: go_on(p, stop), step, progress)
+        def chunk(state: _Shown) -> _Shown:
+            due, progress = state
+            over = ~go_on(progress, plan.length)
+            due = bar.report_if_due(due, progress[0], over)
+            return due, lax.while_loop(lambda p: go_on(p, jnp.minimum(stop, due)), step, progress)
 
-    def store_and_advance(state: tuple[_Progress, Held]) -> tuple[_Progress, Held]:
-        progress, held = state
+        if not bar.is_shown:
+            return due, lax.while_loop(lambda p: go_on(p, stop), step, progress)
+        return lax.while_loop(lambda s: go_on(s[1], stop) | is_to_end(s), chunk, state)
+
+    def is_to_end(state: _Shown) -> jax.Array:
+        """Whether the sweep is over, and that is still to be reported."""
+        due, progress = state
+        return ~go_on(progress, plan.length) & (due < OVER)
+
+    def store_and_advance(state: tuple[_Shown, Held]) -> tuple[_Shown, Held]:
+        shown, held = state
+        _, progress = shown
         count, _, carry = progress
         held = _store(placement, held, choose(carry, steps.restart), count // block)
         stop = placement.next_store(held.positions, held.top + 1)
         # Beyond the bound the product may overflow.
         stop = jnp.where(stop < plan.blocks, block * stop, plan.length)
-        return advance(progress, stop), held
+        return advance(shown, stop), held
 
     free = jnp.full(plan.checkpoints, NEVER, jnp.int32)
     places = jnp.arange(plan.checkpoints, dtype=jnp.int32)
     slots = empty(plan.checkpoints, choose(init, steps.restart))
     progress = (jnp.int32(0), loop.holds(consts, init), init)
-    progress, held = lax.while_loop(
-        lambda state: go_on(state[0], plan.length),
+    due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
+    (_, progress), held = lax.while_loop(
+        lambda state: go_on(state[0][1], plan.length),
         store_and_advance,
-        (progress, Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)),
+        ((due, progress), Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)),
     )
     count, _, carry = progress
     return carry, held._replace(steps=count)

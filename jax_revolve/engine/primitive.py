@@ -22,6 +22,7 @@ from jax_revolve import _compat
 from jax_revolve.engine.activity import Activity, Mask, find_activity
 from jax_revolve.engine.batching import batched_as, batched_dims, vmap_over
 from jax_revolve.engine.forward_sweep import run_forward_sweep
+from jax_revolve.engine.listener import when_run_again
 from jax_revolve.engine.loop import Loop, check_plan, choose, substitute
 from jax_revolve.engine.loop_primitive import (
     Flat,
@@ -70,8 +71,15 @@ _compat.define_jvp(loop_p, _loop_jvp)
 
 def _run_tangent(*flat: Any, restart: Mask, **params: Any) -> Flat:
     del restart
+    params = _without_progress(**params)
     operands, _, tangents = _take_apart(flat, **params)
     return _run_jvp(*operands, *tangents, **params)[_num_results(**params) :]
+
+
+def _without_progress(progress: Any = None, **params: Any) -> dict[str, Any]:
+    """The parameters of tangents whose values were computed before, which showed the progress."""
+    del progress
+    return params
 
 
 def _tangent_types(*_: Any, activity: Activity, output_types: Any, **__: Any) -> Any:
@@ -80,6 +88,7 @@ def _tangent_types(*_: Any, activity: Activity, output_types: Any, **__: Any) ->
 
 def _tangent_jvp(primals: Flat, tangents: Flat, restart: Mask, **params: Any) -> Any:
     del restart
+    params = _without_progress(**params)
 
     def run(flat: Flat) -> Flat:
         operands, _, tangents = _take_apart(flat, **params)
@@ -90,6 +99,7 @@ def _tangent_jvp(primals: Flat, tangents: Flat, restart: Mask, **params: Any) ->
 
 def _batch_tangent(axis: Any, flat: Flat, dims: Flat, restart: Mask, **params: Any) -> Any:
     del restart
+    params = _without_progress(**params)
     operands, _, tangents = _take_apart(flat, **params)
     operand_dims, _, tangent_dims = _take_apart(dims, **params)
     results, dims_out = _batch_jvp(
@@ -239,6 +249,13 @@ def _loop_params(activity: Activity, **params: Any) -> dict[str, Any]:
     return {**params, "only_primal_half": True}
 
 
+def _params_of_later(**params: Any) -> dict[str, Any]:
+    """Those of the loop that `jax.checkpoint` runs again."""
+    if "progress" not in params:
+        return params
+    return {**params, "progress": when_run_again(params["progress"])}
+
+
 jvp_p = _compat.new_primitive(
     "checkpointed_loop_jvp",
     implementation=_run_jvp,
@@ -251,6 +268,7 @@ jvp_p = _compat.new_primitive(
         num_results=_num_results,
         primal=loop_p,
         primal_params=_loop_params,
+        later_params=_params_of_later,
         linearize=_linearize,
         linear=tangent_p,
     ),

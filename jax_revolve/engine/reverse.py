@@ -11,7 +11,9 @@ from jax import lax
 from jax_revolve._compat import results_of, zeros
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.buffers import read
+from jax_revolve.engine.listener import REVERSE
 from jax_revolve.engine.loop import Operands, choose, substitute
+from jax_revolve.engine.progress import Bar
 from jax_revolve.engine.pullback import (
     Cotangents,
     accumulate,
@@ -39,17 +41,17 @@ def run_reverse(
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
-    blocks = -(-held.steps // plan.block)
+    bar, blocks = Bar(steps.loop, REVERSE, held.steps), -(-held.steps // plan.block)
     if plan.block == 1:
         one_by_one = _OneByOne(steps, activity, cotangents)
-        gradient, _ = _reverse_blocks(steps, plan, held, blocks, one_by_one, (gradient, []))
+        gradient, _ = _reverse_blocks(steps, plan, held, blocks, one_by_one, bar, (gradient, []))
     else:
         in_blocks = _InBlocks(steps, plan, activity, held, cotangents)
-        reversal = in_blocks.begin(gradient)
+        reversal = in_blocks.begin(bar, gradient)
         if held.tape is not None:
             blocks = blocks - 1  # the last one is done
         if held.tape is None or plan.blocks > 1:
-            reversal = _reverse_blocks(steps, plan, held, blocks, in_blocks, reversal)
+            reversal = _reverse_blocks(steps, plan, held, blocks, in_blocks, bar, reversal)
         gradient, _ = reversal
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
@@ -61,9 +63,10 @@ class _OneByOne:
         self._steps, self._activity, self._cotangents = steps, activity, cotangents
 
     def reverse(
-        self, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal
+        self, bar: Bar, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal
     ) -> Reversal:
         """From the cotangents after a step, where a checkpoint is given, to those before it."""
+        del bar
         gradient, tape = reversal
         carry, at = self._steps.whole(restarted), self._steps.loop.index(step)
         ct = pull_back_step(
@@ -86,7 +89,7 @@ class _InBlocks:
         self._held, self._ct_ys = held, cotangents.ys
         self._same = self._tape.same_for_all()
 
-    def begin(self, gradient: Operands) -> Reversal:
+    def begin(self, bar: Bar, gradient: Operands) -> Reversal:
         """The cotangents before the last block, if its tape is held."""
         held, size = self._held, self._size
         if held.tape is None:
@@ -94,10 +97,10 @@ class _InBlocks:
         tape = self._tape.complete(held.tape, size)
         assert isinstance(held.steps, int)
         start = size * ((held.steps - 1) // size)
-        return self._pull_back(tape, start, held.steps - start, gradient)
+        return self._pull_back(bar, tape, start, held.steps - start, gradient)
 
     def reverse(
-        self, restarted: list[Any], block: jax.Array, top: jax.Array, reversal: Reversal
+        self, bar: Bar, restarted: list[Any], block: jax.Array, top: jax.Array, reversal: Reversal
     ) -> Reversal:
         """From the cotangents after a block, where a checkpoint is given, to those before it."""
         del top
@@ -106,10 +109,15 @@ class _InBlocks:
         if self._held.tape is None:  # then the last block is here, and may be shorter
             count = jnp.minimum(count, self._held.steps - start)
         tape = self._tape.record(tape, restarted, start, count)
-        return self._pull_back(tape, start, count, gradient)
+        return self._pull_back(bar, tape, start, count, gradient)
 
-    def _pull_back(self, tape: Buffers, start: Any, count: Any, gradient: Operands) -> Reversal:
-        return self._tape.pull_back(tape, self._same, start, count, gradient, self._ct_ys)
+    def _pull_back(
+        self, bar: Bar, tape: Buffers, start: Any, count: Any, gradient: Operands
+    ) -> Reversal:
+        loop = bar.fori_loop
+        if bar.is_shown:
+            loop = partial(loop, before=self._held.steps - start - count)
+        return self._tape.pull_back(tape, self._same, start, count, gradient, self._ct_ys, loop)
 
 
 def _reverse_blocks(
@@ -118,26 +126,32 @@ def _reverse_blocks(
     held: Held,
     blocks: Any,
     by: _OneByOne | _InBlocks,
+    bar: Bar,
     reversal: Reversal,
 ) -> Reversal:
     """From the cotangents after the first `blocks` blocks to those before all."""
     size = plan.block
 
-    def reverse_block(count: jax.Array, state: tuple[Held, Reversal]) -> tuple[Held, Reversal]:
+    def reverse_block(
+        bar: Bar, count: jax.Array, state: tuple[Held, Reversal]
+    ) -> tuple[Held, Reversal]:
         held, reversal = state
         block = blocks - 1 - count
         held, restarted, position = _store_on_the_way(steps, plan, held, block)
         restarted = steps.advance(restarted, size * position, size * block)
-        reversal = by.reverse(restarted, block, held.top, reversal)
+        reversal = by.reverse(bar, restarted, block, held.top, reversal)
         top = held.top - (held.positions[held.top] == block)
         return held._replace(top=top), reversal
+
+    def transposed(count: jax.Array) -> jax.Array:
+        return jnp.maximum(held.steps - size * (blocks - count), 0)
 
     turns = blocks
     if isinstance(blocks, int) and blocks == 1:
         # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
         turns = lax.optimization_barrier(jnp.int32(1))
     state = (held._replace(tape=None), reversal)
-    return lax.fori_loop(0, turns, reverse_block, state)[1]
+    return bar.outer_loop(turns, reverse_block, state, size=size, before=transposed)[1]
 
 
 def _store_on_the_way(

@@ -52,7 +52,7 @@ def _reverse_sweep_jvp(
     def pull_back(inputs: Flat) -> Flat:
         operands_ = loop.operands(inputs[: len(operands)])
         cotangents_ = jax.tree.unflatten(treedef, inputs[len(operands) :])
-        return _flat(pull_back_nested(loop, activity, operands_, cotangents_))
+        return _flat(pull_back_nested(loop.run_again(), activity, operands_, cotangents_))
 
     inputs = [*operands, *cotangents]
     return jvp_of_nonzero(pull_back, inputs, [*operands_dot, *jax.tree.leaves(cotangents_dot)])
@@ -68,7 +68,7 @@ def _compiled_reverse(
     cotangents: Cotangents,
 ) -> Flat:
     plan = plan_of(loop)
-    steps = Steps.of(loop, restart, loop.operands(operands))
+    steps = Steps.of(loop.run_again(), restart, loop.operands(operands))
     result = run_reverse(steps, plan, activity, held_by(loop, plan, restart, held), cotangents)
     types = [_compat.tangent_type(x) for x in choose(operands, activity.operands)]
     return list(map(_compat.with_weak_type, _flat(result), types))

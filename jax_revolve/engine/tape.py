@@ -5,7 +5,7 @@ xs is read again where it is, and what depends on neither carry nor xs, such as 
 cosine, is the same for every step.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -130,9 +130,11 @@ class Tape:
         count: Any,
         gradient: Operands,
         ct_ys: list[Any],
+        loop: Callable[..., Any],
     ) -> tuple[Operands, Buffers]:
         """The cotangents before the taped steps, from those after them. The tape, which has to be
-        `complete`, is returned to be written over; `same` is what is `same_for_all` steps."""
+        `complete`, is returned to be written over; `same` is what is `same_for_all` steps, `loop`
+        is `lax.fori_loop` or one that tells how far it is."""
         steps, products = self._steps, self.products
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
         now = [not d for d in products.deferred]
@@ -149,7 +151,7 @@ class Tape:
             consts = substitute(gradient.consts, now, some.consts)
             return some._replace(consts=consts), write(kept, new, entry)
 
-        gradient, kept = lax.fori_loop(0, count, step, (gradient, kept))
+        gradient, kept = loop(0, count, step, (gradient, kept))
         totals = products.of_block(stored, kept, [*same, *self._linearised.types])
         sums = add(choose(gradient.consts, products.deferred), totals)
         consts = substitute(gradient.consts, products.deferred, sums)

@@ -20,12 +20,25 @@ TRANSCENDENTAL = {
     *("cbrt", "digamma", "erf", "erf_inv", "erfc", "lgamma"),
 }
 CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
+FOREIGN = ("callback", "custom_call", "ffi", "pallas")
 FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
 
 
 def work_of(jaxpr: ClosedJaxpr) -> float:
     """The time of evaluating a jaxpr once, in nanoseconds."""
     return sum(map(_work, jaxpr.eqns))
+
+
+def is_estimated(jaxpr: ClosedJaxpr) -> bool:
+    """Whether `work_of` can know: there is no loop of unknown length, nor a program that is not
+    JAX's own."""
+    return all(
+        eqn.primitive.name != "while"
+        and not any(word in eqn.primitive.name for word in FOREIGN)
+        and eqn.params.get("length", 0) is not None
+        and all(map(is_estimated, [*inner_jaxprs(eqn), *eqn.params.get("branches", ())]))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _work(eqn: Any) -> float:

@@ -1,0 +1,355 @@
+"""What a meter is told, and what a loop with progress computes."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from jax_revolve import (
+    ProgressMeter,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+)
+from jax_revolve.engine import offline, online, progress, reverse
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
+class Record(ProgressMeter):
+    """Of each bar: its name, its total, the steps it was told of, and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.bars: list[tuple[str, int | None, list[int], list[bool]]] = []
+
+    def start(self, name: str, total: int | None) -> Any:
+        self.bars.append((name, total, [], []))
+        return self.bars[-1]
+
+    def update(self, bar: Any, steps: int) -> None:
+        assert not bar[3]
+        bar[2].append(steps)
+
+    def close(self, bar: Any) -> None:
+        bar[3].append(True)
+
+    def of(self, run: Callable[[], Any]) -> list[tuple[str, int | None, int]]:
+        """The bars of a run: name, total, and the last number of steps."""
+        self.bars.clear()
+        jax.block_until_ready(run())
+        jax.effects_barrier()
+        for _, _, steps, closed in self.bars:
+            assert closed == [True]
+            assert steps == sorted(steps)
+        return [(name, total, steps[-1]) for name, total, steps, _ in self.bars]
+
+
+meter = Record()
+N = 12
+FORWARD, REVERSE = ("forward", N, N), ("reverse", N, N)
+FORWARD_WHILE = ("forward", None, N)
+
+
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if steps were so slow that each may be reported."""
+    monkeypatch.setattr(progress, "is_estimated", lambda _: False)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def scan(x: Any, **options: Any) -> Any:
+    step = lambda x, _: (jnp.sin(x), None)  # noqa: E731
+    return checkpointed_scan(step, x, length=N, **{"progress": meter, **options})[0]
+
+
+def while_loop(x: Any, **options: Any) -> Any:
+    def go_on(state: Any) -> Any:
+        return state[1] < N
+
+    def step(state: Any) -> Any:
+        return jnp.sin(state[0]), state[1] + 1
+
+    options = {"max_steps": 40, "progress": meter, **options}
+    return bounded_while_loop(go_on, step, (x, 0), **options)[0]
+
+
+def until(x: Any, **options: Any) -> Any:
+    """Eight steps and as many more as `x` says."""
+
+    def step(state: Any) -> Any:
+        return state[0] * 1.01, state[1] - 1
+
+    start = (x, 8 + lax.stop_gradient(x))
+    return bounded_while_loop(
+        lambda state: state[1] > 0, step, start, progress=meter, max_steps=40, **options
+    )[0]
+
+
+LOOPS = {
+    "scan": scan,
+    "one checkpoint": partial(scan, checkpoints=1),
+    "all": partial(scan, checkpoints="all", block=1),
+    "blocks": partial(scan, checkpoints=2, block=5),
+    "one block": partial(scan, block=N),
+    "memory": partial(scan, memory="1kB"),
+    "reverse": partial(scan, reverse=True),
+    "while": while_loop,
+    "while, one checkpoint": partial(while_loop, checkpoints=1),
+    "while, blocks": partial(while_loop, checkpoints=2, block=5),
+    "while, unbounded": partial(while_loop, max_steps=None, checkpoints=3),
+}
+
+
+@pytest.mark.usefixtures("every_step")
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_step_is_reported_once(name: str) -> None:
+    loop, forward = LOOPS[name], FORWARD_WHILE if "while" in name else FORWARD
+    value, gradient = jax.jit(loop), jax.jit(jax.grad(loop))
+    for _ in range(2):  # every run of a compiled program has bars of its own
+        assert meter.of(lambda: value(0.5)) == [forward]
+        assert meter.bars[0][2] == list(range(1, N + 1))
+        assert meter.of(lambda: gradient(0.5)) == [forward, REVERSE]
+        assert [bar[2] for bar in meter.bars] == [list(range(1, N + 1))] * 2
+
+
+X = jnp.array([1.0, 4.0, 2.0, 3.0])
+BOTH, FORWARD_ONLY = ("forward", "reverse"), ("forward",)
+TRANSFORMATIONS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "eager": (lambda f: lambda x: f(x[0]), FORWARD_ONLY),
+    "eager grad": (lambda f: lambda x: jax.grad(f)(x[0]), BOTH),
+    "jvp": (lambda f: lambda x: jax.jvp(f, (x[0],), (x[0],)), FORWARD_ONLY),
+    "vmap": (jax.vmap, FORWARD_ONLY),
+    "vmap of grad": (lambda f: jax.vmap(jax.grad(f)), BOTH),
+    "vmap of jacfwd": (lambda f: jax.vmap(jax.jacfwd(f)), FORWARD_ONLY),
+    "grad of vmap": (lambda f: jax.grad(lambda x: jnp.sum(jax.vmap(f)(x))), BOTH),
+    "jacrev": (lambda f: jax.jacrev(jax.vmap(f)), BOTH),
+    "linearize": (lambda f: lambda x: jax.linearize(f, x[0])[1](x[0]), FORWARD_ONLY),
+    "hessian": (lambda f: lambda x: jax.hessian(f)(x[0]), FORWARD_ONLY),
+    "checkpoint": (lambda f: lambda x: jax.grad(jax.checkpoint(f))(x[0]), BOTH),
+    "cond": (lambda f: lambda x: jax.grad(lambda y: lax.cond(y > 0, f, jnp.sin, y))(x[0]), BOTH),
+    "scan": (
+        lambda f: (
+            lambda x: jax.grad(lambda y: lax.scan(lambda y, _: (f(y), None), y, None, 1)[0])(x[0])
+        ),
+        BOTH,
+    ),
+}
+
+
+def _shards(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("device",))
+    spec = PartitionSpec("device")
+    return jax.shard_map(jax.vmap(f), mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+TRANSFORMATIONS["shard_map"] = (_shards, FORWARD_ONLY)
+TRANSFORMATIONS["grad in shard_map"] = (lambda f: _shards(jax.grad(f)), BOTH)
+TRANSFORMATIONS["grad of shard_map"] = (
+    lambda f: jax.grad(lambda x: jnp.sum(_shards(f)(x))),
+    BOTH,
+)
+
+
+IN_EVERY_RUN = {"eager grad", "jvp", "vmap of grad", "hessian", "grad in shard_map"}
+
+
+@pytest.mark.parametrize(
+    ("loop", "transformation"),
+    [
+        pytest.param(
+            loop,
+            name,
+            id=f"{loop.__name__}-{name}",
+            marks=[] if loop is scan or name in IN_EVERY_RUN else pytest.mark.slow,
+        )
+        for loop in (scan, while_loop)
+        for name in TRANSFORMATIONS
+    ],
+)
+def test_one_bar_for_each_sweep(loop: Callable[..., Any], transformation: str) -> None:
+    transform, sweeps = TRANSFORMATIONS[transformation]
+    f = transform(loop)
+    run = f if "eager" in transformation else jax.jit(f)
+    forward = FORWARD if loop is scan else FORWARD_WHILE
+    assert meter.of(lambda: run(X)) == [forward, REVERSE][: len(sweeps)]
+
+
+@pytest.mark.parametrize("block", [None, 3])
+def test_the_longest_example_counts(block: int | None) -> None:
+    gradient = jax.jit(jax.vmap(jax.grad(partial(until, block=block))))
+    assert meter.of(lambda: gradient(X)) == [("forward", None, 12), ("reverse", 12, 12)]
+
+
+def test_the_first_device_counts_where_devices_differ() -> None:
+    gradient = jax.jit(_shards(jax.grad(until)))
+    assert meter.of(lambda: gradient(X)) == [("forward", None, 9), ("reverse", 9, 9)]
+
+
+def test_a_while_loop_in_a_batched_branch_shows_no_reverse_bar() -> None:
+    branch = lambda x: lax.cond(x > 2, until, jnp.sin, x)  # noqa: E731
+    assert meter.of(lambda: jax.vmap(jax.grad(branch))(X)) == [("forward", None, 12)]
+
+
+def test_lengths() -> None:
+    def loss(x: Any, length: int) -> Any:
+        step = lambda x, _: (jnp.sin(x), x)  # noqa: E731
+        return jnp.sum(checkpointed_scan(step, x, length=length, progress=meter)[1])
+
+    assert meter.of(lambda: jax.grad(loss)(0.5, 0)) == []
+    assert meter.of(lambda: jax.grad(loss)(0.5, 1)) == [("forward", 1, 1), ("reverse", 1, 1)]
+    for start, steps in ((1.0, 5), (-1.0, 0)):
+        stuck: Any = partial(bounded_while_loop, max_steps=5, progress=meter)
+        stuck = partial(stuck, lambda x: x > 0, lambda x: 2 * x)
+        bars = meter.of(lambda stuck=stuck, start=start: jax.grad(stuck)(start))
+        assert bars == [("forward", None, steps), ("reverse", steps, steps)]
+
+
+@pytest.mark.usefixtures("every_step")
+@pytest.mark.parametrize("unroll", [5, True])
+def test_unrolled(unroll: Any) -> None:
+    assert meter.of(lambda: scan(0.5, unroll=unroll)) == [FORWARD]
+    np.testing.assert_array_equal(scan(0.5, unroll=unroll), scan(0.5))
+
+
+def test_fori_loop() -> None:
+    def power(x: Any, n: Any) -> Any:
+        return checkpointed_fori_loop(0, n, lambda _, y: y * x, 1.0, max_steps=40, progress=meter)
+
+    assert meter.of(lambda: jax.grad(power)(1.1, N)) == [FORWARD, REVERSE]
+    assert meter.of(lambda: jax.jit(jax.grad(power))(1.1, N)) == [FORWARD_WHILE, REVERSE]
+
+
+def test_inner_loops_are_not_shown_again_when_they_are_run_again() -> None:
+    def outer(x: Any, block: int) -> Any:
+        step = lambda x, _: (scan(x), None)  # noqa: E731
+        return checkpointed_scan(step, x, length=3, checkpoints=1, block=block, progress=meter)[0]
+
+    for block in (1, 2):
+        bars = meter.of(lambda block=block: jax.jit(jax.grad(outer), static_argnums=1)(0.5, block))
+        assert sorted(bars) == sorted([FORWARD, REVERSE] * 3 + [(s, 3, 3) for s in BOTH])
+
+
+def test_results_are_the_same() -> None:
+    for block in (1, 4):
+        loops = [
+            lambda x, p, block=block: checkpointed_scan(
+                lambda x, y: (jnp.sin(x * y), x), x, jnp.arange(9.0), block=block, progress=p
+            ),
+            lambda x, p, block=block: bounded_while_loop(
+                lambda x: jnp.all(x < 9),
+                lambda x: x * 1.1,
+                x,
+                max_steps=50,
+                block=block,
+                progress=p,
+            ),
+        ]
+        for loop in loops:
+            total = lambda x, p, f=loop: sum(map(jnp.sum, jax.tree.leaves(f(x, p))))  # noqa: E731
+            both = jax.jit(jax.value_and_grad(total), static_argnums=1)
+            jax.tree.map(np.testing.assert_array_equal, both(X, False), both(X, meter))
+
+
+def test_reports_are_thinned() -> None:
+    """A hundred for a loop of known length, however short its steps; fewer if it is quick."""
+
+    def heavy(x: Any) -> Any:  # as far as an estimate can know
+        return lax.while_loop(lambda s: s[1] < 1, lambda s: (jnp.sin(s[0]), s[1] + 1), (x, 0))[0]
+
+    def run(step: Callable[[Any], Any]) -> Any:
+        f = jax.jit(
+            lambda x: checkpointed_scan(
+                lambda x, _: (step(x), None), x, length=1000, progress=meter
+            )[0]
+        )
+        assert meter.of(lambda: f(0.5)) == [("forward", 1000, 1000)]
+        return meter.bars[0][2]
+
+    assert run(heavy) == [*range(10, 1001, 10)]
+    assert run(jnp.sin) == [1000]
+
+
+class _Plain:
+    """In place of `progress.Bar`: lax's own loops."""
+
+    is_shown = False
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def fori_loop(self, start: Any, stop: Any, body: Any, state: Any, **_: Any) -> Any:
+        return lax.fori_loop(start, stop, body, state)
+
+    def outer_loop(self, loops: Any, body: Any, state: Any, **_: Any) -> Any:
+        return lax.fori_loop(0, loops, partial(body, self), state)
+
+
+def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    def texts() -> list[str]:
+        jax.clear_caches()
+        found = []
+        for options in ({"checkpoints": 3}, {"checkpoints": 2, "block": 5}):
+            for loop in (scan, while_loop):
+                silent = partial(loop, progress=False, **options)
+                for f in (silent, jax.grad(silent), jax.hessian(silent)):
+                    found += [str(jax.make_jaxpr(f)(0.5)), jax.jit(f).lower(0.5).as_text()]
+        return found
+
+    with_bars = texts()
+    for module in (offline, online, reverse):
+        monkeypatch.setattr(module, "Bar", _Plain)
+    assert texts() == with_bars
+    assert not any("progress" in text or "callback" in text for text in with_bars)
+
+
+def test_a_run_that_fails_leaves_nothing_behind() -> None:
+    class Broken(Exception):
+        pass
+
+    broken = [True]
+
+    def check(i: Any) -> None:
+        if broken[0] and i == 7:
+            raise Broken
+
+    def f(x: Any) -> Any:
+        def step(x: Any, i: Any) -> Any:
+            jax.debug.callback(check, i)
+            return jnp.sin(x), None
+
+        return checkpointed_scan(step, x, jnp.arange(N), progress=meter)[0]
+
+    run = jax.jit(f)
+    meter.bars.clear()
+    with pytest.raises(Exception, match="Broken"):
+        jax.block_until_ready((run(0.5), jax.effects_barrier()))
+    assert len(meter.bars) == 1
+    broken[0] = False
+    meter.bars.clear()
+    assert meter.of(lambda: run(0.5)) == [FORWARD]
+    assert meter.bars[0][2][-1] == N
+
+
+@pytest.mark.parametrize("loop", [checkpointed_scan, bounded_while_loop, checkpointed_fori_loop])
+def test_bad_progress(loop: Any) -> None:
+    arguments: dict[Any, Any] = {
+        checkpointed_scan: lambda p: checkpointed_scan(
+            lambda c, _: (c, None), 1, length=1, progress=p
+        ),
+        bounded_while_loop: lambda p: bounded_while_loop(
+            lambda x: x < 1, lambda x: x + 1, 1, max_steps=1, progress=p
+        ),
+        checkpointed_fori_loop: lambda p: checkpointed_fori_loop(
+            0, 1, lambda _, x: x, 1, progress=p
+        ),
+    }
+    with pytest.raises(TypeError, match=r"progress must be True, False or a .*, but is 3 of type"):
+        arguments[loop](3)

@@ -1,0 +1,119 @@
+"""What people see: in a terminal, and in a notebook."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PROGRAM = """
+import warnings
+warnings.simplefilter("error")
+warnings.simplefilter("ignore", ResourceWarning)  # the kernel's sockets
+import jax, jax.numpy as jnp
+from jax_revolve import bounded_while_loop, checkpointed_scan
+
+def scan(x):
+    step = lambda x, _: (jnp.sin(jnp.roll(x, 1)), None)
+    return jnp.sum(checkpointed_scan(step, x, length=2000, progress=True)[0])
+
+def stop_early(x):
+    step = lambda state: (jnp.sin(jnp.roll(state[0], 1)), state[1] + 1)
+    u, _ = bounded_while_loop(
+        lambda state: state[1] < 321, step, (x, 0), max_steps=1000, progress=True
+    )
+    return jnp.sum(u)
+
+"""
+RUN = """
+jax.block_until_ready(jax.jit(jax.grad({}))(jnp.ones(20000)))
+jax.effects_barrier()
+"""
+HIDE = "import sys; sys.modules['{}'] = None\n"
+
+
+def terminal(program: str) -> list[str]:
+    """The lines that a terminal shows after the program: a carriage return writes over a line."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=theirs, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            new = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not new:
+            break
+        written += new
+    os.close(ours)
+    assert process.wait() == 0, written.decode()
+    lines = []
+    for line in written.decode().replace("\r\n", "\n").split("\n"):
+        shown = ""
+        for text in line.split("\r"):
+            shown = text + shown[len(text) :]
+        lines.append(shown.rstrip())
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize("hide", ["", HIDE.format("tqdm")], ids=["tqdm", "text"])
+def test_terminal(hide: str) -> None:
+    lines = terminal(hide + PROGRAM + RUN.format("scan") + RUN.format("stop_early"))
+    assert not any("\x1b" in line for line in lines)
+    assert len(lines) == 4
+    for line, name, steps in zip(
+        lines, ["forward", "reverse"] * 2, [2000] * 2 + [321] * 2, strict=True
+    ):
+        known = (name, steps) != ("forward", 321)
+        end = rf"100%.*{steps}/{steps} \[" if known else rf"{steps} steps \["
+        assert re.match(rf"{name}: {end}.* steps/s\]$", line), line
+        assert ("█" in line) == (known and not hide)
+
+
+def executed(*cells: str) -> Any:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute(env=environment)
+    return notebook
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_notebook_with_widgets() -> None:
+    pytest.importorskip("ipywidgets")
+    notebook = executed(PROGRAM + RUN.format("scan"), RUN.format("stop_early"))
+    for cell, steps in zip(notebook.cells, (2000, 321), strict=True):
+        names = [output.data["text/plain"].split(":")[0] for output in cell.outputs]
+        assert names == ["forward", "reverse"], steps
+    widgets = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"].state
+    bars = [w.state for w in widgets.values() if w.model_name == "FloatProgressModel"]
+    assert sorted(bar.value for bar in bars if bar.max > 1) == [321, 2000, 2000]
+    assert all(bar.bar_style == "success" for bar in bars)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_notebook_without_widgets() -> None:
+    hidden = HIDE.format("ipywidgets")
+    notebook = executed(hidden + PROGRAM + RUN.format("scan"), RUN.format("stop_early"))
+    for cell, steps in zip(notebook.cells, (2000, 321), strict=True):
+        assert {output.name for output in cell.outputs} == {"stderr"}
+        lines = "".join(output.text for output in cell.outputs).strip().split("\n")
+        last = [line.rsplit("\r", maxsplit=1)[-1] for line in lines]
+        assert [line.split(":")[0] for line in last] == ["forward", "reverse"]
+        assert f"{steps}/{steps}" in last[1]
