@@ -11,13 +11,17 @@ from types import ModuleType
 import pytest
 
 import jax_revolve
+from jax_revolve.integrations import diffrax, equinox
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = [
     jax_revolve.bounded_while_loop,
+    jax_revolve.Checkpointed,
+    jax_revolve.checkpoint_layers,
     jax_revolve.checkpoint_loops,
+    jax_revolve.checkpointed_chain,
     jax_revolve.checkpointed_fori_loop,
     jax_revolve.checkpointed_scan,
     jax_revolve.explain,
@@ -25,6 +29,9 @@ PUBLIC = [
     jax_revolve.longest_plan,
     jax_revolve.ProgressMeter,
     jax_revolve.plan,
+    equinox.filter_bounded_while_loop,
+    equinox.filter_checkpointed_scan,
+    diffrax.RevolveAdjoint,
 ]
 
 
