@@ -140,6 +140,7 @@ def _batch(
     axis: Any, operands: Sequence[Any], dims: Sequence[Any], vmaps: Vmaps, types: Any, **params: Any
 ) -> Any:
     del types
+    operands = [as_array(x) for x in operands]
     run = _mapped(partial(_sweep, **params), vmaps)
     params["vmaps"] = (*vmaps, (axis, tuple(dims)))
 
