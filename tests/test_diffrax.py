@@ -117,7 +117,7 @@ def cases() -> list[Any]:
                 if controller == "adaptive" and not HAS_ERROR_ESTIMATE[solver]:
                     continue
                 quick = i == j and k == (solver in ("Tsit5", "Kvaerno3"))
-                marks = [] if quick else [pytest.mark.slow]
+                marks = [] if quick else [pytest.mark.exhaustive]
                 grid.append(pytest.param(solver, save, controller, marks=marks))
     return grid
 
@@ -137,7 +137,7 @@ def test_second_order(order: str) -> None:
     check("Euler", "ts", "fixed", order)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("solver", "save", "controller"), cases())
 def test_second_order_of_all(solver: str, save: str, controller: str, order: str) -> None:
@@ -234,8 +234,8 @@ def test_solvers_made_of_solvers() -> None:
         return ys[-1]
 
     gradient = jax.jit(jax.grad(partial(run, RevolveAdjoint())))(X)
-    exact = jax.grad(lambda x: 1 / (1 / x[0] + 0.5 * x[1]))(X)
-    np.testing.assert_allclose(gradient, exact, atol=1e-3)
+    expected = jax.jit(jax.grad(partial(run, diffrax.RecursiveCheckpointAdjoint())))(X)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-9)
 
 
 def temporaries(checkpoints: int, t1: float) -> int:

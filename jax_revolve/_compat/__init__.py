@@ -20,7 +20,6 @@ from jax_revolve._compat.equations import name_in as name_in
 from jax_revolve._compat.equations import operands_like as operands_like
 from jax_revolve._compat.equations import read_loop as read_loop
 from jax_revolve._compat.equations import source_of as source_of
-from jax_revolve._compat.equations import with_equations as with_equations
 from jax_revolve._compat.equations import with_inner_programs as with_inner_programs
 from jax_revolve._compat.equations import within as within
 from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
@@ -35,6 +34,7 @@ from jax_revolve._compat.jaxprs import results_of as results_of
 from jax_revolve._compat.jaxprs import run_equation as run_equation
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables
+from jax_revolve._compat.jaxprs import with_equations as with_equations
 from jax_revolve._compat.jaxprs import with_outputs as with_outputs
 from jax_revolve._compat.jaxprs import with_params as with_params
 from jax_revolve._compat.jaxprs import without_consts as without_consts

@@ -73,12 +73,6 @@ def with_inner_programs(eqn: Any, programs: Sequence[Any], enclosing: Sequence[A
     return eqn.replace(params={**eqn.params, **changed})
 
 
-def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
-    """The jaxpr, open or closed, with other equations for its own."""
-    replace = lambda jaxpr: jaxpr.replace(eqns=list(equations))  # noqa: E731
-    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
-
-
 def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequence[Any]) -> Any:
     """An equation that calls `fun` on the operands of another one."""
 

@@ -126,23 +126,28 @@ def _all_jaxprs(eqn: Any) -> list[Any]:
     return [v for v in values if hasattr(v, "eqns")]
 
 
-def with_params(
-    closed: ClosedJaxpr, change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> ClosedJaxpr:
-    """The same jaxpr if `change` leaves the parameters of all equations in it as they are, however
-    deep, and else one with the changed ones."""
-    eqns = [_with_params(eqn, change) for eqn in closed.jaxpr.eqns]
-    if all(new is old for new, old in zip(eqns, closed.jaxpr.eqns, strict=True)):
-        return closed
-    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=eqns))
+def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
+    """The jaxpr, open or closed, with other equations for its own."""
+
+    def replace(jaxpr: Any) -> Any:
+        return jaxpr.replace(eqns=list(equations))
+
+    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
+
+
+def with_params(jaxpr: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The same jaxpr, open or closed, if `change` leaves the parameters of all equations in it as
+    they are, however deep, and else one with the changed ones."""
+    eqns = [_with_params(eqn, change) for eqn in jaxpr.eqns]
+    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return with_equations(jaxpr, eqns)
 
 
 def _with_params(eqn: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     def inside(value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
+        if hasattr(value, "eqns"):
             return with_params(value, change)
-        if hasattr(value, "eqns"):  # one that is not closed
-            return with_params(ClosedJaxpr(value, ()), change).jaxpr
         if type(value) is tuple:
             new = tuple(map(inside, value))
             return value if all(a is b for a, b in zip(new, value, strict=True)) else new
