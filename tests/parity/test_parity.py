@@ -38,6 +38,10 @@ IN_BLOCKS = {"grad", "vmap_of_grad", "reverse_over_reverse", "shard_map"}
 QUICK = {"recurrent", "lengths"}
 """The cases for which compound transformations are not marked as slow."""
 
+THOROUGH = {*QUICK, "tree"}
+"""The cases of a scan that go through all transformations. Of the others every third pair does, so
+that each case and each transformation has its turn; the rest of the pairs is for changes."""
+
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
     return ALL[transformation](case.program(loops(**case.options)), case.arguments)
@@ -75,9 +79,14 @@ def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecor
 
 
 def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    if transformation in CORE:
+        return [pytest.mark.core]
+    has_its_turn = (len(case.name) + list(ALL).index(transformation)) % 3 == 0
+    if not case.name.startswith(tuple(THOROUGH)) and not has_its_turn:
+        return [pytest.mark.exhaustive]
     if transformation in COMPOUND and case.name not in QUICK:
         return [pytest.mark.slow]
-    return [pytest.mark.core] if transformation in CORE or case.name == "tree" else []
+    return [pytest.mark.core] if case.name == "tree" else []
 
 
 def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
