@@ -75,9 +75,11 @@ def checkpoint_loops(
     - `fun`: what to run. Without it, the result is a decorator.
     - `checkpoints`: of each loop, as [`jax_revolve.checkpointed_scan`][].
     - `memory`: instead of `checkpoints`, the most bytes for all of the loops together: an int or a
-        string such as `"512MB"`. Each gets the same part of what `jax.lax` would keep for it, but
-        no less than it can do with. A loop in a loop is there once for every step that is taped at
-        a time, and shares what the outer one gets.
+        string such as `"512MB"`. Bytes go to the loops where they save the most time, by
+        prediction. A loop in a loop is there once for every step that is taped at a time, and gets
+        half of what the outer one gets beyond its least. What is covered is as in
+        [`jax_revolve.checkpointed_scan`][]: of a loop in a loop, what its own gradient takes for
+        itself comes on top.
     - `min_length`: loops of fewer steps are left alone: an int >= 1. Of a while loop it is the
         bound that counts.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
