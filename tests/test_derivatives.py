@@ -17,7 +17,7 @@ from jax.test_util import check_grads
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
 
-@pytest.mark.parametrize("mode", ["fwd", "rev"])
+@pytest.mark.parametrize("mode", ["fwd", pytest.param("rev", marks=pytest.mark.slow)])
 def test_finite_differences_to_third_order(mode: str) -> None:
     def program(weights: Any, initial: Any, xs: Any) -> Any:
         def step(h: Any, x: Any) -> Any:
@@ -81,6 +81,7 @@ def _loss(spec: dict[str, Any], scan: Any, weight: Any, init: Any, xs: Any) -> A
     return sum(jnp.sum(jnp.real(x * jnp.conj(x))) for x in parts)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(programs())
 def test_random_programs(spec: dict[str, Any]) -> None:

@@ -129,7 +129,13 @@ ORDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(o, marks=[pytest.mark.slow] if o.startswith("reverse_over") else [])
+        for o in ORDERS
+    ],
+)
 def test_examples_that_are_done_do_no_harm(order: str) -> None:
     derivative = ORDERS[order](_stopping)
     single = jax.jit(derivative)

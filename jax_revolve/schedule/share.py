@@ -12,8 +12,8 @@ def share(budget: int, loops: Sequence[Sequence[Outlay]]) -> list[int]:
 
     Each has its choices, in more and more bytes and less and less time, the first of which the
     budget must be enough for. More bytes go where they save the most time per byte, as long as
-    there are any: the least time for as much as is then spent, if bytes that save little are not
-    passed over for the sake of more bytes that save much (choices above the lower convex hull).
+    they fit: that is the least time there is, but for what the last bytes would save that do not.
+    Choices above the lower convex hull are passed over.
     """
     hulls = [_lower_hull(choices) for choices in loops]
     shares = [hull[0][0] for hull in hulls]

@@ -29,18 +29,19 @@ CORE = {
 EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
 """Those that a while loop goes through on the oldest and the newest JAX, too."""
 
+BOTH_MODES = {"grad", "forward_over_reverse"}
+"""Those of them that it goes through whatever the case."""
+
 SEVERAL = {"examples", "recurrent", "tree"}
 """The cases that while loops go through all of `CORE` with, in every run."""
 
 IN_BLOCKS = {"grad", "vmap_of_grad", "reverse_over_reverse", "shard_map"}
-"""Those that every loop goes through in blocks. Their rules are the same but for the two sweeps."""
+"""Those that loops go through in blocks, in every run. Their rules are those of single steps but
+for the two sweeps."""
 
 QUICK = {"recurrent", "lengths"}
-"""The cases for which compound transformations are not marked as slow."""
-
-THOROUGH = {*QUICK, "tree"}
-"""The cases of a scan that go through all transformations. Of the others every third pair does, so
-that each case and each transformation has its turn; the rest of the pairs is for changes."""
+"""The cases of a scan that go through all transformations in every run. Of the others every third
+pair does, so that each case and each transformation has its turn."""
 
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
@@ -82,11 +83,9 @@ def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if transformation in CORE:
         return [pytest.mark.core]
     has_its_turn = (len(case.name) + list(ALL).index(transformation)) % 3 == 0
-    if not case.name.startswith(tuple(THOROUGH)) and not has_its_turn:
+    if not case.name.startswith(tuple(QUICK)) and not has_its_turn:
         return [pytest.mark.exhaustive]
-    if transformation in COMPOUND and case.name not in QUICK:
-        return [pytest.mark.slow]
-    return [pytest.mark.core] if case.name == "tree" else []
+    return [pytest.mark.slow] if transformation in COMPOUND and case.name not in QUICK else []
 
 
 def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
@@ -94,7 +93,7 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if case.name in ("both_loops", "trip_counts") and transformation in CORE:
         is_quick = transformation in ("grad", "jvp")
         return [pytest.mark.core if is_quick else pytest.mark.slow]
-    if transformation in EVERY_VERSION:
+    if transformation in EVERY_VERSION and (case.name in SEVERAL or transformation in BOTH_MODES):
         return [pytest.mark.core]
     if transformation in CORE and case.name in SEVERAL:
         return []
@@ -106,8 +105,7 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
 def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if transformation == "grad":
         return [pytest.mark.core]
-    takes_long = case.name in ("both_loops", "trip_counts")
-    in_every_run = transformation in IN_BLOCKS and not takes_long
+    in_every_run = transformation in IN_BLOCKS and case.name in SEVERAL
     return [] if in_every_run else [pytest.mark.exhaustive]
 
 
