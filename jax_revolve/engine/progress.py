@@ -36,8 +36,9 @@ REPORTS = 100
 FRACTION = 16
 """In a sweep of unknown length, a report comes after one more step in so many."""
 
-BETWEEN_REPORTS = 25e6
-"""Nanoseconds, as estimated. A report takes up to one hundredth of that."""
+BETWEEN_REPORTS = 100e6
+"""Nanoseconds, as estimated: as often as tqdm shows something new. A report takes up to one
+hundredth of that."""
 
 LEAST_WORK = 100.0
 """Nanoseconds that a step takes, whatever it does."""
