@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import jax_revolve
-from jax_revolve import Plan
+from jax_revolve import Plan, ProgressMeter
 from jax_revolve.integrations.equinox import (
     filter_bounded_while_loop,
     filter_checkpointed_scan,
@@ -248,3 +248,27 @@ def test_disable_jit() -> None:
     with jax.disable_jit():
         np.testing.assert_allclose(by_scan(model()), by_lax(model()))
         np.testing.assert_allclose(by_while(model()), by_lax(model()))
+
+
+def test_progress_is_passed_on() -> None:
+    shown: list[int] = []
+
+    class Count(ProgressMeter):
+        def start(self, name: str, total: int | None) -> None:
+            pass
+
+        def update(self, bar: None, steps: int) -> None:
+            shown.append(steps)
+
+        def close(self, bar: None) -> None:
+            pass
+
+    meter = Count()
+    step = lambda c, _: ((c[0], c[0](c[1])), None)  # noqa: E731
+    filter_checkpointed_scan(step, (jnp.sin, jnp.ones(2)), None, 7, progress=meter)
+    filter_bounded_while_loop(
+        lambda c: c[1] < 5, lambda c: (c[0], c[1] + 1), (jnp.sin, 0), max_steps=9, progress=meter
+    )
+    jax.effects_barrier()
+    assert shown[-1] == 5
+    assert 7 in shown

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 import equinox as eqx
 import jax
 
+from jax_revolve._progress import ProgressMeter
 from jax_revolve._scan import checkpointed_scan
 from jax_revolve._while import bounded_while_loop
 from jax_revolve.integrations._filter import Parts, run_with_parts, variables_of_new
@@ -33,6 +34,7 @@ def filter_checkpointed_scan(
     block: int | None = None,
     memory: Memory = None,
     plan: Plan | None = None,
+    progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
     """As [`jax_revolve.checkpointed_scan`][], but carry, xs and ys may have leaves that are not
     arrays, such as the activation function of an `equinox.Module`.
@@ -102,6 +104,7 @@ def filter_checkpointed_scan(
             block=block,
             memory=memory,
             plan=plan,
+            progress=progress,
         )
         return parts.whole(final), outputs[0].whole(ys)
 
@@ -120,6 +123,7 @@ def filter_bounded_while_loop(
     memory: Memory = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
+    progress: bool | ProgressMeter = False,
 ) -> Value: ...
 
 
@@ -135,6 +139,7 @@ def filter_bounded_while_loop(
     memory: Memory = None,
     with_steps: Literal[True],
     throw: bool = False,
+    progress: bool | ProgressMeter = False,
 ) -> tuple[Value, jax.Array]: ...
 
 
@@ -149,6 +154,7 @@ def filter_bounded_while_loop(
     memory: Memory = None,
     with_steps: bool = False,
     throw: bool = False,
+    progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
     """As [`jax_revolve.bounded_while_loop`][], but the value may have leaves that are not arrays,
     which must be the same after every step.
@@ -199,7 +205,7 @@ def filter_bounded_while_loop(
             return cond_fun(parts.whole(variables))
 
         limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block": block}
-        limits |= {"memory": memory, "throw": throw}
+        limits |= {"memory": memory, "throw": throw, "progress": progress}
         if not with_steps:
             return parts.whole(bounded_while_loop(going, body, parts.variables, **limits))
         final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)
