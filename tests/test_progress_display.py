@@ -9,6 +9,8 @@ import termios
 from pathlib import Path
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -83,9 +85,6 @@ def test_terminal(hide: str) -> None:
 
 
 def executed(*cells: str) -> Any:
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute(env=environment)
@@ -95,7 +94,6 @@ def executed(*cells: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_with_widgets() -> None:
-    pytest.importorskip("ipywidgets")
     notebook = executed(PROGRAM + RUN.format("scan"), RUN.format("stop_early"))
     for cell, steps in zip(notebook.cells, (2000, 321), strict=True):
         names = [output.data["text/plain"].split(":")[0] for output in cell.outputs]

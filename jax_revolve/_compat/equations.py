@@ -21,9 +21,7 @@ T = TypeVar("T")
 _INNER = {
     "jit": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
-    "core_call": ("call_jaxpr",),
     "remat2": ("jaxpr",),
-    "checkpoint": ("jaxpr",),
     "cond": ("branches",),
     "shard_map": ("jaxpr",),
     "scan": ("jaxpr",),
@@ -36,7 +34,7 @@ nor are functions with a derivative rule of their own: of those the rule is look
 _MANUAL = ("newly_manual_axes", "manual_axes")
 """The parameter of a `shard_map` equation for its axes, from jax 0.8 and before."""
 
-_JAX = str(Path(jax.__file__).parent)
+_JAX = Path(jax.__file__).parent
 
 
 def read_loop(eqn: Any) -> LoopEquation | None:
@@ -120,8 +118,9 @@ def source_of(eqn: Any) -> str:
     """The file and line outside of JAX that an equation comes from, "model.py:42"."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
-        if not frame.file_name.startswith(_JAX):
-            return f"{Path(frame.file_name).name}:{frame.line_num}"
+        file = Path(frame.file_name)
+        if not file.is_relative_to(_JAX):
+            return f"{file.name}:{frame.line_num}"
     return ""
 
 
