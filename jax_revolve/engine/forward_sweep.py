@@ -25,9 +25,10 @@ from jax_revolve.engine.offline import after_all_steps, run_forward_offline
 from jax_revolve.engine.once import once
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import AnyPlan, Held
 from jax_revolve.engine.steps import Steps
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.engine.storage import buffers_of
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 Run = Callable[..., Sequence[Any]]
 
@@ -48,10 +49,16 @@ def run_forward_sweep(
     return flat[:num_results], flat[num_results:]
 
 
-def held_by(loop: Loop, plan: Plan, restart: Mask, values: Sequence[Any]) -> Held:
+def held_by(loop: Loop, plan: AnyPlan, restart: Mask, values: Sequence[Any]) -> Held:
     """What the sweep holds, from the flat values."""
     if loop.condition is None:
-        return after_all_steps(plan, list(values[: sum(restart)]), list(values[sum(restart) :]))
+        size, values = sum(restart), list(values)
+        slots, rest = values[:size], values[size:]
+        if not isinstance(plan, TwoLevelPlan):
+            return after_all_steps(plan, slots, rest)
+        start, rest = rest[:size], rest[size:]
+        last = buffers_of(plan.storage, size)
+        return after_all_steps(plan, slots, rest[last:], start, rest[:last])
     *slots, positions, places, top, steps = values
     return Held(slots, positions, places, top, steps, None)
 
@@ -67,7 +74,7 @@ def _run(
     steps = Steps.of(loop, restart, loop.operands(operands))
     if loop.condition is None:
         results, held = run_forward_offline(steps, plan, activity, keep_ys)
-        return results, [*held.slots, *(held.tape or [])]
+        return results, [*held.slots, *(held.start or []), *held.stores, *(held.tape or [])]
     results, held = run_forward_online(steps, plan)
     return results, [*held.slots, held.positions, held.places, held.top, held.steps]
 

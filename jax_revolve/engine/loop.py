@@ -16,8 +16,9 @@ from jax_revolve._compat import (
     with_params,
 )
 from jax_revolve.engine.listener import Progress, when_run_again
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Loop:
     split_transpose: bool
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
-    plan: Plan | Request | None
+    plan: Reversal | Request | None
     only_primal_half: bool = False
     """Whether the step is the primal half of its linearisation, see `primal_half`."""
     progress: Progress | None = None
@@ -69,7 +70,7 @@ class Loop:
         cls,
         equation: LoopEquation,
         length: int | None,
-        plan: Plan | Request | None,
+        plan: Reversal | Request | None,
         progress: Progress | None = None,
     ) -> "Loop":
         """The loop of an equation of lax's, with the given length or bound."""
@@ -138,10 +139,10 @@ class Loop:
         return self.length
 
 
-def plan_of(loop: Loop) -> Plan:
+def plan_of(loop: Loop) -> Plan | TwoLevelPlan:
     """The plan of a loop that is to be reversed, once it is chosen."""
     check_plan(loop)
-    assert isinstance(loop.plan, Plan)
+    assert isinstance(loop.plan, Plan | TwoLevelPlan)
     return loop.plan
 
 

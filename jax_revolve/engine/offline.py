@@ -1,9 +1,10 @@
 """The forward sweep of a loop of known length: the first half of the schedule, and the last block's
 tape."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,40 +16,86 @@ from jax_revolve.engine.buffers import write
 from jax_revolve.engine.listener import FORWARD
 from jax_revolve.engine.loop import choose
 from jax_revolve.engine.progress import Bar
-from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
+from jax_revolve.engine.slots import (
+    AnyPlan,
+    Held,
+    empty,
+    slots_used,
+    tapes_the_last_block,
+    write_slot,
+)
 from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.storage import in_storage, put
 from jax_revolve.engine.tape import Buffers, Tape
 from jax_revolve.schedule import actions
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 Progress = tuple[list[Any], list[Any]]
 """The carry, and those ys that are to be kept."""
 
 
 def run_forward_offline(
-    steps: Steps, plan: Plan, activity: Activity, keep_ys: Sequence[bool]
+    steps: Steps, plan: AnyPlan, activity: Activity, keep_ys: Sequence[bool]
 ) -> tuple[list[Any], Held]:
     """Final carry and those ys that are to be kept, the checkpoints, and the last block's tape."""
     loop = steps.loop
     ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
     bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
+    start, stores = None, []
+    if isinstance(plan, TwoLevelPlan):
+        progress, stores = _write_and_advance(steps, plan, keep_ys, bar, progress)
+        start = choose(progress[0], steps.restart)
     progress, slots = _store_and_advance(steps, plan, keep_ys, bar, progress)
     tape: Buffers = []
     if tapes_the_last_block(plan):
         progress, tape = _tape_the_last_block(steps, plan, activity, keep_ys, bar, progress)
     carry, ys = progress
-    return [*carry, *ys], after_all_steps(plan, slots, tape)
+    return [*carry, *ys], after_all_steps(plan, slots, tape, start, stores)
 
 
 def _store_and_advance(
-    steps: Steps, plan: Plan, keep_ys: Sequence[bool], bar: Bar, progress: Progress
+    steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: Progress
 ) -> tuple[Progress, list[Any]]:
     """As far as the schedule advances before it first tapes, and the slots."""
-    loop = steps.loop
     starts, stops = _first_advances(plan)
-    slots = empty(slots_used(plan), choose(steps.operands.carry, steps.restart))
+    slots = empty(slots_used(plan), choose(progress[0], steps.restart), plan)
     if not len(stops):
         return progress, slots
+    advances = _Advances(plan.block, starts, stops, ends=not tapes_the_last_block(plan))
+    return _advance_through(steps, keep_ys, bar, advances, write_slot, (progress, slots))
+
+
+def _write_and_advance(
+    steps: Steps, plan: TwoLevelPlan, keep_ys: Sequence[bool], bar: Bar, progress: Progress
+) -> tuple[Progress, Buffers]:
+    """As far as the schedule writes to the storage, and what tells what is there."""
+    stops = np.array([*plan.stores[1:], plan.tail])
+    advances = _Advances(plan.block, np.array(plan.stores), stops, ends=False)
+    kept = in_storage(plan.storage, choose(progress[0], steps.restart), len(plan.stores))
+    write_store = partial(put, plan.storage)
+    return _advance_through(steps, keep_ys, bar, advances, write_store, (progress, kept))
+
+
+class _Advances(NamedTuple):
+    """Advances one after the other, from a checkpoint each, in blocks of so many steps. `ends` says
+    whether the sweep ends with the last one."""
+
+    block: int
+    starts: np.ndarray
+    stops: np.ndarray
+    ends: bool
+
+
+def _advance_through(
+    steps: Steps,
+    keep_ys: Sequence[bool],
+    bar: Bar,
+    advances: _Advances,
+    keep: Callable[[list[Any], list[Any], jax.Array], list[Any]],
+    state: tuple[Progress, list[Any]],
+) -> tuple[Progress, list[Any]]:
+    """Advance after advance: `keep(kept, checkpoint, number)` is what is kept with one more."""
+    loop, (block, starts, stops, ends) = steps.loop, advances
 
     def step(i: jax.Array, progress: Progress) -> Progress:
         carry, ys = progress
@@ -56,30 +103,30 @@ def _store_and_advance(
         carry, y = loop.step(steps.operands.consts, *inputs)
         return carry, write(ys, choose(y, keep_ys), loop.index(i))
 
-    def store_and_advance(
-        bar: Bar, slot: jax.Array, state: tuple[Progress, list[Any]]
+    def keep_and_advance(
+        bar: Bar, number: jax.Array, state: tuple[Progress, list[Any]]
     ) -> tuple[Progress, list[Any]]:
-        progress, slots = state
-        slots = write_slot(slots, choose(progress[0], steps.restart), slot)
-        start, stop = (plan.block * jnp.asarray(ends)[slot] for ends in (starts, stops))
-        return bar.fori_loop(start, stop, step, progress), slots
+        progress, kept = state
+        kept = keep(kept, choose(progress[0], steps.restart), number)
+        start, stop = (block * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
+        return bar.fori_loop(start, stop, step, progress), kept
 
-    def before(slot: jax.Array) -> jax.Array:
-        return plan.block * jnp.asarray(starts)[slot]
+    def before(number: jax.Array) -> jax.Array:
+        return block * jnp.asarray(starts, jnp.int32)[number]
 
     return bar.outer_loop(
         len(stops),
-        store_and_advance,
-        (progress, slots),
-        size=plan.block * int(stops[-1]) // len(stops),
+        keep_and_advance,
+        state,
+        size=block * int(stops[-1] - starts[0]) // len(stops),
         before=before,
-        ends=not tapes_the_last_block(plan),
+        ends=ends,
     )
 
 
 def _tape_the_last_block(
     steps: Steps,
-    plan: Plan,
+    plan: AnyPlan,
     activity: Activity,
     keep_ys: Sequence[bool],
     bar: Bar,
@@ -99,20 +146,27 @@ def _tape_the_last_block(
     return bar.fori_loop(0, plan.length - first, record, (progress, entries), before=first)
 
 
-def after_all_steps(plan: Plan, slots: list[Any], tape: Buffers) -> Held:
-    """The stack after a loop of known length: all but the slots and the tape is in the plan."""
+def after_all_steps(
+    plan: AnyPlan,
+    slots: list[Any],
+    tape: Buffers,
+    start: list[Any] | None = None,
+    stores: Sequence[Any] = (),
+) -> Held:
+    """The stack after a loop of known length: all but the carries and the tape is in the plan."""
     starts, _ = _first_advances(plan)
     positions = np.zeros(slots_used(plan), np.int32)
     positions[: len(starts)] = starts
     top = jnp.int32(max(len(starts) - 1, 0))
     taped = tape if tapes_the_last_block(plan) else None
-    return Held(slots, jnp.asarray(positions), None, top, plan.length, taped)
+    return Held(slots, jnp.asarray(positions), None, top, plan.length, taped, start, list(stores))
 
 
-def _first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
     """Where each advance of the forward sweep starts, from a checkpoint, and stops: blocks."""
     last = plan.blocks if tapes_the_last_block(plan) else plan.blocks + 1
-    schedule = actions.revolve(last, slots_used(plan))
+    first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
+    schedule = actions.revolve(last, slots_used(plan), first=first)
     before = takewhile(lambda a: not isinstance(a, actions.Tape), schedule)
     advances = np.array([a for a in before if isinstance(a, actions.Advance)], np.int32)
     starts, stops = advances.reshape(-1, 2).T

@@ -74,7 +74,7 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Held]:
 
     free = jnp.full(plan.checkpoints, NEVER, jnp.int32)
     places = jnp.arange(plan.checkpoints, dtype=jnp.int32)
-    slots = empty(plan.checkpoints, choose(init, steps.restart))
+    slots = empty(plan.checkpoints, choose(init, steps.restart), plan)
     progress = (jnp.int32(0), loop.holds(consts, init), init)
     due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
     (_, progress), held = lax.while_loop(

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_revolve._compat import results_of, zeros
@@ -21,18 +22,22 @@ from jax_revolve.engine.pullback import (
     pull_back_step,
     zero_cotangents,
 )
-from jax_revolve.engine.slots import Held, newest, write_slot
+from jax_revolve.engine.slots import AnyPlan, Held, newest, write_slot
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.storage import get
 from jax_revolve.engine.tape import Buffers, Tape
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 Reversal = tuple[Operands, Buffers]
 """The cotangents so far, and the tape, to be written over."""
 
+State = tuple[Held, Reversal]
+"""The checkpoints, and the reversal so far."""
+
 
 def run_reverse(
-    steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
+    steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
 ) -> Operands:
     """The cotangents of the active operands, from those of the active results."""
     operands = steps.operands
@@ -43,16 +48,20 @@ def run_reverse(
     )
     bar, blocks = Bar(steps.loop, REVERSE, held.steps), -(-held.steps // plan.block)
     if plan.block == 1:
-        one_by_one = _OneByOne(steps, activity, cotangents)
-        gradient, _ = _reverse_blocks(steps, plan, held, blocks, one_by_one, bar, (gradient, []))
+        by, reversal = _OneByOne(steps, activity, cotangents), (gradient, [])
     else:
-        in_blocks = _InBlocks(steps, plan, activity, held, cotangents)
-        reversal = in_blocks.begin(bar, gradient)
+        by = _InBlocks(steps, plan, activity, held, cotangents)
+        reversal = by.begin(bar, gradient)
         if held.tape is not None:
             blocks = blocks - 1  # the last one is done
-        if held.tape is None or plan.blocks > 1:
-            reversal = _reverse_blocks(steps, plan, held, blocks, in_blocks, bar, reversal)
-        gradient, _ = reversal
+    parts = _Parts(steps, plan, by, bar)
+    state = (held._replace(tape=None, stores=[]), reversal)
+    first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
+    if held.tape is None or plan.blocks > first + 1:
+        state = parts.reverse(first, blocks, state)
+    if isinstance(plan, TwoLevelPlan):
+        state = parts.reverse_moves(plan, held.stores, state)
+    gradient, _ = state[1]
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
@@ -83,7 +92,7 @@ class _InBlocks:
     """Blocks of several steps, taped whole. The last one's tape may be held already."""
 
     def __init__(
-        self, steps: Steps, plan: Plan, activity: Activity, held: Held, cotangents: Cotangents
+        self, steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
     ) -> None:
         self._tape, self._size = Tape(steps, activity), plan.block
         self._held, self._ct_ys = held, cotangents.ys
@@ -120,42 +129,64 @@ class _InBlocks:
         return self._tape.pull_back(tape, self._same, start, count, gradient, self._ct_ys, loop)
 
 
-def _reverse_blocks(
-    steps: Steps,
-    plan: Plan,
-    held: Held,
-    blocks: Any,
-    by: _OneByOne | _InBlocks,
-    bar: Bar,
-    reversal: Reversal,
-) -> Reversal:
-    """From the cotangents after the first `blocks` blocks to those before all."""
-    size = plan.block
+class _Parts:
+    """Parts of the loop, each reversed from the checkpoints that are held of it."""
 
-    def reverse_block(
-        bar: Bar, count: jax.Array, state: tuple[Held, Reversal]
-    ) -> tuple[Held, Reversal]:
-        held, reversal = state
-        block = blocks - 1 - count
-        held, restarted, position = _store_on_the_way(steps, plan, held, block)
-        restarted = steps.advance(restarted, size * position, size * block)
-        reversal = by.reverse(bar, restarted, block, held.top, reversal)
-        top = held.top - (held.positions[held.top] == block)
-        return held._replace(top=top), reversal
+    def __init__(self, steps: Steps, plan: AnyPlan, by: "_OneByOne | _InBlocks", bar: Bar) -> None:
+        self._steps, self._plan, self._by, self._bar = steps, plan, by, bar
 
-    def transposed(count: jax.Array) -> jax.Array:
-        return jnp.maximum(held.steps - size * (blocks - count), 0)
+    def reverse(self, first: Any, blocks: Any, state: State) -> State:
+        """From the cotangents after the first `blocks` blocks to those before block `first`."""
+        steps, plan, size = self._steps, self._plan, self._plan.block
+        taken = state[0].steps
 
-    turns = blocks
-    if isinstance(blocks, int) and blocks == 1:
-        # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
-        turns = lax.optimization_barrier(jnp.int32(1))
-    state = (held._replace(tape=None), reversal)
-    return bar.outer_loop(turns, reverse_block, state, size=size, before=transposed)[1]
+        def reverse_block(bar: Bar, count: jax.Array, state: State) -> State:
+            held, reversal = state
+            block = blocks - 1 - count
+            held, restarted, position = _store_on_the_way(steps, plan, held, block)
+            restarted = steps.advance(restarted, size * position, size * block)
+            reversal = self._by.reverse(bar, restarted, block, held.top, reversal)
+            top = held.top - (held.positions[held.top] == block)
+            return held._replace(top=top), reversal
+
+        def transposed(count: jax.Array) -> jax.Array:
+            return jnp.maximum(taken - size * (blocks - count), 0)
+
+        turns = blocks - first
+        if isinstance(turns, int) and turns == 1:
+            # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
+            turns = lax.optimization_barrier(jnp.int32(1))
+        ends = first == 0
+        return self._bar.outer_loop(
+            turns, reverse_block, state, size=size, before=transposed, ends=ends
+        )
+
+    def reverse_moves(self, plan: TwoLevelPlan, stores: Buffers, state: State) -> State:
+        """From the cotangents before the tail to those before the loop."""
+        last = {move.store: number for number, move in enumerate(plan.moves)}
+        table = np.array(
+            [(*move, plan.stores[move.store], last[move.store] == number)
+             for number, move in enumerate(plan.moves)],
+            np.int32,
+        )  # fmt: skip
+
+        def reverse_move(number: jax.Array, state: State) -> State:
+            store, start, stop, position, is_last = jnp.asarray(table)[number]
+            held, reversal = state
+            types = choose(list(map(jax.typeof, self._steps.operands.carry)), self._steps.restart)
+            restarted = get(plan.storage, stores, types, store, is_last)
+            size = plan.block
+            restarted = self._steps.advance(restarted, size * position, size * start)
+            positions = held.positions.at[0].set(start)
+            top = jnp.zeros_like(held.top)
+            held = held._replace(start=restarted, positions=positions, top=top)
+            return self.reverse(start, stop, (held, reversal))
+
+        return lax.fori_loop(0, len(plan.moves), reverse_move, state)
 
 
 def _store_on_the_way(
-    steps: Steps, plan: Plan, held: Held, block: jax.Array
+    steps: Steps, plan: AnyPlan, held: Held, block: jax.Array
 ) -> tuple[Held, list[Any], jax.Array]:
     """From the newest checkpoint towards `block`, storing where the schedule wants it.
 

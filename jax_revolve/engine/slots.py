@@ -19,15 +19,19 @@ initial carry, which is an operand and is never overwritten, so the buffer holds
 up. A slot holds only those leaves of the carry that are needed to start again from it (`restart`).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat import HOST_MEMORY, to_host
 from jax_revolve.engine.buffers import read, write
 from jax_revolve.engine.tape import Buffers
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.two_level import TwoLevelPlan
+
+AnyPlan: TypeAlias = Plan | TwoLevelPlan
 
 
 class Held(NamedTuple):
@@ -37,6 +41,9 @@ class Held(NamedTuple):
     each level which block its carry enters, and `places` in which slot it is, if not in that of the
     same number. Levels beyond the top are free, and so are their slots. `steps` ran in all. `tape`
     is that of the last block, if the forward sweep knew which one is the last.
+
+    With a storage beside the device, level 0 is `start` instead of the initial carry, and `stores`
+    is what tells the carries in the storage.
     """
 
     slots: list[Any]
@@ -45,19 +52,27 @@ class Held(NamedTuple):
     top: jax.Array
     steps: jax.Array | int
     tape: Buffers | None
+    start: list[Any] | None = None
+    stores: Buffers = []
 
     def place(self, level: jax.Array) -> jax.Array:
         return level if self.places is None else self.places[level]
 
 
-def empty(checkpoints: int, carry: list[Any]) -> list[Any]:
+def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
     """The slot buffer: every carry leaf with a leading axis of slots. Made of the carry itself, it
-    has its dtype, key type, sharding and varying axes."""
+    has its dtype, key type, sharding and varying axes.
+
+    In the host's memory it is made of the carry there: a buffer that was made on the device and
+    then moved would be on the device first, all of it."""
+    if isinstance(plan, Plan) and plan.memory_kind == HOST_MEMORY:
+        carry = list(map(to_host, carry))
     return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
 
 
 def newest(initial: list[Any], held: Held) -> list[Any]:
     """The newest checkpoint."""
+    initial = initial if held.start is None else held.start
     if held.positions.size == 1:
         return initial
     stored = read(held.slots, jnp.maximum(held.place(held.top) - 1, 0))
@@ -71,13 +86,14 @@ def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]
     return write(slots, carry, jnp.maximum(slot - 1, 0))
 
 
-def tapes_the_last_block(plan: Plan) -> bool:
+def tapes_the_last_block(plan: AnyPlan) -> bool:
     """Whether the forward sweep of a loop of known length tapes its last block. For a single step
     the tape would cost more than it saves: buffers between programs, another copy of the step."""
     return plan.block > 1
 
 
-def slots_used(plan: Plan) -> int:
+def slots_used(plan: AnyPlan) -> int:
     """A block that the forward sweep tapes needs no checkpoint."""
-    taped = tapes_the_last_block(plan)
-    return min(plan.checkpoints, max(plan.blocks - 1, 1)) if taped else plan.checkpoints
+    if isinstance(plan, TwoLevelPlan) or not tapes_the_last_block(plan):
+        return plan.checkpoints
+    return min(plan.checkpoints, max(plan.blocks - 1, 1))

@@ -10,13 +10,13 @@ from jax_revolve.schedule.binomial import (
     repetition,
     split_terms,
 )
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.plan import Reversal
 
 
 class SplitTable:
     """`schedule.binomial.split` on the device, for every split that a plan can ask for."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Reversal) -> None:
         s = plan.checkpoints
         # An online schedule may be one repetition behind. With a single slot the repetition number
         # is as large as the loop is long, but no rule is needed.

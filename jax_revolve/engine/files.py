@@ -1,0 +1,129 @@
+"""Checkpoints as files: written whole or not at all, and read by nobody but who wrote them.
+
+A file is named by a *ticket*, three 32-bit numbers: two that are drawn once for a process, and the
+file's number. So files of another process, of an earlier run that was killed, say, are never taken
+for one's own. A file is written under another name and renamed when it is complete, and it begins
+with its ticket and a checksum.
+
+Nothing here is JAX: these functions are called from compiled programs (`storage`).
+"""
+
+import atexit
+import os
+import secrets
+import shutil
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+TICKET = 3
+"""Numbers in a ticket."""
+
+_HEADER = struct.Struct("<8s3IIQ")
+_MAGIC = b"jaxrvlv1"
+
+_process = (secrets.randbits(32), secrets.randbits(32))
+_numbers = count()
+_folders: set[Path] = set()
+_lock = threading.Lock()
+
+
+def check_directory(directory: str | os.PathLike[str]) -> None:
+    """Refuse a directory that is not there, or that cannot be written to."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"storage=Disk({os.fspath(directory)!r}): there is no such directory. Make it, or name "
+            "another one; checkpoints are written to a folder of their own in it."
+        )
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"storage=Disk({os.fspath(directory)!r}): the directory cannot be written to."
+        )
+
+
+def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Keep the arrays in a file of their own. Returns its ticket."""
+    ticket = (*_process, next(_numbers))
+    path = _path(directory, ticket)
+    content = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+    header = _HEADER.pack(_MAGIC, *ticket, zlib.crc32(content), len(content))
+    unfinished = path.with_suffix(".part")
+    try:
+        check_directory(directory)
+        _make_folder(path.parent)
+        with open(unfinished, "wb") as file:
+            file.write(header)
+            file.write(content)
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise OSError(
+            error.errno,
+            f"A checkpoint of {len(content)} bytes could not be written to {path}: "
+            f"{error.strerror or error}. {_free_space(directory)}",
+        ) from error
+    return np.array(ticket, np.uint32)
+
+
+def read_file(
+    directory: str | os.PathLike[str],
+    ticket: Sequence[int],
+    like: Sequence[tuple[tuple[int, ...], np.dtype]],
+    *,
+    is_last: bool,
+) -> list[np.ndarray]:
+    """The arrays that were kept under a ticket, of these shapes and dtypes. The file is removed if
+    this `is_last`."""
+    ticket = tuple(map(int, ticket))
+    path = _path(directory, ticket)
+    try:
+        stored = path.read_bytes()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"The checkpoint {path} is not there. A checkpoint on disk is removed once the reverse "
+            "pass has used it, so a function that jax.vjp returned can be called once; call "
+            "jax.vjp again, or use jax.vmap of it for several cotangents."
+        ) from error
+    header, content = stored[: _HEADER.size], stored[_HEADER.size :]
+    expected = (_MAGIC, *ticket, zlib.crc32(content), len(content))
+    if len(header) < _HEADER.size or _HEADER.unpack(header) != expected:
+        raise OSError(f"The checkpoint {path} is damaged: it is not what was written.")
+    arrays, at = [], 0
+    for shape, dtype in like:
+        size = int(np.prod(shape)) * dtype.itemsize
+        arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape))
+        at += size
+    if is_last:
+        path.unlink(missing_ok=True)
+    return arrays
+
+
+def _path(directory: str | os.PathLike[str], ticket: Sequence[int]) -> Path:
+    first, second, number = ticket
+    return Path(directory) / f"jax_revolve-{first:08x}{second:08x}" / f"{number}.checkpoint"
+
+
+def _make_folder(folder: Path) -> None:
+    with _lock:
+        folder.mkdir(exist_ok=True)
+        _folders.add(folder)
+
+
+def _free_space(directory: str | os.PathLike[str]) -> str:
+    try:
+        return f"{shutil.disk_usage(directory).free} bytes are free there."
+    except OSError:
+        return ""
+
+
+@atexit.register
+def _remove_folders() -> None:
+    """What was written and never read, such as the checkpoints of a gradient that nobody used."""
+    for folder in _folders:
+        shutil.rmtree(folder, ignore_errors=True)
