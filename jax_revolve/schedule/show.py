@@ -11,10 +11,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.planning import check_integer
+from jax_revolve.schedule.check import check_integer
 
 if TYPE_CHECKING:
-    from jax_revolve.schedule.plan import Plan
+    from jax_revolve.schedule.plan import Reversal
 
 Line: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 class Parts:
     """What is left of a loop: a stack of parts, each of which begins at a checkpoint."""
 
-    def __init__(self, plan: "Plan") -> None:
+    def __init__(self, plan: "Reversal") -> None:
         self.plan = plan
         self.stack: list[Part] = []
         self.push(0, plan.blocks, plan.checkpoints)
@@ -85,7 +85,7 @@ class Parts:
         return [*positions, start] if held else positions
 
 
-def as_text(plan: "Plan", width: int = 79) -> str:
+def as_text(plan: "Reversal", width: int = 79) -> str:
     """The schedule as text: the steps run to the right, and time runs down.
 
     A line is a *sweep*, from a checkpoint to the block that is taped next, the last one waiting. In
@@ -111,7 +111,7 @@ def as_text(plan: "Plan", width: int = 79) -> str:
     return "\n".join(lines)
 
 
-def _coarse(plan: "Plan") -> "Plan":
+def _coarse(plan: "Reversal") -> "Reversal":
     """A plan that stores every carry looks the same in fewer blocks: it may store millions."""
     if plan.blocks <= RESOLUTION or plan.repetitions > 1:
         return plan
@@ -119,7 +119,7 @@ def _coarse(plan: "Plan") -> "Plan":
     return replace(plan, checkpoints=-(-plan.length // block), block=block)
 
 
-def _axis(plan: "Plan", columns: int, width: int) -> str:
+def _axis(plan: "Reversal", columns: int, width: int) -> str:
     """Marks at round numbers of steps, each followed by its number."""
     steps = plan.blocks * plan.block
     least = len(str(plan.length)) + 2
@@ -134,7 +134,7 @@ def _axis(plan: "Plan", columns: int, width: int) -> str:
     return axis + " steps" if len(axis + " steps") <= width else axis
 
 
-def _rows(plan: "Plan", rows: int, cell: int) -> Iterator[tuple[str, int]]:
+def _rows(plan: "Reversal", rows: int, cell: int) -> Iterator[tuple[str, int]]:
     """Every row, each about `cell` columns shorter than the last, and the evaluations left then.
 
     Checkpoints held at the beginning of a row and still at its end were held throughout. The lowest
@@ -154,7 +154,7 @@ def _rows(plan: "Plan", rows: int, cell: int) -> Iterator[tuple[str, int]]:
         before, end = [part.start for part in parts.stack], taped
 
 
-def picture(plan: "Plan", ax: Any = None) -> Any:
+def picture(plan: "Reversal", ax: Any = None) -> Any:
     """The schedule in Matplotlib: steps upwards, over the evaluations until then.
 
     What is narrower than a pixel is merged, so that the number of lines does not grow with the
@@ -205,7 +205,7 @@ def _explain(ax: Any, summary: str) -> None:
 class Drawing:
     """The lines of a picture, each from one (evaluations, step) to another."""
 
-    def __init__(self, plan: "Plan") -> None:
+    def __init__(self, plan: "Reversal") -> None:
         self.block, self.length, self.total = plan.block, plan.length, plan.evaluations
         self.narrow, self.low = self.total // RESOLUTION, max(plan.blocks // RESOLUTION, 1)
         self.parts = Parts(plan)
