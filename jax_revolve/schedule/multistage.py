@@ -20,9 +20,9 @@ Its solution has a closed form. Let the *depth* of a part be how often it is adv
 is reversed: 0 for the tail, and 1, 2, ..., k for the k parts of a segment, from the top. A part of
 depth d and n blocks adds d n + t(n, s) advances; as a function of n this is convex, with slope
 d + r where the part's repetition number is r. So with given parts blocks go where the slope is
-least, and `beta(s, r - d)` is the most that a part of depth d takes at slopes up to r. There are
-never two segments of which one has two parts more than the other, since a lower depth is cheaper:
-the numbers of writes and reads alone determine the optimum.
+least, and `beta(s, r - d)` is the most that a part of depth d takes at slopes up to r. Since
+a lower depth is cheaper, no segment need have two parts more than another one: the numbers of
+writes and reads alone determine the optimum.
 
 Source: G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algorithm for adjoint
 computation", SIAM J. Sci. Comput. 38(3), 2016, whose recurrence this is.
@@ -106,11 +106,11 @@ def moves(blocks: int, slots: int, transfers: Transfers) -> Iterator[Move]:
 def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -> Transfers:
     """The writes and reads of the optimum, with at most so many writes; the fewest if several are.
 
-    The bound of `_Relaxed` is convex in the number of writes, and little below what can be had. So
-    no more than a few numbers of writes around its least need be looked at.
+    `LowerBound` is convex in the number of writes, and little below what can be had. So no more
+    than a few numbers of writes around its least need be looked at.
     """
     most = max(blocks - 1, 0) if most is None else min(most, max(blocks - 1, 0))
-    bound = _Relaxed(blocks, slots, transfer)
+    bound = LowerBound(blocks, slots, transfer)
     middle = smallest(lambda m: m >= most or bound(m + 1) >= bound(m))
     found = _with_reads(blocks, slots, transfer, middle)
     for writes in range(middle - 1, -1, -1):
@@ -141,7 +141,7 @@ def _with_reads(
     return advances(blocks, slots, transfers) + transfer * sum(transfers), transfers
 
 
-class _Relaxed:
+class LowerBound:
     """The least cost with so many writes if the number of reads need not be whole: a lower bound.
 
     By duality it is the greatest p n - S(p) - (what the segments save) over the prices p of a

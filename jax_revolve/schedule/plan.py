@@ -37,6 +37,11 @@ class Reversal:
         return self.length + self.advances
 
     @property
+    def executed(self) -> int:
+        """Steps that `jax.value_and_grad` of a scan runs."""
+        raise NotImplementedError
+
+    @property
     def overhead(self) -> float:
         """Advances per step: how many forward passes there are on top of the taped one."""
         return self.advances / self.length if self.length else 0.0
