@@ -18,3 +18,5 @@ from jax_revolve.schedule.plan import Plan as Plan
 from jax_revolve.schedule.planning import longest_plan as longest_plan
 from jax_revolve.schedule.planning import plan as plan
 from jax_revolve.schedule.report import Report as Report
+from jax_revolve.schedule.storage import Disk as Disk
+from jax_revolve.schedule.storage import HostMemory as HostMemory

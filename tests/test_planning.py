@@ -287,7 +287,7 @@ def test_block_is_kept_within_a_budget(length: int, block: int, more: int) -> No
 @pytest.mark.parametrize(("states", "evaluations"), [(100, 1924), (50, 2350)])
 def test_evaluations_within_some_states(states: int, evaluations: int) -> None:
     """n = 1000, residuals as large as the state; the carry that the loop runs on counts as well."""
-    sizes = {"state_bytes": 80_000, "residual_bytes": 80_000}
+    sizes: dict[str, Any] = {"state_bytes": 80_000, "residual_bytes": 80_000}
     p = plan(1000, memory=states * 80_000, **sizes)
     print(p)
     assert p.evaluations == p.executed == evaluations
@@ -297,7 +297,7 @@ def test_evaluations_within_some_states(states: int, evaluations: int) -> None:
 
 
 def test_memory_in_words() -> None:
-    same = {"state_bytes": 1000, "residual_bytes": 1000}
+    same: dict[str, Any] = {"state_bytes": 1000, "residual_bytes": 1000}
     assert plan(1000, memory="100 kB", **same) == plan(1000, memory=100_000, **same)
 
 

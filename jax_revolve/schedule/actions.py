@@ -41,22 +41,44 @@ class Free(NamedTuple):
     slot: int
 
 
-Action: TypeAlias = Store | Load | Advance | Tape | Free
+class Write(NamedTuple):
+    """Copy the current carry, which enters step `position`, to the storage beside the device, as
+    its carry number `store`."""
+
+    store: int
+    position: int
 
 
-def revolve(length: int, checkpoints: int, block: int = 1) -> Iterator[Action]:
-    """Every action that reverses a loop of `length` steps with `checkpoints` slots.
+class Read(NamedTuple):
+    """Make the carry `store` of the storage, which enters step `position`, the current one."""
+
+    store: int
+    position: int
+
+
+class Discard(NamedTuple):
+    """The carry `store` of the storage is not needed any more."""
+
+    store: int
+
+
+Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discard
+
+
+def revolve(length: int, checkpoints: int, block: int = 1, first: int = 0) -> Iterator[Action]:
+    """Every action that reverses a loop of `length` steps with `checkpoints` slots, or its blocks
+    from `first` on, which the current carry enters.
 
     The slots are a stack of positions, lowest at the bottom. Blocks of `block` steps, of which the
     last may be shorter, are taped from the last to the first; before each, checkpoints are placed
     on the way from the top of the stack to that block. A checkpoint right where the block is taped
     would never be read, so none is placed there.
     """
-    if length == 0:
+    if length <= block * first:
         return
-    stack, current = [0], 0
-    yield Store(0, 0)
-    for target in reversed(range(-(-length // block))):
+    stack, current = [first], first
+    yield Store(0, block * first)
+    for target in reversed(range(first, -(-length // block))):
         if current != stack[-1]:
             current = stack[-1]
             yield Load(len(stack) - 1, block * current)

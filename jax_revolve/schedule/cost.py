@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.plan import Plan, Reversal
 
 RESIDUAL_BYTE = 0.05
 WEIGHT_BYTE = 0.3
@@ -46,13 +46,13 @@ class Sizes(NamedTuple):
     work: float | None = None
 
 
-def memory(plan: Plan, sizes: Sizes) -> int:
+def memory(plan: Reversal, sizes: Sizes) -> int:
     """Bytes that the plan holds, of such a loop."""
     residuals = sizes.residuals if plan.block > 1 else sizes.alone
     return plan.memory(sizes.checkpoint, residuals, sizes.carry)
 
 
-def evaluations(plan: Plan, *, stops_by_itself: bool = False) -> int:
+def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
     """Steps that `jax.value_and_grad` of a loop runs, all of `plan.length` being taken.
 
     Of a loop that may stop by itself the last block is not known when it is run for the value, and
@@ -68,7 +68,7 @@ def evaluations(plan: Plan, *, stops_by_itself: bool = False) -> int:
     return 2 * plan.length + plan.block * again
 
 
-def _least_evaluations(plan: Plan) -> int:
+def _least_evaluations(plan: Reversal) -> int:
     """Of a loop that stops by itself, if its checkpoints are where they should be."""
     again = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
     return 2 * plan.length + plan.block * again

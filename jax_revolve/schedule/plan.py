@@ -9,13 +9,8 @@ from jax_revolve.schedule.actions import Action, revolve
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a loop of `length` steps is reversed with `checkpoints` stored carries, the steps taped
-    in blocks of `block`.
-
-    Made by [`jax_revolve.plan`][]. Iterating over a plan gives its actions one by one, in the order
-    in which they run; it takes no memory, however long the loop.
-    """
+class Reversal:
+    """What plans have in common, whether or not there is a storage beside the device."""
 
     length: int
     checkpoints: int
@@ -29,30 +24,22 @@ class Plan:
     @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
-        return binomial.repetition(self.blocks, self.checkpoints)
+        raise NotImplementedError
 
     @property
     def advances(self) -> int:
-        """Steps that run without being taped, k t(N, s) for N blocks of k steps: the least possible
-        number. The last block, which may be shorter, is never advanced."""
-        return self.block * binomial.advances(self.blocks, self.checkpoints)
+        """Steps that run without being taped."""
+        raise NotImplementedError
 
     @property
     def evaluations(self) -> int:
-        """Steps that run in all, F = n + k t(N, s): every step is taped once."""
+        """Steps that run in all: the advances, and every step once when it is taped."""
         return self.length + self.advances
 
     @property
     def executed(self) -> int:
-        """Steps that `jax.value_and_grad` of a scan runs, exactly.
-
-        JAX wants the value before it asks for the derivative. The last block is taped while the
-        value is computed; but a block of a single step is not, since that would cost more than it
-        saves: it takes as many evaluations as one step more, whose last is the end of the loop.
-        """
-        if self.block > 1 or self.length == 0:
-            return self.evaluations
-        return self.length + binomial.advances(self.length + 1, self.checkpoints)
+        """Steps that `jax.value_and_grad` of a scan runs."""
+        raise NotImplementedError
 
     @property
     def overhead(self) -> float:
@@ -88,13 +75,49 @@ class Plan:
 
         return show.picture(self, ax)
 
+    def _summary(self, stored: str) -> str:
+        taped = f" blocks of {self.block} steps," if self.block > 1 else ""
+        return (
+            f"{self.length} steps,{taped} {stored}: {self.evaluations} evaluations "
+            f"({self.overhead:.2f} extra forward passes, no step advanced more than "
+            f"{self.repetitions} times)"
+        )
+
+
+@dataclass(frozen=True)
+class Plan(Reversal):
+    """How a loop of `length` steps is reversed with `checkpoints` stored carries, the steps taped
+    in blocks of `block`.
+
+    Made by [`jax_revolve.plan`][]. Iterating over a plan gives its actions one by one, in the order
+    in which they run; it takes no memory, however long the loop.
+    """
+
+    @property
+    def repetitions(self) -> int:
+        """The repetition number: no step is advanced more often than this."""
+        return binomial.repetition(self.blocks, self.checkpoints)
+
+    @property
+    def advances(self) -> int:
+        """Steps that run without being taped, k t(N, s) for N blocks of k steps: the least possible
+        number. The last block, which may be shorter, is never advanced."""
+        return self.block * binomial.advances(self.blocks, self.checkpoints)
+
+    @property
+    def executed(self) -> int:
+        """Steps that `jax.value_and_grad` of a scan runs, exactly.
+
+        JAX wants the value before it asks for the derivative. The last block is taped while the
+        value is computed; but a block of a single step is not, since that would cost more than it
+        saves: it takes as many evaluations as one step more, whose last is the end of the loop.
+        """
+        if self.block > 1 or self.length == 0:
+            return self.evaluations
+        return self.length + binomial.advances(self.length + 1, self.checkpoints)
+
     def __iter__(self) -> Iterator[Action]:
         return revolve(self.length, self.checkpoints, self.block)
 
     def __str__(self) -> str:
-        taped = f" blocks of {self.block} steps," if self.block > 1 else ""
-        return (
-            f"{self.length} steps,{taped} {self.checkpoints} checkpoints: {self.evaluations} "
-            f"evaluations ({self.overhead:.2f} extra forward passes, no step advanced more than "
-            f"{self.repetitions} times)"
-        )
+        return self._summary(f"{self.checkpoints} checkpoints")

@@ -1,18 +1,51 @@
 """Making plans: from checkpoints, or the other way round from what the plan must keep to."""
 
 from math import isfinite
-from numbers import Integral, Real
-from typing import Literal, TypeAlias
+from numbers import Real
+from typing import Literal, TypeAlias, overload
 
 from jax_revolve.schedule import binomial
+from jax_revolve.schedule.check import check_integer as check_integer
 from jax_revolve.schedule.choose import quickest
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Storage, check_storage
+from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.schedule.units import Memory, bytes_of
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
 
 MOST_REPETITIONS_BY_DEFAULT = 2
+
+
+@overload
+def plan(
+    length: int,
+    checkpoints: Checkpoints = None,
+    *,
+    block: int | None = None,
+    repetitions: int | None = None,
+    overhead: float | None = None,
+    memory: Memory = None,
+    state_bytes: int | None = None,
+    residual_bytes: int | None = None,
+    storage: None = None,
+) -> Plan: ...
+
+
+@overload
+def plan(
+    length: int,
+    checkpoints: Checkpoints = None,
+    *,
+    block: int | None = None,
+    repetitions: int | None = None,
+    overhead: float | None = None,
+    memory: Memory = None,
+    state_bytes: int | None = None,
+    residual_bytes: int | None = None,
+    storage: Storage,
+) -> TwoLevelPlan: ...
 
 
 def plan(
@@ -25,7 +58,8 @@ def plan(
     memory: Memory = None,
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
-) -> Plan:
+    storage: Storage | None = None,
+) -> Plan | TwoLevelPlan:
     """The optimal schedule for reversing a loop with a given number of stored carries, or with as
     many as something else that is wanted takes.
 
@@ -51,9 +85,16 @@ def plan(
         `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
         behind for its transposition; `jax_revolve.explain` finds both.
 
+    With `checkpoints` alone:
+
+    - `storage`: where checkpoints go beyond those on the device, which `checkpoints` then counts: a
+        [`jax_revolve.HostMemory`][] or a [`jax_revolve.Disk`][]. As many go there as make the loop
+        the quickest, the time of transfers included.
+
     **Returns:**
 
-    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions.
+    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With `storage`
+    a `jax_revolve.schedule.two_level.TwoLevelPlan`, which is all of that too.
 
     **Raises:**
 
@@ -62,7 +103,7 @@ def plan(
     !!! Example
 
         ```python
-        from jax_revolve import plan
+        from jax_revolve import HostMemory, plan
 
         p = plan(1000, checkpoints=30)
         assert (p.repetitions, p.advances, p.evaluations) == (3, 2472, 3472)
@@ -70,11 +111,15 @@ def plan(
         assert plan(1000, overhead=2).checkpoints == 43
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
         assert p.evaluations < 2000
+        p = plan(1000, checkpoints=10, storage=HostMemory(transfer=2))
+        assert (p.evaluations, p.writes, p.reads) == (2903, 85, 85)
         ```
 
     ??? cite "Source"
 
-        A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
+        A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000. With storage:
+        G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algorithm for adjoint
+        computation", SIAM J. Sci. Comput. 38(3), 2016.
     """
     length = check_integer("length", length, least=0)
     block = check_block(block)
@@ -83,6 +128,9 @@ def plan(
     _check_alternatives(
         checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
     )
+    if storage is not None:
+        storage = check_storage(storage)
+        _check_without_storage(repetitions=repetitions, overhead=overhead, memory=memory)
     if memory is not None:
         allowed = "an int >= 0 where memory is given (jax_revolve.explain finds it)"
         state = check_integer("state_bytes", state_bytes, least=0, allowed=allowed)
@@ -98,7 +146,10 @@ def plan(
         wanted = _fewest_for_overhead(length, block, overhead)
     else:
         wanted = _check_checkpoints(checkpoints, blocks)
-    return Plan(length, min(wanted, max(blocks, 1)), block)
+    wanted = min(wanted, max(blocks, 1))
+    if storage is not None:
+        return TwoLevelPlan(length, wanted, block, storage)
+    return Plan(length, wanted, block)
 
 
 def longest_plan(checkpoints: int, repetitions: int, *, block: int = 1) -> Plan:
@@ -137,17 +188,6 @@ def check_block(block: object) -> int | None:
     return None if block is None else check_integer("block", block, least=1)
 
 
-def check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
-    allowed = allowed or f"an int >= {least}"
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
-        )
-    if value < least:
-        raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
-    return int(value)
-
-
 def _check_checkpoints(checkpoints: Checkpoints, blocks: int) -> int:
     if checkpoints is None:
         return binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
@@ -165,6 +205,15 @@ def _check_alternatives(**alternatives: object) -> None:
             f"At most one of {', '.join(alternatives)} must be given, but these are: "
             f"{', '.join(given)}."
         )
+
+
+def _check_without_storage(**alternatives: object) -> None:
+    for name, value in alternatives.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None where storage is given, but is {value!r}: what is advanced "
+                "then depends on transfers too. Pass checkpoints, how many to keep on the device."
+            )
 
 
 def _fewest_for_overhead(length: int, block: int, overhead: object) -> int:

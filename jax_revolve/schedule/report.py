@@ -9,6 +9,7 @@ from jax_revolve.schedule import cost
 from jax_revolve.schedule.choose import trade_off
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.schedule.units import readable
 
 
@@ -18,24 +19,25 @@ class Report:
 
     `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is what every plan
     takes besides, by name. `plan` is the one that is chosen, and `choices` are the sensible ones,
-    each the quickest of those that take as little memory, by prediction.
+    each the quickest of those that take as little memory, by prediction. If the chosen one keeps
+    checkpoints in a storage beside the device, the others are those that do without.
     """
 
-    plan: Plan
+    plan: Plan | TwoLevelPlan
     sizes: Sizes
     always: dict[str, int]
     stops_by_itself: bool
 
     @cached_property
-    def choices(self) -> list[Plan]:
+    def choices(self) -> list[Plan | TwoLevelPlan]:
         plans = trade_off(self.plan.length, self.sizes, stops_by_itself=self.stops_by_itself)
         return sorted({*plans, self.plan}, key=self.memory)
 
-    def memory(self, plan: Plan) -> int:
+    def memory(self, plan: Plan | TwoLevelPlan) -> int:
         """Bytes that a plan holds: its checkpoints, the tape of a block, and a carry."""
         return cost.memory(plan, self.sizes)
 
-    def evaluations(self, plan: Plan) -> int:
+    def evaluations(self, plan: Plan | TwoLevelPlan) -> int:
         """Steps that `jax.value_and_grad` of the loop runs, up to its bound if it has one."""
         return cost.evaluations(plan, stops_by_itself=self.stops_by_itself)
 
@@ -52,6 +54,7 @@ class Report:
                 f"what running on takes, of a carry of {readable(self.sizes.carry)}",
             ),
             *self._residuals(),
+            *self._stored(),
             *((name, size, "whatever the plan") for name, size in self.always.items() if size),
         ]
         width = max(len(name) for name, _, _ in rows)
@@ -64,8 +67,15 @@ class Report:
         if self.sizes.alone != self.sizes.residuals:
             yield "- taped alone", self.sizes.alone, "then weights are added to at every step"
 
+    def _stored(self) -> Iterator[tuple[str, int, str]]:
+        if isinstance(self.plan, TwoLevelPlan):
+            size = self.plan.storage_bytes(self.sizes.checkpoint)
+            yield "in the storage", size, f"{self.plan.writes} checkpoints in {self.plan.storage}"
+
     def _table(self) -> Iterator[str]:
         titles = ("checkpoints", "block", "memory", "evaluations", "per step")
+        if isinstance(self.plan, TwoLevelPlan):
+            titles += ("writes", "reads")
         rows = [titles, *map(self._cells, self.choices)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for plan, row in zip([None, *self.choices], rows, strict=True):
@@ -73,11 +83,15 @@ class Report:
             cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             yield "  " + "  ".join(cells) + mark
 
-    def _cells(self, plan: Plan) -> Sequence[str]:
+    def _cells(self, plan: Plan | TwoLevelPlan) -> Sequence[str]:
         runs = self.evaluations(plan)
         per_step = runs / max(plan.length, 1)
         memory = readable(self.memory(plan))
-        return (str(plan.checkpoints), str(plan.block), memory, str(runs), f"{per_step:.2f}")
+        cells = (str(plan.checkpoints), str(plan.block), memory, str(runs), f"{per_step:.2f}")
+        if not isinstance(self.plan, TwoLevelPlan):
+            return cells
+        transfers = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
+        return (*cells, *map(str, transfers))
 
     def plot(self, ax: Any = None) -> Any:
         """Evaluations per step over memory: of the sensible choices, and of those that tape single
@@ -107,7 +121,7 @@ class Report:
         ax.legend()
         return ax
 
-    def _draw(self, ax: Any, plans: Sequence[Plan], **style: Any) -> None:
+    def _draw(self, ax: Any, plans: Sequence[Plan | TwoLevelPlan], **style: Any) -> None:
         memory = [self.memory(plan) for plan in plans]
         runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
         ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)

@@ -1,20 +1,16 @@
-"""A schedule as text for a terminal, and as a picture.
+"""A schedule as text for a terminal, and as a picture. Both take the loop apart into `parts`."""
 
-Both take the loop apart as the schedule does, into *parts*: a part is split where its next
-checkpoint goes, what lies above is reversed first, what lies below later. What a part costs is a
-formula, so that parts too small to be seen are never looked into, however long the loop.
-"""
-
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.planning import check_integer
-
-if TYPE_CHECKING:
-    from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.check import check_integer
+from jax_revolve.schedule.parts import Part, Parts, stores
+from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 Line: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
@@ -30,62 +26,11 @@ RESOLUTION = 4000
 HELD = ("checkpoint held", "#808080", 1)
 ADVANCED = ("advanced", "#0072B2", 1)
 TAPED = ("taped, transposed", "#D55E00", 2)
+STORED = "#009E73"
 """Labels, weights and colours, which the colour-blind tell apart (Okabe and Ito)."""
 
 
-class Part(NamedTuple):
-    """The blocks `start`, ..., `stop - 1`, to be reversed with `slots` slots, the one that holds
-    the start included. They and all parts below take `left` evaluations."""
-
-    start: int
-    stop: int
-    slots: int
-    left: int
-
-
-class Parts:
-    """What is left of a loop: a stack of parts, each of which begins at a checkpoint."""
-
-    def __init__(self, plan: "Plan") -> None:
-        self.plan = plan
-        self.stack: list[Part] = []
-        self.push(0, plan.blocks, plan.checkpoints)
-
-    @property
-    def left(self) -> int:
-        return self.stack[-1].left if self.stack else 0
-
-    def push(self, start: int, stop: int, slots: int) -> None:
-        if start < stop:
-            left = self.left + self.evaluations(start, stop, slots)
-            self.stack.append(Part(start, stop, slots, left))
-
-    def evaluations(self, start: int, stop: int, slots: int) -> int:
-        length = min(self.plan.block * stop, self.plan.length) - self.plan.block * start
-        return replace(self.plan, length=length, checkpoints=max(slots, 1)).evaluations
-
-    def leave(self, target: int, least: int) -> list[int]:
-        """Goes on until the block `target` has been taped; with it goes the part around it, once
-        that has no more than `least` blocks. Returns the checkpoints that were held before."""
-        while self.stack[-1].start > target:
-            self.stack.pop()
-        start, stop, slots, _ = self.stack.pop()
-        held = True
-        while stop - start > least and slots > 1:
-            position = start + binomial.split(stop - start, slots)
-            if target < position:
-                stop = position
-            else:
-                self.push(start, position, slots)
-                held = stop - position > 1
-                start, slots = position, slots - 1
-        positions = [part.start for part in self.stack]
-        if slots == 1:
-            self.push(start, target, slots)
-        return [*positions, start] if held else positions
-
-
-def as_text(plan: "Plan", width: int = 79) -> str:
+def as_text(plan: Reversal, width: int = 79) -> str:
     """The schedule as text: the steps run to the right, and time runs down.
 
     A line is a *sweep*, from a checkpoint to the block that is taped next, the last one waiting. In
@@ -104,22 +49,30 @@ def as_text(plan: "Plan", width: int = 79) -> str:
     lines.append("evaluations  ".rjust(margin)[:margin] + _axis(plan, rows * cell, width - margin))
     for row, left in _rows(drawn, rows, cell):
         lines.append(f"{plan.evaluations - left}  ".rjust(margin)[:margin] + row)
-    legend = "   ".join(LEGEND)
-    lines += [legend] if len(legend) <= width else LEGEND
+    entries = [*LEGEND, *(f"@ {label}" for label in _stored(plan))]
+    legend = "   ".join(entries)
+    lines += [legend] if len(legend) <= width else [x for e in entries for x in wrap(e, width)]
     if rows < plan.blocks:
         lines += wrap(f"{plan.blocks} sweeps, summed up in {rows} lines", width)
     return "\n".join(lines)
 
 
-def _coarse(plan: "Plan") -> "Plan":
+def _stored(plan: Reversal) -> list[str]:
+    """What is said of a storage beside the device, if it holds anything."""
+    if not isinstance(plan, TwoLevelPlan) or not plan.writes:
+        return []
+    return [f"in storage ({plan.writes} writes, {plan.reads} reads)"]
+
+
+def _coarse(plan: Reversal) -> Reversal:
     """A plan that stores every carry looks the same in fewer blocks: it may store millions."""
-    if plan.blocks <= RESOLUTION or plan.repetitions > 1:
+    if plan.blocks <= RESOLUTION or plan.repetitions > 1 or stores(plan):
         return plan
     block = -(-plan.length // RESOLUTION)
     return replace(plan, checkpoints=-(-plan.length // block), block=block)
 
 
-def _axis(plan: "Plan", columns: int, width: int) -> str:
+def _axis(plan: Reversal, columns: int, width: int) -> str:
     """Marks at round numbers of steps, each followed by its number."""
     steps = plan.blocks * plan.block
     least = len(str(plan.length)) + 2
@@ -134,27 +87,31 @@ def _axis(plan: "Plan", columns: int, width: int) -> str:
     return axis + " steps" if len(axis + " steps") <= width else axis
 
 
-def _rows(plan: "Plan", rows: int, cell: int) -> Iterator[tuple[str, int]]:
+def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
     """Every row, each about `cell` columns shorter than the last, and the evaluations left then.
 
-    Checkpoints held at the beginning of a row and still at its end were held throughout. The lowest
-    advance starts from the newest of these.
+    The lowest advance starts from where the last part begun in the row comes from. If none is, it
+    starts from the newest of those checkpoints that are held at the beginning of the row and still
+    at its end: these were held throughout.
     """
     parts, before, columns = Parts(plan), [0], rows * cell
     least, end = max(plan.blocks // (16 * columns), 1), columns
+    stored = stores(plan)
     for target in (plan.blocks * i // rows for i in reversed(range(rows))):
-        held = parts.leave(target, least)
+        held, source = parts.leave(target, least)
         taped = -(-target * columns // plan.blocks)
-        loaded = max(set(before).intersection(held)) * columns // plan.blocks
+        source = max(set(before).intersection(held)) if source is None else source
+        loaded = source * columns // plan.blocks
         row = [*"." * loaded, *">" * (taped - loaded), *"#" * (end - taped)]
-        for column in (position * columns // plan.blocks for position in held):
-            if column < taped or taped + 1 < end:
-                row[column] = "o"
+        for mark, positions in ("o", held), ("@", stored[: bisect_right(stored, target)]):
+            for column in {position * columns // plan.blocks for position in positions}:
+                if column < taped or taped + 1 < end:
+                    row[column] = mark
         yield "".join(row), parts.left
-        before, end = [part.start for part in parts.stack], taped
+        before, end = parts.held, taped
 
 
-def picture(plan: "Plan", ax: Any = None) -> Any:
+def picture(plan: Reversal, ax: Any = None) -> Any:
     """The schedule in Matplotlib: steps upwards, over the evaluations until then.
 
     What is narrower than a pixel is merged, so that the number of lines does not grow with the
@@ -165,6 +122,8 @@ def picture(plan: "Plan", ax: Any = None) -> Any:
 
     drawing = Drawing(plan)
     layers = {HELD: drawing.held, ADVANCED: drawing.advanced, TAPED: drawing.taped}
+    for label in _stored(plan):
+        layers = {(label, STORED, 1): drawing.stored, **layers}
     thin = max(0.6, 2 - sum(map(len, layers.values())) / 200)
     for (label, color, weight), lines in layers.items():
         style = {"colors": color, "linewidths": weight * thin, "label": label}
@@ -196,7 +155,7 @@ def _explain(ax: Any, summary: str) -> None:
     rows = -(-len(summary) // most)
     title = "\n".join(wrap(summary, len(summary) // rows + 8))
     ax.set_title(title, fontsize="small", pad=17)
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "borderaxespad": 0.1, "ncols": 3}
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "borderaxespad": 0.1, "ncols": 4}
     form = {"columnspacing": 1, "handlelength": 1, "borderpad": 0.2, "frameon": False}
     for handle in ax.legend(fontsize="small", **place, **form).legend_handles:
         handle.set_linewidth(2)
@@ -205,20 +164,28 @@ def _explain(ax: Any, summary: str) -> None:
 class Drawing:
     """The lines of a picture, each from one (evaluations, step) to another."""
 
-    def __init__(self, plan: "Plan") -> None:
+    def __init__(self, plan: Reversal) -> None:
         self.block, self.length, self.total = plan.block, plan.length, plan.evaluations
         self.narrow, self.low = self.total // RESOLUTION, max(plan.blocks // RESOLUTION, 1)
         self.parts = Parts(plan)
-        self.held: list[Line] = [((0, 0), (self.total, 0))]
+        self.held: list[Line] = []
         self.advanced: list[Line] = []
         self.taped: list[Line] = []
+        self.stored: list[Line] = []
+        self.stores, drawn = set[int](), -1
+        for position in stores(plan):
+            if position // self.low > drawn:
+                self.stores.add(position)
+                drawn = position // self.low
         while self.parts.stack:
             self.reverse(self.parts.stack.pop())
 
     def reverse(self, part: Part) -> None:
         """Draws the uppermost piece of a part, and leaves the rest of it as parts."""
-        start, stop, slots, left = part
+        start, stop, slots, left, source = part
         clock = self.total - left
+        if source is not None:
+            clock = self.begin(part, clock, source)
         while slots < stop - start - 1 and self.parts.evaluations(start, stop, slots) > self.narrow:
             position = start + binomial.split(stop - start, slots)
             if slots == 1:
@@ -237,13 +204,27 @@ class Drawing:
         top = min(self.block * stop, self.length)
         _draw(self.taped, ((clock, top), (end, self.block * start)), self.narrow)
 
+    def begin(self, part: Part, clock: int, source: int) -> int:
+        """Draws the advance to a part, and the checkpoints that are not needed when it is done."""
+        clock = self.advance(clock, source, part.start) if source < part.start else clock
+        end = self.total - self.parts.left
+        if end - clock > self.narrow or self.total == 0:
+            self.hold(part.start, clock, end)
+        if source == part.start and source in self.stores:
+            self.stored.append(_level(self.block * source, self.block * source, end))
+        return clock
+
     def advance(self, clock: int, start: int, stop: int) -> int:
         end = clock + self.block * (stop - start)
         _draw(self.advanced, ((clock, self.block * start), (end, self.block * stop)), self.total)
         return end
 
     def hold(self, position: int, clock: int, end: int) -> None:
-        self.held.append(((clock, self.block * position), (end, self.block * position)))
+        self.held.append(_level(self.block * position, clock, end))
+
+
+def _level(step: int, clock: int, end: int) -> Line:
+    return (clock, step), (end, step)
 
 
 def _draw(lines: list[Line], line: Line, longest: int) -> None:

@@ -1,0 +1,93 @@
+"""A schedule taken apart as it runs, for showing it.
+
+A *part* is split where its next checkpoint goes: what lies above is reversed first, what lies below
+later. What a part costs is a formula, so that parts too small to be seen are never looked into,
+however long the loop.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jax_revolve.schedule import binomial
+from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.two_level import TwoLevelPlan
+
+
+class Part(NamedTuple):
+    """The blocks `start`, ..., `stop - 1`, to be reversed with `slots` slots, the one that holds
+    the start included. They and all parts below take `left` evaluations. A part that no slot holds
+    the start of begins with an advance from the block `source`."""
+
+    start: int
+    stop: int
+    slots: int
+    left: int
+    source: int | None
+
+
+class Parts:
+    """What is left of a loop: a stack of parts."""
+
+    def __init__(self, plan: Reversal) -> None:
+        self.plan = plan
+        self.stack: list[Part] = []
+        for source, start, stop in _from_a_source(plan):
+            self.push(start, stop, plan.checkpoints, source)
+
+    @property
+    def left(self) -> int:
+        return self.stack[-1].left if self.stack else 0
+
+    @property
+    def held(self) -> list[int]:
+        """The starts that are held in slots."""
+        return [part.start for part in self.stack if part.source is None]
+
+    def push(self, start: int, stop: int, slots: int, source: int | None = None) -> None:
+        if start < stop:
+            left = self.left + self.evaluations(start, stop, slots)
+            left += 0 if source is None else self.plan.block * (start - source)
+            self.stack.append(Part(start, stop, slots, left, source))
+
+    def evaluations(self, start: int, stop: int, slots: int) -> int:
+        length = min(self.plan.block * stop, self.plan.length) - self.plan.block * start
+        return Plan(length, max(slots, 1), self.plan.block).evaluations
+
+    def leave(self, target: int, least: int) -> tuple[list[int], int | None]:
+        """Goes on until the block `target` has been taped; with it goes the part around it, once
+        that has no more than `least` blocks. Returns the checkpoints that were held before, and the
+        lowest source of the parts that were begun."""
+        lowest = None
+        while self.stack[-1].start > target:
+            source = self.stack.pop().source
+            lowest = lowest if source is None else source
+        start, stop, slots, _, source = self.stack.pop()
+        lowest = lowest if source is None else source
+        held = True
+        while stop - start > least and slots > 1:
+            position = start + binomial.split(stop - start, slots)
+            if target < position:
+                stop = position
+            else:
+                self.push(start, position, slots)
+                held = stop - position > 1
+                start, slots = position, slots - 1
+        positions = self.held
+        if slots == 1:
+            self.push(start, target, slots)
+        return [*positions, start] if held else positions, lowest
+
+
+def stores(plan: Reversal) -> tuple[int, ...]:
+    """The blocks whose entering carries are in a storage beside the device."""
+    return plan.stores if isinstance(plan, TwoLevelPlan) else ()
+
+
+def _from_a_source(plan: Reversal) -> Iterator[tuple[int, int, int]]:
+    """The parts that no slot holds the start of before they are begun, the lowest first."""
+    tail = 0
+    if isinstance(plan, TwoLevelPlan):
+        tail = plan.tail
+        for store, start, stop in reversed(plan.moves):
+            yield plan.stores[store], start, stop
+    yield 0, tail, plan.blocks

@@ -1,0 +1,108 @@
+"""The plan of a loop whose checkpoints are on two levels: on the device, and in a storage."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+
+from jax_revolve.schedule import binomial, multistage
+from jax_revolve.schedule.actions import Action, Advance, Discard, Read, Write, revolve
+from jax_revolve.schedule.multistage import Move
+from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.storage import HostMemory, Storage
+
+
+@dataclass(frozen=True)
+class TwoLevelPlan(Reversal):
+    """How a loop of `length` steps is reversed with `checkpoints` carries on the device, and more
+    of them in a `storage` beside it, the steps taped in blocks of `block`.
+
+    Made by [`jax_revolve.plan`][] with `storage`. No such schedule takes less time, that of
+    transfers included: a carry is written at most once, while the value is computed, and read once
+    or several times. If none is worth it, this is the ordinary plan: no `stores`, no `moves`, and
+    a `tail` from block 0.
+
+    The initial carry counts as any other: it is written first where there are `stores`, and read
+    last, so that nothing on the device need hold it meanwhile. Whoever holds it anyhow may take it
+    from there instead. Iterating over a plan gives its actions one by one.
+    """
+
+    storage: Storage = field(default_factory=HostMemory)
+
+    @cached_property
+    def stores(self) -> tuple[int, ...]:
+        """The blocks whose entering carries the forward sweep writes to the storage, ascending."""
+        lowest = {store: start for store, start, _ in self.moves}
+        return tuple(reversed(lowest.values()))
+
+    @cached_property
+    def tail(self) -> int:
+        """The block from which on the slots of the device are used by the ordinary schedule, in the
+        forward sweep and in the first part of the reverse sweep."""
+        return self.moves[0].stop if self.moves else 0
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """What follows once the tail has been reversed, in order."""
+        return tuple(multistage.moves(self.blocks, self.checkpoints, self._transfers))
+
+    @property
+    def writes(self) -> int:
+        """Carries that are written to the storage. All are there when the forward sweep ends."""
+        return self._transfers.writes
+
+    @property
+    def reads(self) -> int:
+        """Carries that are read from the storage: some of them several times."""
+        return self._transfers.reads
+
+    @property
+    def repetitions(self) -> int:
+        """The repetition number: no step is advanced more often than this."""
+        return multistage.repetition(self.blocks, self.checkpoints, self._transfers)
+
+    @property
+    def advances(self) -> int:
+        """Steps that run without being taped. The last block, which may be shorter, is never
+        advanced."""
+        return self.block * multistage.advances(self.blocks, self.checkpoints, self._transfers)
+
+    @property
+    def executed(self) -> int:
+        """Steps that `jax.value_and_grad` of a scan runs, exactly: see `Plan.executed`. The tail
+        takes as many evaluations as one step more if steps are taped one by one."""
+        if self.block > 1 or self.length == 0:
+            return self.evaluations
+        tail = self.length - self.tail
+        more = binomial.advances(tail + 1, self.checkpoints)
+        return self.evaluations + more - binomial.advances(tail, self.checkpoints)
+
+    def storage_bytes(self, state_bytes: int) -> int:
+        """Bytes that the storage holds: its checkpoints, of `state_bytes` each."""
+        return self.writes * state_bytes
+
+    @cached_property
+    def _transfers(self) -> multistage.Transfers:
+        transfer = Fraction(self.storage.transfer) / self.block
+        most = self.storage.checkpoints
+        return multistage.best(self.blocks, self.checkpoints, transfer, most)
+
+    def __iter__(self) -> Iterator[Action]:
+        s, k, stores = self.checkpoints, self.block, self.stores
+        for store, (start, stop) in enumerate(pairwise((*stores, self.tail))):
+            yield Write(store, k * start)
+            yield Advance(k * start, k * stop)
+        yield from revolve(self.length, s, k, first=self.tail)
+        for store, start, stop in self.moves:
+            yield Read(store, k * stores[store])
+            if start > stores[store]:
+                yield Advance(k * stores[store], k * start)
+            yield from revolve(k * stop, s, k, first=start)
+            if start == stores[store]:
+                yield Discard(store)
+
+    def __str__(self) -> str:
+        times = "once" if self.reads == self.writes else f"{self.reads} times in all"
+        stored = f"{self.writes} more in {self.storage}, read {times}"
+        return self._summary(f"{self.checkpoints} checkpoints and {stored}")

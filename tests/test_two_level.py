@@ -1,0 +1,397 @@
+"""Checkpoints on two levels: an abstract machine runs the schedule, and meets the recurrence."""
+
+import re
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib import pyplot
+
+from jax_revolve import Disk, HostMemory, Plan, Report, plan
+from jax_revolve.schedule import multistage
+from jax_revolve.schedule.actions import (
+    Advance,
+    Discard,
+    Free,
+    Load,
+    Read,
+    Store,
+    Tape,
+    Write,
+)
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.multistage import Move
+from jax_revolve.schedule.show import Drawing
+from jax_revolve.schedule.two_level import TwoLevelPlan
+
+matplotlib.use("Agg")
+
+Cost = tuple[int, int, int]
+"""Advances and transfers, in quarters of a step, and the writes and the reads among them. The least
+is the optimum."""
+
+SLOTS_AND_TRANSFERS = [
+    *((1, 5), (2, 0.25), (3, 1.25), (3, 40), (5, 0.5), (5, 5), (10, 0), (10, 5), (30, 5)),
+]
+LONGEST = 300
+LONGEST_LIMITED = 60
+
+plans = st.builds(
+    TwoLevelPlan,
+    st.integers(0, 1000),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.builds(HostMemory, st.none() | st.integers(1, 60), st.floats(0, 60)),
+)
+
+
+@cache
+def advances(slots: int) -> list[int]:
+    """The dynamic programme for the device alone: t(n, s) for each n up to the longest."""
+    if slots == 1:
+        return [n * (n - 1) // 2 for n in range(LONGEST + 1)]
+    fewer, found = advances(slots - 1), [0, 0]
+    for n in range(2, LONGEST + 1):
+        found.append(min(k + found[k] + fewer[n - k] for k in range(1, n)))
+    return found
+
+
+@cache
+def segments(slots: int, transfer: int, longest: int) -> list[Cost]:
+    """T(n): a segment whose carry has just been read, and can be again."""
+    t, found = advances(slots), [(0, 0, 0)]
+    for n in range(1, longest + 1):
+        again = [
+            (4 * (i + t[n - i]) + transfer + found[i][0], 0, found[i][2] + 1) for i in range(1, n)
+        ]
+        found.append(min([(4 * t[n], 0, 0), *again]))
+    return found
+
+
+def optimum(slots: int, transfer: int, longest: int, most: int | None) -> list[Cost]:
+    """D(n), with so many writes at most."""
+    found: list[Cost] = [(4 * t, 0, 0) for t in advances(slots)[: longest + 1]]
+    if most is None:
+        return with_another(slots, transfer, found, again=True)
+    for _ in range(most):
+        found = with_another(slots, transfer, found, again=False)
+    return found
+
+
+def with_another(slots: int, transfer: int, without: list[Cost], again: bool) -> list[Cost]:
+    """The first checkpoint in the storage, and after it those that there are `without` it, or
+    as many `again`."""
+    below, found = segments(slots, transfer, len(without) - 1), list(without)
+    after = found if again else without
+    for n in range(2, len(without)):
+        for j in range(1, n):
+            cost = 2 * transfer + 4 * j + after[n - j][0] + below[j][0]
+            if cost <= found[n][0]:
+                (_, writes, reads), (_, _, more) = after[n - j], below[j]
+                found[n] = min(found[n], (cost, writes + 1, reads + more + 1))
+    return found
+
+
+def cost(p: TwoLevelPlan) -> Cost:
+    total = 4 * (p.advances + p.storage.transfer * (p.writes + p.reads))
+    return int(total), p.writes, p.reads
+
+
+def run_abstract_machine(p: TwoLevelPlan) -> tuple[int, int, int]:
+    """Runs a schedule, checks every action and both limits, and counts advances, writes, reads."""
+    slots: dict[int, int] = {}
+    stored: dict[int, int] = {}
+    current: int | None = 0
+    still_to_tape = p.length
+    counts = [0, 0, 0]
+    for action in p:
+        match action:
+            case Store(slot, position):
+                assert current == position
+                assert slot == len(slots) < p.checkpoints
+                slots[slot] = position
+            case Load(slot, position):
+                assert slots[slot] == position
+                current = position
+            case Free(slot):
+                assert slots.pop(slot) == still_to_tape
+            case Write(store, position):
+                assert current == position
+                assert still_to_tape == p.length
+                assert store == len(stored) == counts[1]
+                assert store < (p.storage.checkpoints or p.length)
+                stored[store] = position
+                counts[1] += 1
+            case Read(store, position):
+                assert stored[store] == position < still_to_tape
+                assert store == len(stored) - 1
+                assert not slots
+                current = position
+                counts[2] += 1
+            case Discard(store):
+                assert stored.pop(store) == still_to_tape
+            case Advance(start, stop):
+                assert current == start < stop < still_to_tape
+                counts[0] += stop - start
+                current = stop
+            case Tape(start, stop):
+                assert current == start
+                assert stop == still_to_tape
+                assert start == p.block * ((stop - 1) // p.block)
+                still_to_tape, current = start, None
+    assert still_to_tape == 0
+    assert not slots
+    assert not stored
+    return counts[0], counts[1], counts[2]
+
+
+@pytest.mark.parametrize(("slots", "transfer"), SLOTS_AND_TRANSFERS)
+def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
+    expected = optimum(slots, int(4 * transfer), LONGEST, None)
+    for length in range(LONGEST + 1):
+        p = TwoLevelPlan(length, slots, 1, HostMemory(None, transfer))
+        assert cost(p) == expected[length]
+        if length % 11 == 0 or length < 30:
+            assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("slots", "transfer"), [(1, 0), (1, 0.25), (1, 5), (2, 0.5), (2, 5), (4, 1.25)]
+)
+def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most: int) -> None:
+    expected = optimum(slots, int(4 * transfer), LONGEST_LIMITED, most)
+    for length in range(LONGEST_LIMITED + 1):
+        p = TwoLevelPlan(length, slots, 1, HostMemory(most, transfer))
+        assert cost(p) == expected[length]
+        assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+
+
+@given(plans)
+@settings(max_examples=50, deadline=None)
+def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
+    assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+    assert len(p.stores) == p.writes
+    assert len(p.moves) == p.reads
+    counts: dict[int, int] = {}
+    for action in p:
+        if isinstance(action, Advance):
+            for step in range(action.start, action.stop):
+                counts[step] = counts.get(step, 0) + 1
+    assert max(counts.values(), default=0) == p.repetitions
+
+
+@pytest.mark.parametrize("transfer", [1, 2, 3.5, 5])
+def test_a_thousand_steps(transfer: float) -> None:
+    p = plan(1000, 10, storage=HostMemory(transfer=transfer))
+    assert (p.advances, p.writes, p.reads) == (1903, 85, 85)
+    assert p.stores == tuple(range(0, 935, 11))
+    assert p.tail == 935
+    assert p.moves == tuple(Move(i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
+    assert run_abstract_machine(p) == (1903, 85, 85)
+    assert plan(1000, 10).advances == 3636
+
+
+def test_brute_force() -> None:
+    """Every set of stored blocks, and every way to part each segment, for short loops."""
+    for length in range(1, 9):
+        for slots, transfer in [(1, 0), (1, 0.25), (2, 0.25), (2, 1), (3, 0.5)]:
+            t, found = advances(slots), []
+            for stores in subsets(range(1, length)):
+                for tail in [b for b in range(length) if b > max(stores, default=0)]:
+                    total = 4 * (tail + t[length - tail])
+                    segment_ends = pairwise((0, *stores, tail))
+                    for start, stop in segment_ends:
+                        total += int(4 * transfer) + least_segment(t, stop - start, transfer)
+                    found.append(total)
+            p = TwoLevelPlan(length, slots, 1, HostMemory(None, transfer))
+            assert cost(p)[0] == min([4 * t[length], *found])
+
+
+def least_segment(t: list[int], length: int, transfer: float) -> int:
+    """The least over every set of blocks to which a segment's carry is advanced."""
+    totals = []
+    for starts in subsets(range(1, length)):
+        ends = pairwise((0, *starts, length))
+        totals.append(sum(4 * (a + t[b - a]) + int(4 * transfer) for a, b in ends))
+    return min(totals)
+
+
+def subsets(of: range) -> list[tuple[int, ...]]:
+    return [chosen for size in range(len(of) + 1) for chosen in combinations(of, size)]
+
+
+def test_blocks_make_transfers_cheaper() -> None:
+    """A block of ten steps takes ten times as long."""
+    p = plan(1000, 4, block=10, storage=HostMemory(transfer=30))
+    single = plan(100, 4, storage=HostMemory(transfer=3))
+    assert (p.stores, p.tail, p.moves) == (single.stores, single.tail, single.moves)
+    assert p.advances == 10 * single.advances
+    assert p.executed == p.evaluations
+    assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+
+
+def test_nothing_in_the_storage() -> None:
+    for storage in (HostMemory(transfer=1e6), HostMemory(1, 1e300), Disk(".", transfer=1e6)):
+        p = plan(100, 5, storage=storage)
+        assert (p.stores, p.tail, p.moves) == ((), 0, ())
+        assert list(p) == list(plan(100, 5))
+        assert (p.executed, p.repetitions) == (plan(100, 5).executed, 4)
+        assert p.plot().get_legend().get_texts()[0].get_text() == "checkpoint held"
+    assert plan(100, "all", storage=HostMemory()).writes == 0
+    assert list(plan(0, storage=HostMemory())) == []
+
+
+def test_values() -> None:
+    p = plan(1000, 10, storage=HostMemory())
+    assert p == TwoLevelPlan(1000, 10, 1, HostMemory())
+    assert {p: 1}[plan(1000, 10, storage=HostMemory(None, 5))] == 1
+    assert p != Plan(1000, 10)
+    assert p.storage_bytes(8) == 85 * 8
+    assert p.memory(1000, 10) == Plan(1000, 10).memory(1000, 10)
+    assert p.executed == 2903 + Plan(66, 10).advances - Plan(65, 10).advances
+    assert str(p) == (
+        "1000 steps, 10 checkpoints and 85 more in host memory, read once: 2903 evaluations "
+        "(1.90 extra forward passes, no step advanced more than 2 times)"
+    )
+    assert "3 more in the directory x, read 15 times in all" in str(
+        plan(60, 1, storage=Disk(Path("x"), 3, 0.25))
+    )
+
+
+def test_long_loops() -> None:
+    """The relaxation that bounds the cost from below is met within a few steps."""
+    for length, slots, transfer in [(10**6, 30, 5), (10**6, 1, 5), (10**9, 50, 1000)]:
+        p = TwoLevelPlan(length, slots, 1, HostMemory(None, transfer))
+        total = p.advances + transfer * (p.writes + p.reads)
+        bound = multistage.LowerBound(length, slots, Fraction(transfer))
+        assert 0 <= total - min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2)) <= 2 * transfer
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("checkpoints", 0, ValueError),
+        ("checkpoints", 2.0, TypeError),
+        ("checkpoints", "all", TypeError),
+        ("checkpoints", True, TypeError),
+        ("transfer", -1, ValueError),
+        ("transfer", float("nan"), ValueError),
+        ("transfer", float("inf"), ValueError),
+        ("transfer", "5", TypeError),
+        ("transfer", None, TypeError),
+        ("transfer", True, TypeError),
+    ],
+)
+def test_bad_storage(name: str, value: Any, error: type[Exception]) -> None:
+    for make in (HostMemory, lambda **given: Disk(".", **given)):
+        with pytest.raises(error, match=f"^{name} must be ") as caught:
+            make(**{name: value})
+        assert f"but is {value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("directory", [None, 3, b"x"])
+def test_bad_directory(directory: Any) -> None:
+    with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is"):
+        Disk(directory)
+
+
+@pytest.mark.parametrize("storage", ["host", HostMemory, 3])
+def test_bad_storage_of_a_plan(storage: Any) -> None:
+    with pytest.raises(TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "):
+        plan(10, 3, storage=storage)
+
+
+@pytest.mark.parametrize("given", [{"repetitions": 2}, {"overhead": 1.5}, {"memory": "1kB"}])
+def test_what_storage_does_not_go_with(given: dict[str, Any]) -> None:
+    (name, value), *_ = given.items()
+    with pytest.raises(ValueError, match=f"^{name} must be None where storage is given") as caught:
+        plan(100, **given, storage=HostMemory())
+    assert f"but is {value!r}" in str(caught.value)
+
+
+SHOWN = [
+    TwoLevelPlan(30, 2, 1, HostMemory(None, 1)),
+    TwoLevelPlan(60, 1, 1, Disk("/tmp", 3, 0.25)),
+    TwoLevelPlan(200, 3, 7, HostMemory(2, 0)),
+    TwoLevelPlan(300, 4, 1, HostMemory(None, 5)),
+]
+
+
+@pytest.mark.parametrize("p", SHOWN, ids=str)
+def test_picture_shows_the_actions(p: TwoLevelPlan) -> None:
+    drawing, stored, held = Drawing(p), set[Any](), set[Any]()
+    slots: dict[int, Any] = {}
+    kept: dict[int, Any] = {}
+    clock = taped = 0
+    for action in p:
+        match action:
+            case Advance(start, stop):
+                clock += stop - start
+            case Tape(start, stop):
+                clock, taped = clock + stop - start, start
+            case Store(slot, position):
+                slots[slot] = clock, position
+            case Free(slot):
+                begun = slots.pop(slot)
+                held.add((begun, (clock, begun[1])))
+            case Write(store, position):
+                kept[store] = clock, position
+            case Discard(store):
+                begun = kept.pop(store)
+                stored.add((begun, (clock, begun[1])))
+            case _:
+                pass
+    assert taped == 0
+    assert set(drawing.stored) == stored
+    assert set(drawing.held) == held
+    assert len(drawing.stored) == p.writes
+
+
+@pytest.mark.parametrize("p", [SHOWN[0], TwoLevelPlan(25, 1, 1, Disk("/tmp", 2, 0.25))], ids=str)
+def test_text_shows_the_actions(p: TwoLevelPlan) -> None:
+    """A line for each sweep, where there are few enough of them."""
+    chart = re.findall(r"^ *\d+  ([@o>#.]+)$", p.show(), re.MULTILINE)
+    cell = len(chart[0]) // p.blocks
+    first, kept, marks = 0, dict[int, int](), []
+    for action in p:
+        match action:
+            case Write(store, position):
+                kept[store] = position
+            case Discard(store):
+                del kept[store]
+            case Read(_, position) | Load(_, position):
+                first = position
+            case Tape(start, _):
+                marks.append((start, first, sorted(kept.values())))
+            case _:
+                pass
+    for line, (start, source, positions) in zip(chart, marks, strict=True):
+        assert len(line) == cell * (start + 1)
+        assert [i // cell for i, c in enumerate(line) if c == "@"] == positions
+        assert "." not in line[cell * source : cell * start]
+        assert ">" not in line[: cell * source]
+
+
+def test_legends() -> None:
+    p = plan(1000, 10, storage=HostMemory())
+    assert "@ in storage (85 writes, 85 reads)" in p.show().splitlines()
+    assert p.plot().get_legend().get_texts()[0].get_text() == "in storage (85 writes, 85 reads)"
+    pyplot.close("all")
+
+
+def test_report() -> None:
+    sizes = Sizes(100, 100, 100, 100)
+    report = Report(plan(1000, 10, storage=HostMemory()), sizes, {}, stops_by_itself=False)
+    text = str(report)
+    assert re.search(r"in the storage +8.5 kB  85 checkpoints in host memory", text)
+    chosen = next(line for line in text.splitlines() if "<- chosen" in line)
+    assert chosen.split()[-4:-2] == ["85", "85"]
+    assert str(report.plan.executed) in chosen
+    assert "writes" not in str(Report(plan(1000, 10), sizes, {}, stops_by_itself=False))
