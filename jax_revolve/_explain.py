@@ -15,7 +15,10 @@ from jax_revolve.schedule import request
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.report import Report
-from jax_revolve.schedule.units import Memory
+from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.units import Budgets
 
 
 def explain(
@@ -28,7 +31,8 @@ def explain(
     max_steps: int | None = None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
 ) -> Report:
     """What the gradient of a loop takes, for every sensible choice, and which one is chosen.
 
@@ -43,7 +47,7 @@ def explain(
     - `cond_fun`, `max_steps`: for a loop that stops by itself, as
         [`jax_revolve.bounded_while_loop`][] takes them; `f` is then its `body_fun`, `init` its
         `init_val`.
-    - `checkpoints`, `block`, `memory`: as those loops.
+    - `checkpoints`, `block`, `memory`, `storage`: as those loops.
 
     **Returns:**
 
@@ -74,16 +78,17 @@ def explain(
         ```
     """
     _check_kind(cond_fun, max_steps, xs, length)
-    request.check_arguments(checkpoints, block, memory)
+    request.check_arguments(checkpoints, block, memory, storage)
     found: list[Report] = []
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         if steps is None:
-            wanted = request.for_bound(max_steps, checkpoints, block, memory)
+            wanted = request.for_bound(max_steps, checkpoints, block, memory, storage)
             loop = Loop.of(equation, max_steps, wanted)
         else:
-            loop = Loop.of(equation, steps, request.for_scan(steps, checkpoints, block, memory))
+            wanted = request.for_scan(steps, checkpoints, block, memory, storage)
+            loop = Loop.of(equation, steps, wanted)
         found.append(report_of(loop, operands))
         return [zeros(t) for t in equation.output_types]
 
@@ -138,7 +143,8 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
     restart = find_restart(loop, activity, inputs)
     sizes = sizes_of(loop, activity, restart, inputs)
     assert loop.plan is not None
-    plan = loop.plan if isinstance(loop.plan, Plan) else loop.plan.resolve(sizes)
+    plan = loop.plan.resolve(sizes) if isinstance(loop.plan, Request) else loop.plan
+    assert isinstance(plan, Plan | TwoLevelPlan)
     _, ys = loop.results(loop.output_types)
     xs = list(map(jax.typeof, loop.operands(operands).xs))
     consts = list(map(jax.typeof, inputs.consts))

@@ -7,12 +7,14 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled
 from jax_revolve._progress import ProgressMeter, listener_of
+from jax_revolve._storage import check_storage
 from jax_revolve._while import raise_if_stopped, run_from
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
 from jax_revolve.schedule import request
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.units import Memory
+from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.units import Budgets
 
 Value = TypeVar("Value")
 
@@ -25,7 +27,8 @@ def checkpointed_fori_loop(
     *,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,
 ) -> Value:
@@ -39,7 +42,7 @@ def checkpointed_fori_loop(
     **Arguments:**
 
     - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
-    - `checkpoints`, `block`, `memory`: as in the loop that it is.
+    - `checkpoints`, `block`, `memory`, `storage`: as in the loop that it is.
     - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
         Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
         `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
@@ -68,7 +71,7 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    request.check_arguments(checkpoints, block, memory)
+    request.check_arguments(checkpoints, block, memory, storage)
     request.for_bound(max_steps, None)
     listener = listener_of(progress)
 
@@ -78,7 +81,8 @@ def checkpointed_fori_loop(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         if steps is None:
-            plan = request.for_bound(max_steps, checkpoints, block, memory)
+            plan = request.for_bound(max_steps, checkpoints, block, memory, storage)
+            check_storage(plan)
             loop = Loop.of(equation, max_steps, plan, listener)
             results = run_loop(loop, operands)
             return raise_if_stopped(loop, operands, results, results)
@@ -86,7 +90,8 @@ def checkpointed_fori_loop(
             raise ValueError(
                 f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
             )
-        plan = request.for_scan(steps, checkpoints, block, memory)
+        plan = request.for_scan(steps, checkpoints, block, memory, storage)
+        check_storage(plan)
         return run_loop(Loop.of(equation, steps, plan, listener), operands)
 
     start = (lower, init_val)

@@ -7,13 +7,16 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
 from jax_revolve._progress import ProgressMeter, listener_of
+from jax_revolve._storage import check_storage
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
 from jax_revolve.schedule import request
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.request import Request
-from jax_revolve.schedule.units import Memory
+from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.units import Budgets
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
@@ -31,8 +34,9 @@ def checkpointed_scan(
     *,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
-    plan: Plan | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    plan: Plan | TwoLevelPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
     """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
@@ -74,6 +78,12 @@ def checkpointed_scan(
         values, and what a single step takes for itself. Under `jax.vmap` of a gradient it is for
         one example, inside `jax.shard_map` for one device. Checkpoints and, unless it is given,
         `block` are chosen for the least predicted time; `jax_revolve.explain` shows the choices.
+        A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
+        levels.
+    - `storage`: where checkpoints are kept. `"pinned_host"` keeps them in the host's memory, the
+        rest of the loop being on the device as ever. A [`jax_revolve.HostMemory`][] or a
+        [`jax_revolve.Disk`][] is a second level for more of them than the `checkpoints` on the
+        device. `None` and `"device"` keep all on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
         that is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows it in
@@ -97,6 +107,11 @@ def checkpointed_scan(
     - `TypeError` or `ValueError` if `checkpoints`, `block`, `memory` or `plan` is not as above, or
         excludes another one that is given;
     - `ValueError` in reverse mode if `memory` is less than the least possible, which it states;
+    - `FileNotFoundError` or `PermissionError` if the directory of a `Disk` cannot be written to;
+        at run time, as a `JaxRuntimeError`, an `OSError` that tells which file could not be written
+        or read;
+    - `RuntimeError` if gradients with checkpoints in the host's memory come out wrong on this
+        backend, which is tried once;
     - `ValueError` if the loop has more than `2**31 - 2` steps;
     - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
         again would change again.
@@ -125,22 +140,22 @@ def checkpointed_scan(
 
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
-    request.check_arguments(checkpoints, block, memory)
+    request.check_arguments(checkpoints, block, memory, storage)
     listener = listener_of(progress)
-    _check_plan(plan, checkpoints=checkpoints, block=block, memory=memory)
+    _check_plan(plan, checkpoints=checkpoints, block=block, memory=memory, storage=storage)
 
     def scan() -> tuple[Carry, Y]:
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
-    def plan_for(steps: int) -> Plan | Request:
+    def plan_for(steps: int) -> Plan | TwoLevelPlan | Request:
         if plan is None:
-            return request.for_scan(steps, checkpoints, block, memory)
+            return request.for_scan(steps, checkpoints, block, memory, storage)
         if plan.length != steps:
             raise ValueError(
                 f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "
                 f"Make it with plan({steps}, ...)."
             )
-        return plan
+        return plan.without_empty_storage if isinstance(plan, TwoLevelPlan) else plan
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()
@@ -148,7 +163,9 @@ def checkpointed_scan(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         assert steps is not None
-        return run_loop(Loop.of(equation, steps, plan_for(steps), listener), operands)
+        wanted = plan_for(steps)
+        check_storage(wanted)
+        return run_loop(Loop.of(equation, steps, wanted, listener), operands)
 
     return run_around_loop(scan, run)
 
@@ -156,7 +173,7 @@ def checkpointed_scan(
 def _check_plan(plan: object, **others: object) -> None:
     if plan is None:
         return
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, Plan | TwoLevelPlan):
         raise TypeError(
             "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
             f"or None, but is {plan!r} of type {type(plan).__name__}."

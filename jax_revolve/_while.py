@@ -19,11 +19,13 @@ from jax_revolve._compat import (
     with_weak_type,
 )
 from jax_revolve._progress import ProgressMeter, listener_of
+from jax_revolve._storage import check_storage
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_counted, run_loop
 from jax_revolve.schedule import request
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.units import Memory
+from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.units import Budgets
 
 Value = TypeVar("Value")
 
@@ -37,7 +39,8 @@ def bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -53,7 +56,8 @@ def bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     with_steps: Literal[True],
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -68,7 +72,8 @@ def bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     with_steps: bool = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -115,6 +120,9 @@ def bounded_while_loop(
         default as much as about `(6 * max_steps) ** (1 / 3)` carries and the residuals of one step
         take, 28 carries for 4096 steps, 180 for a million: the fewest checkpoints with which no
         step is advanced more than three times even if the bound is reached.
+    - `storage`: as [`jax_revolve.checkpointed_scan`][]. On two levels the plan is that for a loop
+        that reaches its bound, and room is made for it in the host's memory before the first step;
+        `HostMemory(checkpoints=...)` limits it.
     - `with_steps`: whether to return the number of steps taken, too.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
@@ -130,8 +138,9 @@ def bounded_while_loop(
 
     Whatever `jax.lax.while_loop` raises, and:
 
-    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block` or `memory` is not as
-        above;
+    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block`, `memory` or `storage` is
+        not as above;
+    - what [`jax_revolve.checkpointed_scan`][] raises if `storage` cannot be used;
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
         less than the least possible, and where a derivative of the gradient is taken of a loop
         without a bound;
@@ -164,7 +173,8 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
         `jax_revolve/schedule/online.py`.
     """
-    plan = request.for_bound(max_steps, checkpoints, block, memory)
+    plan = request.for_bound(max_steps, checkpoints, block, memory, storage)
+    check_storage(plan)
     listener = listener_of(progress)
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.

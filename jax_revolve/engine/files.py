@@ -54,8 +54,8 @@ def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) 
     content = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
     header = _HEADER.pack(_MAGIC, *ticket, zlib.crc32(content), len(content))
     unfinished = path.with_suffix(".part")
+    check_directory(directory)
     try:
-        check_directory(directory)
         _make_folder(path.parent)
         with open(unfinished, "wb") as file:
             file.write(header)

@@ -23,7 +23,7 @@ from jax_revolve.engine.loop import Loop, choose, is_inexact, plan_of, substitut
 from jax_revolve.engine.loop_primitive import as_loop, jvp_of_nonzero
 from jax_revolve.engine.offline import after_all_steps, run_forward_offline
 from jax_revolve.engine.once import once
-from jax_revolve.engine.online import run_forward_online
+from jax_revolve.engine.online import after_unknown_steps, run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import AnyPlan, Held
 from jax_revolve.engine.steps import Steps
@@ -59,6 +59,9 @@ def held_by(loop: Loop, plan: AnyPlan, restart: Mask, values: Sequence[Any]) -> 
         start, rest = rest[:size], rest[size:]
         last = buffers_of(plan.storage, size)
         return after_all_steps(plan, slots, rest[last:], start, rest[:last])
+    if isinstance(plan, TwoLevelPlan):
+        *stores, steps = values
+        return after_unknown_steps(plan, stores, steps)
     *slots, positions, places, top, steps = values
     return Held(slots, positions, places, top, steps, None)
 
@@ -74,8 +77,11 @@ def _run(
     steps = Steps.of(loop, restart, loop.operands(operands))
     if loop.condition is None:
         results, held = run_forward_offline(steps, plan, activity, keep_ys)
-        return results, [*held.slots, *(held.start or []), *held.stores, *(held.tape or [])]
+        parts = (held.slots, held.start, held.stores, held.tape)
+        return results, [value for part in parts for value in part or []]
     results, held = run_forward_online(steps, plan)
+    if held.stores is not None:
+        return results, [*held.stores, held.steps]
     return results, [*held.slots, held.positions, held.places, held.top, held.steps]
 
 

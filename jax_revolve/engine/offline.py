@@ -41,7 +41,7 @@ def run_forward_offline(
     loop = steps.loop
     ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
     bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
-    start, stores = None, []
+    start = stores = None
     if isinstance(plan, TwoLevelPlan):
         progress, stores = _write_and_advance(steps, plan, keep_ys, bar, progress)
         start = choose(progress[0], steps.restart)
@@ -151,7 +151,7 @@ def after_all_steps(
     slots: list[Any],
     tape: Buffers,
     start: list[Any] | None = None,
-    stores: Sequence[Any] = (),
+    stores: Buffers | None = None,
 ) -> Held:
     """The stack after a loop of known length: all but the carries and the tape is in the plan."""
     starts, _ = _first_advances(plan)
@@ -159,7 +159,7 @@ def after_all_steps(
     positions[: len(starts)] = starts
     top = jnp.int32(max(len(starts) - 1, 0))
     taped = tape if tapes_the_last_block(plan) else None
-    return Held(slots, jnp.asarray(positions), None, top, plan.length, taped, start, list(stores))
+    return Held(slots, jnp.asarray(positions), None, top, plan.length, taped, start, stores)
 
 
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:

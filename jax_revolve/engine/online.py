@@ -5,7 +5,7 @@ reverse sweep wants them, or nearly. A checkpoint that is dropped gives its slot
 slots are not in the order of their positions; `Held.places` keeps track.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,13 @@ from jax_revolve.engine.listener import FORWARD
 from jax_revolve.engine.loop import choose
 from jax_revolve.engine.placement import Placement
 from jax_revolve.engine.progress import OVER, Bar
-from jax_revolve.engine.slots import Held, empty, write_slot
+from jax_revolve.engine.slots import AnyPlan, Held, empty, write_slot
 from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.storage import in_storage, put
+from jax_revolve.engine.tape import Buffers
 from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
 """Steps taken, whether to go on (per example), and the carry."""
@@ -28,11 +31,12 @@ _Shown = tuple[Any, _Progress]
 """When the next report is due, if there are any, and the progress."""
 
 
-def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Held]:
+def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """Final carry, and the checkpoints."""
-    loop, block = steps.loop, plan.block
+    loop = steps.loop
     consts, init, _ = steps.operands
-    placement = Placement(plan.checkpoints, plan.blocks)
+    checkpoint = choose(init, steps.restart)
+    keeping: _Keeping = _InSlots(plan) if isinstance(plan, Plan) else _InStorage(plan)
     bar = Bar(loop, FORWARD, None)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
@@ -66,24 +70,84 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Held]:
         shown, held = state
         _, progress = shown
         count, _, carry = progress
-        held = _store(placement, held, choose(carry, steps.restart), count // block)
-        stop = placement.next_store(held.positions, held.top + 1)
+        held, stop = keeping.keep(held, choose(carry, steps.restart), count // plan.block)
         # Beyond the bound the product may overflow.
-        stop = jnp.where(stop < plan.blocks, block * stop, plan.length)
+        stop = jnp.where(stop < plan.blocks, plan.block * stop, plan.length)
         return advance(shown, stop), held
 
-    free = jnp.full(plan.checkpoints, NEVER, jnp.int32)
-    places = jnp.arange(plan.checkpoints, dtype=jnp.int32)
-    slots = empty(plan.checkpoints, choose(init, steps.restart), plan)
     progress = (jnp.int32(0), loop.holds(consts, init), init)
     due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
     (_, progress), held = lax.while_loop(
         lambda state: go_on(state[0][1], plan.length),
         store_and_advance,
-        ((due, progress), Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)),
+        ((due, progress), keeping.begin(checkpoint)),
     )
     count, _, carry = progress
     return carry, held._replace(steps=count)
+
+
+class _Keeping(Protocol):
+    """Where checkpoints are kept."""
+
+    def begin(self, checkpoint: list[Any]) -> Held:
+        """None yet, of carries like this."""
+        ...
+
+    def keep(
+        self, held: Held, checkpoint: list[Any], position: jax.Array
+    ) -> tuple[Held, jax.Array]:
+        """With one more, and at which block to keep the next one."""
+        ...
+
+
+class _InSlots:
+    """In the slots, as the online schedule has it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._placement = Placement(plan.checkpoints, plan.blocks)
+
+    def begin(self, checkpoint: list[Any]) -> Held:
+        checkpoints = self._plan.checkpoints
+        free = jnp.full(checkpoints, NEVER, jnp.int32)
+        places = jnp.arange(checkpoints, dtype=jnp.int32)
+        slots = empty(checkpoints, checkpoint, self._plan)
+        return Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)
+
+    def keep(
+        self, held: Held, checkpoint: list[Any], position: jax.Array
+    ) -> tuple[Held, jax.Array]:
+        held = _store(self._placement, held, checkpoint, position)
+        return held, self._placement.next_store(held.positions, held.top + 1)
+
+
+class _InStorage:
+    """In the storage, where the plan for a loop that reaches its bound has them, and where its tail
+    begins: nobody knows beforehand which part of the loop will be the last one."""
+
+    def __init__(self, plan: TwoLevelPlan) -> None:
+        self._plan = plan
+
+    def begin(self, checkpoint: list[Any]) -> Held:
+        count = len(self._plan.stores) + 1
+        return after_unknown_steps(
+            self._plan, in_storage(self._plan.storage, checkpoint, count), jnp.int32(0)
+        )._replace(top=jnp.int32(-1))
+
+    def keep(
+        self, held: Held, checkpoint: list[Any], position: jax.Array
+    ) -> tuple[Held, jax.Array]:
+        assert held.stores is not None
+        top = held.top + 1
+        stores = put(self._plan.storage, held.stores, checkpoint, top)
+        starts = jnp.array([*self._plan.stores, self._plan.tail, NEVER], jnp.int32)
+        return held._replace(stores=stores, top=top), starts[top + 1]
+
+
+def after_unknown_steps(plan: TwoLevelPlan, stores: Buffers, steps: jax.Array) -> Held:
+    """What is held after a loop that stopped by itself: nothing but what the storage has."""
+    positions = jnp.zeros(plan.checkpoints, jnp.int32)
+    return Held([], positions, None, jnp.int32(0), steps, None, stores=stores)
 
 
 def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:

@@ -22,12 +22,12 @@ from jax_revolve.engine.pullback import (
     pull_back_step,
     zero_cotangents,
 )
-from jax_revolve.engine.slots import AnyPlan, Held, newest, write_slot
+from jax_revolve.engine.slots import AnyPlan, Held, empty, newest, write_slot
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import get
 from jax_revolve.engine.tape import Buffers, Tape
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import Move, TwoLevelPlan
 
 Reversal = tuple[Operands, Buffers]
 """The cotangents so far, and the tape, to be written over."""
@@ -55,12 +55,13 @@ def run_reverse(
         if held.tape is not None:
             blocks = blocks - 1  # the last one is done
     parts = _Parts(steps, plan, by, bar)
-    state = (held._replace(tape=None, stores=[]), reversal)
-    first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
-    if held.tape is None or plan.blocks > first + 1:
-        state = parts.reverse(first, blocks, state)
-    if isinstance(plan, TwoLevelPlan):
-        state = parts.reverse_moves(plan, held.stores, state)
+    state = (held._replace(tape=None, stores=None), reversal)
+    if held.stores is None or held.start is not None:
+        first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
+        if held.tape is None or plan.blocks > first + 1:
+            state = parts.reverse(first, blocks, state)
+    if held.stores is not None:
+        state = parts.reverse_stored(held, blocks, state)
     gradient, _ = state[1]
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
@@ -161,28 +162,45 @@ class _Parts:
             turns, reverse_block, state, size=size, before=transposed, ends=ends
         )
 
-    def reverse_moves(self, plan: TwoLevelPlan, stores: Buffers, state: State) -> State:
-        """From the cotangents before the tail to those before the loop."""
-        last = {move.store: number for number, move in enumerate(plan.moves)}
-        table = np.array(
-            [(*move, plan.stores[move.store], last[move.store] == number)
-             for number, move in enumerate(plan.moves)],
-            np.int32,
-        )  # fmt: skip
+    def reverse_stored(self, held: Held, blocks: Any, state: State) -> State:
+        """From the cotangents before the tail to those before the loop: every part that starts in
+        the storage. If nobody knew how long the loop would be, the tail does so, too."""
+        steps, plan = self._steps, self._plan
+        assert isinstance(plan, TwoLevelPlan)
+        assert held.stores is not None
+        stores, is_known = held.stores, held.start is not None
+        moves = _moves(plan, with_tail=not is_known)
+        if not is_known:
+            initial = steps.initial()
+            slots = empty(plan.checkpoints, initial, plan)
+            state = (state[0]._replace(slots=slots, start=initial), state[1])
+        types = choose(list(map(jax.typeof, steps.operands.carry)), steps.restart)
 
         def reverse_move(number: jax.Array, state: State) -> State:
-            store, start, stop, position, is_last = jnp.asarray(table)[number]
+            store, start, stop, position, is_last = jnp.asarray(moves)[number]
             held, reversal = state
-            types = choose(list(map(jax.typeof, self._steps.operands.carry)), self._steps.restart)
             restarted = get(plan.storage, stores, types, store, is_last)
-            size = plan.block
-            restarted = self._steps.advance(restarted, size * position, size * start)
+            restarted = steps.advance(restarted, plan.block * position, plan.block * start)
             positions = held.positions.at[0].set(start)
-            top = jnp.zeros_like(held.top)
-            held = held._replace(start=restarted, positions=positions, top=top)
-            return self.reverse(start, stop, (held, reversal))
+            held = held._replace(start=restarted, positions=positions, top=jnp.zeros_like(held.top))
+            return self.reverse(start, jnp.minimum(stop, blocks), (held, reversal))
 
-        return lax.fori_loop(0, len(plan.moves), reverse_move, state)
+        not_reached = jnp.sum(jnp.asarray(moves[:, 1]) >= blocks, dtype=jnp.int32)
+        return lax.fori_loop(0 if is_known else not_reached, len(moves), reverse_move, state)
+
+
+def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
+    """The moves as a table: which carry to read, the first block to reverse and the one to stop
+    before, which block the carry enters, and whether it is read for the last time."""
+    moves, positions = list(plan.moves), [*plan.stores, plan.tail]
+    if with_tail:
+        moves = [Move(len(plan.stores), plan.tail, plan.blocks), *moves]
+    last = {move.store: number for number, move in enumerate(moves)}
+    rows = [
+        (*move, positions[move.store], last[move.store] == number)
+        for number, move in enumerate(moves)
+    ]
+    return np.array(rows, np.int32)
 
 
 def _store_on_the_way(

@@ -42,8 +42,8 @@ class Held(NamedTuple):
     same number. Levels beyond the top are free, and so are their slots. `steps` ran in all. `tape`
     is that of the last block, if the forward sweep knew which one is the last.
 
-    With a storage beside the device, level 0 is `start` instead of the initial carry, and `stores`
-    is what tells the carries in the storage.
+    With a storage beside the device, `stores` tells the carries there, and level 0 is `start`
+    instead of the initial carry.
     """
 
     slots: list[Any]
@@ -53,7 +53,7 @@ class Held(NamedTuple):
     steps: jax.Array | int
     tape: Buffers | None
     start: list[Any] | None = None
-    stores: Buffers = []
+    stores: Buffers | None = None
 
     def place(self, level: jax.Array) -> jax.Array:
         return level if self.places is None else self.places[level]

@@ -1,11 +1,14 @@
 """Choosing a plan: the least predicted time within a budget of bytes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Storage
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 FINEST = 64
 """Every block length up to here is tried, beyond it every twentieth part more."""
@@ -29,6 +32,33 @@ def quickest(
     if not fitting:
         raise ValueError(_too_little(length, sizes, memory, block))
     return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+
+
+@lru_cache(maxsize=1024)
+def quickest_with_storage(
+    length: int,
+    sizes: Sizes,
+    memory: int,
+    storage: Storage,
+    storage_memory: int | None,
+    *,
+    block: int | None = None,
+    stops_by_itself: bool = False,
+) -> Plan | TwoLevelPlan:
+    """As `quickest`, with a storage that takes `storage_memory` bytes at most."""
+    if storage_memory is not None and sizes.checkpoint:
+        # A loop that stops by itself keeps the start of its tail there, too.
+        most = storage_memory // sizes.checkpoint - stops_by_itself
+        most = min(most, storage.checkpoints or most)
+        if most < 1:
+            return quickest(length, sizes, memory, block=block, stops_by_itself=stops_by_itself)
+        storage = replace(storage, checkpoints=most)
+    plans = _fitting(length, sizes, memory, block, stops_by_itself)
+    both = [TwoLevelPlan(p.length, p.checkpoints, p.block, storage) for p in plans]
+    if not both:
+        raise ValueError(_too_little(length, sizes, memory, block))
+    best = min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+    return best.without_empty_storage
 
 
 def trade_off(

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 RESIDUAL_BYTE = 0.05
 WEIGHT_BYTE = 0.3
@@ -60,6 +61,8 @@ def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
     """
     if not stops_by_itself:
         return plan.executed
+    if isinstance(plan, TwoLevelPlan):
+        return _least_evaluations(plan)
     blocks, checkpoints = plan.blocks, plan.checkpoints
     is_optimal = blocks <= beta(checkpoints, 2)
     if is_optimal or blocks > MOST_BLOCKS_SIMULATED:
@@ -70,13 +73,19 @@ def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
 
 def _least_evaluations(plan: Reversal) -> int:
     """Of a loop that stops by itself, if its checkpoints are where they should be."""
+    if isinstance(plan, TwoLevelPlan):
+        # The tail is one more part that starts in the storage: see `engine.online`.
+        return 2 * plan.length + plan.advances - plan.block * plan.tail
     again = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
     return 2 * plan.length + plan.block * again
 
 
-def time(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
-    """Nanoseconds, without what all plans have in common; or evaluations, if those are all."""
-    runs = _least_evaluations(plan) if stops_by_itself else plan.executed
+def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
+    """Nanoseconds, without what all plans have in common; or evaluations, if those are all. A
+    transfer to a storage or from there takes as long as the evaluations that it is said to."""
+    runs: float = _least_evaluations(plan) if stops_by_itself else plan.executed
+    if isinstance(plan, TwoLevelPlan):
+        runs += plan.storage.transfer * (plan.writes + plan.reads)
     if sizes.work is None:
         return float(runs)
     in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, revolve
@@ -92,6 +92,8 @@ class Plan(Reversal):
     Made by [`jax_revolve.plan`][]. Iterating over a plan gives its actions one by one, in the order
     in which they run; it takes no memory, however long the loop.
     """
+
+    memory_kind: Literal["device", "pinned_host"] = "device"
 
     @property
     def repetitions(self) -> int:

@@ -1,9 +1,10 @@
 """What a caller asks for, before the sizes of the loop are known."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from jax_revolve.schedule import binomial, cost
-from jax_revolve.schedule.choose import quickest
+from jax_revolve.schedule.choose import quickest, quickest_with_storage
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import (
@@ -13,7 +14,9 @@ from jax_revolve.schedule.planning import (
     check_integer,
     plan,
 )
-from jax_revolve.schedule.units import Memory, bytes_of
+from jax_revolve.schedule.storage import MEMORY_KINDS, HostMemory, Place, Storage, check_place
+from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.units import Budgets, Memory, bytes_of
 
 MOST_REPETITIONS_TO_A_BOUND = 3
 
@@ -28,41 +31,52 @@ LARGEST_BOUND = 2**31 - 1
 @dataclass(frozen=True)
 class Request:
     """A plan that is yet to be chosen: the quickest that fits into `memory` bytes or, without them,
-    into what `checkpoints` carries and the residuals of one step take."""
+    into what `checkpoints` carries and the residuals of one step take. All that is on the device,
+    but for checkpoints kept elsewhere; a second level of them takes `storage_memory` bytes."""
 
     length: int
     memory: int | None
     checkpoints: int
     block: int | None
     stops_by_itself: bool
+    storage: Place = None
+    storage_memory: int | None = None
 
-    def resolve(self, sizes: Sizes) -> Plan:
+    def resolve(self, sizes: Sizes) -> Plan | TwoLevelPlan:
         """The plan, for a loop of these sizes."""
         memory = self.memory
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
-        return quickest(
-            self.length, sizes, memory, block=self.block, stops_by_itself=self.stops_by_itself
-        )
+        how = {"block": self.block, "stops_by_itself": self.stops_by_itself}
+        if isinstance(self.storage, Storage):
+            return quickest_with_storage(
+                self.length, sizes, memory, self.storage, self.storage_memory, **how
+            )
+        return _kept_in(self.storage, quickest(self.length, sizes, memory, **how))
 
 
 def for_scan(
-    length: int, checkpoints: Checkpoints, block: int | None = None, memory: Memory = None
-) -> Plan | Request:
+    length: int,
+    checkpoints: Checkpoints,
+    block: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+) -> Plan | TwoLevelPlan | Request:
     """What is asked of a scan of `length` steps."""
     if length > LONGEST:
         raise ValueError(
             f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
         )
-    return _request(length, checkpoints, block, memory, stops_by_itself=False)
+    return _request(length, checkpoints, block, memory, storage, stops_by_itself=False)
 
 
 def for_bound(
     max_steps: int | None,
     checkpoints: Checkpoints,
     block: int | None = None,
-    memory: Memory = None,
-) -> Plan | Request | None:
+    memory: Budgets = None,
+    storage: Place = None,
+) -> Plan | TwoLevelPlan | Request | None:
     """What is asked of a loop of `max_steps` steps at most; `None` if it cannot be reversed.
 
     Most loops stop long before their bound. The default is therefore what the fewest checkpoints
@@ -73,7 +87,7 @@ def for_bound(
         max_steps = check_integer("max_steps", max_steps, least=0, allowed=_ALLOWED_BOUND)
         if max_steps > LARGEST_BOUND:
             raise ValueError(f"max_steps must be {_ALLOWED_BOUND}, but is {max_steps}.")
-        return _request(max_steps, checkpoints, block, memory, stops_by_itself=True)
+        return _request(max_steps, checkpoints, block, memory, storage, stops_by_itself=True)
     if isinstance(checkpoints, str):
         raise ValueError(
             f"checkpoints must be an int >= 1 or None where max_steps is None, but is "
@@ -84,24 +98,34 @@ def for_bound(
             f"memory must be None where max_steps is None, but is {memory!r}: what fits depends on "
             "how many steps there may be. Pass max_steps, or checkpoints."
         )
-    block = check_block(block)
-    return None if checkpoints is None else plan(LARGEST_BOUND, checkpoints, block=block)
+    block, storage = check_block(block), check_place(storage)
+    if isinstance(storage, Storage):
+        raise ValueError(
+            f"storage must be None or a memory kind where max_steps is None, but is {storage!r}: "
+            "how many checkpoints it would have to hold is not known. Pass max_steps."
+        )
+    if checkpoints is None:
+        return None
+    return _kept_in(storage, plan(LARGEST_BOUND, checkpoints, block=block))
 
 
-def check_arguments(checkpoints: object, block: object, memory: object) -> None:
+def check_arguments(
+    checkpoints: object, block: object, memory: object, storage: object = None
+) -> None:
     """Errors in our own arguments come before any of lax's, whatever the loop is like."""
-    for_scan(0, checkpoints, block, memory)  # pyright: ignore[reportArgumentType]
+    for_scan(0, checkpoints, block, memory, storage)  # pyright: ignore[reportArgumentType]
 
 
 def _request(
     length: int,
     checkpoints: Checkpoints,
     block: int | None,
-    memory: Memory,
+    memory: Budgets,
+    storage: Place,
     *,
     stops_by_itself: bool,
-) -> Plan | Request:
-    block = check_block(block)
+) -> Plan | TwoLevelPlan | Request:
+    block, storage = check_block(block), check_place(storage)
     if memory is not None and checkpoints is not None:
         raise ValueError(
             f"checkpoints must be None where memory is given, but is {checkpoints!r}: as many are "
@@ -110,13 +134,40 @@ def _request(
     if block is not None:
         block = min(block, max(length, 1))
     if checkpoints is not None:
-        return plan(length, checkpoints, block=block)
+        return _kept_in(storage, plan(length, checkpoints, block=block))
+    storage_memory = None
+    if isinstance(memory, Mapping):
+        storage, memory, storage_memory = _budgets(memory, storage)
+    elif memory is not None and storage == "pinned_host":
+        raise ValueError(
+            f"memory must name two budgets where storage is {storage!r}, but is {memory!r}: pass "
+            'memory={"device": ..., "pinned_host": ...}, or checkpoints.'
+        )
     most = MOST_REPETITIONS_TO_A_BOUND if stops_by_itself else MOST_REPETITIONS_BY_DEFAULT
     if block is not None and memory is None:
-        return plan(length, repetitions=most, block=block)
+        return _kept_in(storage, plan(length, repetitions=most, block=block))
     fewest = binomial.fewest_checkpoints(length, most)
     budget = None if memory is None else bytes_of(memory)
-    return Request(length, budget, fewest, block, stops_by_itself)
+    return Request(length, budget, fewest, block, stops_by_itself, storage, storage_memory)
+
+
+def _kept_in(storage: Place, plan: Plan) -> Plan | TwoLevelPlan:
+    """The plan, with its checkpoints, or further ones, in a storage."""
+    if isinstance(storage, Storage):
+        both = TwoLevelPlan(plan.length, plan.checkpoints, plan.block, storage)
+        return both.without_empty_storage
+    return replace(plan, memory_kind=storage or "device")
+
+
+def _budgets(memory: Mapping[str, int | str], storage: Place) -> tuple[Storage, Memory, int]:
+    """Two levels of checkpoints, with the memory for each."""
+    if set(memory) != set(MEMORY_KINDS) or not isinstance(storage, HostMemory | None):
+        raise ValueError(
+            'memory must be an int or a string, or name two budgets, {"device": ..., '
+            f'"pinned_host": ...}}, with storage None or a HostMemory; but is {dict(memory)!r} '
+            f"with storage={storage!r}."
+        )
+    return storage or HostMemory(), memory["device"], bytes_of(memory["pinned_host"])
 
 
 _ALLOWED_BOUND = f"None or an int from 0 to {LARGEST_BOUND}, known when the loop is traced"

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from jax_revolve.schedule.check import check_integer
 
@@ -89,6 +89,26 @@ class Disk:
 
 
 Storage: TypeAlias = HostMemory | Disk
+"""A second level of checkpoints, beside the device."""
+
+MemoryKind: TypeAlias = Literal["device", "pinned_host"]
+
+Place: TypeAlias = MemoryKind | Storage | None
+"""Where a loop's checkpoints are: all in one memory, or on two levels."""
+
+MEMORY_KINDS = ("device", "pinned_host")
+
+
+def check_place(storage: object) -> Place:
+    if storage is None or isinstance(storage, HostMemory | Disk):
+        return storage
+    if isinstance(storage, str) and storage in MEMORY_KINDS:
+        return storage  # pyright: ignore[reportReturnType]
+    error = ValueError if isinstance(storage, str) else TypeError
+    raise error(
+        'storage must be None, "device", "pinned_host", a jax_revolve.HostMemory or a '
+        f"jax_revolve.Disk, but is {storage!r} of type {type(storage).__name__}."
+    )
 
 
 def check_storage(storage: object) -> Storage:

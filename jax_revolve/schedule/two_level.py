@@ -9,7 +9,7 @@ from itertools import pairwise
 from jax_revolve.schedule import binomial, multistage
 from jax_revolve.schedule.actions import Action, Advance, Discard, Read, Write, revolve
 from jax_revolve.schedule.multistage import Move
-from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.storage import HostMemory, Storage
 
 
@@ -87,6 +87,11 @@ class TwoLevelPlan(Reversal):
         transfer = Fraction(self.storage.transfer) / self.block
         most = self.storage.checkpoints
         return multistage.best(self.blocks, self.checkpoints, transfer, most)
+
+    @property
+    def without_empty_storage(self) -> "Plan | TwoLevelPlan":
+        """The ordinary plan that it is, if it stores nothing."""
+        return self if self.stores else Plan(self.length, self.checkpoints, self.block)
 
     def __iter__(self) -> Iterator[Action]:
         s, k, stores = self.checkpoints, self.block, self.stores

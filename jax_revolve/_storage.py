@@ -1,0 +1,76 @@
+"""Whether checkpoints can be kept where a caller wants them."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_revolve._compat import HOST_MEMORY, LoopEquation, has_host_memory, run_around_loop
+from jax_revolve.engine.files import check_directory
+from jax_revolve.engine.loop import Loop
+from jax_revolve.engine.primitive import run_loop
+from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.storage import Disk, HostMemory
+from jax_revolve.schedule.two_level import TwoLevelPlan
+
+
+def check_storage(wanted: Reversal | Request | None) -> None:
+    """Refuse a place for checkpoints that is not there, or that does not work."""
+    if isinstance(wanted, Request | TwoLevelPlan):
+        storage = wanted.storage
+    else:
+        storage = wanted.memory_kind if isinstance(wanted, Plan) else None
+    if isinstance(storage, Disk):
+        check_directory(storage.directory)
+    elif isinstance(storage, HostMemory) or storage == HOST_MEMORY:
+        check_host_memory(jax.default_backend())
+
+
+@cache
+def check_host_memory(backend: str) -> None:
+    """Run a small gradient with checkpoints in the host's memory and compare it, bit for bit.
+
+    XLA has computed wrong gradients, without an error, from what loops keep in the host's memory:
+    on GPUs its passes moved copies across the loops that wrote and read them
+    (https://github.com/jax-ml/jax/issues/24115 is one report of several). So it is tried, once for
+    each backend, before it is relied upon.
+    """
+    if not has_host_memory():
+        raise ValueError(
+            f"storage must be None or a Disk on the {backend} backend, which has no memory of kind "
+            f"{HOST_MEMORY!r}."
+        )
+    on_device, two_levels = Plan(_LENGTH, 4), TwoLevelPlan(_LENGTH, 3, 1, HostMemory(None, 1.0))
+    expected = _gradient(on_device)
+    for plan in (Plan(_LENGTH, 4, 1, HOST_MEMORY), two_levels):
+        if not np.array_equal(_gradient(plan), expected):
+            raise RuntimeError(
+                "A gradient with checkpoints in the host's memory is wrong on the "
+                f"{backend} backend of this version of JAX, {jax.__version__}, though nothing "
+                "failed. Use storage=None, or a Disk, until a version mends it."
+            )
+
+
+_LENGTH = 24
+
+
+def _gradient(plan: Reversal) -> np.ndarray:
+    """Compiled and run apart from whatever is being traced."""
+    state = np.linspace(-1, 1, 256, dtype=np.float32)
+
+    def total(state: jax.Array) -> jax.Array:
+        def step(state: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.sin(state + x * jnp.roll(state, 1)), None
+
+        def run(equation: LoopEquation, operands: list[Any]) -> Any:
+            return run_loop(Loop.of(equation, _LENGTH, plan), operands)
+
+        xs = jnp.linspace(0.1, 0.9, _LENGTH, dtype=np.float32)
+        return jnp.sum(run_around_loop(lambda: lax.scan(step, state, xs), run)[0])
+
+    compiled = jax.jit(jax.grad(total)).lower(state).compile()
+    return np.asarray(compiled(state))
