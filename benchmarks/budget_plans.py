@@ -29,7 +29,9 @@ class Plans:
 
     def chosen(self, budget: int) -> Plan:
         """The one that the loop chooses."""
-        return self._explained(memory=budget).plan
+        chosen = self._explained(memory=budget).plan
+        assert isinstance(chosen, Plan)
+        return chosen
 
     def with_block(self, budget: int, block: int) -> Plan:
         """The one with such blocks and as many checkpoints as fit, by the library's formula."""

@@ -169,9 +169,8 @@ def test_within_another_trace() -> None:
 
     def loss(u: Any) -> Any:
         found.append(explain(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
-        return checkpointed_scan(
-            lambda c, _: (jnp.sin(c), None), u, length=LENGTH, plan=found[0].plan
-        )[0]
+        chosen: Any = found[0].plan
+        return checkpointed_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH, plan=chosen)[0]
 
     assert jnp.isfinite(jax.jit(jax.grad(loss))(1.0))
     assert found[0].plan == explain(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan

@@ -241,6 +241,7 @@ def test_nothing_in_the_storage() -> None:
     for storage in (HostMemory(transfer=1e6), HostMemory(1, 1e300), Disk(".", transfer=1e6)):
         p = plan(100, 5, storage=storage)
         assert (p.stores, p.tail, p.moves) == ((), 0, ())
+        assert f"5 checkpoints and none in {storage}: 416 evaluations" in str(p)
         assert list(p) == list(plan(100, 5))
         assert (p.executed, p.repetitions) == (plan(100, 5).executed, 4)
         assert p.plot().get_legend().get_texts()[0].get_text() == "checkpoint held"

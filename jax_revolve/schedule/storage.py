@@ -67,8 +67,8 @@ class Disk:
         ```python
         from jax_revolve import Disk, plan
 
-        p = plan(1000, checkpoints=10, storage=Disk("/tmp", checkpoints=20, transfer=50))
-        assert p.writes == 17
+        p = plan(1000, checkpoints=10, storage=Disk("/tmp", transfer=30))
+        assert (p.advances, p.writes) == (2790, 11)
         ```
     """
 

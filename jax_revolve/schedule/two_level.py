@@ -108,6 +108,8 @@ class TwoLevelPlan(Reversal):
                 yield Discard(store)
 
     def __str__(self) -> str:
+        if not self.writes:
+            return self._summary(f"{self.checkpoints} checkpoints and none in {self.storage}")
         times = "once" if self.reads == self.writes else f"{self.reads} times in all"
         stored = f"{self.writes} more in {self.storage}, read {times}"
         return self._summary(f"{self.checkpoints} checkpoints and {stored}")
