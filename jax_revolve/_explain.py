@@ -12,12 +12,11 @@ from jax_revolve.engine.loop import Loop, choose, is_inexact
 from jax_revolve.engine.restart import find_restart
 from jax_revolve.engine.sizes import sizes_of
 from jax_revolve.schedule import request
-from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.request import Request
 from jax_revolve.schedule.storage import Place
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.schedule.units import Budgets
 
 
@@ -144,7 +143,7 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
     sizes = sizes_of(loop, activity, restart, inputs)
     assert loop.plan is not None
     plan = loop.plan.resolve(sizes) if isinstance(loop.plan, Request) else loop.plan
-    assert isinstance(plan, Plan | TwoLevelPlan)
+    assert isinstance(plan, AnyPlan)
     _, ys = loop.results(loop.output_types)
     xs = list(map(jax.typeof, loop.operands(operands).xs))
     consts = list(map(jax.typeof, inputs.consts))

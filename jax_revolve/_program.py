@@ -18,6 +18,7 @@ from jax_revolve.engine.loop_primitive import loop_p, run_loop
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.two_level import AnyPlan
 
 Key: TypeAlias = tuple[int, ...]
 
@@ -28,7 +29,7 @@ Replacements: TypeAlias = Mapping[Key, "Replacement"]
 class Replacement:
     """The checkpointed loop in place of one of lax's: its plan and, for a while loop, its bound."""
 
-    plan: Plan | Request | None
+    plan: AnyPlan | Request | None
     max_steps: int | None
 
     def loop(self, eqn: Any) -> Loop:

@@ -11,11 +11,10 @@ from jax_revolve._storage import check_storage
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
 from jax_revolve.schedule import request
-from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.request import Request
 from jax_revolve.schedule.storage import Place
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.schedule.units import Budgets
 
 Carry = TypeVar("Carry")
@@ -36,7 +35,7 @@ def checkpointed_scan(
     block: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
-    plan: Plan | TwoLevelPlan | None = None,
+    plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
     """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
@@ -147,7 +146,7 @@ def checkpointed_scan(
     def scan() -> tuple[Carry, Y]:
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
-    def plan_for(steps: int) -> Plan | TwoLevelPlan | Request:
+    def plan_for(steps: int) -> AnyPlan | Request:
         if plan is None:
             return request.for_scan(steps, checkpoints, block, memory, storage)
         if plan.length != steps:
@@ -173,7 +172,7 @@ def checkpointed_scan(
 def _check_plan(plan: object, **others: object) -> None:
     if plan is None:
         return
-    if not isinstance(plan, Plan | TwoLevelPlan):
+    if not isinstance(plan, AnyPlan):
         raise TypeError(
             "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
             f"or None, but is {plan!r} of type {type(plan).__name__}."

@@ -12,13 +12,13 @@ from jax_revolve._compat import HOST_MEMORY, LoopEquation, has_host_memory, run_
 from jax_revolve.engine.files import check_directory
 from jax_revolve.engine.loop import Loop
 from jax_revolve.engine.primitive import run_loop
-from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.request import Request
 from jax_revolve.schedule.storage import Disk, HostMemory
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 
-def check_storage(wanted: Reversal | Request | None) -> None:
+def check_storage(wanted: AnyPlan | Request | None) -> None:
     """Refuse a place for checkpoints that is not there, or that does not work."""
     if isinstance(wanted, Request | TwoLevelPlan):
         storage = wanted.storage
@@ -58,7 +58,7 @@ def check_host_memory(backend: str) -> None:
 _LENGTH = 24
 
 
-def _gradient(plan: Reversal) -> np.ndarray:
+def _gradient(plan: AnyPlan) -> np.ndarray:
     """Compiled and run apart from whatever is being traced."""
     state = np.linspace(-1, 1, 256, dtype=np.float32)
 

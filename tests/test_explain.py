@@ -18,6 +18,7 @@ from jax_revolve import Plan, Report, bounded_while_loop, checkpointed_scan, exp
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.request import Request, for_bound, for_scan
+from jax_revolve.schedule.two_level import AnyPlan
 
 matplotlib.use("Agg")
 
@@ -209,7 +210,7 @@ def marked(report: Report) -> list[str]:
     return line.split()
 
 
-def check_choices(report: Report, wanted: Plan | Request | None) -> None:
+def check_choices(report: Report, wanted: AnyPlan | Request | None) -> None:
     """What the report chooses is what is asked for, and it says so."""
     expected = wanted.resolve(report.sizes) if isinstance(wanted, Request) else wanted
     assert report.plan == expected

@@ -15,6 +15,7 @@ from jax_revolve.schedule import binomial, cost, online
 from jax_revolve.schedule.choose import quickest, trade_off
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.request import LARGEST_BOUND, LONGEST, Request, for_bound, for_scan
+from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.schedule.units import bytes_of, readable
 
 LONGEST_IN_BLOCKS = 60
@@ -348,7 +349,9 @@ HEAVY = Sizes(80_000, 240_000, 240_000, 80_000, work=10_000.0)
 """Touching the memory of a checkpoint takes as long as three evaluations."""
 
 
-def time_and_memory(plans: Sequence[Plan], sizes: Sizes, online: bool) -> list[tuple[float, int]]:
+def time_and_memory(
+    plans: Sequence[AnyPlan], sizes: Sizes, online: bool
+) -> list[tuple[float, int]]:
     return [(cost.time(p, sizes, stops_by_itself=online), cost.memory(p, sizes)) for p in plans]
 
 

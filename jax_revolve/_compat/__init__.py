@@ -43,6 +43,7 @@ from jax_revolve._compat.loops import run_around_loop as run_around_loop
 from jax_revolve._compat.memories import HOST_MEMORY as HOST_MEMORY
 from jax_revolve._compat.memories import has_host_memory as has_host_memory
 from jax_revolve._compat.memories import is_on_host as is_on_host
+from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
 from jax_revolve._compat.primitives import Split as Split

@@ -2,9 +2,15 @@
 
 `jax.memory.Space` is public; that a value's type tells its memory space is not said anywhere."""
 
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
+
+from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.values import AbstractValue
 
 HOST_MEMORY = "pinned_host"
 
@@ -21,6 +27,24 @@ def to_device(value: Any) -> Any:
 def is_on_host(value: Any) -> bool:
     """Whether the type of a value says that it is in the host's memory."""
     return jax.typeof(value).memory_space == jax.memory.Space.Host
+
+
+def moves_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
+    """A program that moves a value to the host, if one of these types is there.
+
+    JAX lowers moves between memories only if it finds one to another memory than the device's, in
+    the program or in those that are parameters of its equations. It cannot look into a primitive
+    whose lowering is a Python function, so such a program has to be among its parameters: without
+    it all of the moves are left out, quietly.
+    """
+    on_host = any(getattr(t, "memory_space", None) == jax.memory.Space.Host for t in types)
+    return _a_move() if on_host else None
+
+
+@cache
+def _a_move() -> ClosedJaxpr:
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(to_host)(np.float32(0))
 
 
 def has_host_memory() -> bool:

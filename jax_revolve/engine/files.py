@@ -15,7 +15,7 @@ import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -73,14 +73,15 @@ def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) 
 
 def read_file(
     directory: str | os.PathLike[str],
-    ticket: Sequence[int],
+    ticket: Iterable[int],
     like: Sequence[tuple[tuple[int, ...], np.dtype]],
     *,
     is_last: bool,
 ) -> list[np.ndarray]:
     """The arrays that were kept under a ticket, of these shapes and dtypes. The file is removed if
     this `is_last`."""
-    ticket = tuple(map(int, ticket))
+    first, second, number = ticket
+    ticket = (first, second, number)
     path = _path(directory, ticket)
     try:
         stored = path.read_bytes()
@@ -104,7 +105,7 @@ def read_file(
     return arrays
 
 
-def _path(directory: str | os.PathLike[str], ticket: Sequence[int]) -> Path:
+def _path(directory: str | os.PathLike[str], ticket: tuple[int, int, int]) -> Path:
     first, second, number = ticket
     return Path(directory) / f"jax_revolve-{first:08x}{second:08x}" / f"{number}.checkpoint"
 

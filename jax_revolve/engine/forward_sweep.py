@@ -25,10 +25,10 @@ from jax_revolve.engine.offline import after_all_steps, run_forward_offline
 from jax_revolve.engine.once import once
 from jax_revolve.engine.online import after_unknown_steps, run_forward_online
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.engine.slots import AnyPlan, Held
+from jax_revolve.engine.slots import Held
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import buffers_of
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Run = Callable[..., Sequence[Any]]
 
@@ -45,7 +45,7 @@ def run_forward_sweep(
     keep_ys = (True,) * (num_results - loop.num_carry)
     params = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": ()}
     params |= loop.params()
-    flat = forward_sweep_p.bind(*operands, types=_types(operands, **params), **params)
+    flat = _bind(operands, _types(operands, **params), params)
     return flat[:num_results], flat[num_results:]
 
 
@@ -93,8 +93,15 @@ def _sweep(
     return [*map(with_weak_type, results, _kept(loop, keep_ys, loop.output_types)), *held]
 
 
-def _implementation(*operands: Any, vmaps: Vmaps, types: Any, **params: Any) -> Sequence[Any]:
-    del types
+def _bind(operands: Sequence[Any], types: tuple[Any, ...], params: dict[str, Any]) -> Any:
+    moves = _compat.moves_of(types)
+    return forward_sweep_p.bind(*operands, types=types, moves=moves, **params)
+
+
+def _implementation(
+    *operands: Any, vmaps: Vmaps, types: Any, moves: Any, **params: Any
+) -> Sequence[Any]:
+    del types, moves
     return _mapped(partial(_sweep, **params), vmaps)(*operands)
 
 
@@ -109,11 +116,12 @@ def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Sequence[Any
 
 
 def _types(operands: Sequence[Any], **params: Any) -> tuple[Any, ...]:
-    results = results_of(lambda: _implementation(*operands, types=None, **params))
+    results = results_of(lambda: _implementation(*operands, types=None, moves=None, **params))
     return tuple(result.aval for result in results)
 
 
-def _output_types(*_: Any, types: Any, **params: Any) -> Any:
+def _output_types(*_: Any, types: Any, moves: Any, **params: Any) -> Any:
+    del moves
     return types, _loop(params).effects
 
 
@@ -125,10 +133,12 @@ def _jvp(
     keep_ys: tuple[bool, ...],
     vmaps: Vmaps,
     types: Any,
+    moves: Any,
     **params: Any,
 ) -> Any:
     """The results' derivative is that of the loop primitive. What is held has none: the reverse
     sweep's result depends on the operands and cotangents alone, the slots only make it cheap."""
+    del moves
     loop = Loop(**params)
 
     def loop_itself(*operands: Any) -> Sequence[Any]:
@@ -140,7 +150,7 @@ def _jvp(
     results, results_dot = jvp_of_nonzero(lambda flat: run(*flat), primals, tangents)
     rest = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": vmaps}
     rest |= replace(loop, progress=None).params()  # the results' loop shows it
-    held = forward_sweep_p.bind(*primals, types=types, **rest)[len(results) :]
+    held = _bind(primals, types, rest)[len(results) :]
     zeros = [_compat.symbolic_zero(t) for t in types]
     dots = [
         dot if is_inexact(result) else zero
@@ -150,9 +160,15 @@ def _jvp(
 
 
 def _batch(
-    axis: Any, operands: Sequence[Any], dims: Sequence[Any], vmaps: Vmaps, types: Any, **params: Any
+    axis: Any,
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    vmaps: Vmaps,
+    types: Any,
+    moves: Any,
+    **params: Any,
 ) -> Any:
-    del types
+    del types, moves
     operands = [as_array(x) for x in operands]
     run = _mapped(partial(_sweep, **params), vmaps)
     params["vmaps"] = (*vmaps, (axis, tuple(dims)))
@@ -162,7 +178,7 @@ def _batch(
 
     key = (*map(jax.typeof, operands), *(params[name] for name in _OWN))
     dims_out, types = once(_loop(params), ("batched forward sweep", *key), find)
-    return forward_sweep_p.bind(*operands, types=types, **params), dims_out
+    return _bind(operands, types, params), dims_out
 
 
 def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], types: Any, **params: Any) -> Any:

@@ -16,9 +16,8 @@ from jax_revolve._compat import (
     with_params,
 )
 from jax_revolve.engine.listener import Progress, when_run_again
-from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.request import Request
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class Loop:
     split_transpose: bool
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
-    plan: Reversal | Request | None
+    plan: AnyPlan | Request | None
     only_primal_half: bool = False
     """Whether the step is the primal half of its linearisation, see `primal_half`."""
     progress: Progress | None = None
@@ -70,7 +69,7 @@ class Loop:
         cls,
         equation: LoopEquation,
         length: int | None,
-        plan: Reversal | Request | None,
+        plan: AnyPlan | Request | None,
         progress: Progress | None = None,
     ) -> "Loop":
         """The loop of an equation of lax's, with the given length or bound."""
@@ -139,10 +138,10 @@ class Loop:
         return self.length
 
 
-def plan_of(loop: Loop) -> Plan | TwoLevelPlan:
+def plan_of(loop: Loop) -> AnyPlan:
     """The plan of a loop that is to be reversed, once it is chosen."""
     check_plan(loop)
-    assert isinstance(loop.plan, Plan | TwoLevelPlan)
+    assert not isinstance(loop.plan, Request | None)
     return loop.plan
 
 

@@ -17,7 +17,6 @@ from jax_revolve.engine.listener import FORWARD
 from jax_revolve.engine.loop import choose
 from jax_revolve.engine.progress import Bar
 from jax_revolve.engine.slots import (
-    AnyPlan,
     Held,
     empty,
     slots_used,
@@ -28,7 +27,7 @@ from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import in_storage, put
 from jax_revolve.engine.tape import Buffers, Tape
 from jax_revolve.schedule import actions
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Progress = tuple[list[Any], list[Any]]
 """The carry, and those ys that are to be kept."""

@@ -16,13 +16,13 @@ from jax_revolve.engine.listener import FORWARD
 from jax_revolve.engine.loop import choose
 from jax_revolve.engine.placement import Placement
 from jax_revolve.engine.progress import OVER, Bar
-from jax_revolve.engine.slots import AnyPlan, Held, empty, write_slot
+from jax_revolve.engine.slots import Held, empty, write_slot
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import in_storage, put
 from jax_revolve.engine.tape import Buffers
 from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
 """Steps taken, whether to go on (per example), and the carry."""

@@ -22,12 +22,12 @@ from jax_revolve.engine.pullback import (
     pull_back_step,
     zero_cotangents,
 )
-from jax_revolve.engine.slots import AnyPlan, Held, empty, newest, write_slot
+from jax_revolve.engine.slots import Held, empty, newest, write_slot
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import get
 from jax_revolve.engine.tape import Buffers, Tape
-from jax_revolve.schedule.two_level import Move, TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
 
 Reversal = tuple[Operands, Buffers]
 """The cotangents so far, and the tape, to be written over."""

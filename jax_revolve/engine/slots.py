@@ -19,7 +19,7 @@ initial carry, which is an operand and is never overwritten, so the buffer holds
 up. A slot holds only those leaves of the carry that are needed to start again from it (`restart`).
 """
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,7 @@ from jax_revolve._compat import HOST_MEMORY, to_host
 from jax_revolve.engine.buffers import read, write
 from jax_revolve.engine.tape import Buffers
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.two_level import TwoLevelPlan
-
-AnyPlan: TypeAlias = Plan | TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 
 class Held(NamedTuple):

@@ -56,7 +56,7 @@ def get(
     like = [jax.eval_shape(_data, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
     read_file = partial(_read_file, storage.directory, like)
     data = jax.pure_callback(read_file, like, ticket, is_last, vmap_method="sequential")
-    return list(map(_undo, data, types))
+    return [vary(_undo(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
 
 
 def _write_file(directory: Any, *carry: Any) -> np.ndarray:
@@ -65,7 +65,7 @@ def _write_file(directory: Any, *carry: Any) -> np.ndarray:
 
 def _read_file(directory: Any, like: list[Any], ticket: Any, is_last: Any) -> list[np.ndarray]:
     types = [(t.shape, np.dtype(t.dtype)) for t in like]
-    return files.read_file(directory, np.asarray(ticket), types, is_last=bool(is_last))
+    return files.read_file(directory, map(int, np.asarray(ticket)), types, is_last=bool(is_last))
 
 
 def _data(value: Any) -> Any:

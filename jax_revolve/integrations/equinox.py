@@ -11,9 +11,10 @@ from jax_revolve._progress import ProgressMeter
 from jax_revolve._scan import checkpointed_scan
 from jax_revolve._while import bounded_while_loop
 from jax_revolve.integrations._filter import Parts, run_with_parts, variables_of_new
-from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.units import Memory
+from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.schedule.units import Budgets
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
@@ -32,8 +33,9 @@ def filter_checkpointed_scan(
     *,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
-    plan: Plan | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
     """As [`jax_revolve.checkpointed_scan`][], but carry, xs and ys may have leaves that are not
@@ -103,6 +105,7 @@ def filter_checkpointed_scan(
             checkpoints=checkpoints,
             block=block,
             memory=memory,
+            storage=storage,
             plan=plan,
             progress=progress,
         )
@@ -120,7 +123,8 @@ def filter_bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -136,7 +140,8 @@ def filter_bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     with_steps: Literal[True],
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -151,7 +156,8 @@ def filter_bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block: int | None = None,
-    memory: Memory = None,
+    memory: Budgets = None,
+    storage: Place = None,
     with_steps: bool = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -205,7 +211,7 @@ def filter_bounded_while_loop(
             return cond_fun(parts.whole(variables))
 
         limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block": block}
-        limits |= {"memory": memory, "throw": throw, "progress": progress}
+        limits |= {"memory": memory, "storage": storage, "throw": throw, "progress": progress}
         if not with_steps:
             return parts.whole(bounded_while_loop(going, body, parts.variables, **limits))
         final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)

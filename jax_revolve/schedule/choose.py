@@ -8,7 +8,7 @@ from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
 """Every block length up to here is tried, beyond it every twentieth part more."""
@@ -44,7 +44,7 @@ def quickest_with_storage(
     *,
     block: int | None = None,
     stops_by_itself: bool = False,
-) -> Plan | TwoLevelPlan:
+) -> AnyPlan:
     """As `quickest`, with a storage that takes `storage_memory` bytes at most."""
     if storage_memory is not None and sizes.checkpoint:
         # A loop that stops by itself keeps the start of its tail there, too.

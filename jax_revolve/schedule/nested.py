@@ -1,14 +1,14 @@
 """Lengths for loops inside loops: the nested form, which is made of ordinary JAX loops."""
 
 from jax_revolve.schedule.binomial import smallest
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.plan import Reversal
 
 DEEPEST = 2
 """Nesting deeper saves memory, as a higher root of the length, but every level is a copy of the
 step in the program, and every derivative multiplies the copies."""
 
 
-def levels(plan: Plan) -> int:
+def levels(plan: Reversal) -> int:
     """How deep to nest: one level, which stores every carry, where the plan stores every carry or
     residual too; otherwise `DEEPEST`."""
     stores_all = max(plan.checkpoints + 1, plan.block) >= plan.length

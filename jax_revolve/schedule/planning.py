@@ -10,7 +10,7 @@ from jax_revolve.schedule.choose import quickest
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage, check_storage
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.schedule.units import Memory, bytes_of
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
@@ -59,7 +59,7 @@ def plan(
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
     storage: Storage | None = None,
-) -> Plan | TwoLevelPlan:
+) -> AnyPlan:
     """The optimal schedule for reversing a loop with a given number of stored carries, or with as
     many as something else that is wanted takes.
 

@@ -8,8 +8,7 @@ from typing import Any
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.choose import trade_off
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.schedule.units import readable
 
 
@@ -23,21 +22,21 @@ class Report:
     checkpoints in a storage beside the device, the others are those that do without.
     """
 
-    plan: Plan | TwoLevelPlan
+    plan: AnyPlan
     sizes: Sizes
     always: dict[str, int]
     stops_by_itself: bool
 
     @cached_property
-    def choices(self) -> list[Plan | TwoLevelPlan]:
+    def choices(self) -> list[AnyPlan]:
         plans = trade_off(self.plan.length, self.sizes, stops_by_itself=self.stops_by_itself)
         return sorted({*plans, self.plan}, key=self.memory)
 
-    def memory(self, plan: Plan | TwoLevelPlan) -> int:
+    def memory(self, plan: AnyPlan) -> int:
         """Bytes that a plan holds: its checkpoints, the tape of a block, and a carry."""
         return cost.memory(plan, self.sizes)
 
-    def evaluations(self, plan: Plan | TwoLevelPlan) -> int:
+    def evaluations(self, plan: AnyPlan) -> int:
         """Steps that `jax.value_and_grad` of the loop runs, up to its bound if it has one."""
         return cost.evaluations(plan, stops_by_itself=self.stops_by_itself)
 
@@ -83,7 +82,7 @@ class Report:
             cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             yield "  " + "  ".join(cells) + mark
 
-    def _cells(self, plan: Plan | TwoLevelPlan) -> Sequence[str]:
+    def _cells(self, plan: AnyPlan) -> Sequence[str]:
         runs = self.evaluations(plan)
         per_step = runs / max(plan.length, 1)
         memory = readable(self.memory(plan))
@@ -121,7 +120,7 @@ class Report:
         ax.legend()
         return ax
 
-    def _draw(self, ax: Any, plans: Sequence[Plan | TwoLevelPlan], **style: Any) -> None:
+    def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:
         memory = [self.memory(plan) for plan in plans]
         runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
         ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)

@@ -15,7 +15,7 @@ from jax_revolve.schedule.planning import (
     plan,
 )
 from jax_revolve.schedule.storage import MEMORY_KINDS, HostMemory, Place, Storage, check_place
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.schedule.units import Budgets, Memory, bytes_of
 
 MOST_REPETITIONS_TO_A_BOUND = 3
@@ -42,7 +42,7 @@ class Request:
     storage: Place = None
     storage_memory: int | None = None
 
-    def resolve(self, sizes: Sizes) -> Plan | TwoLevelPlan:
+    def resolve(self, sizes: Sizes) -> AnyPlan:
         """The plan, for a loop of these sizes."""
         memory = self.memory
         if memory is None:
@@ -61,7 +61,7 @@ def for_scan(
     block: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
-) -> Plan | TwoLevelPlan | Request:
+) -> AnyPlan | Request:
     """What is asked of a scan of `length` steps."""
     if length > LONGEST:
         raise ValueError(
@@ -76,7 +76,7 @@ def for_bound(
     block: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
-) -> Plan | TwoLevelPlan | Request | None:
+) -> AnyPlan | Request | None:
     """What is asked of a loop of `max_steps` steps at most; `None` if it cannot be reversed.
 
     Most loops stop long before their bound. The default is therefore what the fewest checkpoints
@@ -124,7 +124,7 @@ def _request(
     storage: Place,
     *,
     stops_by_itself: bool,
-) -> Plan | TwoLevelPlan | Request:
+) -> AnyPlan | Request:
     block, storage = check_block(block), check_place(storage)
     if memory is not None and checkpoints is not None:
         raise ValueError(
@@ -151,7 +151,7 @@ def _request(
     return Request(length, budget, fewest, block, stops_by_itself, storage, storage_memory)
 
 
-def _kept_in(storage: Place, plan: Plan) -> Plan | TwoLevelPlan:
+def _kept_in(storage: Place, plan: Plan) -> AnyPlan:
     """The plan, with its checkpoints, or further ones, in a storage."""
     if isinstance(storage, Storage):
         both = TwoLevelPlan(plan.length, plan.checkpoints, plan.block, storage)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeAlias
 
 from jax_revolve.schedule import binomial, multistage
 from jax_revolve.schedule.actions import Action, Advance, Discard, Read, Write, revolve
@@ -113,3 +114,6 @@ class TwoLevelPlan(Reversal):
         times = "once" if self.reads == self.writes else f"{self.reads} times in all"
         stored = f"{self.writes} more in {self.storage}, read {times}"
         return self._summary(f"{self.checkpoints} checkpoints and {stored}")
+
+
+AnyPlan: TypeAlias = Plan | TwoLevelPlan

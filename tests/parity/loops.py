@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve.schedule.storage import Place
 
 
 class Loops(NamedTuple):
@@ -26,6 +27,14 @@ def ours(checkpoints: Any = None, block: int | None = None, **scan_options: Any)
 def ours_in_blocks(checkpoints: Any = None, **scan_options: Any) -> Loops:
     """Two steps taped together; the last block is shorter, unless the length is even."""
     return ours(checkpoints, block=2, **scan_options)
+
+
+def ours_stored(storage: Place, checkpoints: Any = None, **scan_options: Any) -> Loops:
+    """With checkpoints beside the device, of which it has two itself."""
+    del checkpoints
+    count = 5 if isinstance(storage, str) else 2
+    scan = partial(checkpointed_scan, checkpoints=count, storage=storage, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, checkpoints=count, storage=storage))
 
 
 def scan_as_while(checkpoints: Any = None, **scan_options: Any) -> Loops:

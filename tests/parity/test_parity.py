@@ -1,7 +1,8 @@
 """Same values, derivatives and types as loops of lax's own, under every transformation."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
-from parity.loops import Loops, ours, ours_in_blocks, reference, scan_as_while
+from parity.loops import Loops, ours, ours_in_blocks, ours_stored, reference, scan_as_while
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
+
+from jax_revolve import Disk, HostMemory
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -42,6 +45,10 @@ for the two sweeps."""
 QUICK = {"recurrent", "lengths"}
 """The cases of a scan that go through all transformations in every run. Of the others every third
 pair does, so that each case and each transformation has its turn."""
+
+
+STORED = {"grad", "vmap_of_grad", "grad_of_vmap", "grad_inside_checkpoint", "shard_map"}
+"""Those that loops go through with checkpoints beside the device, in every run."""
 
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
@@ -109,6 +116,11 @@ def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     return [] if in_every_run else [pytest.mark.exhaustive]
 
 
+def _stored_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    in_every_run = transformation in STORED and case.name in ("examples", "recurrent", "random")
+    return [] if in_every_run else [pytest.mark.exhaustive]
+
+
 @cache
 def _cond_keeps_keys() -> bool:
     """Whether this JAX can differentiate a cond that keeps a PRNG key for it: 0.7.2 cannot."""
@@ -154,3 +166,15 @@ def test_scan_as_while_loop(case: Case, transformation: str) -> None:
 def test_blocks(case: Case, transformation: str) -> None:
     """The oracles of either loop."""
     _check(case, transformation, ours_in_blocks)
+
+
+@pytest.mark.parametrize("place", ["pinned_host", "two levels", "disk"])
+@_pairs([*SCAN_CASES, *WHILE_CASES], _stored_marks)
+def test_stored(case: Case, transformation: str, place: str, tmp_path: Path) -> None:
+    """The oracles of either loop, for one whose checkpoints are beside the device."""
+    if place == "disk" and transformation in ("exported",):
+        pytest.skip("JAX cannot export a program that calls Python")
+    two_levels = Disk(tmp_path, transfer=0) if place == "disk" else HostMemory(transfer=0)
+    storage = place if place == "pinned_host" else two_levels
+    _check(case, transformation, partial(ours_stored, storage))
+    assert not list(tmp_path.glob("*/*"))

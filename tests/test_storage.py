@@ -1,0 +1,411 @@
+"""Checkpoints beside the device: in the host's memory, on two levels, and in files."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jax_revolve._storage as storage_checks
+from jax_revolve import (
+    Disk,
+    HostMemory,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    explain,
+    plan,
+)
+from jax_revolve._compat import to_device
+from jax_revolve.engine import buffers, files
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.request import Request, for_bound, for_scan
+from jax_revolve.schedule.two_level import TwoLevelPlan
+
+X = jnp.linspace(-1.0, 1.0, 16)
+
+
+def step(u: jax.Array, t: Any) -> tuple[jax.Array, jax.Array]:
+    u = jnp.sin(1.1 * u + 0.1 * t) + 0.2 * jnp.roll(u, 1)
+    return u, u.sum()
+
+
+def loss(x: jax.Array, length: int = 40, **options: Any) -> jax.Array:
+    ts = 0.1 * jnp.arange(length)
+    final, ys = checkpointed_scan(step, x, ts, **options)
+    return jnp.sum(final**2) + jnp.vdot(ys, ts)
+
+
+def loss_of_while(x: jax.Array, steps: Any, max_steps: int, **options: Any) -> jax.Array:
+    def body(state: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
+        u, i = state
+        return step(u, 0.1 * i)[0], i + 1
+
+    start = (x, jnp.int32(0))
+    final, _ = bounded_while_loop(
+        lambda state: state[1] < steps, body, start, max_steps=max_steps, **options
+    )
+    return jnp.sum(final**2)
+
+
+def places(directory: Path) -> dict[str, dict[str, Any]]:
+    """Places for checkpoints, with the checkpoints on the device."""
+    return {
+        "pinned_host": {"checkpoints": 6, "storage": "pinned_host"},
+        "two levels": {"checkpoints": 3, "storage": HostMemory(transfer=1)},
+        "few": {"checkpoints": 2, "storage": HostMemory(checkpoints=3, transfer=0)},
+        "disk": {"checkpoints": 3, "storage": Disk(directory, transfer=1)},
+    }
+
+
+PLACES = list(places(Path()))
+
+
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_gradients_are_those_of_the_device_bit_for_bit(
+    place: str, block: int, tmp_path: Path
+) -> None:
+    options = {"block": block, **places(tmp_path)[place]}
+    for length in (1, 2, 40, 41):
+        run = jax.jit(jax.value_and_grad(partial(loss, length=length, **options)))
+        on_device = jax.jit(jax.value_and_grad(partial(loss, length=length, checkpoints=4)))
+        jax.tree.map(np.testing.assert_array_equal, run(X), on_device(X))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
+    """Before, at and after each carry that is stored, and at the bound."""
+    options = places(tmp_path)[place]
+    value_and_grad = jax.value_and_grad(loss_of_while)
+    run = jax.jit(partial(value_and_grad, max_steps=30, **options))
+    on_device = jax.jit(partial(value_and_grad, max_steps=30, checkpoints=4))
+    for steps in range(33):
+        jax.tree.map(np.testing.assert_array_equal, run(X, steps), on_device(X, steps))
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_fori_loops(tmp_path: Path) -> None:
+    def power(x: Any, n: Any, **options: Any) -> Any:
+        return checkpointed_fori_loop(0, n, lambda _, y: y * x, 1.0, **options)
+
+    for options in places(tmp_path).values():
+        assert jax.grad(lambda x, o=options: power(x, 9, **o))(1.1) == pytest.approx(9 * 1.1**8)
+        traced = jax.jit(jax.grad(lambda x, n, o=options: power(x, n, max_steps=20, **o)))
+        assert traced(1.1, 9) == pytest.approx(9 * 1.1**8)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize(
+    ("length", "checkpoints", "storage"),
+    [(200, 3, HostMemory()), (60, 2, HostMemory(3, 0.5)), (61, 1, HostMemory(transfer=0))],
+)
+def test_it_runs_as_often_as_the_plan_says(
+    length: int, checkpoints: int, storage: HostMemory, block: int
+) -> None:
+    count = 0
+
+    def counted(u: jax.Array, _: Any) -> tuple[jax.Array, None]:
+        def increase() -> None:
+            nonlocal count
+            count += 1
+
+        jax.debug.callback(increase)
+        return jnp.sin(u), None
+
+    def run(u: Any, **options: Any) -> Any:
+        return checkpointed_scan(counted, u, length=length, **options)[0]
+
+    def run_while(u: Any, **options: Any) -> Any:
+        def body(state: Any) -> Any:
+            return counted(state[0], None)[0], state[1] + 1
+
+        start = (u, jnp.int32(0))
+        keep_going = lambda state: state[1] < length + 1  # noqa: E731
+        return bounded_while_loop(keep_going, body, start, max_steps=length, **options)[0]
+
+    chosen = plan(length, checkpoints, block=block, storage=storage)
+    assert chosen.stores
+    for loop, expected in (
+        (run, chosen.executed),
+        (run_while, cost.evaluations(chosen, stops_by_itself=True)),
+    ):
+        count = 0
+        jax.jit(jax.grad(partial(loop, checkpoints=checkpoints, block=block, storage=storage)))(0.1)
+        jax.effects_barrier()
+        assert count == expected
+
+
+@pytest.mark.parametrize(("transfer", "checkpoints"), [(1, None), (0.25, None), (0.5, 4)])
+def test_files_are_written_and_read_as_the_plan_says(
+    transfer: float, checkpoints: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    write_file, read_file = files.write_file, files.read_file
+
+    def writing(*arguments: Any) -> Any:
+        calls.append("write")
+        return write_file(*arguments)
+
+    def reading(*arguments: Any, **named: Any) -> Any:
+        calls.append("read")
+        return read_file(*arguments, **named)
+
+    monkeypatch.setattr(files, "write_file", writing)
+    monkeypatch.setattr(files, "read_file", reading)
+    storage = Disk(tmp_path, checkpoints, transfer)
+    chosen = plan(50, 2, storage=storage)
+    jax.jit(jax.grad(partial(loss, length=50, checkpoints=2, storage=storage)))(X)
+    assert calls == ["write"] * chosen.writes + ["read"] * chosen.reads
+    assert not list(tmp_path.glob("*/*"))
+
+
+# In the host's memory
+
+
+def _types(function: Callable[..., Any], *arguments: Any) -> set[tuple[tuple[int, ...], bool]]:
+    """Shapes of what is moved, each with whether it is moved to the host, on a TPU. A CPU has but
+    one memory, and JAX leaves moves out of what it lowers for that."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+    moved = [line for line in text.splitlines() if "annotate_device_placement" in line]
+    found = set()
+    for line in moved:
+        shape = line.rsplit("tensor<", 1)[1].split("xf", 1)[0]
+        found.add((tuple(map(int, shape.split("x"))), "pinned_host" in line))
+    return found
+
+
+@pytest.mark.parametrize("place", ["pinned_host", "two levels"])
+def test_single_carries_are_moved_and_no_more(place: str, tmp_path: Path) -> None:
+    """Each move is that of one carry: no buffer is moved as a whole, nor made on the device."""
+    options = places(tmp_path)[place]
+    assert _types(jax.grad(partial(loss, **options)), X) == {((16,), True), ((16,), False)}
+    assert _types(jax.grad(partial(loss, checkpoints=6)), X) == set()
+    batched = _types(jax.vmap(jax.grad(partial(loss, **options))), jnp.stack([X, X]))
+    assert batched == {((2, 16), True), ((2, 16), False)}
+
+
+def test_a_backend_that_computes_wrong_gradients_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As XLA did on GPUs: a value that comes back from the host's memory is another one."""
+    monkeypatch.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
+    storage_checks.check_host_memory.cache_clear()
+    with pytest.raises(RuntimeError, match=r"host's memory is wrong on the cpu backend"):
+        jax.grad(partial(loss, checkpoints=3, storage="pinned_host"))(X)
+    monkeypatch.undo()
+    storage_checks.check_host_memory.cache_clear()
+    assert np.isfinite(jax.grad(partial(loss, checkpoints=3, storage="pinned_host"))(X)).all()
+
+
+def test_a_backend_without_that_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_checks, "has_host_memory", lambda: False)
+    storage_checks.check_host_memory.cache_clear()
+    with pytest.raises(ValueError, match=r"storage must be None or a Disk on the cpu backend"):
+        loss(X, checkpoints=3, storage=HostMemory())
+    storage_checks.check_host_memory.cache_clear()
+
+
+# Budgets
+
+
+def test_two_budgets() -> None:
+    f = lambda u, _: (jnp.sin(u), None)  # noqa: E731
+    state = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    budgets = {"device": "60kB", "pinned_host": "100kB"}
+    report = explain(f, state, length=1000, memory=budgets)
+    chosen = report.plan
+    assert isinstance(chosen, TwoLevelPlan)
+    assert report.memory(chosen) <= 60_000
+    assert chosen.storage_bytes(report.sizes.checkpoint) <= 100_000
+    alone = explain(f, state, length=1000, memory="60kB")
+    assert report.evaluations(chosen) < alone.evaluations(alone.plan)
+    assert "in the storage" in str(report)
+    x = jnp.linspace(0.0, 1.0, 1000, dtype=jnp.float32)
+
+    def run(x: jax.Array, **options: Any) -> jax.Array:
+        return checkpointed_scan(f, x, length=1000, **options)[0].sum()
+
+    gradients = [jax.jit(jax.grad(partial(run, memory=m)))(x) for m in (budgets, None)]
+    np.testing.assert_array_equal(*gradients)
+
+
+def test_two_budgets_of_a_loop_that_stops_by_itself() -> None:
+    wanted = for_bound(1000, None, memory={"device": 30_000, "pinned_host": 20_000})
+    assert isinstance(wanted, Request)
+    chosen = wanted.resolve(cost.Sizes(1000, 1000, 1000, 1000, 0, 100.0))
+    assert isinstance(chosen, TwoLevelPlan)
+    assert len(chosen.stores) + 1 <= 20, "its tail is stored, too"
+
+
+def test_a_storage_that_is_not_worth_it_is_left_out() -> None:
+    assert for_scan(10, 9, storage=HostMemory(transfer=100)) == plan(10, 9)
+    wanted = for_scan(100, None, memory={"device": 10**6, "pinned_host": 10})
+    assert isinstance(wanted, Request)
+    sizes = cost.Sizes(1000, 1000, 1000, 1000)
+    assert wanted.resolve(sizes) == for_scan(100, None, memory=10**6).resolve(sizes)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"storage": "host"}, ValueError, r"storage must be None, .*but is 'host'"),
+        ({"storage": 3}, TypeError, r"storage must be None, .*but is 3 of type int"),
+        ({"storage": "pinned_host", "memory": 99}, ValueError, r"must name two budgets"),
+        ({"memory": {"device": 99}}, ValueError, r"or name two budgets.*\{'device': 99\}"),
+        ({"memory": {"device": 9, "pinned_host": 9}, "storage": Disk("/")}, ValueError, "storage="),
+        ({"memory": {"device": "x", "pinned_host": 9}}, ValueError, r"memory must be .*'x'"),
+        ({"storage": HostMemory(), "plan": plan(40, 3)}, ValueError, r"storage must be None where"),
+        ({"storage": Disk("/nowhere/at/all")}, FileNotFoundError, r"no such directory.*Make it"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        loss(X, **options)
+
+
+def test_a_storage_needs_a_bound() -> None:
+    with pytest.raises(ValueError, match=r"storage must be .* where max_steps is None"):
+        bounded_while_loop(
+            lambda x: x < 1, lambda x: x + 1, 0.0, max_steps=None, storage=HostMemory()
+        )
+
+
+# In files
+
+
+def on_disk(directory: Path, **options: Any) -> Callable[[jax.Array], jax.Array]:
+    return partial(loss, checkpoints=3, storage=Disk(directory, transfer=1), **options)
+
+
+def test_keys_and_narrow_types_in_files(tmp_path: Path) -> None:
+    def total(x: jax.Array, **options: Any) -> jax.Array:
+        def noisy(state: Any, _: Any) -> Any:
+            u, key = state
+            key, own = jax.random.split(key)
+            return (jnp.sin(u) + u * jax.random.uniform(own, u.shape, u.dtype), key), None
+
+        (u, _), _ = checkpointed_scan(noisy, (x, jax.random.key(0)), length=30, **options)
+        return u.astype(jnp.float32).sum()
+
+    x = X.astype(jnp.bfloat16)
+    stored = jax.grad(partial(total, checkpoints=3, storage=Disk(tmp_path, transfer=1)))(x)
+    np.testing.assert_array_equal(stored, jax.grad(partial(total, checkpoints=4))(x))
+
+
+def test_a_pullback_works_once(tmp_path: Path) -> None:
+    """Its files are gone then, and it says so."""
+    value, pullback = jax.vjp(on_disk(tmp_path), X)
+    assert list(tmp_path.glob("*/*.checkpoint"))
+    pullback(jnp.ones_like(value))
+    with pytest.raises(Exception, match=r"can be called once"):
+        pullback(jnp.ones_like(value))
+
+
+def test_several_cotangents_at_once(tmp_path: Path) -> None:
+    def vector(x: jax.Array, **options: Any) -> jax.Array:
+        return checkpointed_scan(step, x, 0.1 * jnp.arange(40), **options)[0]
+
+    stored = jax.jacrev(partial(vector, checkpoints=3, storage=Disk(tmp_path, transfer=1)))(X)
+    np.testing.assert_array_equal(stored, jax.jacrev(partial(vector, checkpoints=4))(X))
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(
+        Exception, match=r"checkpoint of 128 bytes could not be written to .*No space"
+    ):
+        jax.grad(on_disk(tmp_path))(X)
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_a_directory_that_goes_away(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    compiled = jax.jit(jax.grad(on_disk(directory))).lower(X).compile()
+    directory.rmdir()
+    with pytest.raises(Exception, match=r"no such directory"):
+        compiled(X)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionError, match=r"cannot be written to"):
+        jax.grad(on_disk(tmp_path))(X)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "another's"])
+def test_a_damaged_file_is_refused(damage: str, tmp_path: Path) -> None:
+    value, pullback = jax.vjp(on_disk(tmp_path), X)
+    first, second, *_ = sorted(tmp_path.glob("*/*.checkpoint"))
+    content = bytearray(first.read_bytes())
+    if damage == "changed":
+        content[-3] ^= 1
+    damaged = {"cut": content[:-8], "changed": content, "another's": second.read_bytes()}[damage]
+    first.write_bytes(damaged)
+    with pytest.raises(Exception, match=r"is damaged: it is not what was written"):
+        pullback(jnp.ones_like(value))
+
+
+KILLED = """
+import os, signal, sys
+import jax, jax.numpy as jnp
+from jax_revolve import Disk, checkpointed_scan
+from jax_revolve.engine import files
+
+count, replace = 0, os.replace
+
+def replace_or_die(*paths):
+    global count
+    count += 1
+    if count == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*paths)
+
+if sys.argv[2] == "killed":
+    files.os.replace = replace_or_die
+
+def loss(x):
+    storage = Disk(sys.argv[1], transfer=0)
+    return checkpointed_scan(lambda u, _: (jnp.sin(u), None), x, None, 12, checkpoints=1,
+                             storage=storage)[0].sum()
+
+jax.vjp(loss, jnp.ones(4))
+if sys.argv[2] != "unused":
+    print(jax.grad(loss)(jnp.ones(4)).tolist())
+"""
+
+
+def test_a_killed_run_leaves_nothing_that_a_later_one_takes(tmp_path: Path) -> None:
+    def run(how: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", KILLED, str(tmp_path), how]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    assert run("killed").returncode == -9
+    left = {path.suffix for path in tmp_path.glob("*/*")}
+    assert left == {".checkpoint", ".part"}, "two whole files, and one that was not"
+    before = sorted(tmp_path.glob("*/*"))
+    later = run("whole")
+    assert later.returncode == 0, later.stderr
+    expected = jax.grad(lambda x: lax.scan(lambda u, _: (jnp.sin(u), None), x, None, 12)[0].sum())
+    np.testing.assert_allclose(eval(later.stdout), expected(jnp.ones(4)), rtol=1e-6)
+    assert sorted(tmp_path.glob("*/*")) == before, "its own are gone, the others as they were"
+
+
+def test_what_nobody_reads_is_removed_at_exit(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), "unused"]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert not list(tmp_path.iterdir())
