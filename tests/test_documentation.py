@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,8 @@ from jax_revolve.integrations import diffrax, equinox
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+RUN_LONG = {README, ROOT / "docs" / "progress.md", ROOT / "docs" / "programs.md"}
+"""Their programs take longer to run than to compile."""
 PUBLIC = [
     jax_revolve.bounded_while_loop,
     jax_revolve.Checkpointed,
@@ -36,27 +39,37 @@ PUBLIC = [
 
 
 def code(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", inspect.cleandoc(text), re.DOTALL | re.MULTILINE)
+    """The blocks of Python, those in lists and admonitions too."""
+    blocks = re.findall(r"^( *)```python\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    return [dedent(block) for _, block in blocks]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_code_of_a_page_runs(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_of_a_page_runs(page: Path, request: pytest.FixtureRequest) -> None:
+    if page not in RUN_LONG:
+        request.getfixturevalue("compile_quickly")
     names: dict[str, object] = {}
     for block in code(page.read_text()):
-        if block.startswith(">>>"):
-            examples = doctest.DocTestParser().get_doctest(block, {}, page.name, None, 0)
-            assert doctest.DocTestRunner().run(examples).failed == 0
-        else:
-            exec(block, names)
+        run(block, names, page.name)
 
 
+@pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.__name__)
 def test_example_of_a_docstring_runs(function: object) -> None:
-    text = inspect.getdoc(function) or ""
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    blocks = code(inspect.getdoc(function) or "")
     assert blocks
     for block in blocks:
-        exec(inspect.cleandoc(block), {})
+        run(block, {}, "docstring")
+
+
+def run(block: str, names: dict[str, object], origin: str) -> None:
+    """Runs a block; if it is a session at the prompt, what it prints has to be what is printed."""
+    if not block.startswith(">>>"):
+        exec(block, names)
+        return
+    session = doctest.DocTestParser().get_doctest(block, names, origin, None, 0)
+    assert doctest.DocTestRunner().run(session, clear_globs=False).failed == 0
+    names.update(session.globs)
 
 
 def test_readme_is_short_and_starts_with_code() -> None:
@@ -66,8 +79,9 @@ def test_readme_is_short_and_starts_with_code() -> None:
 
 
 def test_links_lead_somewhere() -> None:
+    """The anchors are looked at where the site is built."""
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
 
 
@@ -84,6 +98,17 @@ def test_numbers_of_the_readme_are_those_of_the_benchmark(results: str, table: s
     record = json.loads((ROOT / "benchmarks" / "results" / f"{results}.json").read_text())
     text = README.read_text()
     assert getattr(readme, table)(text, record) == text
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: str(p.relative_to(ROOT)))
+def test_tables_of_a_page_are_those_of_the_benchmarks(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    text = page.read_text()
+    tables = _module(ROOT / "benchmarks" / "pages.py")
+    assert tables.with_tables(text) == text
+    assert len(tables.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
 
 
 def _module(path: Path) -> ModuleType:
