@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matplotlib
+from matplotlib import pyplot
 
-from jax_revolve import Plan, explain, plan
+from jax_revolve import Plan, Report, explain, plan
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -25,15 +26,16 @@ DARK = {
 }
 """What becomes of each colour on a dark page."""
 
-STYLE = {
+STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), "#222222"),
     **dict.fromkeys(("xtick.color", "ytick.color"), "#222222"),
     "font.size": 11.0,
+    "legend.frameon": False,
     "svg.hashsalt": "jax_revolve",
 }
 
 
-def heat_report() -> Any:
+def heat_report() -> Report:
     """The trade-off of a loop with a state of 80 kB."""
 
     def step(u: Any, _: Any) -> Any:
@@ -42,9 +44,9 @@ def heat_report() -> Any:
     return explain(step, jax.ShapeDtypeStruct((20000,), "float32"), length=1000, memory="4MB")
 
 
-PICTURES: dict[str, Callable[[], Plan | Any]] = {
+PICTURES: dict[str, Callable[[], Plan | Report]] = {
     "three-checkpoints": lambda: plan(15, 3),
-    "ten-checkpoints": lambda: plan(200, 10),
+    "six-checkpoints": lambda: plan(100, 6),
     "blocks": lambda: plan(200, 5, block=10),
     "trade-off": heat_report,
 }
@@ -53,13 +55,11 @@ PICTURES: dict[str, Callable[[], Plan | Any]] = {
 def draw(name: str, folder: Path = FOLDER) -> None:
     """Writes NAME-light.svg and NAME-dark.svg."""
     with matplotlib.rc_context(STYLE):
-        axes = PICTURES[name]().plot()
-        axes.set_facecolor("none")
+        figure, axes = pyplot.subplots(figsize=(6.6, 3.9), layout="constrained")
+        PICTURES[name]().plot(axes)
         light = folder / f"{name}-light.svg"
-        axes.figure.savefig(light, transparent=True, metadata={"Date": None, "Creator": None})
-    from matplotlib import pyplot
-
-    pyplot.close(axes.figure)
+        figure.savefig(light, transparent=True, metadata={"Date": None, "Creator": None})
+        pyplot.close(figure)
     text = light.read_text()
     for color, dark in DARK.items():
         text = text.replace(color, dark)
