@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,12 @@ def run(text: str, names: dict[str, object], printed: pytest.CaptureFixture[str]
     return len(blocks)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def _page(page: Path) -> Any:
+    marks = [pytest.mark.slow] if page.parent.name in {"recipes", "coming-from"} else []
+    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("page", [_page(page) for page in PAGES])
 def test_code_of_a_page_runs(
     page: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,7 +130,9 @@ def test_tables_of_a_page_are_those_of_the_benchmarks(
 
 
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize(("length", "checkpoints"), [(3, 1), (37, 3)])
+@pytest.mark.parametrize(
+    ("length", "checkpoints"), [(16, 3), pytest.param(37, 3, marks=pytest.mark.slow)]
+)
 def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
     """Those in the table of docs/transformations.md."""
     second = steps_executed(length, checkpoints, jax.hessian)
@@ -138,6 +146,7 @@ def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
     assert len(inside) <= executed + length
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compile_quickly")
 def test_steps_of_the_third_derivative() -> None:
     thrice = lambda loss: jax.grad(jax.grad(jax.grad(loss)))  # noqa: E731
