@@ -5,17 +5,28 @@ import importlib.util
 import inspect
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from parity.transformations import ALL
+from test_counts import steps_executed
 
 import jax_revolve
+from jax_revolve import checkpoint_loops, explain, plan
 from jax_revolve.integrations import diffrax, equinox
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+RUN_LONG = {README, ROOT / "docs" / "progress.md"}
+"""Their programs take longer to run than to compile."""
 PUBLIC = [
     jax_revolve.bounded_while_loop,
     jax_revolve.Checkpointed,
@@ -37,28 +48,48 @@ PUBLIC = [
 ]
 
 
-def code(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", inspect.cleandoc(text), re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^( *)```python\n(?P<code>.*?)^\1```$(?:\n\n\1```text\n(?P<output>.*?)^\1```$)?",
+    re.DOTALL | re.MULTILINE,
+)
+"""Python, in lists and admonitions too, and the text right after it, which is what it prints."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_code_of_a_page_runs(page: Path) -> None:
-    names: dict[str, object] = {}
-    for block in code(page.read_text()):
-        if block.startswith(">>>"):
-            examples = doctest.DocTestParser().get_doctest(block, {}, page.name, None, 0)
-            assert doctest.DocTestRunner().run(examples).failed == 0
-        else:
-            exec(block, names)
-
-
-@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.__name__)
-def test_example_of_a_docstring_runs(function: object) -> None:
-    text = inspect.getdoc(function) or ""
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert blocks
+def run(text: str, names: dict[str, object], printed: pytest.CaptureFixture[str]) -> int:
+    """Runs the blocks of a text one after the other; returns how many there are."""
+    blocks = list(BLOCK.finditer(text))
     for block in blocks:
-        exec(inspect.cleandoc(block), {})
+        code = dedent(block["code"])
+        if code.startswith(">>>"):
+            session = doctest.DocTestParser().get_doctest(code, names, "page", None, 0)
+            assert doctest.DocTestRunner().run(session, clear_globs=False).failed == 0
+            names.update(session.globs)
+            continue
+        printed.readouterr()
+        exec(code, names)
+        if block["output"] is not None:
+            assert printed.readouterr().out == dedent(block["output"])
+    return len(blocks)
+
+
+def _page(page: Path) -> Any:
+    marks = [pytest.mark.slow] if page.parent.name in {"recipes", "coming-from"} else []
+    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
+
+
+@pytest.mark.parametrize("page", [_page(page) for page in PAGES])
+def test_code_of_a_page_runs(
+    page: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if page not in RUN_LONG:
+        request.getfixturevalue("compile_quickly")
+    run(page.read_text(), {}, capsys)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.__name__)
+def test_example_of_a_docstring_runs(function: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(inspect.getdoc(function) or "", {}, capsys)
 
 
 def test_readme_is_short_and_starts_with_code() -> None:
@@ -68,8 +99,9 @@ def test_readme_is_short_and_starts_with_code() -> None:
 
 
 def test_links_lead_somewhere() -> None:
+    """The anchors are looked at where the site is built."""
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        for target in re.findall(r"\]\(([^):#]+)[^):]*\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
 
 
@@ -86,6 +118,87 @@ def test_numbers_of_the_readme_are_those_of_the_benchmark(results: str, table: s
     record = json.loads((ROOT / "benchmarks" / "results" / f"{results}.json").read_text())
     text = README.read_text()
     assert getattr(readme, table)(text, record) == text
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: str(p.relative_to(ROOT)))
+def test_tables_of_a_page_are_those_of_the_benchmarks(
+    page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    text = page.read_text()
+    tables = _module(ROOT / "benchmarks" / "pages.py")
+    assert tables.with_tables(text) == text
+    assert len(tables.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(
+    ("length", "checkpoints"), [(16, 3), pytest.param(37, 3, marks=pytest.mark.slow)]
+)
+def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
+    """Those in the table of docs/transformations.md."""
+    second = steps_executed(length, checkpoints, jax.hessian)
+    twice = steps_executed(length, checkpoints, lambda loss: jax.grad(jax.grad(loss)))
+    assert len(second) <= 5 * length
+    assert len(twice) <= 11 * length
+    along = lambda loss: jax.grad(lambda x: jax.jvp(loss, (x,), (x,))[1])  # noqa: E731
+    executed = plan(length, checkpoints).executed
+    assert len(steps_executed(length, checkpoints, along)) == executed
+    inside = steps_executed(length, checkpoints, lambda loss: jax.grad(jax.checkpoint(loss)))
+    assert len(inside) <= executed + length
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compile_quickly")
+def test_steps_of_the_third_derivative() -> None:
+    thrice = lambda loss: jax.grad(jax.grad(jax.grad(loss)))  # noqa: E731
+    assert len(steps_executed(16, 3, thrice)) == 25 * 16
+
+
+def test_figures_in_the_text() -> None:
+    """What pages say without a block of code beside it."""
+    assert len(ALL) == 40  # "some forty transformations"
+    for fun in (checkpoint_loops, jax_revolve.explain_loops):
+        assert inspect.signature(fun).parameters["min_length"].default == 16
+    for steps, checkpoints in {4096: 28, 10**6: 180}.items():
+        report = explain(jnp.sin, 1.0, cond_fun=lambda x: x > 0, max_steps=steps, block=1)
+        assert report.plan.checkpoints == checkpoints
+        assert abs((6 * steps) ** (1 / 3) - checkpoints) < 2
+    for n in (50, 1000, 10**6):
+        assert abs(plan(n).checkpoints - (2 * n) ** 0.5) < 2
+        assert plan(n).executed < 3 * n
+        assert plan(n, "all").executed == 2 * n
+        assert plan(n, block=n).executed == n
+
+
+def test_every_public_name_has_a_place_among_the_pages() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    described = set(re.findall(r"^::: jax_revolve\.(\w+)$", pages, re.MULTILINE))
+    public = {n for n, v in vars(jax_revolve).items() if not isinstance(v, ModuleType)}
+    assert described == {n for n in public if not n.startswith("_")}
+
+
+def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
+    pictures = _module(ROOT / "docs" / "pictures.py")
+    pictures.draw("three-checkpoints", tmp_path)
+    for theme in ("light", "dark"):
+        assert "</svg>" in (tmp_path / f"three-checkpoints-{theme}.svg").read_text()
+    there = {path.name for path in pictures.FOLDER.glob("*.svg")}
+    assert there == {f"{n}-{theme}.svg" for n in pictures.PICTURES for theme in ("light", "dark")}
+    pages = "".join(page.read_text() for page in PAGES)
+    assert there == set(re.findall(r"pictures/([\w-]+\.svg)#only-", pages))
+
+
+@pytest.mark.slow
+def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    loads = re.compile(r"<(?:script|img|iframe)[^>]*src=.?https?:|<link[^>]*href=.?https?:")
+    for page in tmp_path.rglob("*.html"):
+        assert not loads.search(page.read_text()), page
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\(.?https?:|@import", sheet.read_text()), sheet
 
 
 def _module(path: Path) -> ModuleType:

@@ -72,7 +72,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         def solve(rate):
             term = diffrax.ODETerm(lambda t, y, args: -args * y)
             solution = diffrax.diffeqsolve(
-                term, diffrax.Tsit5(), 0.0, 1.0, 0.1, 1.0, rate, adjoint=RevolveAdjoint()
+                term, diffrax.Euler(), 0.0, 1.0, 0.1, 1.0, rate, adjoint=RevolveAdjoint()
             )
             return solution.ys[-1]
 

@@ -1,0 +1,171 @@
+"""Writes the tables of the documentation from the benchmarks' results, each between its markers.
+
+python benchmarks/pages.py
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import readme
+
+HERE = Path(__file__).parent
+PAGES = HERE.parent / "docs"
+BLOCK = re.compile(
+    r"(<!-- table of (?P<name>[\w-]+), made by benchmarks/pages.py -->\n)"
+    r".*?(<!-- end of table -->)",
+    re.DOTALL,
+)
+
+Record = dict[str, Any]
+
+
+class Source(NamedTuple):
+    """The file of results that a table comes from, and what makes it."""
+
+    results: str
+    table: Callable[[Record], str]
+
+    def __call__(self) -> str:
+        file = HERE / "results" / f"{self.results}.json"
+        return "\n" + self.table(json.loads(file.read_text())) + "\n"
+
+
+CHECKPOINTED = [
+    ("stencil, n = 1000, width 20000", 63),
+    ("rnn, n = 1000, batch 16, width 512", 63),
+    ("lstm, n = 1000, batch 16, width 128", 44),
+]
+BOUNDS = "bounds, 8 steps of 16 or 1024 or 1048576, stencil of width 20000"
+SECOND_ORDER = "second-order, 200 steps of 256, stencil of width 2000"
+PROGRESS = [
+    "stencil, 1000 x 20000",
+    "stencil, every carry, 1000 x 20000",
+    "stencil, while, 1000 x 20000",
+    "scalar, 100000 x 1",
+]
+
+
+def checkpointed_table(record: Record) -> str:
+    """Gradients of scans under `jax.checkpoint`, of single steps and nested, and of ours."""
+    rows = []
+    for workload, checkpoints in CHECKPOINTED:
+        contenders = {
+            "`lax.scan(f)`": ("lax.scan", None),
+            "`lax.scan(jax.checkpoint(f))`": ("lax.scan(checkpoint)", None),
+            "the quickest nested scans tried beside ours": ("nested remat scan", checkpoints),
+            f"`checkpointed_scan(f, checkpoints={checkpoints})`": ("jax_revolve", checkpoints),
+        }
+        for name, contender in contenders.items():
+            run = min(_runs(record, workload, "gradient")[contender], key=lambda m: m["median_ms"])
+            time = f"{run['time_ratios']['plain']:.2f}"
+            rows.append([workload, name, _megabytes(run), time])
+    return _table(
+        f"Gradients {_machine(record)}, times as ratios of medians, over those of `lax.scan`"
+        " (`benchmarks/scan.py`):",
+        ["loop", "gradient of", "memory", "time"],
+        rows,
+    )
+
+
+def bounds_table(record: Record) -> str:
+    """The gradient of a loop of eight steps under three bounds."""
+    rows = []
+    for m in record["measurements"]:
+        if m["workload"] != BOUNDS or m["contender"] != "jax_revolve" or m["quantity"] == "value":
+            continue
+        chosen = "by default" if "default" in m["quantity"] else "given"
+        ratio = m["time_ratios"]["least bound"]
+        rows.append(
+            [str(m["max_steps"]), f"{m['checkpoints']}, {chosen}", _megabytes(m), f"{ratio:.2f}"]
+        )
+    return _table(
+        f"The gradient of a loop that stops after 8 steps, {_machine(record)}, times over that with"
+        " the least bound (`benchmarks/while_loop.py`):",
+        ["`max_steps`", "checkpoints", "memory", "time"],
+        rows,
+    )
+
+
+def second_order_table(record: Record) -> str:
+    """A Hessian-vector product through a loop that stops by itself."""
+    names = {
+        "masked lax.scan": "`lax.scan` up to the bound, steps that are done masked",
+        "equinox bounded": 'Equinox\'s loop, `kind="bounded"`',
+        "jax_revolve": "`bounded_while_loop`",
+    }
+    rows = [
+        [names[m["contender"]], _megabytes(m), f"{m['time_ratios']['bounded']:.2f}"]
+        for runs in _runs(record, SECOND_ORDER, "hvp").values()
+        for m in runs
+    ]
+    return _table(
+        f"A Hessian-vector product through 200 steps of 256, of a stencil of width 2000,"
+        f" {_machine(record)}, times over Equinox's (`benchmarks/while_loop.py`):",
+        ["loop", "memory", "time"],
+        rows,
+    )
+
+
+def progress_table(record: Record) -> str:
+    """What bars cost: time with over time without."""
+    ratios = {(c["loop"], c["program"]): c["ratio"] for c in record["comparisons"]}
+    rows = [
+        [loop, *(f"{ratios[loop, program]:.2f}" for program in ("value", "gradient"))]
+        for loop in PROGRESS
+    ]
+    return _table(
+        f"Time with bars over time without, {_machine(record)} (`benchmarks/progress.py`):",
+        ["loop, steps x width", "value", "gradient"],
+        rows,
+    )
+
+
+def _runs(record: Record, workload: str, quantity: str) -> dict[tuple[str, int | None], list[Any]]:
+    """What was measured, by contender and checkpoints; nested scans were tried in several ways."""
+    found: dict[tuple[str, int | None], list[Any]] = {}
+    for m in record["measurements"]:
+        if (m["workload"], m["quantity"]) == (workload, quantity):
+            found.setdefault((m["contender"], m["checkpoints"]), []).append(m)
+    return found
+
+
+def _machine(record: Record) -> str:
+    machine = record["machine"]
+    return f"on {machine['cores']} CPU cores with jax {machine['versions']['jax']}"
+
+
+def _megabytes(run: Record) -> str:
+    return f"{run['temp_bytes'] / 1e6:.2f} MB"
+
+
+def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]]
+    return "\n".join([title, "", *lines]) + "\n"
+
+
+TABLES = {
+    "scans": Source("scan-cpu", readme.table),
+    "while-loops": Source("while-cpu", readme.while_table),
+    "budgets": Source("budget-cpu", readme.budget_table),
+    "checkpointed-scans": Source("scan-cpu", checkpointed_table),
+    "bounds": Source("while-cpu", bounds_table),
+    "second-order": Source("while-cpu", second_order_table),
+    "progress": Source("progress-cpu", progress_table),
+}
+
+
+def with_tables(page: str) -> str:
+    """The page with fresh tables between their markers."""
+    return BLOCK.sub(lambda match: match[1] + TABLES[match["name"]]() + match[3], page)
+
+
+def main() -> None:
+    for page in PAGES.rglob("*.md"):
+        page.write_text(with_tables(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
