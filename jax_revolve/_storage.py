@@ -34,10 +34,10 @@ def check_storage(wanted: AnyPlan | Request | None) -> None:
 def check_host_memory(backend: str) -> None:
     """Run a small gradient with checkpoints in the host's memory and compare it, bit for bit.
 
-    XLA has computed wrong gradients, without an error, from what loops keep in the host's memory:
-    on GPUs its passes moved copies across the loops that wrote and read them
-    (https://github.com/jax-ml/jax/issues/24115 is one report of several). So it is tried, once for
-    each backend, before it is relied upon.
+    XLA has computed wrong gradients from what loops keep in the host's memory, without an error: on
+    GPUs it took entries that a loop reads backwards for such that it reads forwards
+    (https://github.com/openxla/xla/pull/46231). So it is tried, once for each backend, before it is
+    relied upon.
     """
     if not has_host_memory():
         raise ValueError(
