@@ -470,7 +470,7 @@ def test_fori_loop_does_not_stop_quietly() -> None:
 
 
 def test_devices_take_different_numbers_of_steps() -> None:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
     starts, weight = jnp.array([1.0, 2.0, 3.0, 11.0]), jnp.float64(1.5)
 
     def run(x: Any, weight: Any) -> Any:

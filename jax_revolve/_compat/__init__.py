@@ -12,6 +12,7 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 
 from jax_revolve._compat.callbacks import callback_effects as callback_effects
 from jax_revolve._compat.callbacks import is_first_device as is_first_device
+from jax_revolve._compat.devices import by_layout as by_layout
 from jax_revolve._compat.equations import call_in_place as call_in_place
 from jax_revolve._compat.equations import has_rule as has_rule
 from jax_revolve._compat.equations import inner_programs as inner_programs
@@ -26,6 +27,7 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
 from jax_revolve._compat.jaxprs import Result as Result
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
 from jax_revolve._compat.jaxprs import dependence as dependence
+from jax_revolve._compat.jaxprs import filled_with_a_number as filled_with_a_number
 from jax_revolve._compat.jaxprs import has_custom_vjp as has_custom_vjp
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal

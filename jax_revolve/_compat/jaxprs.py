@@ -90,6 +90,16 @@ def with_outputs(
     return run
 
 
+def filled_with_a_number(closed: ClosedJaxpr) -> list[bool]:
+    """Which results are arrays of one number that stands in the jaxpr, such as zeros."""
+    filled = {
+        eqn.outvars[0]
+        for eqn in closed.jaxpr.eqns
+        if eqn.primitive.name == "broadcast_in_dim" and not variables(eqn.invars)
+    }
+    return [not is_literal(v) and v in filled for v in closed.jaxpr.outvars]
+
+
 def run_equation(eqn: Any, operands: Sequence[Any], **changed: Any) -> Any:
     """The result of an equation with other operands, and perhaps other parameters."""
     return eqn.primitive.bind(*operands, **{**eqn.params, **changed})

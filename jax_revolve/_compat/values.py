@@ -9,6 +9,7 @@ from jax.core import ShapedArray
 from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad
+from jax.sharding import NamedSharding, PartitionSpec
 
 AbstractValue: TypeAlias = Any
 """A `jax.core.ShapedArray`: shape, dtype, weak type, sharding, varying axes."""
@@ -58,7 +59,9 @@ def zeros(aval: AbstractValue) -> jax.Array:
         return jax.random.key_data(keys)
 
     data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    bits = ad.zeros_like_aval(aval.update(shape=data.shape, dtype=data.dtype, sharding=None))
+    inner = [None] * (len(data.shape) - len(aval.shape))
+    sharding = NamedSharding(aval.sharding.mesh, PartitionSpec(*aval.sharding.spec, *inner))
+    bits = ad.zeros_like_aval(aval.update(shape=data.shape, dtype=data.dtype, sharding=sharding))
     return jax.random.wrap_key_data(bits, impl=implementation[0])
 
 

@@ -19,6 +19,7 @@ import jax
 from jax_revolve._compat import (
     AbstractValue,
     ClosedJaxpr,
+    by_layout,
     bytes_of,
     is_literal,
     run_equation,
@@ -137,14 +138,22 @@ class Products:
 def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
     """What the products of an equation, of operands with one more axis, the first, add up to."""
     (axes_a, axes_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    first = tuple(range(len(axes_a)))
-    if tuple(axes_a) == tuple(axes_b) == first and not any(map(_is_sharded, (a, b))):
-        # One axis to sum over instead of several, for which XLA copies the operands on CPU.
-        a, b = (x.reshape(-1, *x.shape[len(first) + 1 :]) for x in (a, b))
-        return run_equation(eqn, [a, b], dimension_numbers=(((0,), (0,)), ((), ())))
     contracted = tuple((0, *(axis + 1 for axis in axes)) for axes in (axes_a, axes_b))
     batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
-    return run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))
+
+    def over_several_axes(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+        return [run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))]
+
+    def over_one_axis(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+        a, b = (x.reshape(-1, *x.shape[len(first) + 1 :]) for x in (a, b))
+        return [run_equation(eqn, [a, b], dimension_numbers=(((0,), (0,)), ((), ())))]
+
+    first = tuple(range(len(axes_a)))
+    if tuple(axes_a) != first or tuple(axes_b) != first or any(map(_is_sharded, (a, b))):
+        return over_several_axes(a, b)[0]
+    # XLA copies operands on a CPU to sum over several axes. Where an axis may be divided among
+    # devices, to make one of them would gather all of the steps' operands on every device.
+    return by_layout(over_one_axis, over_several_axes, a, b)[0]
 
 
 def _is_sharded(value: jax.Array) -> bool:

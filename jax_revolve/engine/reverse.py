@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import results_of, zeros
+from jax_revolve._compat import filled_with_a_number, results_in, with_outputs, zeros
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.buffers import read
 from jax_revolve.engine.listener import REVERSE
@@ -243,9 +243,14 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
 
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
+    Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
+    whole ones.
     """
-    results = results_of(residuals)
-    computed = [r.passed_on is None for r in results]
+    traced = jax.make_jaxpr(residuals)()
+    results, filled = results_in(traced), filled_with_a_number(traced)
+    outside = with_outputs(traced, choose(traced.jaxpr.outvars, filled), effects=False)([])
+    passed_on = substitute([r.passed_on for r in results], filled, outside)
+    computed = [value is None for value in passed_on]
 
     def branch() -> list[Any]:
         def other() -> list[Any]:
@@ -254,4 +259,4 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
         return lax.cond(always, lambda: choose(residuals(), computed), other)
 
     values = lax.platform_dependent(cpu=branch, default=lambda: choose(residuals(), computed))
-    return substitute([r.passed_on for r in results], computed, values)
+    return substitute(passed_on, computed, values)

@@ -37,10 +37,11 @@ def ours_stored(storage: Place, checkpoints: Any = None, **scan_options: Any) ->
     return Loops(scan, partial(bounded_while_loop, checkpoints=count, storage=storage))
 
 
-def scan_as_while(checkpoints: Any = None, **scan_options: Any) -> Loops:
+def scan_as_while(checkpoints: Any = None, block: int | None = None, **scan_options: Any) -> Loops:
     """The scan as a while loop, so that everything a scan is tested with tests that loop too."""
-    scan = partial(_scan_as_while, checkpoints=checkpoints, **scan_options)
-    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints))
+    options = {"checkpoints": checkpoints, "block": block}
+    scan = partial(_scan_as_while, **options, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, **options))
 
 
 def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
@@ -74,7 +75,7 @@ def _scan_as_while(
     length: int | None = None,
     reverse: bool = False,
     unroll: int = 1,
-    checkpoints: Any = None,
+    **options: Any,
 ) -> Any:
     del unroll
     steps = jax.tree.leaves(xs)[0].shape[0] if length is None else length
@@ -96,6 +97,6 @@ def _scan_as_while(
     ys = jax.tree.map(lambda y: jnp.broadcast_to(y, (steps, *jnp.shape(y))), y)
     state = (jnp.int32(0), init, ys)
     _, carry, ys = bounded_while_loop(
-        lambda state: state[0] < steps, body, state, max_steps=steps + 2, checkpoints=checkpoints
+        lambda state: state[0] < steps, body, state, max_steps=steps + 2, **options
     )
     return carry, ys

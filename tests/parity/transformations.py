@@ -347,7 +347,7 @@ def inside_custom_vjp(program: Program, arguments: Arguments) -> Any:
 
 @transformation
 def shard_map(program: Program, arguments: Arguments) -> Any:
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
     split, whole = jax.sharding.PartitionSpec("i"), jax.sharding.PartitionSpec()
     many = tuple(jnp.stack([x, 0.5 * x, 1.5 * x, -x]) for x in arguments)
 

@@ -1,0 +1,224 @@
+"""One program, written for every way in which JAX runs a program on several devices.
+
+It multiplies by a weight, adds an input, and looks at all of the carry: a step for which devices
+have to talk to each other. Eight devices are a mesh of four by two.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_revolve import bounded_while_loop, checkpointed_scan, explain
+
+Program = Callable[..., Any]
+"""Weight, initial carry and xs to a number."""
+
+Scan = Callable[..., Any]
+SIZES = {"data": 4, "model": 2}
+CARRY = P("data", "model")
+
+
+def mesh(kind: AxisType) -> Mesh:
+    devices = np.array(jax.devices()[:8]).reshape(*SIZES.values())
+    return Mesh(devices, tuple(SIZES), axis_types=(kind,) * len(SIZES))
+
+
+AUTO, EXPLICIT = mesh(AxisType.Auto), mesh(AxisType.Explicit)
+
+
+def arrays(steps: int = 8, batch: int = 8, width: int = 4, dtype: Any = float) -> tuple[Any, ...]:
+    """Weight, initial carry and xs."""
+    shapes = [(width, width), (batch, width), (steps, batch, width)]
+    draw = np.random.default_rng(0).normal
+    return tuple(jnp.asarray(draw(size=shape) / 2, dtype) for shape in shapes)
+
+
+class Step(NamedTuple):
+    """How the step is written: a product with the weight and an input, both laid out as the carry,
+    and a sum over everything."""
+
+    product: Callable[[Any, Any], Any] = jnp.matmul
+    laid_out: Callable[[Any], Any] = lambda x: x
+    total: Callable[[Any], Any] = jnp.sum
+
+
+def program(scan: Scan, parts: Step = Step()) -> Program:  # noqa: B008
+    def loss(w: Any, h: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            x = parts.laid_out(x)
+            h = jnp.tanh(parts.product(h, w) + x)
+            h = h * (1 + 0.1 * jnp.sin(parts.total(h)))
+            return h, h * x
+
+        h, ys = scan(step, h, xs)
+        return parts.total(h**2) + parts.total(jnp.sin(ys))
+
+    return loss
+
+
+def in_a_budget(step: Any, init: Any, xs: Any, examples: int = 1) -> Any:
+    """The scan with the least memory with which several steps, but not all, are taped together."""
+    report = explain(step, init, xs)
+    memory = min(report.memory(p) for p in report.choices if 1 < p.block < p.length)
+    assert explain(step, init, xs, memory=memory).plan.block > 1
+    return checkpointed_scan(step, init, xs, memory=examples * memory)
+
+
+def of_all(scan: Scan, examples: int) -> Scan:
+    """The scan for a gradient of `jax.vmap`, of which a budget is for all examples together."""
+    return partial(scan, examples=examples) if scan is in_a_budget else scan
+
+
+def as_while(**options: Any) -> Scan:
+    """The scan as a while loop that reads xs, and writes ys over a copy of them."""
+
+    def run(step: Any, init: Any, xs: Any) -> Any:
+        steps = len(xs)
+
+        def body(state: Any) -> Any:
+            i, carry, ys = state
+            carry, y = step(carry, lax.dynamic_index_in_dim(xs, i, keepdims=False))
+            return i + 1, carry, lax.dynamic_update_index_in_dim(ys, y, i, 0)
+
+        go_on = lambda state: state[0] < steps  # noqa: E731
+        state = (jnp.int32(0), init, xs)
+        return bounded_while_loop(go_on, body, state, max_steps=steps + 3, **options)[1:]
+
+    return run
+
+
+LOOPS: dict[str, Scan] = {
+    "scan": partial(checkpointed_scan, checkpoints=2),
+    "budget": in_a_budget,
+    "while": as_while(checkpoints=2),
+    "while_in_blocks": as_while(checkpoints=2, block=2),
+}
+
+
+class Setting(NamedTuple):
+    """A way to run the program: with whole arrays in, whatever happens inside. `specs` tell where
+    weight, initial carry and xs are put beforehand, `mesh` is the one that is set."""
+
+    program: Callable[[Scan], Program]
+    specs: tuple[P, P, P] = (P("model", None), CARRY, P(None, *CARRY))
+    on: Mesh = AUTO
+    is_set: bool = False
+
+    def put(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        pairs = zip(arrays, self.specs, strict=True)
+        return tuple(jax.device_put(x, NamedSharding(self.on, spec)) for x, spec in pairs)
+
+    def mesh_set(self) -> Any:
+        return jax.set_mesh(self.on) if self.is_set else nullcontext()
+
+
+def _constrained(scan: Scan) -> Program:
+    return program(scan, Step(laid_out=lambda x: lax.with_sharding_constraint(x, CARRY)))
+
+
+def _explicit(scan: Scan) -> Program:
+    def product(h: Any, w: Any) -> Any:
+        # Two changes of the layout: what is multiplied, and there and back again.
+        h = jax.sharding.reshard(h, P("data", None))
+        turned = jnp.matmul(h, w, out_sharding=P("model", "data"))
+        return jax.sharding.reshard(turned, CARRY)
+
+    return program(scan, Step(product))
+
+
+def _shard_map(**options: Any) -> Callable[[Scan], Program]:
+    """Each device has a part of the carry and a few rows of the weight."""
+
+    def product(h: Any, w: Any) -> Any:
+        return lax.psum_scatter(h @ w, "model", scatter_dimension=1, tiled=True)
+
+    step = Step(product, total=lambda x: lax.psum(jnp.sum(x), tuple(SIZES)))
+
+    def of(scan: Scan) -> Program:
+        specs = (P("model", None), CARRY, P(None, *CARRY))
+        local = program(scan, step)
+        return jax.shard_map(local, mesh=AUTO, in_specs=specs, out_specs=P(), **options)
+
+    return of
+
+
+def _shard_map_over_one_axis(scan: Scan) -> Program:
+    """The other axis is left to the compiler."""
+    local = program(scan, Step(total=lambda x: lax.psum(jnp.sum(x), "data")))
+    specs = (P(), P("data"), P(None, "data"))
+    return jax.shard_map(local, mesh=AUTO, in_specs=specs, out_specs=P(), axis_names={"data"})
+
+
+def _pmap(scan: Scan) -> Program:
+    """A device for each row of the carry."""
+    one = program(scan, Step(total=lambda x: lax.psum(jnp.sum(x), "i")))
+    every = jax.pmap(one, axis_name="i", in_axes=(None, 0, 1))
+    return lambda *arrays: jnp.mean(every(*arrays))
+
+
+def _vmap(scan: Scan) -> Program:
+    """An example for each row of the carry."""
+
+    def of(w: Any, h: Any, xs: Any) -> Any:
+        step = Step(total=lambda x: lax.psum(jnp.sum(x), "i"))
+        one = program(of_all(scan, len(h)), step)
+        return jnp.mean(jax.vmap(one, axis_name="i", in_axes=(None, 0, 1))(w, h, xs))
+
+    return of
+
+
+def _vmap_over_devices(scan: Scan) -> Program:
+    """The examples are divided over the devices, and each of them over some."""
+
+    def laid_out(x: Any) -> Any:
+        return lax.with_sharding_constraint(x, NamedSharding(AUTO, P("model")))
+
+    def of(w: Any, h: Any, xs: Any) -> Any:
+        step = Step(laid_out=laid_out, total=lambda x: lax.psum(jnp.sum(x), "i"))
+        one = program(of_all(scan, len(h)), step)
+        axes = {"in_axes": (None, 0, 1), "axis_name": "i", "spmd_axis_name": "data"}
+        return jnp.mean(jax.vmap(one, **axes)(w, h, xs))
+
+    return of
+
+
+_ROWS = (P(), P("data"), P(None, "data"))
+
+SETTINGS = {
+    "auto": Setting(program),
+    "divided_in_time": Setting(program, (P(None, "model"), P("data"), P("data"))),
+    "constrained": Setting(_constrained, (P(), P(), P()), is_set=True),
+    "explicit": Setting(_explicit, (P(), CARRY, P(None, *CARRY)), EXPLICIT, is_set=True),
+    "shard_map": Setting(_shard_map()),
+    "shard_map_unchecked": Setting(_shard_map(check_vma=False)),
+    "shard_map_over_one_axis": Setting(_shard_map_over_one_axis, _ROWS),
+    "vmap": Setting(_vmap, _ROWS),
+    "vmap_over_devices": Setting(_vmap_over_devices, _ROWS),
+    "pmap": Setting(_pmap, (P(), P(), P())),
+}
+
+
+def derivatives(loss: Program) -> dict[str, Program]:
+    """With respect to weight, initial carry and xs."""
+    gradient = jax.grad(loss, (0, 1, 2))
+
+    def along(fun: Program) -> Program:
+        return lambda *arrays: jax.jvp(fun, arrays, tuple(map(jnp.cos, arrays)))
+
+    def of_gradient(*arrays: Any) -> Any:
+        return sum(jnp.sum(jnp.sin(part)) for part in gradient(*arrays))
+
+    return {
+        "grad": gradient,
+        "jvp": along(loss),
+        "forward_over_reverse": along(gradient),
+        "reverse_over_reverse": jax.grad(of_gradient, (0, 1, 2)),
+    }
