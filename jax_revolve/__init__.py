@@ -20,3 +20,4 @@ from jax_revolve.schedule.planning import plan as plan
 from jax_revolve.schedule.report import Report as Report
 from jax_revolve.schedule.storage import Disk as Disk
 from jax_revolve.schedule.storage import HostMemory as HostMemory
+from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan

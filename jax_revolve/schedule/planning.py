@@ -94,7 +94,7 @@ def plan(
     **Returns:**
 
     A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With `storage`
-    a `jax_revolve.schedule.two_level.TwoLevelPlan`, which is all of that too.
+    a [`jax_revolve.TwoLevelPlan`][], which is all of that too.
 
     **Raises:**
 
