@@ -123,6 +123,27 @@ def progress_table(record: Record) -> str:
     )
 
 
+def tpu_table(record: Record) -> str:
+    """What programs compiled for a TPU hold, on the device and on its host."""
+    rows = [
+        [
+            f"`{p['loop']}`",
+            f"`{p['options']}`" if p["options"] else "",
+            f"{p['device_states']:.1f}",
+            f"{p['host_states']:.0f}",
+        ]
+        for p in record["programs"]
+    ]
+    machine = record["machine"]
+    return _table(
+        f"Gradients of 1000 steps of a stencil, compiled for a TPU ({machine['compiled_for']}) with "
+        f"jax {machine['versions']['jax']}, temporaries in states of 16 MiB "
+        "(`benchmarks/tpu_programs.py`):",
+        ["loop", "options", "on the device", "on the host"],
+        rows,
+    )
+
+
 def _runs(record: Record, workload: str, quantity: str) -> dict[tuple[str, int | None], list[Any]]:
     """What was measured, by contender and checkpoints; nested scans were tried in several ways."""
     found: dict[tuple[str, int | None], list[Any]] = {}
@@ -153,6 +174,7 @@ TABLES = {
     "checkpointed-scans": Source("scan-cpu", checkpointed_table),
     "bounds": Source("while-cpu", bounds_table),
     "second-order": Source("while-cpu", second_order_table),
+    "tpu-programs": Source("programs-tpu", tpu_table),
     "progress": Source("progress-cpu", progress_table),
 }
 
