@@ -29,11 +29,12 @@ def measure(workload: LayerWorkload, budget: float, least_rounds: int) -> list[M
 
 
 def _programs(workload: LayerWorkload) -> Iterator[Program]:
-    plain = gradient(workload, Contender(PLAIN, _run_plain, evaluations=workload.length))
+    run = _run_stack if workload.is_stack else _run_plain
+    plain = gradient(workload, Contender(PLAIN, run, evaluations=workload.length))
     yield plain
     twice = 2 * workload.length
-    yield gradient(workload, Contender(REMAT, partial(_run_plain, wrap=_remat), evaluations=twice))
-    every = partial(_run_plain, wrap=Checkpointed)
+    yield gradient(workload, Contender(REMAT, partial(run, wrap=_remat), evaluations=twice))
+    every = partial(run, wrap=Checkpointed)
     yield gradient(workload, Contender(EVERY, every, evaluations=twice))
     yield gradient(workload, Contender(BY_DEFAULT, _chain()))
     for checkpoints in workload.checkpoints:
@@ -66,6 +67,19 @@ def _run_plain(
         else:
             x, state = wrap(layer)(x, state, key=k)
     return x, state
+
+
+def _run_stack(
+    stack: Any, x: Any, key: Any, state: Any, wrap: Any = lambda layer: layer
+) -> tuple[Any, Any]:
+    arrays, rest = eqx.partition(stack, eqx.is_array)
+    keys = jax.random.split(key, jax.tree.leaves(arrays)[0].shape[0])
+
+    def layer(x: Any, inputs: Any) -> tuple[Any, None]:
+        arrays, key = inputs
+        return wrap(eqx.combine(arrays, rest))(x, key=key), None
+
+    return jax.lax.scan(layer, x, (arrays, keys))[0], state
 
 
 def _remat(layer: Any) -> Any:

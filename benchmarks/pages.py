@@ -136,8 +136,8 @@ def tpu_table(record: Record) -> str:
     ]
     machine = record["machine"]
     return _table(
-        f"Gradients of 1000 steps of a stencil, compiled for a TPU ({machine['compiled_for']}) with "
-        f"jax {machine['versions']['jax']}, temporaries in states of 16 MiB "
+        f"Gradients of 1000 steps of a stencil, compiled for a TPU ({machine['compiled_for']}) "
+        f"with jax {machine['versions']['jax']}, temporaries in states of 16 MiB "
         "(`benchmarks/tpu_programs.py`):",
         ["loop", "options", "on the device", "on the host"],
         rows,

@@ -1,0 +1,39 @@
+"""Runs every benchmark, one after the other, and makes the tables and pictures of what they find.
+
+    python -m benchmarks           # an hour or two, on a machine that does nothing else
+    python -m benchmarks --quick   # a few minutes: tiny loops, to see that everything runs
+
+Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
+`benchmarks/results`, one file for each kind of device; a quick run writes nothing.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BENCHMARKS = ("headline", "scan", "while_loop", "budget", "storage", "layers", "diffrax_adjoints")
+PAGES = ("pages", "readme")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="tiny loops; nothing is written")
+    parser.add_argument("--only", choices=BENCHMARKS, help="one of them")
+    options = parser.parse_args()
+    for name in BENCHMARKS:
+        if options.only in (None, name):
+            _run(name, *["--smoke"] * options.quick)
+    if not options.quick:
+        for name in ("progress", *PAGES):
+            _run(name)
+
+
+def _run(name: str, *arguments: str) -> None:
+    print(f"== {name}", flush=True)
+    subprocess.run([sys.executable, str(HERE / f"{name}.py"), *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The picture of a gradient's memory and time over the length of the loop."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from budget_picture import MISSING
+from contenders import EQUINOX, NESTED, OURS, PLAIN, REMAT
+
+STYLES = {
+    PLAIN: ("lax.scan", "#000000", "*"),
+    REMAT: ("jax.checkpoint on every step", "#E69F00", "s"),
+    NESTED: ("best nested scans", "#009E73", "^"),
+    EQUINOX: ("Equinox, checkpointed", "#CC79A7", "D"),
+    OURS: ("jax_revolve", "#0072B2", "o"),
+}
+"""Colours that the colour-blind tell apart (Okabe and Ito)."""
+
+
+def draw(results: Path) -> Path:
+    """Draws a file of results beside it, and returns the picture's path."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(MISSING) from error
+    runs = json.loads(results.read_text())["measurements"]
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    memory, time = figure.subplots(1, 2)
+    for name in STYLES:
+        best = _best([run for run in runs if run["contender"] == name])
+        lengths = [run["length"] for run in best]
+        _line(memory, name, lengths, [run["temp_bytes"] for run in best])
+        _line(time, name, lengths, [1e3 * run["median_ms"] / run["length"] for run in best])
+    _finish(memory, "temporary memory of the gradient", "{x:B}")
+    _finish(time, "time of the gradient per step, µs", "{x:g}")
+    handles, labels = memory.get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=5, frameon=False)
+    path = results.with_suffix(".png")
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _best(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The quickest of each length: several nested scans are timed."""
+    found: dict[int, dict[str, Any]] = {}
+    for run in sorted(runs, key=lambda run: -run["median_ms"]):
+        found[run["length"]] = run
+    return [found[length] for length in sorted(found)]
+
+
+def _line(ax: Any, name: str, lengths: list[int], values: list[float]) -> None:
+    label, colour, marker = STYLES[name]
+    width = 2.6 if name == OURS else 1.4
+    ax.plot(lengths, values, label=label, color=colour, marker=marker, linewidth=width)
+
+
+def _finish(ax: Any, title: str, form: str) -> None:
+    from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
+
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    if form == "{x:B}":
+        ax.yaxis.set_major_formatter(EngFormatter("B"))
+    else:
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_formatter(FuncFormatter(_some))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n:,.0f}".replace(",", " ")))
+    ax.set_xlabel("steps")
+    ax.set_title(title, fontsize="medium")
+    ax.grid(color="#DDDDDD", linewidth=0.5)
+    ax.set_axisbelow(True)
+
+
+def _some(value: float, _: Any) -> str:
+    """Labels between the powers of ten: at 2 and 5."""
+    first = f"{value:e}"[0]
+    return f"{value:g}" if first in "25" else ""
