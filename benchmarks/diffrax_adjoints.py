@@ -103,12 +103,12 @@ def neural_ode(length: int, batch: int, width: int) -> Solve:
     keys = jax.random.split(jax.random.key(0), 4)
     normal = jax.random.normal
     parameters = {
-        "in": normal(keys[0], (8, width)) / 8**0.5,
-        "middle": normal(keys[1], (width, width)) / width**0.5,
+        "in": 3 * normal(keys[0], (8, width)) / 8**0.5,
+        "middle": 3 * normal(keys[1], (width, width)) / width**0.5,
         "out": normal(keys[2], (width, 8)) / width**0.5,
     }
     active = {"init": normal(keys[3], (batch, 8)), "parameters": parameters}
-    controller = diffrax.PIDController(rtol=1e-4, atol=1e-6)
+    controller = diffrax.PIDController(rtol=1e-6, atol=1e-8)
     return Solve(
         *("neural ode", f"batch {batch}, width {width}", length, field, active, {}, (20, 8)),
         *(diffrax.Dopri5(), controller, 0.1),

@@ -240,3 +240,17 @@ def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int
 
     held = temporaries(jax.grad(loss), state(width))
     assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)
+
+
+@pytest.mark.parametrize("block", [1, 4, 7])
+def test_a_slot_for_every_block_needs_no_decision(block: int) -> None:
+    """Every loop has a number of turns that XLA knows: on a GPU it waits for nobody then."""
+
+    def loss(u: jax.Array) -> jax.Array:
+        ts = jnp.arange(60.0)
+        step = lambda u, t: (jnp.sin(u) + t, u.sum())  # noqa: E731
+        final, ys = checkpointed_scan(step, u, ts, checkpoints="all", block=block)
+        return jnp.sum(final**2) + ys.sum()
+
+    text = jax.jit(jax.grad(loss)).lower(jnp.ones(8)).compile().as_text()
+    assert text.count(" while(") == text.count("known_trip_count")

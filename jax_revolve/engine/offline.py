@@ -95,6 +95,7 @@ def _advance_through(
 ) -> tuple[Progress, list[Any]]:
     """Advance after advance: `keep(kept, checkpoint, number)` is what is kept with one more."""
     loop, (block, starts, stops, ends) = steps.loop, advances
+    are_alike = len(set(stops - starts)) == 1
 
     def step(i: jax.Array, progress: Progress) -> Progress:
         carry, ys = progress
@@ -108,7 +109,11 @@ def _advance_through(
         progress, kept = state
         kept = keep(kept, choose(progress[0], steps.restart), number)
         start, stop = (block * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
-        return bar.fori_loop(start, stop, step, progress), kept
+        if not are_alike:
+            return bar.fori_loop(start, stop, step, progress), kept
+        length = block * int(stops[0] - starts[0])  # known to XLA, which then needs no decision
+        from_start = lambda i, progress: step(start + i, progress)  # noqa: E731
+        return bar.fori_loop(0, length, from_start, progress, before=start), kept
 
     def before(number: jax.Array) -> jax.Array:
         return block * jnp.asarray(starts, jnp.int32)[number]

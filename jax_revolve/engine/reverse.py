@@ -22,7 +22,7 @@ from jax_revolve.engine.pullback import (
     pull_back_step,
     zero_cotangents,
 )
-from jax_revolve.engine.slots import Held, empty, newest, write_slot
+from jax_revolve.engine.slots import Held, empty, newest, stores_every_block, write_slot
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import get
@@ -140,12 +140,16 @@ class _Parts:
         """From the cotangents after the first `blocks` blocks to those before block `first`."""
         steps, plan, size = self._steps, self._plan, self._plan.block
         taken = state[0].steps
+        every = isinstance(blocks, int) and stores_every_block(plan)
 
         def reverse_block(bar: Bar, count: jax.Array, state: State) -> State:
             held, reversal = state
             block = blocks - 1 - count
-            held, restarted, position = _store_on_the_way(steps, plan, held, block)
-            restarted = steps.advance(restarted, size * position, size * block)
+            if every:  # the newest checkpoint is the one at the block, and there is no decision
+                restarted = newest(steps.initial(), held)
+            else:
+                held, restarted, position = _store_on_the_way(steps, plan, held, block)
+                restarted = steps.advance(restarted, size * position, size * block)
             reversal = self._by.reverse(bar, restarted, block, held.top, reversal)
             top = held.top - (held.positions[held.top] == block)
             return held._replace(top=top), reversal

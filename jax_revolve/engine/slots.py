@@ -90,6 +90,15 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
     return plan.block > 1
 
 
+def stores_every_block(plan: AnyPlan) -> bool:
+    """Whether there is a slot for every block that the forward sweep of a loop of known length does
+    not tape. No loop whose number of turns depends on data is needed then: on a GPU, each turn of
+    such a loop, and each time that there is none, waits for the host to decide."""
+    if isinstance(plan, TwoLevelPlan):
+        return False
+    return slots_used(plan) >= plan.blocks - tapes_the_last_block(plan)
+
+
 def slots_used(plan: AnyPlan) -> int:
     """A block that the forward sweep tapes needs no checkpoint."""
     if isinstance(plan, TwoLevelPlan) or not tapes_the_last_block(plan):
