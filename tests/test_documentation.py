@@ -35,6 +35,9 @@ PUBLIC = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+
 def code(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", inspect.cleandoc(text), re.DOTALL | re.MULTILINE)
 
