@@ -26,6 +26,12 @@ CORE = {
 }
 """The transformations that every case goes through, with either loop."""
 
+LONG = {"reverse_over_reverse", "shard_map"}
+"""Those of them that take longest, and so are slow tests for scans in `LIKE_OTHERS`."""
+
+LIKE_OTHERS = {"dtypes", "custom_vjp", "weak", "lengths"}
+"""The cases whose rules are those of the other cases but for the types or the lengths."""
+
 EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
 """Those that a while loop goes through on the oldest and the newest JAX, too."""
 
@@ -89,6 +95,8 @@ def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecor
 
 
 def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    if transformation in LONG and case.name in LIKE_OTHERS:
+        return [pytest.mark.slow]
     if transformation in CORE:
         return [pytest.mark.core]
     if case.name == QUICK:
@@ -107,16 +115,18 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
         return [pytest.mark.core]
     if transformation in CORE and case.name in SEVERAL:
         return []
+    has_its_turn = list(ALL).index(transformation) % 2 == 0
     if case.name == "examples" and transformation not in COMPOUND:
-        return []
+        return [] if has_its_turn else [pytest.mark.slow]
     return [pytest.mark.exhaustive]
 
 
 def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if transformation == "grad":
         return [pytest.mark.core]
-    in_every_run = transformation in IN_BLOCKS and case.name in SEVERAL
-    return [] if in_every_run else [pytest.mark.exhaustive]
+    if transformation in IN_BLOCKS and case.name in SEVERAL:
+        return [] if case.name == "recurrent" else [pytest.mark.slow]
+    return [pytest.mark.exhaustive]
 
 
 @cache
