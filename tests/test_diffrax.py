@@ -132,7 +132,13 @@ QUICK = "forward over reverse"
 
 
 @pytest.mark.parametrize(
-    "order", [pytest.param(o, marks=[] if o == QUICK else [pytest.mark.slow]) for o in ORDERS]
+    "order",
+    [
+        QUICK,
+        pytest.param("reverse over forward", marks=pytest.mark.slow),
+        pytest.param("reverse over reverse", marks=pytest.mark.slow),
+        pytest.param("forward over forward", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_second_order(order: str) -> None:
     check("Euler", "ts", "fixed", order)
@@ -145,8 +151,15 @@ def test_second_order_of_all(solver: str, save: str, controller: str, order: str
     check(solver, save, controller, order)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(
+            o, marks=pytest.mark.slow if o == "reverse over reverse" else pytest.mark.exhaustive
+        )
+        for o in ORDERS
+    ],
+)
 def test_second_order_is_that_of_direct_adjoint(order: str) -> None:
     ours, theirs = (
         jax.jit(ORDERS[order](partial(loss, adjoint, "Tsit5", "ts", "adaptive")))(X)
