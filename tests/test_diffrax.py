@@ -146,7 +146,7 @@ def test_second_order(order: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("solver", "save", "controller"), cases())
+@pytest.mark.parametrize(("solver", "save", "controller"), [case.values for case in cases()])
 def test_second_order_of_all(solver: str, save: str, controller: str, order: str) -> None:
     check(solver, save, controller, order)
 
