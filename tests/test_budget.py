@@ -27,7 +27,13 @@ def temporaries(workload: Workload, scan: Any, length: int) -> int:
 
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
-    "shares", [SHARES[1::2], pytest.param(SHARES[::2], marks=pytest.mark.slow)], ids=str
+    "shares",
+    [
+        SHARES[1:2],
+        pytest.param(SHARES[::3], marks=pytest.mark.slow),
+        pytest.param(SHARES[2::2], marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_gradient_keeps_to_its_budget(workload: Workload, shares: tuple[float, ...]) -> None:

@@ -1,7 +1,7 @@
 """Chains of layers, against the plain model: `equinox.nn.Sequential`, or a loop over the layers."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -70,13 +70,18 @@ def close(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@cache
+def of_plain_layers() -> Any:
+    loss, inputs = loss_of(plain, unlike_layers())
+    return jax.jit(jax.value_and_grad(loss))(inputs)
+
+
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 @quick
 def test_values_and_gradients(request_: dict[str, Any]) -> None:
     layers = unlike_layers()
     ours, inputs = loss_of(partial(checkpointed_chain, **request_), layers)
-    theirs, _ = loss_of(plain, layers)
-    close(jax.jit(jax.value_and_grad(ours))(inputs), jax.jit(jax.value_and_grad(theirs))(inputs))
+    close(jax.jit(jax.value_and_grad(ours))(inputs), of_plain_layers())
 
 
 TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
@@ -104,7 +109,13 @@ def _square(tree: Any) -> Any:
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+LIKE_OTHERS = {"jacfwd", "grad_of_vmap", "reverse_over_forward"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in LIKE_OTHERS else n for n in TRANSFORMATIONS],
+)
 @quick
 def test_transformations(name: str) -> None:
     layers = unlike_layers()[:4] if name == "eager" else unlike_layers()
@@ -215,7 +226,9 @@ def batch_norm_layers() -> tuple[eqx.nn.Sequential, eqx.nn.State]:
     return eqx.nn.make_with_state(make)()
 
 
-@pytest.mark.parametrize("request_", REQUESTS[:2], ids=str)
+@pytest.mark.parametrize(
+    "request_", [pytest.param({}, marks=pytest.mark.slow), {"checkpoints": 2}], ids=str
+)
 @quick
 def test_batch_norm_under_vmap(request_: dict[str, Any]) -> None:
     model, state = batch_norm_layers()
@@ -307,11 +320,15 @@ class Block(eqx.Module):
         return x + self.scale * self.dropout(self.mlp(self.norm(x)), key=key)
 
 
-@pytest.mark.parametrize("request_", [{}, {"checkpoints": 2}, {"memory": "10kB"}], ids=str)
+@pytest.mark.parametrize(
+    "request_",
+    [{}, {"checkpoints": 2}, pytest.param({"memory": "10kB"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 @quick
 def test_stack(request_: dict[str, Any]) -> None:
     keys = jax.random.split(jax.random.key(3), 7)
-    stack, x = eqx.filter_vmap(Block)(keys), jnp.ones(8)
+    stack, x = eqx.filter_jit(eqx.filter_vmap(Block))(keys), jnp.ones(8)
     ours = partial(checkpointed_chain, key=KEY, **request_)
 
     def theirs(stack: Any, x: Any) -> Any:
@@ -319,12 +336,12 @@ def test_stack(request_: dict[str, Any]) -> None:
         layers = [eqx.combine(jax.tree.map(lambda a, i=i: a[i], arrays), rest) for i in range(7)]
         return plain(layers, x, key=KEY)
 
-    gradients = [
-        eqx.filter_jit(eqx.filter_grad(lambda s, run=run: jnp.sum(run(s, x) ** 2)))(stack)
-        for run in (ours, theirs)
-    ]
-    close(*gradients)
-    close(ours(stack, x), theirs(stack, x))
+    def loss(stack: Any, run: Any) -> Any:
+        result = run(stack, x)
+        return jnp.sum(result**2), result
+
+    gradient = eqx.filter_jit(eqx.filter_grad(loss, has_aux=True))
+    close(gradient(stack, ours), gradient(stack, theirs))
 
 
 @quick
@@ -483,8 +500,9 @@ def test_bad_state() -> None:
         checkpointed_chain([counter], 1.0, state={})  # pyright: ignore[reportArgumentType]
 
 
+@quick
 def test_bad_stacks() -> None:
-    stack = eqx.filter_vmap(Block)(jax.random.split(KEY, 3))
+    stack = eqx.filter_jit(eqx.filter_vmap(Block))(jax.random.split(KEY, 3))
     uneven = eqx.tree_at(lambda s: s.norm.bias, stack, jnp.ones((2, 8)))
     with pytest.raises(
         ValueError, match=r"layers\.norm\.weight has shape \(3, 8\).*\.bias.*\(2, 8\)"

@@ -1,7 +1,7 @@
 """`checkpoint_loops`: programs that know nothing of it, with their loops checkpointed."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise, product
 from typing import Any, cast
 
@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_scan, explain_loops
 from jax_revolve.schedule.share import share
+
+quick = pytest.mark.usefixtures("compile_quickly")
 
 X = jnp.linspace(0.1, 1.0, 4)
 
@@ -84,20 +86,21 @@ def loops_in(fun: Callable[..., Any], *args: Any) -> int:
     return str(jax.make_jaxpr(fun)(*args)).count("checkpointed_loop")
 
 
+TWICE = {"here", "while", "cond", "ours", "shard_map"}
+"""Where second derivatives are compared, too: what a loop is replaced by is the same everywhere."""
+
+
 @pytest.mark.parametrize("name", PLACES)
+@quick
 def test_loops_are_found_wherever_they_are(name: str) -> None:
     fun = PLACES[name]
     loops = explain_loops(fun)(X).loops
     assert any(report is not None and loop.length in (20, 30) for loop, report in loops.items())
     plain, ours = scalar(fun), scalar(checkpoint_loops(fun, checkpoints=4))
     assert loops_in(forwards(ours), X) > loops_in(forwards(plain), X)
-    for derivative in (jax.value_and_grad, jax.jacfwd, jax.hessian):
-        expected = jax.jit(derivative(plain))(X)
-        jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-10),
-            jax.jit(derivative(ours))(X),
-            expected,
-        )
+    derivatives = [jax.value_and_grad, jax.jacfwd, *([jax.hessian] if name in TWICE else [])]
+    results = [jax.jit(lambda x, f=f: [d(f)(x) for d in derivatives])(X) for f in (ours, plain)]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), *results)
 
 
 def everything(x: Any) -> Any:
@@ -122,6 +125,7 @@ TRANSFORMATIONS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
+@quick
 def test_every_transformation(name: str) -> None:
     transformed = TRANSFORMATIONS[name]
     ours = jax.jit(transformed(checkpoint_loops(everything)))(X)
@@ -148,13 +152,14 @@ def halves(x: Any, until: Any = 1e-3) -> Any:
     return lax.while_loop(lambda c: jnp.max(c) > until, lambda c: c * 0.5 + 0.1 * until * x, x)
 
 
+@quick
 def test_a_while_loop_needs_a_bound() -> None:
     assert loops_in(checkpoint_loops(halves), X) == 0
     expected = jax.jacfwd(halves)(X)
     for options in ({"max_steps": 50}, {"checkpoints": 3}, {"max_steps": 50, "memory": "2kB"}):
         ours = checkpoint_loops(halves, **cast(Any, options))
-        np.testing.assert_allclose(jax.jacrev(ours)(X), expected, rtol=1e-12)
-        np.testing.assert_allclose(jax.jacfwd(ours)(X), expected, rtol=1e-12)
+        for result in jax.jit(lambda x, f=ours: (jax.jacrev(f)(x), jax.jacfwd(f)(x)))(X):
+            np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 def test_a_bound_that_is_too_small_is_an_error() -> None:
@@ -198,10 +203,11 @@ def test_nested_while_loops_of_an_optimiser() -> None:
 # Memory
 
 
-def temporaries(fun: Callable[..., Any], *args: Any) -> int:
-    analysis = jax.jit(jax.grad(fun)).lower(*args).compile().memory_analysis()
+def gradient_and_temporaries(fun: Callable[..., Any], u: Any) -> tuple[Any, int]:
+    compiled = jax.jit(jax.grad(fun)).lower(u).compile()
+    analysis = compiled.memory_analysis()
     assert analysis is not None
-    return analysis.temp_size_in_bytes
+    return compiled(u), analysis.temp_size_in_bytes
 
 
 def stencil(u: Any, _: Any = None) -> tuple[Any, None]:
@@ -216,20 +222,27 @@ def three_loops(u: Any) -> Any:
     return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
 
 
-@pytest.mark.parametrize("carries", [20, 60, 200])
-def test_loops_share_the_memory(carries: int) -> None:
+@cache
+def plain_three_loops() -> tuple[Any, Any, int]:
     u = jnp.linspace(0.0, 1.0, 2000)
+    return u, *gradient_and_temporaries(three_loops, u)
+
+
+@pytest.mark.parametrize("carries", [20, pytest.param(60, marks=pytest.mark.exhaustive), 200])
+def test_loops_share_the_memory(carries: int) -> None:
+    u, expected, plain = plain_three_loops()
     size = u.nbytes
     budget = carries * size
     ours = checkpoint_loops(three_loops, memory=budget)
-    np.testing.assert_allclose(jax.grad(ours)(u), jax.grad(three_loops)(u), rtol=1e-12)
+    gradient, temporaries = gradient_and_temporaries(ours, u)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
     reports = [r for r in explain_loops(three_loops, memory=budget)(u).loops.values() if r]
     assert len(reports) == 4
     *outermost, inner = (r.memory(r.plan) for r in reports)
     assert 0.4 * budget < sum(outermost) <= budget
     # What the gradient of a single step takes comes on top, here that of a whole loop.
-    assert temporaries(ours, u) <= budget + inner + 3 * size + 16_000
-    assert temporaries(three_loops, u) > 1600 * size
+    assert temporaries <= budget + inner + 3 * size + 16_000
+    assert plain > 1600 * size
 
 
 def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
@@ -240,6 +253,7 @@ def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
     assert report.memory(report.plan) <= 200 * u.nbytes // 30
 
 
+@quick
 def test_too_little_memory_names_the_loops() -> None:
     with pytest.raises(ValueError, match=r"memory must be at least \d+ bytes here, but is 100: .*"):
         checkpoint_loops(three_loops, memory=100)(jnp.ones(50))
@@ -357,6 +371,7 @@ def test_it_is_compiled_once() -> None:
     assert traces == 2
 
 
+@quick
 def test_modules_keys_and_closures() -> None:
     model = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
 
@@ -366,8 +381,10 @@ def test_modules_keys_and_closures() -> None:
 
         return jnp.sum(lax.scan(step, x, jax.random.split(key, 20))[0] ** 2)
 
-    ours = eqx.filter_grad(checkpoint_loops(apply))(model, X, jax.random.key(1))
-    theirs = eqx.filter_grad(apply)(model, X, jax.random.key(1))
+    ours, theirs = (
+        eqx.filter_jit(eqx.filter_grad(f))(model, X, jax.random.key(1))
+        for f in (checkpoint_loops(apply), apply)
+    )
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10)
 

@@ -16,6 +16,8 @@ from jax.test_util import check_grads
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
+quick = pytest.mark.usefixtures("compile_quickly")
+
 
 @pytest.mark.parametrize("mode", ["fwd", pytest.param("rev", marks=pytest.mark.slow)])
 def test_finite_differences_to_third_order(mode: str) -> None:
@@ -102,6 +104,7 @@ def test_random_programs(spec: dict[str, Any]) -> None:
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
 
 
+@quick
 def test_collectives_over_a_batch_axis() -> None:
     """vmap with axis_name and a psum in the body, alone and under and over grad and hessian."""
 
@@ -117,8 +120,9 @@ def test_collectives_over_a_batch_axis() -> None:
     def results(scan: Any) -> list[Any]:
         one = partial(program, scan)
         total = lambda a: jnp.sum(jax.vmap(one, axis_name="batch")(a, xs))  # noqa: E731
-        of_each = [jax.vmap(f, axis_name="batch")(a, xs) for f in (one, jax.grad(one))]
-        return [*of_each, jax.jit(jax.grad(total))(a), jax.hessian(total)(a)]
+        of_each = [jax.vmap(f, axis_name="batch") for f in (one, jax.grad(one))]
+        of_all = jax.jit(lambda a: (jax.grad(total)(a), jax.hessian(total)(a)))
+        return [*jax.jit(lambda *x: [f(*x) for f in of_each])(a, xs), *of_all(a)]
 
     ours, theirs = results(partial(checkpointed_scan, checkpoints=2)), results(lax.scan)
     for x, y in zip(ours, theirs, strict=True):
@@ -126,6 +130,7 @@ def test_collectives_over_a_batch_axis() -> None:
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
+@quick
 def test_collectives_over_a_mesh_axis(check_vma: bool) -> None:
     """shard_map with a psum in the body, differentiated from outside and inside, and twice."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
@@ -301,10 +306,13 @@ def penalty(loss: Any) -> Any:
     [jax.hessian, lambda f: jax.jacrev(jax.grad(f)), lambda f: jax.grad(penalty(f))],
     ids=["forward over reverse", "reverse over reverse", "penalty"],
 )
+@quick
 def test_second_order_inside_a_scan(derivative: Any) -> None:
     """lax.scan's linearisation takes custom_jvp functions in its body apart (up to jax 0.10), and
     the forward sweep was one: derivatives of gradients met it without a rule."""
     x = jnp.linspace(0.1, 1.0, 3)
-    ours = derivative(partial(nested_in_a_scan, partial(checkpointed_scan, checkpoints=2)))(x)
-    theirs = derivative(partial(nested_in_a_scan, lax.scan))(x)
+    ours, theirs = (
+        jax.jit(derivative(partial(nested_in_a_scan, scan)))(x)
+        for scan in (partial(checkpointed_scan, checkpoints=2), lax.scan)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-10)

@@ -125,7 +125,12 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+SLOW = {"diffrax", "flax.nnx", "Bessel functions"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PROGRAMS]
+)
 def test_a_third_party_program(name: str) -> None:
     program = PROGRAMS[name]()
     loops = explain_loops(program.fun)(program.argument).loops

@@ -47,15 +47,13 @@ def evaluations(steps: Any, checkpoints: Any, max_steps: int | None, transform: 
     return len(executed)
 
 
-@pytest.mark.parametrize("max_steps", [16, 1024, 2**20, None])
+@pytest.mark.parametrize("max_steps", [16, 2**20, None])
 def test_evaluations_follow_the_steps_not_the_bound(max_steps: int | None) -> None:
     assert evaluations(8, 4, max_steps, lambda loss: loss) == 8
     assert evaluations(8, 4, max_steps, jax.value_and_grad) == online.evaluations(8, 4)
 
 
-@pytest.mark.parametrize(
-    ("steps", "checkpoints"), [(0, 3), (1, 3), (2, 1), (7, 1), (30, 2), (100, 5), (300, 12)]
-)
+@pytest.mark.parametrize(("steps", "checkpoints"), [(0, 3), (1, 3), (7, 1), (30, 2), (300, 12)])
 def test_evaluations_are_those_of_the_schedule(steps: int, checkpoints: int) -> None:
     expected = online.evaluations(steps, checkpoints) if steps else 0
     assert evaluations(steps, checkpoints, 4096, jax.value_and_grad) == expected
@@ -90,7 +88,7 @@ def test_functions_are_traced_once() -> None:
 
         return bounded_while_loop(go_on, body, a, max_steps=9, with_steps=True)[0]
 
-    jax.jit(jax.vmap(jax.hessian(loss)))(jnp.array([1.5, 2.0]))
+    jax.make_jaxpr(jax.vmap(jax.hessian(loss)))(jnp.array([1.5, 2.0]))
     assert sorted(traces) == ["body", "cond"]
 
 
@@ -123,7 +121,7 @@ EVERY = (0, 1, 2)
 ORDERS: dict[str, Callable[..., Any]] = {
     "gradient": lambda f: jax.grad(f, EVERY),
     "forward": lambda f: lambda *x: jax.jvp(f, x, (1.0, 1.0, 1.0)),
-    "forward_over_reverse": lambda f: jax.jacfwd(jax.grad(f, EVERY), EVERY),
+    "forward_over_reverse": lambda f: lambda *x: jax.jvp(jax.grad(f, EVERY), x, (1.0, 0.7, -0.4)),
     "reverse_over_reverse": lambda f: jax.jacrev(jax.grad(f, EVERY), EVERY),
     "reverse_over_forward": lambda f: jax.jacrev(jax.jacfwd(f, EVERY), EVERY),
 }
@@ -143,6 +141,8 @@ def test_examples_that_are_done_do_no_harm(order: str) -> None:
     together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
     assert all(jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(together))
     _assert_close(jax.jit(jax.vmap(derivative))(*ARGUMENTS), together)
+    if order != "gradient":
+        return
     # Two axes, with another part of the operands batched over each.
     twice = jax.vmap(jax.vmap(derivative, (None, 0, 0)), (0, None, None))
     grid = [[single(a, c, u) for c, u in zip(*ARGUMENTS[1:], strict=True)] for a in ARGUMENTS[0]]
@@ -150,8 +150,13 @@ def test_examples_that_are_done_do_no_harm(order: str) -> None:
     _assert_close(jax.jit(twice)(*ARGUMENTS), jax.tree.map(lambda *x: jnp.stack(x), *rows))
 
 
+def _along(f: Callable[..., Any], every: tuple[int, ...]) -> Callable[..., Any]:
+    gradient = jax.grad(f, every)
+    return lambda *x: jax.jvp(gradient, x, tuple(map(jnp.cos, x)))
+
+
 @pytest.mark.parametrize(
-    ("derivative", "shared"), [(jax.grad, ()), (jax.grad, (0, 1)), (jax.hessian, (0,))]
+    ("derivative", "shared"), [(jax.grad, ()), (jax.grad, (0, 1)), (_along, (0,))]
 )
 def test_gradient_of_a_batch_of_examples_that_are_done(
     derivative: Callable[..., Any], shared: tuple[int, ...]
@@ -165,7 +170,8 @@ def test_gradient_of_a_batch_of_examples_that_are_done(
 
     def total_of_each(*x: Any) -> Any:
         parts = ([y if i in shared else y[k] for i, y in enumerate(x)] for k in range(4))
-        return sum(_stopping(*part) for part in parts)
+        one = jax.jit(_stopping)
+        return sum(one(*part) for part in parts)
 
     ours = jax.jit(derivative(total, EVERY))(*arguments)
     _assert_close(ours, jax.jit(derivative(total_of_each, EVERY))(*arguments))
@@ -191,7 +197,7 @@ def loops(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(loops())
 def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
     weights = jnp.asarray(np.random.default_rng(loop["seed"]).normal(size=(2, 2)))
@@ -228,7 +234,7 @@ def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
         _assert_close(jax.tree.map(lambda x, k=k: x[k], batched), expected)
 
 
-@pytest.mark.parametrize("mode", ["fwd", "rev"])
+@pytest.mark.parametrize("mode", ["fwd", pytest.param("rev", marks=pytest.mark.slow)])
 def test_finite_differences_to_third_order(mode: str) -> None:
     def root(a: Any) -> Any:
         return bounded_while_loop(
@@ -256,7 +262,7 @@ def test_a_condition_with_a_loop_of_its_own() -> None:
         return bounded_while_loop(far, jnp.sqrt, x, max_steps=9, with_steps=True)
 
     starts = jnp.array([3.0, 1.1, 9.0])
-    derivative = jax.value_and_grad(run, has_aux=True)
+    derivative = jax.jit(jax.value_and_grad(run, has_aux=True))
     alone = [derivative(x) for x in starts]
     together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
     _assert_close(jax.vmap(derivative)(starts), together)
@@ -394,8 +400,8 @@ def test_without_a_bound() -> None:
 
 def test_without_a_bound_but_with_checkpoints() -> None:
     power = _power(max_steps=None, checkpoints=2)
-    assert jax.grad(power)(2.0) == 12.0
-    assert jax.grad(lambda a: jax.jvp(power, (a,), (1.0,))[1])(2.0) == 12.0
+    assert jax.jit(jax.grad(power))(2.0) == 12.0
+    assert jax.jit(jax.grad(lambda a: jax.jvp(power, (a,), (1.0,))[1]))(2.0) == 12.0
     for twice in (jax.hessian, lambda f: jax.grad(jax.grad(f))):
         with pytest.raises(ValueError, match="Pass max_steps to bounded_while_loop"):
             twice(power)(2.0)
@@ -448,9 +454,8 @@ def test_fori_loop_with_traced_bounds() -> None:
     lower, upper = jnp.array([0, 3, -2, 5]), jnp.array([0, 4, 8, 2])
     for derivative in (jax.value_and_grad, jax.hessian):
         ours = jax.jit(jax.vmap(derivative(run), (None, 0, 0)))(0.7, lower, upper)
-        expected = [
-            derivative(python)(0.7, int(i), int(j)) for i, j in zip(lower, upper, strict=True)
-        ]
+        oracle = jax.jit(derivative(python), static_argnums=(1, 2))
+        expected = [oracle(0.7, int(i), int(j)) for i, j in zip(lower, upper, strict=True)]
         _assert_close(ours, jax.tree.map(lambda *x: jnp.stack(x), *expected))
 
 
@@ -493,7 +498,8 @@ def test_devices_take_different_numbers_of_steps() -> None:
         return lambda *arguments: jnp.sum(jnp.sin(run_all(*arguments)))
 
     def one_by_one(starts: Any, weight: Any) -> Any:
-        return sum(jnp.sin(run(x, weight)) for x in starts)
+        one = jax.jit(run)
+        return sum(jnp.sin(one(x, weight)) for x in starts)
 
     for derivative in (jax.grad, jax.hessian):
         ours = jax.jit(derivative(sharded(vary=True), (0, 1)))(starts, weight)

@@ -69,6 +69,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         import jax
         from jax_revolve.integrations.diffrax import RevolveAdjoint
 
+        @jax.jit
         def solve(rate):
             term = diffrax.ODETerm(lambda t, y, args: -args * y)
             solution = diffrax.diffeqsolve(

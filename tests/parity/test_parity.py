@@ -29,6 +29,12 @@ CORE = {
 }
 """The transformations that every case goes through, with either loop."""
 
+LONG = {"reverse_over_reverse", "shard_map"}
+"""Those of them that take longest, and so are slow tests for scans in `LIKE_OTHERS`."""
+
+LIKE_OTHERS = {"dtypes", "custom_vjp", "weak", "lengths"}
+"""The cases whose rules are those of the other cases but for the types or the lengths."""
+
 EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
 """Those that a while loop goes through on the oldest and the newest JAX, too."""
 
@@ -42,17 +48,25 @@ IN_BLOCKS = {"grad", "vmap_of_grad", "reverse_over_reverse", "shard_map"}
 """Those that loops go through in blocks, in every run. Their rules are those of single steps but
 for the two sweeps."""
 
-QUICK = {"recurrent", "lengths"}
-"""The cases of a scan that go through all transformations in every run. Of the others every third
+QUICK = "recurrent"
+"""The case of a scan that goes through all transformations in every run. Of the others every sixth
 pair does, so that each case and each transformation has its turn."""
 
 
 STORED = {"grad", "vmap_of_grad", "grad_of_vmap", "grad_inside_checkpoint", "shard_map"}
-"""Those that loops go through with checkpoints beside the device, in every run."""
+"""Those that loops go through with checkpoints beside the device."""
+
+CASES = {case.name: case for case in (*SCAN_CASES, *WHILE_CASES)}
 
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
     return ALL[transformation](case.program(loops(**case.options)), case.arguments)
+
+
+@cache
+def _expected(case: str, transformation: str) -> Any:
+    """One oracle for several loops."""
+    return _outcome(CASES[case], transformation, reference)
 
 
 def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True) -> None:
@@ -87,12 +101,15 @@ def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecor
 
 
 def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
+    if transformation in LONG and case.name in LIKE_OTHERS:
+        return [pytest.mark.slow]
     if transformation in CORE:
         return [pytest.mark.core]
-    has_its_turn = (len(case.name) + list(ALL).index(transformation)) % 3 == 0
-    if not case.name.startswith(tuple(QUICK)) and not has_its_turn:
-        return [pytest.mark.exhaustive]
-    return [pytest.mark.slow] if transformation in COMPOUND and case.name not in QUICK else []
+    if case.name == QUICK:
+        return [pytest.mark.slow] if transformation in COMPOUND else []
+    has_its_turn = (SCAN_CASES.index(case) + list(ALL).index(transformation)) % 6 == 0
+    is_quick = has_its_turn and transformation not in COMPOUND
+    return [] if is_quick else [pytest.mark.exhaustive]
 
 
 def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
@@ -104,21 +121,24 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
         return [pytest.mark.core]
     if transformation in CORE and case.name in SEVERAL:
         return []
+    has_its_turn = list(ALL).index(transformation) % 2 == 0
     if case.name == "examples" and transformation not in COMPOUND:
-        return []
+        return [] if has_its_turn else [pytest.mark.slow]
     return [pytest.mark.exhaustive]
 
 
 def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if transformation == "grad":
         return [pytest.mark.core]
-    in_every_run = transformation in IN_BLOCKS and case.name in SEVERAL
-    return [] if in_every_run else [pytest.mark.exhaustive]
+    if transformation in IN_BLOCKS and case.name in SEVERAL:
+        return [] if case.name == "recurrent" else [pytest.mark.slow]
+    return [pytest.mark.exhaustive]
 
 
 def _stored_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
-    in_every_run = transformation in STORED and case.name in ("examples", "recurrent", "random")
-    return [] if in_every_run else [pytest.mark.exhaustive]
+    if transformation not in STORED or case.name not in ("examples", "recurrent", "random"):
+        return [pytest.mark.exhaustive]
+    return [] if transformation in ("vmap_of_grad", "shard_map") else [pytest.mark.slow]
 
 
 @cache
@@ -140,7 +160,7 @@ def _check(case: Case, transformation: str, loops: Callable[..., Loops], **optio
     in_cond = transformation in ("inside_cond", "inside_batched_cond")
     if case.name in ("random", "examples") and in_cond and not _cond_keeps_keys():
         pytest.skip("this JAX cannot keep a PRNG key for the derivative of a cond")
-    theirs = _outcome(case, transformation, reference)
+    theirs = _expected(case.name, transformation)
     assert_same(_outcome(case, transformation, loops), theirs, case.rtol, **options)
 
 
