@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
+import jax
 from contenders import Contender, equinox, ours, plain, rematerialised
 from nesting import NestedScans
 from programs import Program, difference, gradient, jvp, value
@@ -18,8 +20,9 @@ from jax_revolve import plan
 class Measurement:
     """The cost of one program. `checkpoints` of a nested scan are those of the run of ours whose
     memory it was chosen to fit; `max_steps` is the bound of a while loop; `block` is how many steps
-    are taped together within a `budget` of bytes; `difference` is the relative one to the result of
-    the first contender of its table."""
+    are taped together within a `budget` of bytes; `peak_bytes` is the most that the device's
+    allocator has given out so far, if this program raised that; `difference` is the relative one to
+    the result of the first contender of its table."""
 
     family: str
     workload: str
@@ -35,6 +38,7 @@ class Measurement:
     minimum_ms: float
     repetitions: int
     temp_bytes: int | None
+    peak_bytes: int | None
     evaluations: int | None
     difference: float
 
@@ -79,12 +83,30 @@ def measure_programs(
     """Measurements of programs for the same result, of which the first is the reference."""
     # One nested scan may be the best beside several runs of ours; it is timed once.
     once = list({_identity(program): program for program in programs}.values())
-    reference = programs[0].run()
-    apart = [0.0, *(difference(program.run(), reference) for program in once[1:])]
+    reference, first_peak = _run_first(programs[0])
+    apart, peaks = [0.0], [first_peak]
+    for program in once[1:]:
+        result, peak = _run_first(program)
+        apart.append(difference(result, reference))
+        peaks.append(peak)
+        del result
     del reference
     times = interleave([program.run for program in once], budget, least_rounds, most_rounds)
-    found = dict(zip(map(_identity, once), zip(times, apart, strict=True), strict=True))
+    found = dict(zip(map(_identity, once), zip(times, apart, peaks, strict=True), strict=True))
     return [_measurement(workload, quantity, p, *found[_identity(p)]) for p in programs]
+
+
+def _run_first(program: Program) -> tuple[Any, int | None]:
+    """The result, and the allocator's peak if there is a new one. CPUs do not say."""
+    before = _peak_bytes()
+    result = program.run()
+    after = _peak_bytes()
+    return result, after if after != before else None
+
+
+def _peak_bytes() -> int | None:
+    stats = jax.devices()[0].memory_stats()
+    return None if stats is None else stats.get("peak_bytes_in_use")
 
 
 def _identity(program: Program) -> int:
@@ -92,7 +114,12 @@ def _identity(program: Program) -> int:
 
 
 def _measurement(
-    workload: Workload, quantity: str, program: Program, times: list[float], apart: float
+    workload: Workload,
+    quantity: str,
+    program: Program,
+    times: list[float],
+    apart: float,
+    peak_bytes: int | None,
 ) -> Measurement:
     contender = program.contender
     return Measurement(
@@ -110,6 +137,7 @@ def _measurement(
         minimum_ms=1e3 * min(times),
         repetitions=len(times),
         temp_bytes=program.temp_bytes,
+        peak_bytes=peak_bytes,
         # What is known in advance is the cost of the gradient.
         evaluations=contender.evaluations if quantity.startswith("gradient") else None,
         difference=apart,
