@@ -42,8 +42,8 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
     [`jax_revolve.bounded_while_loop`][] does; forward mode costs what it does with
     `diffrax.ForwardMode`. With this one adjoint there is no need to choose between
     `diffrax.RecursiveCheckpointAdjoint`, which has no forward mode, `diffrax.ForwardMode`, which
-    has no reverse mode, and `diffrax.DirectAdjoint`, which has both and takes the time of
-    `max_steps` steps.
+    has no reverse mode, and `diffrax.DirectAdjoint`, which has both, but takes longer in forward
+    mode, and whose memory in reverse mode cannot be chosen.
 
     **Arguments:**
 
