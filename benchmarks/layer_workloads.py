@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from workloads import Workload
 
 TRANSFORMER = "transformer"
+STACK = "transformer stack"
 RESNET = "residual network"
 
 
@@ -92,8 +93,10 @@ def transformer(
         keys = jax.random.split(jax.random.key(2), xs.shape[0])
         return jnp.sum(jax.vmap(lambda x, key: run(layers, x, key, None)[0])(xs, keys) ** 2)
 
-    size = f"width {width}, sequence {length}, batch {batch}, {'stack' if is_stack else 'list'}"
-    workload = _workload(TRANSFORMER, size, blocks, weights, xs, apply, checkpoints)
+    size = f"width {width}, sequence {length}, batch {batch}"
+    workload = _workload(
+        STACK if is_stack else TRANSFORMER, size, blocks, weights, xs, apply, checkpoints
+    )
     return replace(workload, is_stack=is_stack)
 
 

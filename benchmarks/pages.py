@@ -1,10 +1,12 @@
-"""Writes the tables of the documentation from the benchmarks' results, each between its markers.
+"""Writes the tables of the documentation from the benchmarks' results, each between its markers,
+and copies the picture of the first page.
 
 python benchmarks/pages.py
 """
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,9 @@ BLOCK = re.compile(
     r".*?(<!-- end of table -->)",
     re.DOTALL,
 )
+
+HEADLINE = "headline-cpu.png"
+"""The picture of the first page, of which a site needs a copy among its pages."""
 
 Record = dict[str, Any]
 
@@ -123,6 +128,47 @@ def progress_table(record: Record) -> str:
     )
 
 
+def layers_table(record: Record) -> str:
+    """Gradients of models: plain, under `jax.checkpoint`, and of ours."""
+    rows = []
+    for m in record["measurements"]:
+        how = m["contender"]
+        if m["budget"] is not None:
+            how += f", memory={m['budget'] / 1e6:.1f} MB"
+        elif m["checkpoints"] is not None:
+            how += f", checkpoints={m['checkpoints']}"
+        time = f"{m['time_ratios']['plain']:.2f}"
+        rows.append([m["workload"], how, _megabytes(m), f"{m['memory_ratio']:.3f}", time])
+    return _table(
+        f"Gradients of models {_machine(record)}, memory and time over the plain model's "
+        "(`benchmarks/layers.py`):",
+        ["model", "layers run by", "memory", "share", "time"],
+        rows,
+    )
+
+
+def diffrax_table(record: Record) -> str:
+    """Solves: forward mode and gradients, by every adjoint."""
+    rows = []
+    for m in record["measurements"]:
+        if m["quantity"] == "value":
+            continue
+        s = "" if m["checkpoints"] is None else str(m["checkpoints"])
+        rival = {"jvp": "ForwardMode", "gradient": "RecursiveCheckpointAdjoint"}[m["quantity"]]
+        ratio = m["time_ratios"][rival]
+        adjoint = "RevolveAdjoint" if m["contender"] == "jax_revolve" else m["contender"]
+        time = f"{m['median_ms']:.1f} ms"
+        over = "" if ratio is None else f"{ratio:.2f}"
+        rows.append([m["workload"], m["quantity"], f"`{adjoint}`", s, _megabytes(m), time, over])
+    return _table(
+        f"Solves {_machine(record)}; the last column is the time over `ForwardMode`'s, or for "
+        "gradients over that of `RecursiveCheckpointAdjoint` with as many checkpoints "
+        "(`benchmarks/diffrax_adjoints.py`):",
+        ["problem", "derivative", "adjoint", "checkpoints", "memory", "time", "ratio"],
+        rows,
+    )
+
+
 def tpu_table(record: Record) -> str:
     """What programs compiled for a TPU hold, on the device and on its host."""
     rows = [
@@ -174,6 +220,8 @@ TABLES = {
     "checkpointed-scans": Source("scan-cpu", checkpointed_table),
     "bounds": Source("while-cpu", bounds_table),
     "second-order": Source("while-cpu", second_order_table),
+    "layers": Source("layers-cpu", layers_table),
+    "diffrax": Source("diffrax-cpu", diffrax_table),
     "tpu-programs": Source("programs-tpu", tpu_table),
     "progress": Source("progress-cpu", progress_table),
 }
@@ -187,6 +235,7 @@ def with_tables(page: str) -> str:
 def main() -> None:
     for page in PAGES.rglob("*.md"):
         page.write_text(with_tables(page.read_text()))
+    shutil.copyfile(HERE / "results" / HEADLINE, PAGES / "pictures" / HEADLINE)
 
 
 if __name__ == "__main__":
