@@ -409,3 +409,28 @@ def test_what_nobody_reads_is_removed_at_exit(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), "unused"]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert not list(tmp_path.iterdir())
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from jax_revolve.engine import files
+
+ours = files.write_file(sys.argv[1], [np.zeros(4)])
+child = os.fork()
+if not child:
+    theirs = files.write_file(sys.argv[1], [np.ones(4)])
+    sys.exit(int((theirs[:2] == ours[:2]).all()))
+assert os.waitpid(child, 0)[1] == 0
+like = [((4,), np.dtype(float))]
+(kept,) = files.read_file(sys.argv[1], ours, like, is_last=True)
+assert not kept.any()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
+    """It had its parent's numbers, wrote over its files, and removed them when it ended."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert not list(tmp_path.iterdir())

@@ -27,10 +27,22 @@ TICKET = 3
 _HEADER = struct.Struct("<8s3IIQ")
 _MAGIC = b"jaxrvlv1"
 
-_process = (secrets.randbits(32), secrets.randbits(32))
 _numbers = count()
 _folders: set[Path] = set()
 _lock = threading.Lock()
+
+
+def _begin() -> None:
+    """Draw the numbers of this process. A forked one would write over its parent's files, and
+    remove them when it ends."""
+    global _process
+    _process = (secrets.randbits(32), secrets.randbits(32))
+    _folders.clear()
+
+
+_begin()
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_begin)
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
