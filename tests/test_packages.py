@@ -61,6 +61,24 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert f"version: {version[1]}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+def test_importing_imports_little() -> None:
+    """Nothing beyond what `import jax, equinox` does, but for ours and the standard library."""
+    program = """
+import sys
+import jax, equinox
+before = set(sys.modules)
+import jax_revolve
+print(*set(sys.modules) - before)
+"""
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    imported = set(done.stdout.split())
+    others = {name.partition(".")[0] for name in imported} - {"jax_revolve"}
+    assert others <= sys.stdlib_module_names
+    assert "jax_revolve._scan" in imported
+    assert not done.stderr
+
+
 @pytest.mark.slow
 def test_wheel_and_sdist(tmp_path: Path) -> None:
     """Every module is in both, with the mark that types are there, and nothing of the tests is in

@@ -1,0 +1,73 @@
+"""What an installation is good for, without any extra and out of reach of the checkout: `.ci/run`
+runs it with the wheel, on every Python, warnings being errors."""
+
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_revolve
+from jax_revolve import bounded_while_loop, checkpointed_scan
+
+OF_DIFFRAX = {"jax_revolve.integrations.diffrax", "jax_revolve.integrations._stages"}
+
+
+def import_everything() -> None:
+    assert Path(jax_revolve.__file__).is_relative_to(sys.prefix), jax_revolve.__file__
+    names = {m.name for m in pkgutil.walk_packages(jax_revolve.__path__, "jax_revolve.")}
+    for name in {*names, "jax_revolve.examples.tsunami"} - OF_DIFFRAX:
+        import_module(name)
+
+
+def differentiate() -> None:
+    x, xs = jnp.linspace(0.1, 0.9, 5), jnp.linspace(0.5, 1.5, 30)
+
+    def final(x: jax.Array, scan: Callable[..., Any] = jax.lax.scan) -> jax.Array:
+        return scan(lambda c, x: (jnp.sin(c) * x, None), x, xs)[0].sum()
+
+    ours = jax.jit(jax.grad(partial(final, scan=partial(checkpointed_scan, checkpoints=4))))(x)
+    np.testing.assert_allclose(ours, jax.grad(final)(x), rtol=1e-5)
+
+    def root(a: jax.Array) -> jax.Array:
+        def is_far(x: jax.Array) -> jax.Array:
+            return abs(x * x - a) > 1e-5 * a
+
+        return bounded_while_loop(is_far, lambda x: 0.5 * (x + a / x), a, max_steps=50)
+
+    a = jnp.array([2.0, 900.0])
+    np.testing.assert_allclose(jax.vmap(jax.grad(root))(a), 0.5 / jnp.sqrt(a), rtol=1e-3)
+
+
+def run_commands() -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-I", "-W", "error", "-m", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, err = run("jax_revolve", "--help")
+    assert (code, err) == (0, ""), err
+    assert "plan" in out
+    code, out, err = run("jax_revolve", "plan", "--length", "1000", "--checkpoints", "10")
+    assert (code, err) == (0, ""), err
+    assert out.strip() == str(jax_revolve.plan(1000, 10))
+    code, out, err = run("jax_revolve")
+    assert code == 2
+    assert 'pip install "jax_revolve[demo]"' in err, err
+    code, out, err = run("jax_revolve.integrations.diffrax")
+    assert code == 1
+    assert 'pip install "jax_revolve[diffrax]"' in err, err
+
+
+if __name__ == "__main__":
+    import_everything()
+    differentiate()
+    run_commands()
+    print("Python", sys.version.split()[0], "jax", jax.__version__, "works as installed")
