@@ -124,8 +124,17 @@ def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 def has_custom_vjp(closed: ClosedJaxpr) -> bool:
     """Whether a function with a `jax.custom_vjp` is called anywhere in it."""
+    return _any_name(closed, lambda name: name.startswith("custom_vjp"))
+
+
+def has_convolution(closed: ClosedJaxpr) -> bool:
+    return _any_name(closed, lambda name: name == "conv_general_dilated")
+
+
+def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
+    """Whether that is so for the primitive of an equation anywhere in it."""
     return any(
-        eqn.primitive.name.startswith("custom_vjp") or any(map(has_custom_vjp, _all_jaxprs(eqn)))
+        test(eqn.primitive.name) or any(_any_name(inner, test) for inner in _all_jaxprs(eqn))
         for eqn in closed.eqns
     )
 
