@@ -9,6 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbconvert.exporters import MarkdownExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from traitlets.config import Config
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -38,21 +39,19 @@ class NotebookPage(File):
         return True
 
 
-def as_markdown(notebook: Path, execute: bool) -> tuple[str, dict[str, bytes]]:
-    """The text of a page, and its pictures by name; raises what a cell raises."""
-    run = {"enabled": execute, "timeout": 600, "coalesce_streams": True}
-    exporter = MarkdownExporter(config=Config(ExecutePreprocessor=run), raw_template=TEMPLATE)
-    text, resources = exporter.from_filename(
-        str(notebook), resources={"unique_key": notebook.stem, "output_files_dir": ""}
-    )
-    return text, resources["outputs"]
-
-
 def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Adds a page for each notebook, and its pictures; what a cell raises ends the build."""
+    run = {"enabled": bool(config.extra["execute_notebooks"]), "timeout": 600}
+    exporter = MarkdownExporter(
+        config=Config(ExecutePreprocessor=run),
+        preprocessors=[CoalesceStreamsPreprocessor],  # after all others
+        raw_template=TEMPLATE,
+    )
     for notebook in sorted(FOLDER.glob("*.ipynb")):
-        text, pictures = as_markdown(notebook, bool(config.extra["execute_notebooks"]))
+        names = {"unique_key": notebook.stem, "output_files_dir": ""}
+        text, resources = exporter.from_filename(str(notebook), resources=names)
         files.append(NotebookPage.generated(config, f"notebooks/{notebook.name}", content=text))
-        for name, picture in pictures.items():
+        for name, picture in resources["outputs"].items():
             files.append(File.generated(config, f"notebooks/{name}", content=picture))
 
 
