@@ -1,0 +1,62 @@
+"""A hook of MkDocs that makes pages of the notebooks: nbconvert writes them as Markdown.
+
+All else is MkDocs's own: links are checked, code looks like that of the other pages.
+"""
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert.exporters import MarkdownExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
+from traitlets.config import Config
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+
+TEMPLATE = """{% extends "markdown/index.md.j2" %}
+{% block stream %}{{ printed(output.text) }}{% endblock %}
+{% block data_text scoped %}{{ printed(output.data["text/plain"]) }}{% endblock %}
+{% block data_png %}{% set file = output.metadata.filenames["image/png"] %}
+[![{{ cell.metadata.alt }}]({{ file }})]({{ file }})
+{% endblock %}
+{% macro printed(text) %}
+
+````text
+{{ text.rstrip() }}
+````
+
+{% endmacro %}
+"""
+"""What is printed is a block of its own; a picture has its cell's alternative text, and a link to
+itself, for small screens."""
+
+
+class NotebookPage(File):
+    """A page whose source is a notebook, to which the others link by its own name."""
+
+    def is_documentation_page(self) -> bool:
+        return True
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Adds a page for each notebook, and its pictures; what a cell raises ends the build."""
+    run = {"enabled": bool(config.extra["execute_notebooks"]), "timeout": 600}
+    exporter = MarkdownExporter(
+        config=Config(ExecutePreprocessor=run),
+        preprocessors=[CoalesceStreamsPreprocessor],  # after all others
+        raw_template=TEMPLATE,
+    )
+    for notebook in sorted(FOLDER.glob("*.ipynb")):
+        names = {"unique_key": notebook.stem, "output_files_dir": ""}
+        text, resources = exporter.from_filename(str(notebook), resources=names)
+        files.append(NotebookPage.generated(config, f"notebooks/{notebook.name}", content=text))
+        for name, picture in resources["outputs"].items():
+            files.append(File.generated(config, f"notebooks/{name}", content=picture))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """In the repository the notebooks are beside the folder of the pages, not in it."""
+    if isinstance(page.file, NotebookPage):
+        return markdown.replace("](../docs/", "](../")
+    return markdown.replace("](../notebooks/", "](notebooks/")
