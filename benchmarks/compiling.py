@@ -154,7 +154,8 @@ def measure(workload: Workload, rounds: int) -> list[Compilation]:
 
 def table(found: list[Compilation]) -> str:
     """One workload."""
-    rows = [("gradient of", "trace s", "lower s", "compile s", "instructions", "HLO kB", "code kB")]
+    titles = ("trace s", "lower s", "compile s", "instructions", "HLO kB", "code kB")
+    rows: list[tuple[str, ...]] = [("gradient of", *titles)]
     for c in found:
         times = (f"{t:.3f}" for t in (c.trace_seconds, c.lower_seconds, c.compile_seconds))
         sizes = (f"{size / 1e3:.1f}" for size in (c.text_bytes, c.code_bytes))
