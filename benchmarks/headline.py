@@ -50,7 +50,7 @@ def workloads() -> list[Workload]:
 
 
 def smoke_workloads() -> list[Workload]:
-    return [stencil(10, 16, (None,))]
+    return [stencil(4, 16, (None,))]
 
 
 BENCHMARK = Benchmark(

@@ -157,7 +157,7 @@ def second_order_of_scans_table(record: Record) -> str:
 
 
 def compiling_table(record: Record) -> str:
-    """Size and compile time of gradients of one loop over its length."""
+    """Size and compile time of gradients of one loop over its length, where all were measured."""
     programs = [p for p in record["programs"] if p["family"] in COMPILED]
     lengths = sorted({p["length"] for p in programs})
     lengths = [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
@@ -168,6 +168,8 @@ def compiling_table(record: Record) -> str:
             for p in programs
             if (p["family"], p["contender"]) == (family, contender) and detail in p["detail"]
         }
+        if not found.keys() >= set(lengths):
+            continue
         sizes = [str(found[n]["instructions"]) for n in lengths]
         times = [f"{_compile_seconds(found[n]):.2f} s" for n in lengths]
         rows.append([COMPILED[family], name, *sizes, *times])
