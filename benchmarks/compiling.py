@@ -29,7 +29,7 @@ from tqdm import tqdm
 from while_workloads import WhileWorkload, until_limit
 from workloads import Workload, rnn, stencil
 
-from jax_revolve import checkpointed_scan, plan
+from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.schedule import choose
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000, 1_000_000)
@@ -112,9 +112,9 @@ def contenders(workload: Workload) -> list[Contender]:
     """Each with the checkpoints that ours has by default, where it takes them."""
     n = workload.length
     if isinstance(workload, WhileWorkload):
-        ours = while_contenders.ours(n, n)
-        assert ours.checkpoints is not None
-        return [while_contenders.equinox(n, ours.checkpoints), ours]
+        loop = partial(bounded_while_loop, max_steps=n)
+        s = while_contenders.checkpoints_for(n, None)
+        return [while_contenders.equinox(n, s), Contender(OURS, loop, s, max_steps=n)]
     budget = CARRIES * sum(leaf.nbytes for leaf in jax.tree.leaves(workload.init))
     return [
         plain(n),
