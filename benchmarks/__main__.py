@@ -1,10 +1,20 @@
 """Runs every benchmark, one after the other, and makes the tables and pictures of what they find.
 
     python -m benchmarks           # an hour or two, on a machine that does nothing else
-    python -m benchmarks --quick   # a few minutes: tiny loops, to see that everything runs
+    python -m benchmarks --quick   # under three minutes: tiny loops, to see that everything runs
 
 Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
-`benchmarks/results`, one file for each kind of device; a quick run writes nothing.
+`benchmarks/results`, one file for each kind of device; a quick run writes nothing. They are:
+
+- `headline`: gradients over the length of the loop
+- `scan`: values, derivatives, gradients over the checkpoints, and second order, of scans
+- `while_loop`: the same of loops that stop by themselves
+- `budget`: gradients over the budget of memory
+- `storage`: gradients with checkpoints beside the device
+- `layers`: gradients of models
+- `diffrax_adjoints`: solves of differential equations
+- `compiling`: compile time and program size over the length of the loop
+- `progress`: what showing progress costs
 """
 
 import argparse
@@ -13,7 +23,17 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BENCHMARKS = ("headline", "scan", "while_loop", "budget", "storage", "layers", "diffrax_adjoints")
+BENCHMARKS = (
+    "headline",
+    "scan",
+    "while_loop",
+    "budget",
+    "storage",
+    "layers",
+    "diffrax_adjoints",
+    "compiling",
+    "progress",
+)
 PAGES = ("pages", "readme")
 
 
@@ -26,7 +46,7 @@ def main() -> None:
         if options.only in (None, name):
             _run(name, *["--smoke"] * options.quick)
     if not options.quick:
-        for name in ("progress", *PAGES):
+        for name in PAGES:
             _run(name)
 
 

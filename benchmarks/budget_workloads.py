@@ -40,8 +40,7 @@ def smoke_workloads() -> list[BudgetWorkload]:
     """Small ones, to see that everything runs; their times mean nothing."""
     at = {"ours_at": (0.2, 0.05, 0.02, 0.001), "rivals_at": (0.05,), "nested_at": (0.05,)}
     return [
-        BudgetWorkload(**vars(lstm(194, 2, 4, ())), **at),
-        BudgetWorkload(**vars(lstm(194, 4, 4, ())), **at, of_rounds=0.6),
+        BudgetWorkload(**vars(lstm(194, 2, 4, ())), **at, of_rounds=0.6),
         BudgetWorkload(**vars(stencil(200, 16, ())), choices_at=(0.05,)),
         BudgetWorkload(**vars(rnn(200, 2, 4, ())), choices_at=(0.1,)),
     ]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import jax
 from goals import Goal
 from measurements import Measurement
 from report import MemoryRatio, TimeRatios, goal_table, measurement_table
@@ -14,6 +15,11 @@ from timing import describe_machine, device_slug
 from workloads import Workload
 
 AnyWorkload = TypeVar("AnyWorkload", bound=Workload)
+
+
+def compile_quickly() -> None:
+    """For smoke runs, nearly all of whose time goes into compiling."""
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Benchmark(Generic[AnyWorkload]):
             self._draw(self._output(options))
             return
         budget, least_rounds = (0.0, 2) if options.smoke else (options.budget, options.rounds)
+        if options.smoke:
+            compile_quickly()
         workloads = self.smoke_workloads() if options.smoke else self.workloads()
         measurements: list[Measurement] = []
         for workload in workloads:

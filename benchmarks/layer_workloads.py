@@ -155,7 +155,7 @@ def all_workloads() -> list[LayerWorkload]:
 def smoke_workloads() -> list[LayerWorkload]:
     """Tiny ones, to see that everything runs; their times mean nothing."""
     return [
-        transformer(4, 8, 8, 2, (2,), is_stack=True),
-        transformer(4, 8, 8, 2, (2,), is_stack=False),
-        resnet(6, 2, 4, 2, (3,)),
+        transformer(2, 8, 8, 2, (), is_stack=True),
+        replace(transformer(2, 8, 8, 1, (), is_stack=False), shares=()),
+        resnet(3, 2, 4, 2, (2,)),
     ]

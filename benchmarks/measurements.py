@@ -8,12 +8,14 @@ from typing import Any
 import jax
 from contenders import Contender, equinox, ours, plain, rematerialised
 from nesting import NestedScans
-from programs import Program, difference, gradient, jvp, value
+from programs import Program, difference, gradient, hvp, jvp, value
 from timing import MOST_ROUNDS, interleave
 from tqdm import tqdm
 from workloads import Workload
 
 from jax_revolve import plan
+
+MOST_OF_SECOND_ORDER = 1000  # steps
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Measurement:
 
 
 def measure(workload: Workload, budget: float, least_rounds: int) -> list[Measurement]:
-    """Value, derivative and gradient; `budget` is the time in seconds for the gradients' rounds."""
+    """Value, derivative, gradient and, of loops that are not too long, a product with the Hessian;
+    `budget` is the time in seconds for the gradients' rounds."""
     baseline, loop = plain(workload.length), ours(workload.length, _checkpoints(workload)[0])
     forward: dict[str, Callable[[Workload, Contender], Program]] = {"value": value, "jvp": jvp}
     results = []
@@ -52,7 +55,11 @@ def measure(workload: Workload, budget: float, least_rounds: int) -> list[Measur
         programs = [build(workload, contender) for contender in (baseline, loop)]
         results += measure_programs(workload, quantity, programs, budget / 8, least_rounds)
     gradients = _gradients(workload)
-    return results + measure_programs(workload, "gradient", gradients, budget, least_rounds)
+    results += measure_programs(workload, "gradient", gradients, budget, least_rounds)
+    if workload.length <= MOST_OF_SECOND_ORDER:
+        products = _products(workload)
+        results += measure_programs(workload, "hvp", products, budget / 2, least_rounds)
+    return results
 
 
 def _checkpoints(workload: Workload) -> list[int]:
@@ -70,6 +77,19 @@ def _gradients(workload: Workload) -> list[Program]:
         loop = gradient(workload, ours(length, s))
         programs += [loop, gradient(workload, equinox(s)), *nested_scans.best(loop)]
     return programs
+
+
+def _products(workload: Workload) -> list[Program]:
+    """Products with the Hessian, forward over reverse.
+
+    How many checkpoints ours is given does not matter there; Equinox's loop keeps to them. The
+    nested scans are the quickest whose products fit into the memory of ours.
+    """
+    length, s = workload.length, _checkpoints(workload)[0]
+    baseline, remat = hvp(workload, plain(length)), hvp(workload, rematerialised(length))
+    loop = hvp(workload, ours(length, s))
+    nested_scans = NestedScans(workload, baseline, remat, build=hvp)
+    return [baseline, remat, loop, hvp(workload, equinox(s)), *nested_scans.best(loop)]
 
 
 def measure_programs(

@@ -4,14 +4,14 @@ There are too many to compile them all. Those of the fewest levels that are expe
 compiled, the compiler's figure decides whether they do, and a short timing which are the quickest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
 
 import jax
-from contenders import nested
-from programs import Program, gradient
+from contenders import Contender, nested
+from programs import Program, gradient, hvp
 from timing import quickest
 from workloads import Workload
 
@@ -26,7 +26,9 @@ Blocking: TypeAlias = tuple[int, ...]
 
 
 class NestedScans:
-    """The nested scans of one workload, each compiled once at most."""
+    """The nested scans of one workload, each compiled once at most. `build` is what is wanted of
+    them, as it is of the two programs: `gradient`, or `hvp`, which stores tangents of carries too.
+    """
 
     def __init__(
         self,
@@ -34,10 +36,12 @@ class NestedScans:
         plain: Program,
         rematerialised: Program,
         levels_tried: int = LEVELS_TRIED,
+        build: Callable[[Workload, Contender], Program] = gradient,
     ) -> None:
         self._workload = workload
         self._levels_tried = levels_tried
-        self._carry_bytes = _bytes(workload.init)
+        self._build = build
+        self._carry_bytes = (2 if build is hvp else 1) * _bytes(workload.init)
         self._x_bytes = _bytes(workload.active.get("xs")) // workload.length
         self._tape_bytes = (plain.temp_bytes or 0) / workload.length
         carries = workload.length * self._carry_bytes
@@ -96,7 +100,7 @@ class NestedScans:
 
     def _compile(self, blocks: Blocking, taped: bool) -> Program:
         if (blocks, taped) not in self._compiled:
-            program = gradient(self._workload, nested(blocks, taped))
+            program = self._build(self._workload, nested(blocks, taped))
             self._compiled[blocks, taped] = program
         return self._compiled[blocks, taped]
 

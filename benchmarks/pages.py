@@ -53,6 +53,19 @@ PROGRESS = [
 ]
 
 
+COMPILED = {"stencil": "scan", "stencil, while": "while loop"}
+COMPILED_BY = [
+    ("stencil", "lax.scan", "", "`lax.scan(f)`"),
+    ("stencil", "lax.scan(checkpoint)", "", "`lax.scan(jax.checkpoint(f))`"),
+    ("stencil", "nested remat scan", "", "two nested scans under `jax.checkpoint`"),
+    ("stencil", "equinox checkpointed", "", "Equinox's checkpointed loop"),
+    ("stencil", "jax_revolve", "by default", "`checkpointed_scan(f)`"),
+    ("stencil", "jax_revolve", "memory=", "`checkpointed_scan(f, memory=)`, 100 carries"),
+    ("stencil, while", "equinox checkpointed", "", "Equinox's checkpointed loop"),
+    ("stencil, while", "jax_revolve", "", "`bounded_while_loop`"),
+]
+
+
 def checkpointed_table(record: Record) -> str:
     """Gradients of scans under `jax.checkpoint`, of single steps and nested, and of ours."""
     rows = []
@@ -99,6 +112,7 @@ def second_order_table(record: Record) -> str:
     names = {
         "masked lax.scan": "`lax.scan` up to the bound, steps that are done masked",
         "equinox bounded": 'Equinox\'s loop, `kind="bounded"`',
+        "equinox checkpointed": 'Equinox\'s loop, `kind="checkpointed"`',
         "jax_revolve": "`bounded_while_loop`",
     }
     rows = [
@@ -112,6 +126,64 @@ def second_order_table(record: Record) -> str:
         ["loop", "memory", "time"],
         rows,
     )
+
+
+def second_order_of_scans_table(record: Record) -> str:
+    """A Hessian-vector product through scans, of those that were measured."""
+    names = {
+        "lax.scan": "`lax.scan(f)`",
+        "lax.scan(checkpoint)": "`lax.scan(jax.checkpoint(f))`",
+        "nested remat scan": "the quickest nested scans tried beside ours",
+        "equinox checkpointed": "Equinox's checkpointed loop",
+        "jax_revolve": "`checkpointed_scan(f)`",
+    }
+    rows = []
+    for workload, _ in CHECKPOINTED:
+        runs = [run for found in _runs(record, workload, "hvp").values() for run in found]
+        for contender, name in names.items():
+            chosen = [run for run in runs if run["contender"] == contender]
+            if chosen:
+                run = min(chosen, key=lambda m: m["median_ms"])
+                time = f"{run['time_ratios']['plain']:.2f}"
+                rows.append([workload, name, _megabytes(run), time])
+    if not rows:
+        return ""
+    return _table(
+        f"Hessian-vector products, forward over reverse, {_machine(record)}, times as ratios of"
+        " medians, over those of `lax.scan` (`benchmarks/scan.py`):",
+        ["loop", "product through", "memory", "time"],
+        rows,
+    )
+
+
+def compiling_table(record: Record) -> str:
+    """Size and compile time of gradients of one loop over its length, where all were measured."""
+    programs = [p for p in record["programs"] if p["family"] in COMPILED]
+    lengths = sorted({p["length"] for p in programs})
+    lengths = [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
+    rows = []
+    for family, contender, detail, name in COMPILED_BY:
+        found = {
+            p["length"]: p
+            for p in programs
+            if (p["family"], p["contender"]) == (family, contender) and detail in p["detail"]
+        }
+        if not found.keys() >= set(lengths):
+            continue
+        sizes = [str(found[n]["instructions"]) for n in lengths]
+        times = [f"{_compile_seconds(found[n]):.2f} s" for n in lengths]
+        rows.append([COMPILED[family], name, *sizes, *times])
+    first, *rest = [f"n = {n}" for n in lengths]
+    return _table(
+        f"Gradients of a stencil of width 1000 {_machine(record)}: instructions of the compiled"
+        " program, and seconds of tracing, lowering and compiling it (`benchmarks/compiling.py`):",
+        ["", "gradient of", f"instructions, {first}", *rest, f"time, {first}", *rest],
+        rows,
+    )
+
+
+def _compile_seconds(program: Record) -> float:
+    return sum(program[f"{phase}_seconds"] for phase in ("trace", "lower", "compile"))
 
 
 def progress_table(record: Record) -> str:
@@ -220,6 +292,8 @@ TABLES = {
     "checkpointed-scans": Source("scan-cpu", checkpointed_table),
     "bounds": Source("while-cpu", bounds_table),
     "second-order": Source("while-cpu", second_order_table),
+    "second-order-of-scans": Source("scan-cpu", second_order_of_scans_table),
+    "compiling": Source("compiling-cpu", compiling_table),
     "layers": Source("layers-cpu", layers_table),
     "diffrax": Source("diffrax-cpu", diffrax_table),
     "tpu-programs": Source("programs-tpu", tpu_table),

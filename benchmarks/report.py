@@ -31,7 +31,7 @@ def measurement_table(
         ]
         titles = [title for title in rows[0] if any(row[title] for row in rows)]
         cells = [tuple(row[title] for title in titles) for row in rows]
-        lines += ["", quantity, *_align([tuple(titles), *cells])]
+        lines += ["", quantity, *align([tuple(titles), *cells])]
     return "\n".join(lines)
 
 
@@ -40,7 +40,7 @@ def goal_table(goals: Sequence[Goal]) -> str:
     for goal in goals:
         bound = f"{'>=' if goal.at_least else '<='} {goal.bound:g}"
         rows.append((goal.workload, goal.what, bound, _number(goal.measured, 3), goal.verdict))
-    return "\n".join(_align(rows, words=2))
+    return "\n".join(align(rows, words=2))
 
 
 def _cells(
@@ -78,7 +78,7 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _align(rows: Sequence[tuple[str, ...]], words: int = 1) -> Iterator[str]:
+def align(rows: Sequence[tuple[str, ...]], words: int = 1) -> Iterator[str]:
     """Rows as lines; the first `words` columns are set left, the numbers right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

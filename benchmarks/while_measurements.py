@@ -50,7 +50,9 @@ def _gradients(workload: WhileWorkload) -> list[Program]:
 def _second_order(workload: WhileWorkload, budget: float, least_rounds: int) -> list[Measurement]:
     """A product with the Hessian."""
     bound = workload.max_steps
-    contenders = [masked(bound), bounded(bound), ours(workload.length, bound)]
+    loop = ours(workload.length, bound)
+    assert loop.checkpoints is not None
+    contenders = [masked(bound), bounded(bound), equinox(bound, loop.checkpoints), loop]
     programs = [hvp(workload, contender) for contender in contenders]
     return measure_programs(workload, "hvp", programs, budget / 4, least_rounds)
 

@@ -115,7 +115,7 @@ def all_workloads() -> list[WhileWorkload]:
 def smoke_workloads() -> list[WhileWorkload]:
     """Tiny ones, to see that everything runs; their times mean nothing."""
     return [
-        until_limit(stencil(12, 16, (6, 3)), (32,)),
+        until_limit(stencil(12, 16, (3,)), (32,)),
         until_limit(rnn(12, 2, 4, (None,)), (32,)),
         until_limit(lstm(12, 2, 4, (6,)), (32,)),
         until_limit(stencil(12, 16, ()), (32,), SECOND_ORDER),

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,31 @@ def test_tables_of_a_page_are_those_of_the_benchmarks(
     tables = _module(ROOT / "benchmarks" / "pages.py")
     assert tables.with_tables(text) == text
     assert len(tables.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+
+
+def test_scans_without_second_order_have_no_table_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    pages = _module(ROOT / "benchmarks" / "pages.py")
+    workload = {"workload": pages.CHECKPOINTED[0][0], "time_ratios": {"plain": 0.5}}
+    costs = {"contender": "jax_revolve", "checkpoints": 63, "temp_bytes": 2e6, "median_ms": 1.0}
+    machine = {"cores": 2, "versions": {"jax": "0.10.2"}}
+
+    def table(quantity: str) -> str:
+        run = workload | costs | {"quantity": quantity}
+        return pages.second_order_of_scans_table({"machine": machine, "measurements": [run]})
+
+    assert table("gradient") == ""
+    assert "| `checkpointed_scan(f)` | 2.00 MB | 0.50 |" in table("hvp")
+
+
+def test_every_benchmark_is_in_the_report() -> None:
+    """Each but that which needs a compiler for another device than the one at hand."""
+    report = runpy.run_path(str(ROOT / "benchmarks" / "__main__.py"), run_name="report")
+    files = (ROOT / "benchmarks").glob("*.py")
+    programs = {path.stem for path in files if '"__main__":' in path.read_text()}
+    assert programs - {"__main__", "tpu_programs", *report["PAGES"]} == set(report["BENCHMARKS"])
+    for name in report["BENCHMARKS"]:
+        assert f"- `{name}`: " in report["__doc__"]
 
 
 @pytest.mark.usefixtures("compile_quickly")
