@@ -316,3 +316,28 @@ def test_second_order_inside_a_scan(derivative: Any) -> None:
         for scan in (partial(checkpointed_scan, checkpoints=2), lax.scan)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+LOOPS = {
+    "scan": partial(checkpointed_scan, checkpoints=2),
+    "blocks": partial(checkpointed_scan, checkpoints=2, block=3),
+    "while": lambda body, init, _, length: bounded_while_loop(
+        lambda state: state[1] < length,
+        lambda state: (body(state[0], None)[0], state[1] + 1),
+        (init, 0),
+        max_steps=16,
+        checkpoints=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@quick
+def test_no_tracer_leaves_its_trace(loop: str) -> None:
+    """What a step's linearisation was traced with was held until the trace had ended."""
+
+    def loss(x: Any) -> Any:
+        return jnp.sum(LOOPS[loop](lambda c, _: (jnp.sin(c), None), x, None, 10)[0])
+
+    with jax.checking_leaks():
+        jax.grad(loss)(jnp.ones(3))

@@ -28,6 +28,10 @@ class Linearised(NamedTuple):
     pullback: Any
     types: list[Any]
 
+    def without_values(self) -> "Linearised":
+        """What may leave the trace that it is made in: tracers must not."""
+        return self._replace(results=[], residuals=[])
+
 
 def linearise(step: Step, activity: Activity, inputs: Operands) -> Linearised:
     """One step, linearised in its active inputs."""
@@ -66,8 +70,9 @@ def pull_back_step(
     known: list[Linearised] = []
 
     def residuals() -> list[Any]:
-        known[:] = [linearise(step, activity, inputs)]
-        return known[0].residuals
+        linearised = linearise(step, activity, inputs)
+        known[:] = [linearised.without_values()]
+        return linearised.residuals
 
     values = compute(residuals)
     return pull_back(known[0], values, cotangents)

@@ -50,14 +50,14 @@ class Tape:
         found: list[Linearised] = []
 
         def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
-            found.append(self._linearise(carry, x))
-            return found[0].residuals
+            linearised = self._linearise(carry, x)
+            found.append(linearised.without_values())
+            return linearised.residuals
 
         self._traced = jax.make_jaxpr(residuals)(*self._inputs)
         self._residuals = results_in(self._traced)
         self._stored = [self._is_stored(i, r) for i, r in enumerate(self._residuals)]
-        # Tracers must not leave their trace; types and the pullback's structure may.
-        self._linearised = found[0]._replace(results=[], residuals=[])
+        self._linearised = found[0]
 
     @property
     def types(self) -> list[AbstractValue]:
