@@ -262,6 +262,22 @@ def tpu_table(record: Record) -> str:
     )
 
 
+def storage_table(record: Record) -> str:
+    """Gradients with checkpoints in each place."""
+    rows = []
+    for m in record["measurements"]:
+        place = m["contender"].removeprefix("jax_revolve, ")
+        place = place if " " in place else f"`{place}`"
+        time = f"{m['time_ratios']['on the device']:.2f}"
+        rows.append([m["workload"], place, _megabytes(m), time])
+    return _table(
+        f"Gradients with 10 checkpoints {_machine(record)}, times over that with all of them on "
+        "the device (`benchmarks/storage.py`):",
+        ["loop", "checkpoints", "memory", "time"],
+        rows,
+    )
+
+
 def _runs(record: Record, workload: str, quantity: str) -> dict[tuple[str, int | None], list[Any]]:
     """What was measured, by contender and checkpoints; nested scans were tried in several ways."""
     found: dict[tuple[str, int | None], list[Any]] = {}
@@ -298,6 +314,7 @@ TABLES = {
     "diffrax": Source("diffrax-cpu", diffrax_table),
     "tpu-programs": Source("programs-tpu", tpu_table),
     "progress": Source("progress-cpu", progress_table),
+    "storage": Source("storage-cpu", storage_table),
 }
 
 
