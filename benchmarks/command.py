@@ -61,7 +61,7 @@ class Benchmark(Generic[AnyWorkload]):
                 measurements += found
         reached = list(self.goals(measurements))
         print(goal_table(reached))
-        worst = max(m.difference for m in measurements)
+        worst = max((m.difference for m in measurements), default=0.0)
         print(f"\nGreatest relative difference to {self.reference}: {worst:.1e}")
         if self.note:
             print(self.note)
@@ -71,7 +71,7 @@ class Benchmark(Generic[AnyWorkload]):
             self._draw(output)
 
     def _options(self) -> argparse.Namespace:
-        families = list(dict.fromkeys(workload.family for workload in self.smoke_workloads()))
+        families = list(dict.fromkeys(workload.family for workload in self.workloads()))
         parser = argparse.ArgumentParser(
             description=self.description.partition("\n")[0],
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -156,6 +156,5 @@ def smoke_workloads() -> list[LayerWorkload]:
     """Tiny ones, to see that everything runs; their times mean nothing."""
     return [
         transformer(2, 8, 8, 2, (), is_stack=True),
-        replace(transformer(2, 8, 8, 1, (), is_stack=False), shares=()),
         resnet(3, 2, 4, 2, (2,)),
     ]

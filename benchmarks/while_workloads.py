@@ -117,7 +117,6 @@ def smoke_workloads() -> list[WhileWorkload]:
     return [
         until_limit(stencil(12, 16, (3,)), (32,)),
         until_limit(rnn(12, 2, 4, (None,)), (32,)),
-        until_limit(lstm(12, 2, 4, (6,)), (32,)),
         until_limit(stencil(12, 16, ()), (32,), SECOND_ORDER),
         until_limit(stencil(4, 16, (4,)), (8, 2**20), BOUNDS),
         stencils_under_vmap(5, 16, 32, checkpoints=3),

@@ -143,5 +143,4 @@ def smoke_workloads() -> list[Workload]:
     return [
         stencil(4, 16, (2,)),
         rnn(4, 2, 4, (None,)),
-        lstm(4, 2, 4, (3,)),
     ]
