@@ -341,3 +341,69 @@ def test_no_tracer_leaves_its_trace(loop: str) -> None:
 
     with jax.checking_leaks():
         jax.grad(loss)(jnp.ones(3))
+
+
+@jax.custom_jvp
+def twice_as_steep(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+@twice_as_steep.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return twice_as_steep(*primals), 2 * jnp.cos(primals[0]) * tangents[0]
+
+
+@jax.custom_jvp
+def nondifferentiable(x: Any) -> Any:
+    return x
+
+
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise AssertionError("differentiated")
+
+
+nondifferentiable.defjvp(_refuse, symbolic_zeros=True)
+
+
+@jax.custom_vjp
+def scaled(x: Any) -> Any:
+    return 0.9 * x
+
+
+scaled.defvjp(lambda x: (0.9 * x, ()), lambda _, ct: (0.9 * ct,))
+
+
+def with_rules(loop: Any, x: Any) -> Any:
+    def step(carry: Any, _: None) -> tuple[Any, None]:
+        time, y = carry
+        return (time + 0.1, twice_as_steep(scaled(y) + nondifferentiable(time))), None
+
+    (_, y), _ = loop(step, (0.5, x), None, 7)
+    return y
+
+
+def by_python(body: Any, carry: Any, xs: None, length: int) -> Any:
+    for _ in range(length):
+        carry, _ = body(carry, xs)
+    return carry, xs
+
+
+AFTER_REVERSE = {
+    "forward over reverse": lambda f: jax.jacfwd(jax.grad(f)),
+    "reverse over reverse": lambda f: jax.grad(jax.grad(f)),
+    "forward over reverse over reverse": lambda f: jax.jacfwd(jax.grad(jax.grad(f))),
+}
+
+
+@pytest.mark.parametrize("derivative", AFTER_REVERSE)
+@pytest.mark.parametrize("loop", LOOPS)
+@quick
+def test_rules_of_functions_in_the_body(loop: str, derivative: str) -> None:
+    """Derivatives of gradients linearised the step in all that it takes, also where that is an
+    error, and at third order those of a scan forgot the rule of a custom_jvp function, as those of
+    lax.scan do at second order."""
+    ours, theirs = (
+        jax.jit(AFTER_REVERSE[derivative](partial(with_rules, run)))(0.3)
+        for run in (LOOPS[loop], by_python)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)

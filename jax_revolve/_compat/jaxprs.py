@@ -127,6 +127,11 @@ def has_custom_vjp(closed: ClosedJaxpr) -> bool:
     return _any_name(closed, lambda name: name.startswith("custom_vjp"))
 
 
+def has_custom_jvp(closed: ClosedJaxpr) -> bool:
+    """As `has_custom_vjp`, of a `jax.custom_jvp`."""
+    return _any_name(closed, lambda name: name.startswith("custom_jvp"))
+
+
 def has_convolution(closed: ClosedJaxpr) -> bool:
     return _any_name(closed, lambda name: name == "conv_general_dilated")
 

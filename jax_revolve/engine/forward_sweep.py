@@ -25,6 +25,7 @@ from jax_revolve.engine.offline import after_all_steps, run_forward_offline
 from jax_revolve.engine.once import once
 from jax_revolve.engine.online import after_unknown_steps, run_forward_online
 from jax_revolve.engine.plain import run_plain
+from jax_revolve.engine.primal_half import with_primal_half
 from jax_revolve.engine.slots import Held
 from jax_revolve.engine.steps import Steps
 from jax_revolve.engine.storage import buffers_of
@@ -142,7 +143,7 @@ def _jvp(
     loop = Loop(**params)
 
     def loop_itself(*operands: Any) -> Sequence[Any]:
-        half = replace(loop, only_primal_half=True)
+        half = with_primal_half(loop, activity)
         results = as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
         return _kept(loop, keep_ys, results)
 

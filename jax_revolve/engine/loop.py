@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat import (
@@ -59,8 +58,6 @@ class Loop:
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
     plan: AnyPlan | Request | None
-    only_primal_half: bool = False
-    """Whether the step is the primal half of its linearisation, see `primal_half`."""
     progress: Progress | None = None
     """Who is told how far the loop is, once for every sweep over it."""
 
@@ -99,12 +96,8 @@ class Loop:
         self, consts: list[Any], carry: list[Any], x: list[Any]
     ) -> tuple[list[Any], list[Any]]:
         """One step: consts, carry and one slice of the xs to carry and one slice of the ys."""
-
-        def run(consts: list[Any], carry: list[Any], x: list[Any]) -> Any:
-            return self.results(call_jaxpr(self.jaxpr)(*consts, *carry, *x))
-
         used = consts[self.num_condition_consts :]
-        return (primal_half(run) if self.only_primal_half else run)(used, carry, x)
+        return self.results(call_jaxpr(self.jaxpr)(*used, *carry, *x))
 
     def holds(self, consts: list[Any], carry: list[Any]) -> Any:
         """Whether the condition holds: the loop goes on."""
@@ -164,26 +157,6 @@ def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -
     """The values, those that the mask marks replaced one after the other."""
     replacements = iter(chosen)
     return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
-
-
-def primal_half(step: Step) -> Step:
-    """The step as reverse mode computes it: the primal half of its vjp.
-
-    A `custom_vjp` function inside then runs its forward rule, and a derivative of the result is one
-    of that rule. Differentiating the step itself would meet the `custom_vjp` function, which has no
-    forward mode. Residuals are unused, and removed as dead code.
-    """
-
-    def half(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        inputs = Operands(consts, carry, x)
-        masks = Operands(*([is_inexact(v) for v in part] for part in inputs))
-
-        def of_inexact(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
-            return step(*map(substitute, inputs, masks, chosen))
-
-        return jax.vjp(of_inexact, *map(choose, inputs, masks))[0]
-
-    return half
 
 
 def is_inexact(value: Any) -> bool:

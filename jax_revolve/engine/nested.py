@@ -10,6 +10,12 @@ branch that runs only while the loop goes on.
 The pullback is written out level by level rather than left to JAX's transposition, so that its own
 derivatives stay as small: a reverse scan whose steps are under `jax.checkpoint` keeps one carry and
 one cotangent per step, and no residual.
+
+Before jax 0.12 the linearisation of a scan takes `custom_jvp` functions in its body apart; the next
+derivative is then not one of their rules: wrong, or an error, where those matter. (It looks for
+what is the same in all steps by partial evaluation, which drops the rules of what depends on the
+carry.) It leaves a `cond` whole whose predicate depends on the step. A while loop's blocks are in
+one; those of a scan are too, in one that always runs, if its step has such a function.
 """
 
 from collections.abc import Callable
@@ -21,9 +27,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat import has_custom_jvp
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.examples import any_example, going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step, plan_of, primal_half
+from jax_revolve.engine.loop import Loop, Operands, Step, plan_of
+from jax_revolve.engine.primal_half import with_primal_half
 from jax_revolve.engine.pullback import (
     Cotangents,
     add,
@@ -38,9 +46,11 @@ T = TypeVar("T")
 
 
 class _Shared(NamedTuple):
-    """What all of the nests have in common; `safe` holds `safe_operands`."""
+    """What all of the nests have in common: `half` is the loop with the primal half of its step,
+    `safe` holds `safe_operands`."""
 
     loop: Loop
+    half: Loop
     activity: Activity
     consts: list[Any]
     safe: Operands
@@ -49,18 +59,32 @@ class _Shared(NamedTuple):
         """The step from this carry."""
         return guarded(self.loop, self.safe.carry, going(self.loop, self.consts, carry))
 
-    def while_going(self, carry: list[Any], run: Callable[[], T], skip: Callable[[], T]) -> T:
-        """`run()` or, if the loop is over with this carry, `skip()`."""
-        if self.loop.condition is None:
-            return run()
-        return lax.cond(any_example(self.loop.holds(self.consts, carry)), run, skip)
+    def half_step(self, carry: list[Any]) -> Step:
+        """The primal half of the step from this carry."""
+        return guarded(self.half, self.safe.carry, going(self.loop, self.consts, carry))
+
+    def while_going(
+        self, carry: list[Any], number: Any, run: Callable[[], T], skip: Callable[[], T]
+    ) -> T:
+        """`run()` or, if the loop is over with this carry, `skip()`. The block's number, if there
+        is one, is only for JAX to see that what runs depends on it."""
+        if self.loop.condition is not None:
+            return lax.cond(any_example(self.loop.holds(self.consts, carry)), run, skip)
+        return run() if number is None else lax.cond(number >= 0, run, skip)
+
+    def numbers(self, length: int) -> Any:
+        """Of the blocks of a scan that are each in a branch, `None` for others."""
+        if self.loop.condition is None and has_custom_jvp(self.loop.jaxpr):
+            return jnp.arange(length)
+        return None
 
 
 def pull_back_nested(
     loop: Loop, activity: Activity, operands: Operands, cotangents: Cotangents
 ) -> Operands:
     """The cotangents of the active operands, from those of the active results."""
-    shared = _Shared(loop, activity, operands.consts, safe_operands(loop, operands))
+    half = with_primal_half(loop, activity)
+    shared = _Shared(loop, half, activity, operands.consts, safe_operands(loop, operands))
     carry, parts = operands.carry, []
     for lengths, place in _nests(loop):
         xs = _cut(operands.xs, place)
@@ -84,19 +108,19 @@ def _keep_starts(
     length, *inner = lengths
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def advance(carry: list[Any], x: list[Any]) -> list[Any]:
+    def advance(carry: list[Any], x: list[Any], number: Any) -> list[Any]:
         def run() -> list[Any]:
             if inner:
                 return _keep_starts(shared, tuple(inner), carry, x)[0]
-            return primal_half(shared.step(carry))(shared.safe.consts, carry, x)[0]
+            return shared.half_step(carry)(shared.safe.consts, carry, x)[0]
 
-        return shared.while_going(carry, run, lambda: carry)
+        return shared.while_going(carry, number, run, lambda: carry)
 
-    def block(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        return advance(carry, x), carry
+    def block(carry: list[Any], x: tuple[list[Any], Any]) -> tuple[list[Any], list[Any]]:
+        return advance(carry, *x), carry
 
-    xs = _split_leading(xs, length) if inner else xs
-    return lax.scan(block, carry, xs, length, reverse=shared.loop.reverse)
+    inputs = (_split_leading(xs, length) if inner else xs, shared.numbers(length))
+    return lax.scan(block, carry, inputs, length, reverse=shared.loop.reverse)
 
 
 def _pull_back_nest(
@@ -107,7 +131,7 @@ def _pull_back_nest(
     consts, mask = shared.safe.consts, shared.activity.consts
 
     @partial(jax.checkpoint, prevent_cse=False)
-    def pull_back_block(start: list[Any], x: list[Any], ct: Cotangents) -> Operands:
+    def pull_back_block(start: list[Any], x: list[Any], ct: Cotangents, number: Any) -> Operands:
         def run() -> Operands:
             if inner:
                 _, inner_starts = _keep_starts(shared, tuple(inner), start, x)
@@ -116,14 +140,15 @@ def _pull_back_nest(
             return pull_back_step(shared.step(start), shared.activity, inputs, ct)
 
         def skip() -> Operands:
-            return Operands(zero_cotangents(consts, mask), ct.carry, [])
+            ct_x = zero_cotangents(x, shared.activity.xs)
+            return Operands(zero_cotangents(consts, mask), ct.carry, ct_x)
 
-        return shared.while_going(start, run, skip)
+        return shared.while_going(start, number, run, skip)
 
-    def block(state: tuple[Any, Any], inputs: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+    def block(state: tuple[Any, Any], inputs: tuple[Any, ...]) -> tuple[Any, Any]:
         ct_consts, ct_carry = state
-        start, x, ct_y = inputs
-        ct = pull_back_block(start, x, Cotangents(ct_carry, ct_y))
+        start, x, ct_y, number = inputs
+        ct = pull_back_block(start, x, Cotangents(ct_carry, ct_y), number)
         # Added up outside of the checkpoint: it need not be kept for the derivative of this.
         return (add(ct_consts, ct.consts), ct.carry), ct.xs
 
@@ -132,7 +157,11 @@ def _pull_back_nest(
     if inner:
         xs, ct_ys = _split_leading(xs, length), _split_leading(ct_ys, length)
     (ct_consts, ct_carry), ct_xs = lax.scan(
-        block, state, (starts, xs, ct_ys), length, reverse=not shared.loop.reverse
+        block,
+        state,
+        (starts, xs, ct_ys, shared.numbers(length)),
+        length,
+        reverse=not shared.loop.reverse,
     )
     return Operands(ct_consts, ct_carry, _merge_leading(ct_xs) if inner else ct_xs)
 

@@ -36,6 +36,7 @@ from jax_revolve.engine.loop_primitive import run_counted as run_counted
 from jax_revolve.engine.loop_primitive import run_loop as run_loop
 from jax_revolve.engine.once import batch_once, once
 from jax_revolve.engine.plain import run_plain
+from jax_revolve.engine.primal_half import with_primal_half
 from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.restart import find_restart
 from jax_revolve.engine.sizes import sizes_of
@@ -245,8 +246,7 @@ def _num_results(output_types: Any, **_: Any) -> int:
 
 def _loop_params(activity: Activity, **params: Any) -> dict[str, Any]:
     """Those of the loop that computes the values, once it is linearised."""
-    del activity
-    return {**params, "only_primal_half": True}
+    return with_primal_half(Loop(**params), activity).params()
 
 
 def _params_of_later(**params: Any) -> dict[str, Any]:

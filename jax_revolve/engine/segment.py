@@ -25,6 +25,7 @@ from jax_revolve.engine.activity import Mask
 from jax_revolve.engine.batching import batched_as, batched_dims, vmap_over
 from jax_revolve.engine.loop import choose, substitute
 from jax_revolve.engine.loop_primitive import Flat
+from jax_revolve.engine.primal_half import primal_half
 from jax_revolve.engine.region import apart
 from jax_revolve.engine.sweeps import jvp_of_nonzero
 
@@ -240,24 +241,9 @@ def _transpose_jvp(cotangents: Flat, *flat: Any, jaxpr: ClosedJaxpr, **params: A
 
 
 def _primal_params(jaxpr: ClosedJaxpr, mask: Mask, active: Mask) -> dict[str, Any]:
-    """Of the segment that computes the values, once it is linearised.
-
-    As in JAX's own linearisation, a function with a `custom_vjp` is then its forward rule: it has
-    forward-mode derivatives, which the function itself has not.
-    """
-    if not _compat.has_custom_vjp(jaxpr):
-        return {"jaxpr": jaxpr}
+    """Of the segment that computes the values, once it is linearised."""
     del active
-
-    def primal_half(*operands: Any) -> Flat:
-        def run(chosen: Flat) -> Flat:
-            return _run_segment(*substitute(list(operands), mask, chosen), jaxpr=jaxpr)
-
-        return jax.vjp(run, choose(operands, mask))[0]
-
-    half = jax.make_jaxpr(primal_half)(*jaxpr.in_avals)
-    jaxpr, _ = _compat.without_consts(half)
-    return {"jaxpr": jaxpr}
+    return {"jaxpr": primal_half(jaxpr, mask)}
 
 
 def _linearize(operands: Flat, **params: Any) -> tuple[Flat, Flat, dict[str, Any]]:
