@@ -7,6 +7,7 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
   dead code and lowering rules; dead-code elimination; symbolic zeros.
 - the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`), and of its
   `while` equation.
+- `jax.lax.cond_p` and its parameter (`kept_whole`).
 - the names of the equations that run other jaxprs, and of their parameters (`equations`).
 """
 
@@ -33,6 +34,7 @@ from jax_revolve._compat.jaxprs import has_custom_jvp as has_custom_jvp
 from jax_revolve._compat.jaxprs import has_custom_vjp as has_custom_vjp
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
+from jax_revolve._compat.jaxprs import kept_whole as kept_whole
 from jax_revolve._compat.jaxprs import results_in as results_in
 from jax_revolve._compat.jaxprs import results_of as results_of
 from jax_revolve._compat.jaxprs import run_equation as run_equation

@@ -1,14 +1,17 @@
 """Jaxprs: what a function computes, what depends on what, and parts of it."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
+from jax import lax
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.values import AbstractValue
+from jax_revolve._compat.values import AbstractValue, as_array
+
+T = TypeVar("T")
 
 call_jaxpr = jaxpr_as_fun
 
@@ -120,6 +123,17 @@ def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     jaxpr = closed.jaxpr
     jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     return ClosedJaxpr(jaxpr, []), list(closed.consts)
+
+
+def kept_whole(fun: Callable[[], T], number: Any) -> T:
+    """`fun()`, which JAX's linearisation of a scan leaves whole, whatever is the same in all steps.
+
+    It is the only branch of a conditional on `number`, the step's, an int32. XLA removes it.
+    """
+    closed, shape = jax.make_jaxpr(fun, return_shape=True)()
+    branch, consts = without_consts(closed)
+    results = lax.cond_p.bind(number, *map(as_array, consts), branches=(branch,))
+    return jax.tree.unflatten(jax.tree.structure(shape), results)
 
 
 def has_custom_vjp(closed: ClosedJaxpr) -> bool:

@@ -14,8 +14,8 @@ one cotangent per step, and no residual.
 Before jax 0.12 the linearisation of a scan takes `custom_jvp` functions in its body apart; the next
 derivative is then not one of their rules: wrong, or an error, where those matter. (It looks for
 what is the same in all steps by partial evaluation, which drops the rules of what depends on the
-carry.) It leaves a `cond` whole whose predicate depends on the step. A while loop's blocks are in
-one; those of a scan are too, in one that always runs, if its step has such a function.
+carry.) It leaves a conditional whole that depends on the step. A while loop's blocks are in one;
+those of a scan are in one that has no other branch, if its step has such a function.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import has_custom_jvp
+from jax_revolve._compat import has_custom_jvp, kept_whole
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.examples import any_example, going, guarded, safe_operands
 from jax_revolve.engine.loop import Loop, Operands, Step, plan_of
@@ -66,16 +66,15 @@ class _Shared(NamedTuple):
     def while_going(
         self, carry: list[Any], number: Any, run: Callable[[], T], skip: Callable[[], T]
     ) -> T:
-        """`run()` or, if the loop is over with this carry, `skip()`. The block's number, if there
-        is one, is only for JAX to see that what runs depends on it."""
+        """`run()` or, if the loop is over with this carry, `skip()`."""
         if self.loop.condition is not None:
             return lax.cond(any_example(self.loop.holds(self.consts, carry)), run, skip)
-        return run() if number is None else lax.cond(number >= 0, run, skip)
+        return run() if number is None else kept_whole(run, number)
 
     def numbers(self, length: int) -> Any:
-        """Of the blocks of a scan that are each in a branch, `None` for others."""
+        """Of the blocks of a scan that are to be kept whole, `None` for others."""
         if self.loop.condition is None and has_custom_jvp(self.loop.jaxpr):
-            return jnp.arange(length)
+            return jnp.arange(length, dtype=jnp.int32)
         return None
 
 
@@ -140,8 +139,7 @@ def _pull_back_nest(
             return pull_back_step(shared.step(start), shared.activity, inputs, ct)
 
         def skip() -> Operands:
-            ct_x = zero_cotangents(x, shared.activity.xs)
-            return Operands(zero_cotangents(consts, mask), ct.carry, ct_x)
+            return Operands(zero_cotangents(consts, mask), ct.carry, [])
 
         return shared.while_going(start, number, run, skip)
 

@@ -5,9 +5,8 @@ mode; "bounded" has both, and takes half as long again in forward mode. There is
 s stages the loop takes s steps, or s - 1 if the first stage is known from the step before. So it is
 a `lax.scan` of s - 1 steps and, perhaps, one more.
 
-An implicit stage finds a root by a function with a derivative rule of its own. Before jax 0.12 the
-linearisation of a scan takes such functions apart (see `engine.nested`), but not in a `cond`: where
-there are any, all s steps are in one.
+An implicit stage finds a root by a function with a derivative rule of its own. Stages with such
+functions are kept whole, see `engine.nested`.
 
 The loop is found in what the solver's step is traced to, where it is the last one.
 """
@@ -17,9 +16,10 @@ from typing import Any
 import diffrax
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import LoopEquation, has_custom_jvp, run_around_loop
+from jax_revolve._compat import LoopEquation, has_custom_jvp, kept_whole, run_around_loop
 from jax_revolve.engine.loop import Loop
 
 
@@ -72,13 +72,13 @@ def _run_stages(equation: LoopEquation, operands: list[Any], stages: int) -> lis
     def stage(carry: list[Any]) -> list[Any]:
         return loop.step(consts, carry, [])[0]
 
-    def stage_if_any(carry: list[Any]) -> list[Any]:
-        return lax.cond(loop.holds(consts, carry), stage, lambda carry: carry, carry)
+    keep = has_custom_jvp(loop.jaxpr)
 
-    if has_custom_jvp(loop.jaxpr):
-        return lax.scan(lambda carry, _: (stage_if_any(carry), None), init, None, stages)[0]
-    carry, _ = lax.scan(lambda carry, _: (stage(carry), None), init, None, stages - 1)
-    return stage_if_any(carry)
+    def one(carry: list[Any], number: Any) -> tuple[list[Any], None]:
+        return kept_whole(lambda: stage(carry), number) if keep else stage(carry), None
+
+    carry, _ = lax.scan(one, init, jnp.arange(stages - 1, dtype=jnp.int32))
+    return lax.cond(loop.holds(consts, carry), stage, lambda carry: carry, carry)
 
 
 def _num_stages(solver: Any) -> int:
