@@ -141,7 +141,6 @@ SECOND_ORDERS = [
     ("Kvaerno3", "forward over reverse"),
     ("Kvaerno3", "reverse over reverse"),
     ("Heun, SDE", "forward over reverse"),
-    ("SRA1, SDE", "reverse over reverse"),
 ]
 """The first in every run. The last ones' steps have derivative rules of their own in them: implicit
 stages, and a path that refuses to be differentiated by the time."""

@@ -57,14 +57,23 @@ IN_EVERY_RUN = {
 """Beside the gradient of one kind of loop in each setting."""
 
 
+SECOND_ORDER = {"forward_over_reverse", "reverse_over_reverse"}
+"""Those of the nested engine, which is the same whatever the plan: it is tried with one."""
+
+ANOTHER_PLAN = {"budget", "while_in_blocks"}
+
+
 def _triples() -> list[Any]:
     gradients = {(s, list(LOOPS)[i % len(LOOPS)], "grad") for i, s in enumerate(SETTINGS)}
+    in_every_run = gradients | IN_EVERY_RUN
+
+    def marks(setting: str, loop: str, derivative: str) -> list[pytest.MarkDecorator]:
+        if loop in ANOTHER_PLAN and derivative in SECOND_ORDER:
+            return [pytest.mark.exhaustive]
+        return [] if (setting, loop, derivative) in in_every_run else [pytest.mark.slow]
+
     return [
-        pytest.param(
-            *triple,
-            id="-".join(triple),
-            marks=[] if triple in gradients | IN_EVERY_RUN else [pytest.mark.slow],
-        )
+        pytest.param(*triple, id="-".join(triple), marks=marks(*triple))
         for triple in product(SETTINGS, LOOPS, DERIVATIVES)
     ]
 
