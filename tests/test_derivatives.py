@@ -1,5 +1,6 @@
 """Derivatives against finite differences, and random programs against `lax.scan`."""
 
+import gc
 import logging
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve.engine import once
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -341,6 +343,22 @@ def test_no_tracer_leaves_its_trace(loop: str) -> None:
 
     with jax.checking_leaks():
         jax.grad(loss)(jnp.ones(3))
+
+
+def test_what_is_known_of_a_loop_is_forgotten_with_it() -> None:
+    """The primal half of a step that is its own was remembered, and with it the loop."""
+    loops = once._KNOWN  # pyright: ignore[reportPrivateUsage]
+
+    def known_after(weight: float) -> int:
+        def loss(x: Any) -> Any:
+            return checkpointed_scan(lambda c, _: (jnp.sin(weight * c), None), x, None, 5)[0]
+
+        jax.jit(jax.jacfwd(jax.grad(loss)))(0.3)
+        jax.clear_caches()
+        gc.collect()
+        return len(loops)
+
+    assert known_after(1.0) == known_after(2.0)
 
 
 @jax.custom_jvp

@@ -38,6 +38,8 @@ def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
 
 def with_primal_half(loop: Loop, activity: Activity) -> Loop:
     """The loop whose step is the primal half of the step."""
+    if not has_custom_vjp(loop.jaxpr):
+        return loop  # `once` must not hold its jaxpr
     consts = activity.consts[loop.num_condition_consts :]
     active = (*consts, *activity.carry, *activity.xs)
     half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
