@@ -11,6 +11,7 @@ functions are kept whole, see `engine.nested`.
 The loop is found in what the solver's step is traced to, where it is the last one.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import diffrax
@@ -19,8 +20,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import LoopEquation, has_custom_jvp, kept_whole, run_around_loop
+from jax_revolve._compat import (
+    LoopEquation,
+    has_custom_jvp,
+    kept_whole,
+    run_around_loop,
+    run_each,
+    run_equation,
+    variables,
+)
 from jax_revolve.engine.loop import Loop
+
+SET = "maybe_set"
+"""Equinox's primitive that writes into a buffer."""
 
 
 class ScannedStages(eqx.Module):
@@ -68,10 +80,7 @@ def with_scanned_stages(solver: Any) -> Any:
 def _run_stages(equation: LoopEquation, operands: list[Any], stages: int) -> list[Any]:
     loop = Loop.of(equation, stages, None)
     consts, init, _ = loop.operands(operands)
-
-    def stage(carry: list[Any]) -> list[Any]:
-        return loop.step(consts, carry, [])[0]
-
+    stage = _stage(loop, consts)
     keep = has_custom_jvp(loop.jaxpr)
 
     def one(carry: list[Any], number: Any) -> tuple[list[Any], None]:
@@ -79,6 +88,41 @@ def _run_stages(equation: LoopEquation, operands: list[Any], stages: int) -> lis
 
     carry, _ = lax.scan(one, init, jnp.arange(stages - 1, dtype=jnp.int32))
     return lax.cond(loop.holds(consts, carry), stage, lambda carry: carry, carry)
+
+
+def _stage(loop: Loop, consts: list[Any]) -> Callable[[list[Any]], list[Any]]:
+    """A stage: carry to carry.
+
+    It multiplies the slopes of all stages before it, a buffer in the carry, and writes its own into
+    the buffer. In reverse mode the cotangent of the product is added to that of the whole buffer.
+    XLA's CPU backend would compute it anew for each row of the buffer, by a kernel that holds all
+    of the vector field's derivative; see `_in_a_kernel_of_its_own`.
+    """
+    used = consts[loop.num_condition_consts :]
+    carried = set(loop.jaxpr.jaxpr.invars[len(used) :])
+
+    def run(eqn: Any, operands: list[Any]) -> list[Any]:
+        if eqn.primitive.name == SET:
+            go_on, buffer, slope, *index = operands
+            return run_equation(eqn, [go_on, buffer, _in_a_kernel_of_its_own(slope), *index])
+        results = run_equation(eqn, operands)
+        if eqn.primitive.name == "dot_general" and not carried.isdisjoint(variables(eqn.invars)):
+            return list(map(_in_a_kernel_of_its_own, results))
+        return results
+
+    return lambda carry: run_each(loop.jaxpr, [*used, *carry], run)
+
+
+def _in_a_kernel_of_its_own(value: Any) -> Any:
+    """The value, which XLA's CPU backend computes once, and so its cotangent.
+
+    To XLA a division is dear: it does not compute one again in every kernel that uses the result.
+    Dividing by one changes nothing. The barrier hides that it is one; it is gone when kernels are
+    made, so to have nothing but a barrier does not help, and a conditional takes longer.
+    """
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        return value
+    return value / lax.optimization_barrier(jnp.ones((), value.dtype))
 
 
 def _num_stages(solver: Any) -> int:
