@@ -147,7 +147,7 @@ def all_workloads() -> list[LayerWorkload]:
     """XLA takes minutes for each program of 48 blocks that are a list, and seconds for a stack."""
     return [
         transformer(48, 256, 256, 2, (24, 9), is_stack=True),
-        replace(transformer(12, 256, 256, 1, (4,), is_stack=False), shares=(0.5, 0.25)),
+        replace(transformer(48, 256, 256, 1, (), is_stack=False), shares=(0.25,)),
         resnet(100, 16, 32, 8, (50, 13)),
     ]
 
