@@ -1,5 +1,6 @@
 """`RevolveAdjoint` against Diffrax's own `DirectAdjoint`, which differentiates every operation."""
 
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -296,6 +297,23 @@ def test_memory_grows_with_the_checkpoints_alone() -> None:
     assert temporaries(20, 10.0) == pytest.approx(temporaries(20, 100.0), abs=state / 10)
     more = temporaries(40, 10.0) - temporaries(20, 10.0)
     assert more == pytest.approx(20 * state, rel=0.05)
+
+
+def test_the_cotangent_of_a_stage_is_computed_once() -> None:
+    """It is added to those of all slopes before, each multiplied by a number. XLA's CPU backend put
+    the whole vector field's transpose into the kernel that does so, once for each slope."""
+
+    def run(y0: Any) -> Any:
+        term = diffrax.ODETerm(lambda t, y, args: jnp.roll(y, 1) - 2 * y + jnp.roll(y, -1) - y**3)
+        solver, adjoint = diffrax.Tsit5(), RevolveAdjoint(checkpoints=3)
+        solution: Any = diffrax.diffeqsolve(term, solver, 0.0, 1.0, 0.1, y0, adjoint=adjoint)
+        return jnp.sum(solution.ys**2)
+
+    text = jax.jit(jax.grad(run)).lower(jnp.ones(50)).compile().as_text()
+    kernels = re.findall(r"^%?fused_computation.*?^}", text or "", re.MULTILINE | re.DOTALL)
+    adding = [k for k in kernels if re.search(r"ROOT %\S+ = f64\[7,50\]\S* add\(", k)]
+    assert adding
+    assert not any(" negate(" in k or " pad(" in k for k in adding)
 
 
 def test_other_versions_of_diffrax_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
