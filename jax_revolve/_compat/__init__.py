@@ -37,7 +37,6 @@ from jax_revolve._compat.jaxprs import is_literal as is_literal
 from jax_revolve._compat.jaxprs import kept_whole as kept_whole
 from jax_revolve._compat.jaxprs import results_in as results_in
 from jax_revolve._compat.jaxprs import results_of as results_of
-from jax_revolve._compat.jaxprs import run_each as run_each
 from jax_revolve._compat.jaxprs import run_equation as run_equation
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import eval_jaxpr
 from jax.extend.core import jaxpr_as_fun
 
-from jax_revolve._compat.jaxprs import run_equation
+from jax_revolve._compat.jaxprs import is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
 from jax_revolve._compat.values import is_array_type, with_weak_type, zeros
 
@@ -123,6 +124,14 @@ def source_of(eqn: Any) -> str:
     return ""
 
 
+def _run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    """What an equation computes, whatever its primitive."""
+    values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
+    empty = jax.make_jaxpr(lambda: ())().jaxpr
+    program = empty.replace(eqns=[eqn], invars=list(values), outvars=list(eqn.outvars))
+    return eval_jaxpr(program, [], *values.values())
+
+
 def operands_like(eqn: Any) -> list[Any]:
     """Zeros in place of an equation's operands, for tracing."""
     return [with_weak_type(zeros(v.aval), v.aval) for v in eqn.invars]
@@ -138,7 +147,7 @@ def _derivative(eqn: Any, enclosing: Sequence[Any]) -> Any:
         def of_inexact(*chosen: Any) -> tuple[Any, Any]:
             rest = iter(chosen)
             inputs = [next(rest) if m else x for m, x in zip(mask, operands, strict=True)]
-            results = run_equation(eqn, inputs)
+            results = _run(eqn, inputs)
             kept = _inexact(results)
             return _only(results, kept), _only(results, [not k for k in kept])
 

@@ -103,28 +103,9 @@ def filled_with_a_number(closed: ClosedJaxpr) -> list[bool]:
     return [not is_literal(v) and v in filled for v in closed.jaxpr.outvars]
 
 
-def run_equation(eqn: Any, operands: Sequence[Any], **changed: Any) -> list[Any]:
-    """The results of an equation with other operands, and perhaps other parameters."""
-    values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
-    eqn = eqn.replace(params={**eqn.params, **changed})
-    empty = jax.make_jaxpr(lambda: ())().jaxpr
-    program = empty.replace(eqns=[eqn], invars=list(values), outvars=list(eqn.outvars))
-    return eval_jaxpr(program, [], *values.values())
-
-
-def run_each(
-    closed: ClosedJaxpr, inputs: Sequence[Any], run: Callable[[Any, list[Any]], Sequence[Any]]
-) -> list[Any]:
-    """What a jaxpr computes, the results of each equation being `run(equation, operands)`."""
-    jaxpr = closed.jaxpr
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *inputs], strict=True))
-
-    def value(atom: Any) -> Any:
-        return atom.val if is_literal(atom) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        values.update(zip(eqn.outvars, run(eqn, list(map(value, eqn.invars))), strict=True))
-    return list(map(value, jaxpr.outvars))
+def run_equation(eqn: Any, operands: Sequence[Any], **changed: Any) -> Any:
+    """The result of an equation with other operands, and perhaps other parameters."""
+    return eqn.primitive.bind(*operands, **{**eqn.params, **changed})
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:

@@ -100,7 +100,7 @@ class Products:
             eqn = self._makers[v]
             if eqn.primitive.name == "dot_general":
                 return _sum_of_products(eqn, *(buffers[operand] for operand in eqn.invars))
-            return run_equation(eqn, list(map(total, eqn.invars)))[0]
+            return run_equation(eqn, list(map(total, eqn.invars)))
 
         return list(map(total, choose(self._consts, self.deferred)))
 
@@ -142,11 +142,11 @@ def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
     batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
 
     def over_several_axes(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-        return run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))
+        return [run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))]
 
     def over_one_axis(a: jax.Array, b: jax.Array) -> list[jax.Array]:
         a, b = (x.reshape(-1, *x.shape[len(first) + 1 :]) for x in (a, b))
-        return run_equation(eqn, [a, b], dimension_numbers=(((0,), (0,)), ((), ())))
+        return [run_equation(eqn, [a, b], dimension_numbers=(((0,), (0,)), ((), ())))]
 
     first = tuple(range(len(axes_a)))
     if tuple(axes_a) != first or tuple(axes_b) != first or any(map(_is_sharded, (a, b))):

@@ -13,11 +13,12 @@ The loop is found in what the solver's step is traced to, where it is the last o
 On a CPU, the time of a stage is mostly that of launching its kernels, and of waking another thread
 where several could run. That is why slopes are written by another operation than Diffrax's, why
 some values have kernels of their own, and why explicit solvers take the stage that may be left out
-before the others: its cotangent is then not the one they start from. Together it makes the gradient
-of a Tsit5 solve a third quicker. Implicit solvers are quicker with that stage at the end.
+before the others, implicit ones after them. Together it makes the gradient of a Tsit5 solve a third
+quicker.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import diffrax
@@ -27,13 +28,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import (
+    ClosedJaxpr,
     LoopEquation,
+    call_in_place,
     has_custom_jvp,
     kept_whole,
     run_around_loop,
-    run_each,
     run_equation,
     variables,
+    with_equations,
 )
 from jax_revolve.engine.loop import Loop
 
@@ -86,8 +89,11 @@ def with_scanned_stages(solver: Any) -> Any:
 def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list[Any]:
     loop = Loop.of(equation, count, None)
     consts, init, _ = loop.operands(operands)
-    stage = _stage(loop, consts)
     keep = has_custom_jvp(loop.jaxpr)
+    quicker = replace(loop, jaxpr=_in_fewer_kernels(loop))
+
+    def stage(carry: list[Any]) -> list[Any]:
+        return quicker.step(consts, carry, [])[0]
 
     def one(carry: list[Any], number: Any) -> tuple[list[Any], None]:
         return kept_whole(lambda: stage(carry), number) if keep else stage(carry), None
@@ -115,33 +121,35 @@ def _stage_number(loop: Loop, carry: list[Any]) -> Any:
     return 0 if number is None else carry[carried.index(number)]
 
 
-def _stage(loop: Loop, consts: list[Any]) -> Callable[[list[Any]], list[Any]]:
-    """A stage: carry to carry.
+def _in_fewer_kernels(loop: Loop) -> ClosedJaxpr:
+    """What a stage computes, for XLA's CPU backend.
 
     It multiplies the slopes of all stages before it, a buffer in the carry, and writes its own into
     the buffer. In reverse mode the cotangent of the product is added to that of the whole buffer.
-    XLA's CPU backend would compute it anew for each row of the buffer, by a kernel that holds all
-    of the vector field's derivative; see `_in_a_kernel_of_its_own`.
+    XLA would compute it anew for each row of the buffer, by a kernel that holds all of the vector
+    field's derivative; see `_in_a_kernel_of_its_own`.
     """
-    used = consts[loop.num_condition_consts :]
-    carried = set(loop.jaxpr.jaxpr.invars[len(used) :])
+    carried = set(loop.jaxpr.jaxpr.invars[-loop.num_carry :])
 
-    def run(eqn: Any, operands: list[Any]) -> list[Any]:
+    def change(eqn: Any) -> Any:
         if eqn.primitive.name == SET:
-            _, buffer, slope, number = operands
-            return [_write(eqn, buffer, _in_a_kernel_of_its_own(slope), number)]
-        results = run_equation(eqn, operands)
+            return call_in_place(partial(_write, eqn), eqn, ())
         if eqn.primitive.name == "dot_general" and not carried.isdisjoint(variables(eqn.invars)):
-            return list(map(_in_a_kernel_of_its_own, results))
-        return results
+            return call_in_place(partial(_multiply, eqn), eqn, ())
+        return eqn
 
-    return lambda carry: run_each(loop.jaxpr, [*used, *carry], run)
+    return with_equations(loop.jaxpr, list(map(change, loop.jaxpr.jaxpr.eqns)))
 
 
-def _write(eqn: Any, buffer: Any, slope: Any, number: Any) -> Any:
+def _multiply(eqn: Any, *operands: Any) -> list[Any]:
+    return [_in_a_kernel_of_its_own(run_equation(eqn, operands))]
+
+
+def _write(eqn: Any, go_on: Any, buffer: Any, slope: Any, number: Any) -> list[Any]:
     """The buffer with the slope of a stage, as the equation has it. That is a scatter, for which
     XLA compares the number with the length first. Of its derivative it is better: as each place is
     written to once, its transpose need not put zeros there."""
+    del go_on  # a stage that is run writes
 
     @jax.custom_jvp
     def write(buffer: Any, slope: Any, number: Any) -> Any:
@@ -153,7 +161,7 @@ def _write(eqn: Any, buffer: Any, slope: Any, number: Any) -> Any:
         (result_dot,) = run_equation(eqn, [jnp.array(True), buffer_dot, slope_dot, primals[2]])
         return write(*primals), result_dot
 
-    return write(buffer, slope, number)
+    return [write(buffer, _in_a_kernel_of_its_own(slope), number)]
 
 
 def _in_a_kernel_of_its_own(value: Any) -> Any:
