@@ -15,6 +15,9 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `diffrax_adjoints`: solves of differential equations
 - `compiling`: compile time and program size over the length of the loop
 - `progress`: what showing progress costs
+
+Not run here are `tpu_programs`, which needs a compiler for TPUs, and `third_party`, which needs the
+packages whose programs it measures.
 """
 
 import argparse

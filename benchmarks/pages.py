@@ -241,6 +241,60 @@ def diffrax_table(record: Record) -> str:
     )
 
 
+def third_party_table(record: Record) -> str:
+    """Programs of other packages before and after `checkpoint_loops`, one a row."""
+    programs: dict[str, dict[str, Record]] = {}
+    for m in record["measurements"]:
+        programs.setdefault(m["program"], {})[m["contender"]] = m
+    rows = []
+    for found in programs.values():
+        before = found.get("jax.grad")
+        default = found["checkpoint_loops"]
+        within = found.get("checkpoint_loops(memory=)")
+        versions = ", ".join(f"{name} {number}" for name, number in default["versions"].items())
+        rows.append(
+            [
+                f"{default['program']}: {default['size']} ({versions})",
+                str(default["loops"]),
+                *_before(before),
+                *_after(default, before),
+                *_after(within, before),
+                _relative(default["difference"]),
+                _relative(default["rounding"]),
+            ]
+        )
+    return _table(
+        f"Gradients of programs of other packages {_machine(record)}: alone, with"
+        " `checkpoint_loops` by default, and with `memory=` a tenth of the first column"
+        " (`benchmarks/third_party.py`):",
+        [
+            *("program", "loops", "memory", "time", "by default", "time", "`memory=`", "time"),
+            *("difference", "rounding"),
+        ],
+        rows,
+    )
+
+
+def _before(run: Record | None) -> list[str]:
+    return ["no gradient", ""] if run is None else [_megabytes(run), f"{run['median_ms']:.0f} ms"]
+
+
+def _after(run: Record | None, before: Record | None) -> list[str]:
+    """Memory, and time as a ratio where there is one to compare with."""
+    if run is None:
+        return ["", ""]
+    if before is None:
+        return [_megabytes(run), f"{run['median_ms']:.0f} ms"]
+    return [_megabytes(run), f"{run['median_ms'] / before['median_ms']:.2f}"]
+
+
+def _relative(difference: float | None) -> str:
+    """A relative difference of numbers in single precision."""
+    if difference is None:
+        return ""
+    return "< 1e-07" if difference < 1e-7 else f"{difference:.0e}"
+
+
 def tpu_table(record: Record) -> str:
     """What programs compiled for a TPU hold, on the device and on its host."""
     rows = [
@@ -312,6 +366,7 @@ TABLES = {
     "compiling": Source("compiling-cpu", compiling_table),
     "layers": Source("layers-cpu", layers_table),
     "diffrax": Source("diffrax-cpu", diffrax_table),
+    "third-party": Source("third-party-cpu", third_party_table),
     "tpu-programs": Source("programs-tpu", tpu_table),
     "progress": Source("progress-cpu", progress_table),
     "storage": Source("storage-cpu", storage_table),

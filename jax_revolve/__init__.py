@@ -5,11 +5,11 @@ from jax_revolve._checkpointed import Checkpointed as Checkpointed
 from jax_revolve._checkpointed import checkpoint_layers as checkpoint_layers
 from jax_revolve._explain import explain as explain
 from jax_revolve._fori import checkpointed_fori_loop as checkpointed_fori_loop
+from jax_revolve._loops_report import LoopsReport as LoopsReport
 from jax_revolve._program import FoundLoop as FoundLoop
 from jax_revolve._progress import ProgressMeter as ProgressMeter
 from jax_revolve._progress import TextMeter as TextMeter
 from jax_revolve._progress import TqdmMeter as TqdmMeter
-from jax_revolve._rewrite import LoopsReport as LoopsReport
 from jax_revolve._rewrite import checkpoint_loops as checkpoint_loops
 from jax_revolve._rewrite import explain_loops as explain_loops
 from jax_revolve._scan import checkpointed_scan as checkpointed_scan

@@ -7,11 +7,14 @@ import jax
 from jax import lax
 
 from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
-from jax_revolve.engine.activity import find_activity
-from jax_revolve.engine.loop import Loop, choose, is_inexact
+from jax_revolve.engine.activity import Activity, find_activity
+from jax_revolve.engine.loop import Loop, Operands, choose, is_inexact
 from jax_revolve.engine.restart import find_restart
 from jax_revolve.engine.sizes import sizes_of
+from jax_revolve.engine.steps import Steps
+from jax_revolve.engine.tape import Tape
 from jax_revolve.schedule import request
+from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.request import Request
@@ -37,7 +40,8 @@ def explain(
 
     Runs nothing: `f` is traced, and its linearisation measured. As if everything that can be
     differentiated were so: `init`, `xs`, and the arrays that `f` closes over. A gradient with
-    respect to less leaves less behind.
+    respect to less leaves less behind. Bytes are those of one device inside of `jax.shard_map` and
+    where types tell the sharding (`AxisType.Explicit`), and those of whole arrays elsewhere.
 
     **Arguments:**
 
@@ -128,6 +132,32 @@ class NoDerivative(ValueError):
 
 def report_of(loop: Loop, operands: list[Any]) -> Report:
     """The report on a loop all of whose operands are differentiated that can be."""
+    inputs, activity = _differentiated(loop, operands)
+    restart = find_restart(loop, activity, inputs)
+    sizes = sizes_of(loop, activity, restart, inputs)
+    _, ys = loop.results(loop.output_types)
+    xs = list(map(jax.typeof, loop.operands(operands).xs))
+    consts = list(map(jax.typeof, inputs.consts))
+    always = {
+        "xs": bytes_of(xs),
+        "cotangents of xs": bytes_of(choose(xs, activity.xs)),
+        "ys": bytes_of(ys),
+        "cotangents of ys": bytes_of(choose(ys, activity.ys)),
+        "cotangents of closed-over values": bytes_of(choose(consts, activity.consts)),
+    }
+    plan = chosen_plan(loop, sizes)
+    return Report(plan, sizes, always, stops_by_itself=loop.condition is not None)
+
+
+def residual_bytes(loop: Loop, operands: list[Any]) -> int:
+    """The residuals of a step of the loop, where nothing is checkpointed."""
+    inputs, activity = _differentiated(loop, operands)
+    return bytes_of(Tape(Steps.of(loop, (True,) * loop.num_carry, inputs), activity).types)
+
+
+def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:
+    """The operands, with at least one slice of the xs, and what depends on those that can be
+    differentiated."""
     inputs, first = loop.operands(operands), loop.num_condition_consts
     if loop.length == 0:  # there is no slice to look at
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
@@ -139,19 +169,12 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
             "init, xs and what f closes over must hold floating-point numbers that its results "
             "depend on, but do not: there is no derivative that would take anything."
         )
-    restart = find_restart(loop, activity, inputs)
-    sizes = sizes_of(loop, activity, restart, inputs)
+    return inputs, activity
+
+
+def chosen_plan(loop: Loop, sizes: Sizes) -> AnyPlan:
+    """The plan of a loop of these sizes."""
     assert loop.plan is not None
     plan = loop.plan.resolve(sizes) if isinstance(loop.plan, Request) else loop.plan
     assert isinstance(plan, AnyPlan)
-    _, ys = loop.results(loop.output_types)
-    xs = list(map(jax.typeof, loop.operands(operands).xs))
-    consts = list(map(jax.typeof, inputs.consts))
-    always = {
-        "xs": bytes_of(xs),
-        "cotangents of xs": bytes_of(choose(xs, activity.xs)),
-        "ys": bytes_of(ys),
-        "cotangents of ys": bytes_of(choose(ys, activity.ys)),
-        "cotangents of closed-over values": bytes_of(choose(consts, activity.consts)),
-    }
-    return Report(plan, sizes, always, stops_by_itself=loop.condition is not None)
+    return plan

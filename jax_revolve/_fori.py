@@ -86,13 +86,28 @@ def checkpointed_fori_loop(
             loop = Loop.of(equation, max_steps, plan, listener)
             results = run_loop(loop, operands)
             return raise_if_stopped(loop, operands, results, results)
-        if max_steps is not None and steps > max_steps:
-            raise ValueError(
-                f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
-            )
+        check_steps(steps)
         plan = request.for_scan(steps, checkpoints, block, memory, storage)
         check_storage(plan)
         return run_loop(Loop.of(equation, steps, plan, listener), operands)
 
+    def check_steps(steps: int) -> None:
+        if max_steps is not None and steps > max_steps:
+            raise ValueError(
+                f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
+            )
+
     start = (lower, init_val)
-    return fori(start) if is_jit_disabled() else run_from(start, fori, run)
+    known = _known_steps(lower, upper) if is_jit_disabled() else None
+    if known is None:
+        return run_from(start, fori, run)
+    check_steps(known)
+    return fori(start)  # a Python loop, for debugging
+
+
+def _known_steps(lower: Any, upper: Any) -> int | None:
+    """How many steps there are between bounds that are not traced."""
+    try:
+        return max(int(upper) - int(lower), 0)
+    except (TypeError, ValueError):
+        return None

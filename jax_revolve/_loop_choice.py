@@ -1,17 +1,17 @@
 """Which of the loops that were found are checkpointed, and how."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from jax_revolve._nests import Nests
 from jax_revolve._program import FoundLoop, Key, Replacement
-from jax_revolve.schedule import cost, request
-from jax_revolve.schedule.choose import trade_off
+from jax_revolve.schedule import request
+from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
-from jax_revolve.schedule.report import Report
-from jax_revolve.schedule.share import Outlay, share
+from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.share import Outlay, Outlays, SharingLoop, of_each_step
 from jax_revolve.schedule.units import Memory, bytes_of
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
@@ -26,10 +26,17 @@ class _Options:
     memory: Memory
     max_steps: int | None
 
+    @property
+    def is_without_bound(self) -> bool:
+        """Whether there is nothing to reverse a while loop by."""
+        return self.max_steps is None and self.checkpoints in (None, "all")
+
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
             plan = request.for_scan(loop.length, self.checkpoints, self.block, self.memory)
             return Replacement(plan, None)
+        if self.is_without_bound:
+            return Replacement(None, None)
         plan = request.for_bound(self.max_steps, self.checkpoints, self.block, self.memory)
         return Replacement(plan, self.max_steps)
 
@@ -60,7 +67,10 @@ class Choice:
         sharing = {
             loop: options
             for loop, options in chosen.items()
-            if self.memory is not None and options.checkpoints is None and options.memory is None
+            if self.memory is not None
+            and options.checkpoints is None
+            and options.memory is None
+            and (loop.length is not None or not options.is_without_bound)
         }
         own = {
             loop.key: options.replacement(loop)
@@ -86,9 +96,13 @@ class Choice:
             )
         elif not said:
             return None
-        if loop.length is None and options.max_steps is None:
-            # Then an int for checkpoints is enough to reverse it.
-            return None if options.checkpoints in (None, "all") else options
+        if not options.is_without_bound and loop.varies_unevenly:
+            raise NotImplementedError(
+                f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
+                "different devices, and part of its carry is the same on all of them by its type: "
+                "jax_revolve cannot checkpoint it. Pass its initial carry through "
+                "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
+            )
         return options
 
 
@@ -108,101 +122,77 @@ def _changed(options: _Options, said: dict[str, Any], loop: FoundLoop) -> _Optio
     return options
 
 
-@dataclass(frozen=True)
 class _SharedMemory:
-    """Loops that share an amount of memory, among all that were found.
+    """Loops that share an amount of memory, among all that were found."""
 
-    Loops that are in none of the others hold their checkpoints until the reverse pass comes to
-    them, all at the same time. One that is in another one is there as often as that tapes steps:
-    its share is part of the residuals of a step.
-    """
-
-    loops: Sequence[FoundLoop]
-    sharing: Mapping[FoundLoop, _Options]
-    own: Mapping[Key, Replacement]
-    _found: dict[Key, list[Outlay]] = field(default_factory=dict)
+    def __init__(
+        self,
+        loops: Sequence[FoundLoop],
+        sharing: Mapping[FoundLoop, _Options],
+        own: Mapping[Key, Replacement],
+    ) -> None:
+        self._nests, self._sharing, self._own = Nests(loops), sharing, own
 
     def replacements(self, memory: int) -> dict[Key, Replacement]:
-        loops = self._within(None)
-        least = sum(self._copies(loop) * self._least(loop) for loop in loops)
-        if memory < least:
-            names = ", ".join(f"{loop.name} of {loop.source}" for loop in loops)
+        """The quickest that fit, by prediction."""
+        outlays = self._nests.outlays(self._outlays)
+        chosen = outlays.quickest(memory)
+        if chosen is None:
+            names = ", ".join(f"{loop.name} of {loop.source}" for loop in self._sharing)
             raise ValueError(
-                f"memory must be at least {least} bytes here, but is {memory}: with less, the "
-                f"loops that share it cannot be checkpointed ({names}). Pass at least so much, or "
-                "leave out loops with where."
+                f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
+                f"less, the loops that share it cannot be checkpointed ({names}). Pass at least so "
+                "much, or leave out loops with where."
             )
-        return dict(self._shared_out(loops, memory))
+        return self._with_plans(chosen)
 
-    def _shared_out(
-        self, loops: Sequence[FoundLoop], memory: int
-    ) -> Iterator[tuple[Key, Replacement]]:
-        outlays = [
-            [(self._copies(loop) * size, time) for size, time in self._outlays(loop)]
-            for loop in loops
-        ]
-        for loop, part in zip(loops, share(memory, outlays), strict=True):
-            own = part // self._copies(loop)
-            yield loop.key, self._replacement(loop, own)
-            inner = self._within(loop)
-            needed = sum(self._copies(i) * self._least(i) for i in inner)
-            yield from self._shared_out(inner, needed + (own - self._least(loop)) // 2)
+    def _with_plans(self, outlay: Outlay) -> dict[Key, Replacement]:
+        plans = dict(outlay.plans)
+        return {
+            loop.key: Replacement(plans[loop.key], options.max_steps)
+            for loop, options in self._sharing.items()
+            if loop.key in plans
+        }
 
-    def _outlays(self, loop: FoundLoop) -> list[Outlay]:
-        """What a loop can do with, if those in it get the least that they can do with."""
-        if loop.key not in self._found:
-            inside = {i.key: self._replacement(i, self._least(i)) for i in self._inside(loop)}
-            options, length = self.sharing[loop], self._length(loop)
-            single = Replacement(Plan(length, 1, options.block or 1), options.max_steps)
-            report = loop.measure({**self.own, **inside}, single)
-            self._found[loop.key] = (
-                [(0, 0.0)] if report is None else _outlays_of(report, options.block)
+    def _outlays(self, loop: FoundLoop, inside: Outlays) -> Outlays:
+        options = self._sharing.get(loop)
+        if options is None:
+            # One with a plan of its own has memory of its own for what its steps hold.
+            has_plan = loop.key in self._own and self._own[loop.key].plan is not None
+            steps = loop.length or 1
+            return inside(
+                lambda o: replace(o, time=o.time * steps) if has_plan else of_each_step(o, steps)
             )
-        return self._found[loop.key]
+        least = self._with_plans(inside.least)
+        default = options.replacement(loop)
+        report = loop.measure({**self._own, **least}, default)
+        if report is None:
+            plan = Plan(_length(loop, options), 1, options.block or 1)
+            return inside(lambda o: replace(o, plans=((loop.key, plan), *o.plans)))
 
-    def _least(self, loop: FoundLoop) -> int:
-        return self._outlays(loop)[0][0]
+        def sizes(held: int) -> Sizes:
+            more = held - inside.least.held
+            return report.sizes._replace(
+                residuals=report.sizes.residuals + more, alone=report.sizes.alone + more
+            )
 
-    def _length(self, loop: FoundLoop) -> int:
-        length = self.sharing[loop].max_steps if loop.length is None else loop.length
-        assert length is not None
-        return length
+        def default_plan(sizes: Sizes) -> Plan:
+            plan = default.plan
+            plan = plan.resolve(sizes) if isinstance(plan, Request) else plan
+            assert isinstance(plan, Plan)
+            return plan
 
-    def _replacement(self, loop: FoundLoop, memory: int) -> Replacement:
-        return replace(self.sharing[loop], memory=memory).replacement(loop)
-
-    def _inside(self, outer: FoundLoop) -> list[FoundLoop]:
-        return [loop for loop in self.sharing if _is_in(loop, outer)]
-
-    def _within(self, outer: FoundLoop | None) -> list[FoundLoop]:
-        """The loops that share, and are in this one but in none that shares and is in it."""
-        return [loop for loop in self.sharing if self._around(loop) == outer]
-
-    def _around(self, loop: FoundLoop) -> FoundLoop | None:
-        """The innermost loop that shares and that this one is in."""
-        outer = [other for other in self.sharing if _is_in(loop, other)]
-        return outer[-1] if outer else None
-
-    def _copies(self, loop: FoundLoop) -> int:
-        """How often what a loop holds is there, for every step of the loops around it that are left
-        alone."""
-        around = self._around(loop)
-        copies = 1
-        for other in self.loops:
-            is_between = around is None or _is_in(other, around)
-            is_left_alone = other not in self.sharing and other.key not in self.own
-            if is_between and is_left_alone and _is_in(loop, other):
-                copies *= other.length or 1
-        return copies
+        return SharingLoop(
+            loop.key,
+            _length(loop, options),
+            options.block,
+            report.stops_by_itself,
+            default_plan,
+            sizes,
+        ).outlays(inside)
 
 
-def _outlays_of(report: Report, block: int | None) -> list[Outlay]:
-    plans = trade_off(
-        report.plan.length, report.sizes, block=block, stops_by_itself=report.stops_by_itself
-    )
-    time = partial(cost.time, sizes=report.sizes, stops_by_itself=report.stops_by_itself)
-    return [(report.memory(plan), time(plan)) for plan in plans]
-
-
-def _is_in(loop: FoundLoop, outer: FoundLoop) -> bool:
-    return len(loop.key) > len(outer.key) and loop.key[: len(outer.key)] == outer.key
+def _length(loop: FoundLoop, options: _Options) -> int:
+    length = options.max_steps if loop.length is None else loop.length
+    assert length is not None
+    return length

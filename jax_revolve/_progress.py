@@ -3,8 +3,9 @@
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -19,7 +20,8 @@ class ProgressMeter:
 
     An object is used for any number of loops, at the same time as well. Its methods are called from
     threads of JAX's, one call at a time, while the loop waits: they should be quick, and must not
-    call JAX.
+    call JAX. If one of them raises an exception, that is a warning, and from then on the object
+    shows nothing: the loop goes on.
 
     !!! Example
 
@@ -60,9 +62,9 @@ class ProgressMeter:
         """Ends a bar, of a loop that is over or was given up."""
         raise NotImplementedError
 
-    @cached_property
+    @property
     def _listener(self) -> "_Runs":
-        return _Runs(self)
+        return vars(self).setdefault("_listener", _Runs(self))  # one for all threads
 
 
 def listener_of(progress: object) -> Listener | None:
@@ -125,7 +127,7 @@ class _Line:
         if self.total is None:
             return f"{self.name}: {self.steps} steps [{times}, {rate:.1f} steps/s]"
         left = _clock((self.total - self.steps) / rate) if rate else "?"
-        share = 100 * self.steps // self.total
+        share = 100 * self.steps // self.total if self.total else 100
         of_all = f"{share}% {self.steps}/{self.total}"
         return f"{self.name}: {of_all} [{times}<{left}, {rate:.1f} steps/s]"
 
@@ -194,38 +196,60 @@ class _Runs:
 
     A run that failed is never heard of again. It is given up when some reports of another one that
     began later have come.
+
+    An exception that left here would take the loop's result with it, so a meter that raises one is
+    given up.
     """
 
     meter: ProgressMeter
+    _is_given_up: bool = False
     _runs: dict[tuple[str, int], list[_Run]] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
     _clock: Any = field(default_factory=count)
 
     def reached(self, sweep: str, report: Any) -> None:
         """As [`jax_revolve.engine.listener.Listener`][]."""
-        steps, total = np.asarray(report).tolist()
-        with self._lock:
-            runs = self._runs.setdefault((sweep, total), [])
-            if steps == 0:
-                for run in runs:
-                    run.silent = run.silent or 0
-                self._begin(runs, sweep, total)
-                return
-            before = [run for run in runs if run.steps < steps]
-            if not before and runs:
-                return  # it comes after a later one
-            self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps)
+        self._tell(self._go_on, sweep, report)
 
     def finished(self, sweep: str, report: Any) -> None:
         """As [`jax_revolve.engine.listener.Listener`][]."""
+        self._tell(self._end, sweep, report)
+
+    def _tell(self, hear: Callable[[str, int, int], None], sweep: str, report: Any) -> None:
         steps, total = np.asarray(report).tolist()
         with self._lock:
-            runs = self._runs.setdefault((sweep, total), [])
-            before = [run for run in runs if run.steps <= steps]
-            run = self._newest(before) or self._begin(runs, sweep, total)
-            self._hear(runs, run, steps)
-            runs.remove(run)
-            self.meter.close(run.bar)
+            if self._is_given_up:
+                return
+            try:
+                hear(sweep, steps, total)
+            except Exception as error:
+                self._is_given_up = True
+                self._runs.clear()
+                _warn(
+                    f"The progress meter {type(self.meter).__name__} raised "
+                    f"{type(error).__name__}: {error}. It shows nothing from now on; results are "
+                    "not affected."
+                )
+
+    def _go_on(self, sweep: str, steps: int, total: int) -> None:
+        runs = self._runs.setdefault((sweep, total), [])
+        if steps == 0:
+            for run in runs:
+                run.silent = run.silent or 0
+            self._begin(runs, sweep, total)
+            return
+        before = [run for run in runs if run.steps < steps]
+        if not before and runs:
+            return  # it comes after a later one
+        self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps)
+
+    def _end(self, sweep: str, steps: int, total: int) -> None:
+        runs = self._runs.setdefault((sweep, total), [])
+        before = [run for run in runs if run.steps <= steps]
+        run = self._newest(before) or self._begin(runs, sweep, total)
+        self._hear(runs, run, steps)
+        runs.remove(run)
+        self.meter.close(run.bar)
 
     def _begin(self, runs: list[_Run], sweep: str, total: int) -> _Run:
         bar = self.meter.start(sweep, None if total == UNKNOWN else total)
@@ -244,6 +268,14 @@ class _Runs:
             if other.silent > PATIENCE:
                 runs.remove(other)
                 self.meter.close(other.bar)
+
+
+def _warn(message: str) -> None:
+    """A warning that is never an exception, whatever the filters are."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        print(message, file=sys.stderr)
 
 
 PATIENCE = 3

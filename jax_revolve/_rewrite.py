@@ -1,19 +1,18 @@
 """`checkpoint_loops`: every loop that a function runs, checkpointed, without a change to it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
 import equinox as eqx
 import jax
 
-from jax_revolve._compat import call_jaxpr, is_jit_disabled
+from jax_revolve._compat import call_jaxpr, is_jit_disabled, with_single_predicates
 from jax_revolve._loop_choice import Choice, Where
-from jax_revolve._program import FoundLoop, find_loops, replace_loops
+from jax_revolve._loops_report import LoopsReport, report_on
+from jax_revolve._program import find_loops, find_rules, replace_loops
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.report import Report
-from jax_revolve.schedule.units import Memory, readable
+from jax_revolve.schedule.units import Memory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,8 +57,9 @@ def checkpoint_loops(
 
     For programs of which you do not own the loop: nothing in them has to change. The loops are
     found where `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`,
-    `jax.shard_map` and `jax.lax.cond`, in other loops, and in derivative rules made with
-    `jax.custom_jvp`. They are replaced by [`jax_revolve.checkpointed_scan`][] and
+    `jax.shard_map` and `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules
+    and [`jax_revolve.checkpointed_chain`][], and in derivative rules made with `jax.custom_jvp`.
+    They are replaced by [`jax_revolve.checkpointed_scan`][] and
     [`jax_revolve.bounded_while_loop`][], and all that is said there holds for them.
 
     Put it on what is differentiated, inside of `jax.grad`: a function that takes gradients itself
@@ -75,16 +75,17 @@ def checkpoint_loops(
     - `fun`: what to run. Without it, the result is a decorator.
     - `checkpoints`: of each loop, as [`jax_revolve.checkpointed_scan`][].
     - `memory`: instead of `checkpoints`, the most bytes for all of the loops together: an int or a
-        string such as `"512MB"`. Bytes go to the loops where they save the most time, by
-        prediction. A loop in a loop is there once for every step that is taped at a time, and gets
-        half of what the outer one gets beyond its least. What is covered is as in
-        [`jax_revolve.checkpointed_scan`][]: of a loop in a loop, what its own gradient takes for
-        itself comes on top.
+        string such as `"512MB"`. The plans that fit together and are predicted quickest are taken.
+        A loop in a loop holds its checkpoints once for every step that is taped at a time; in a
+        loop that is left alone, for every step. What is covered is as in
+        [`jax_revolve.checkpointed_scan`][]. Plans are chosen as if everything were differentiated
+        that can be, and under `jax.vmap` of the result for one example.
     - `min_length`: loops of fewer steps are left alone: an int >= 1. Of a while loop it is the
         bound that counts.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
         would take more steps raises an error at run time. While loops without a bound are left
-        alone, unless `checkpoints` is an int: they can then be differentiated once in reverse.
+        alone, and reverse mode raises an error that names them, unless `checkpoints` is an int:
+        they can then be differentiated once in reverse.
     - `where`: a function that is given each [`jax_revolve.FoundLoop`][] that is long enough, and
         says whether to checkpoint it; or how, by a dict with any of `checkpoints`, `block`,
         `memory` (not part of the shared one) and `max_steps`, instead of what is said here.
@@ -99,6 +100,7 @@ def checkpoint_loops(
 
     - `TypeError` or `ValueError` if an argument is not as above;
     - `ValueError` if `memory` is less than the least that the loops can do with, which it states;
+    - `ValueError` in reverse mode through a while loop without a bound;
     - what `fun` and the loops raise.
 
     !!! Example
@@ -130,6 +132,7 @@ def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., 
     @eqx.filter_jit
     def compiled(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+        closed = with_single_predicates(closed)
         replaced = replace_loops(closed, choice.replacements(list(find_loops(closed))))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
@@ -149,7 +152,7 @@ def explain_loops(
     min_length: int = 16,
     max_steps: int | None = None,
     where: Where | None = None,
-) -> Callable[..., "LoopsReport"]:
+) -> Callable[..., LoopsReport]:
     """Which loops a function runs, and what [`jax_revolve.checkpoint_loops`][] makes of them.
 
     Runs nothing: `fun` is traced, and the linearisation of each loop's step measured, as if
@@ -187,48 +190,8 @@ def explain_loops(
     def report(*args: Any, **kwargs: Any) -> LoopsReport:
         with jax.disable_jit(False):
             closed, *_ = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-        loops = list(find_loops(closed))
-        replacements = choice.replacements(loops)
-        return LoopsReport(
-            {
-                loop: loop.measure(replacements, replacements[loop.key])
-                if loop.key in replacements
-                else None
-                for loop in loops
-            }
-        )
+            closed = with_single_predicates(closed)
+            loops = list(find_loops(closed))
+            return report_on(loops, choice.replacements(loops), find_rules(closed))
 
     return report
-
-
-@dataclass(frozen=True)
-class LoopsReport:
-    """What [`jax_revolve.explain_loops`][] finds out: of each loop, in the order in which they run,
-    the [`jax_revolve.Report`][] on the one in its place, or `None` if it is left alone. Prints as a
-    table."""
-
-    loops: Mapping[FoundLoop, Report | None]
-
-    def __str__(self) -> str:
-        titles = ("loop", "from", "steps", "bytes before", "bytes after", "checkpoints", "block")
-        rows = [titles, *(_row(*item) for item in self.loops.items())]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        aligned = [
-            "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join(line.rstrip() for line in aligned)
-
-
-def _row(loop: FoundLoop, report: Report | None) -> tuple[str, ...]:
-    before = "" if loop.plain_bytes is None else readable(loop.plain_bytes)
-    if report is None:
-        length = "" if loop.length is None else str(loop.length)
-        return loop.name, loop.source, length, before, "as before", "", ""
-    plan = report.plan
-    length = f"<= {plan.length}" if loop.length is None else str(plan.length)
-    after = readable(report.memory(plan))
-    return loop.name, loop.source, length, before, after, str(plan.checkpoints), str(plan.block)

@@ -75,8 +75,10 @@ def checkpointed_scan(
         `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
         It cannot cover what any gradient takes: xs, ys and their cotangents, those of closed-over
         values, and what a single step takes for itself. Under `jax.vmap` of a gradient it is for
-        one example, inside `jax.shard_map` for one device. Checkpoints and, unless it is given,
-        `block` are chosen for the least predicted time; `jax_revolve.explain` shows the choices.
+        one example. It is for one device inside `jax.shard_map`, and where types tell the sharding
+        (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not. Checkpoints and,
+        unless it is given, `block` are chosen for the least predicted time;
+        `jax_revolve.explain` shows the choices.
         A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
         levels.
     - `storage`: where checkpoints are kept. `"pinned_host"` keeps them in the host's memory, the

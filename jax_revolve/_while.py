@@ -4,14 +4,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, TypeVar, overload
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import (
     LoopEquation,
+    as_array,
     is_jit_disabled,
+    one_unless,
     results_of,
     run_around_loop,
     vary,
@@ -238,11 +239,8 @@ def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
     """The value, and its derivatives, with an error at run time: whichever of them is used."""
-    not_stopped = eqx.error_if(
-        jnp.ones(jnp.shape(stopped)),
-        stopped,
-        f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps.",
-    )
+    message = f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps"
+    not_stopped = one_unless(stopped, f"{message}.")
 
     def check(x: Any) -> Any:
         aval = jax.typeof(x)
@@ -250,6 +248,10 @@ def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
             return x & (not_stopped > 0)
         if jnp.issubdtype(aval.dtype, jnp.number):
             return with_weak_type(x * not_stopped.astype(aval.dtype), aval)
+        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                check(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
         return x
 
     return jax.tree.map(check, value)
@@ -263,10 +265,11 @@ def _python_loop(
     with_steps: bool,
     throw: bool,
 ) -> Any:
-    """For debugging, under `jax.disable_jit`."""
-    value, steps = init_val, 0
+    """For debugging, under `jax.disable_jit`. As in lax's own, what the body gets are arrays of
+    JAX's: it cannot change a NumPy array of the caller's in place."""
+    value, steps = jax.tree.map(as_array, init_val), 0
     while (max_steps is None or steps < max_steps) and cond_fun(value):
-        value, steps = body_fun(value), steps + 1
+        value, steps = jax.tree.map(as_array, body_fun(value)), steps + 1
     if throw and max_steps == steps:
         value = _raise_if(jnp.asarray(cond_fun(value)), value, steps)
     return (value, jnp.int32(steps)) if with_steps else value

@@ -13,7 +13,6 @@ from jax import lax
 from test_memory import CARRY_BYTES, compiled, residuals_of_one_step, state, stencil, temporaries
 
 from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
-from jax_revolve.engine import products
 from jax_revolve.engine.products import Products
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.actions import Advance, Tape
@@ -179,6 +178,13 @@ def with_effects(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(watched(h, p["w"]) + x @ p["v"])
 
 
+def per_example(p: Any, h: Any, x: Any) -> Any:
+    """A weight for each example: the batch is an axis of the product, as `jax.vmap` makes it."""
+    scale = jnp.arange(1.0, 4.0)[:, None, None]
+    product = lambda x, w: jnp.einsum("hi,hij->hj", x, scale * w)  # noqa: E731
+    return jnp.tanh(product(h, p["w"]) + product(x, p["v"]))
+
+
 def half(p: Any, h: Any, x: Any) -> Any:
     narrow = p["w"].astype(jnp.float32)
     return jnp.tanh((h.astype(jnp.float32) @ narrow).astype(h.dtype) + x @ p["v"])
@@ -191,6 +197,7 @@ STEPS: dict[Callable[..., Any], tuple[int, float]] = {
     in_pieces: (2, 1e-12),
     vectors: (2, 1e-12),
     batched: (2, 1e-12),
+    per_example: (2, 1e-12),
     with_effects: (2, 1e-12),
     half: (2, 1e-5),
 }
@@ -211,8 +218,9 @@ def test_cotangents_of_weights_are_products_over_a_block(
 
     original = Products._defer
     monkeypatch.setattr(Products, "_defer", defer)
-    monkeypatch.setattr(products, "LEAST_WEIGHT", 0)
-    monkeypatch.setattr(products, "MOST_KEPT", float("inf"))
+    defaults: Any = Products.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "least_weight", 0)
+    monkeypatch.setitem(defaults, "most_kept", float("inf"))
     draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 2  # noqa: E731
     p = {"w": draw(0, 4, 4), "v": draw(1, 4, 4), "b": draw(2, 4)}
     h, xs = draw(3, 3, 4), draw(4, 11, 3, 4)
@@ -228,6 +236,25 @@ def test_cotangents_of_weights_are_products_over_a_block(
     close = partial(np.testing.assert_allclose, rtol=STEPS[step][1], atol=STEPS[step][1])
     jax.tree.map(close, ours, theirs)
     assert sum(deferred) == STEPS[step][0]
+
+
+@pytest.mark.parametrize("transformed", ["grad of vmap", "vmap of grad"])
+def test_an_ensemble_of_networks_at_default_settings(transformed: str) -> None:
+    """Its gradient did not compile: the batch of a product was forgotten where it is added up over
+    a block."""
+    w, x = jax.random.normal(jax.random.key(0), (3, 128, 128), jnp.float32), jnp.ones((3, 128))
+
+    def run(scan: Any, w: Any, x: Any) -> Any:
+        step = lambda x, _: (jnp.tanh(x @ w / 12), None)  # noqa: E731
+        return jnp.sum(scan(step, x.astype(jnp.float32), None, 1200)[0])
+
+    def gradient(scan: Any) -> Any:
+        if transformed == "vmap of grad":
+            return jax.vmap(jax.grad(partial(run, scan)))
+        return jax.grad(lambda w, x: jnp.sum(jax.vmap(partial(run, scan))(w, x)))
+
+    ours, theirs = (jax.jit(gradient(scan))(w, x) for scan in (checkpointed_scan, lax.scan))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_the_sum_over_a_block_is_one_product() -> None:

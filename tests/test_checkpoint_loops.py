@@ -1,8 +1,9 @@
 """`checkpoint_loops`: programs that know nothing of it, with their loops checkpointed."""
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache, partial
-from itertools import pairwise, product
 from typing import Any, cast
 
 import equinox as eqx
@@ -10,13 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_scan, explain_loops
-from jax_revolve.schedule.share import share
+from jax_revolve import (
+    Checkpointed,
+    FoundLoop,
+    bounded_while_loop,
+    checkpoint_loops,
+    checkpointed_chain,
+    checkpointed_scan,
+    explain_loops,
+)
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -46,6 +52,14 @@ def with_reverse_rule(x: Any) -> Any:
 with_reverse_rule.defvjp(lambda x: (sines(x), x), lambda x, ct: (3 * ct * x,))
 
 
+@jax.custom_vjp
+def with_another_rule(x: Any) -> Any:
+    return sines(x)
+
+
+with_another_rule.defvjp(lambda x: (sines(x), x), lambda x, ct: (ct,))
+
+
 def in_shard_map(x: Any) -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("i",))
 
@@ -53,6 +67,13 @@ def in_shard_map(x: Any) -> Any:
         return lax.scan(lambda c, _: (jnp.sin(c) + lax.psum(c, "i"), None), x, length=20)[0]
 
     return jax.shard_map(local, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
+
+
+class Sines(eqx.Module):
+    scale: Any = 1.0
+
+    def __call__(self, x: Any) -> Any:
+        return sines(self.scale * x)
 
 
 PLACES: dict[str, Callable[[Any], Any]] = {
@@ -69,6 +90,9 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "rule": lambda x: with_rule(x, 2),
     "ours": lambda x: checkpointed_scan(lambda c, _: (sines(c), c), x, length=3)[1],
     "shard_map": in_shard_map,
+    "module": lambda x: Checkpointed(Sines())(x),
+    "chain": lambda x: checkpointed_chain([jnp.cos, sines], x, checkpoints=1),
+    "stack": lambda x: checkpointed_chain(eqx.filter_vmap(Sines)(jnp.ones(3)), x, checkpoints=2),
     "twice": lambda x: (lambda f: f(f(x)))(jax.jit(sines)),
     "closure": lambda x: lax.scan(lambda c, y: (jnp.sin(c) * x, y), x, jnp.ones(20))[0],
 }
@@ -135,12 +159,23 @@ def test_every_transformation(name: str) -> None:
 def test_functions_with_a_reverse_rule_keep_it() -> None:
     ours = checkpoint_loops(with_reverse_rule)
     np.testing.assert_array_equal(jax.grad(lambda x: ours(x).sum())(X), 3 * X)
-    assert explain_loops(with_reverse_rule)(X).loops == {}
+    report = explain_loops(lambda x: jax.jit(with_reverse_rule)(with_reverse_rule(x)))(X)
+    assert report.loops == {}
+    assert report.rules == ("with_reverse_rule",)
+    assert str(report) == (
+        "No loops.\nA function with a derivative rule of its own is left alone: with_reverse_rule."
+    )
+    both = explain_loops(lambda x: sines(with_reverse_rule(with_another_rule(x))))(X)
+    assert len(both.loops) == 1
+    assert str(both).endswith(
+        "\n2 functions with derivative rules of their own are left alone: with_another_rule, "
+        "with_reverse_rule."
+    )
 
 
 def test_a_program_without_loops_stays_the_same() -> None:
     fun = lambda x: lax.associative_scan(jnp.multiply, x)  # noqa: E731
-    assert explain_loops(fun)(X).loops == {}
+    assert str(explain_loops(fun)(X)) == "No loops."
     equations = jax.make_jaxpr(checkpoint_loops(fun))(X).eqns[0].params["jaxpr"].jaxpr.eqns
     assert list(map(str, equations)) == list(map(str, jax.make_jaxpr(fun)(X).jaxpr.eqns))
 
@@ -165,6 +200,75 @@ def test_a_while_loop_needs_a_bound() -> None:
 def test_a_bound_that_is_too_small_is_an_error() -> None:
     with pytest.raises(Exception, match="did not finish within max_steps=5 steps"):
         checkpoint_loops(halves, max_steps=5, min_length=1)(X).block_until_ready()
+
+
+def in_a_scan(x: Any) -> Any:
+    with jax.named_scope("outer"):
+        return lax.scan(lambda c, _: (jnp.sin(halves(c)) + c, None), x, length=20)[0]
+
+
+WITHOUT_BOUND: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
+    "alone": (halves, {}, "while"),
+    "jit": (jax.jit(halves), {}, "halves/while"),
+    "in a scan": (in_a_scan, {}, "outer/scan/while"),
+    "with memory": (in_a_scan, {"memory": 10_000}, "outer/scan/while"),
+    "left alone": (in_a_scan, {"min_length": 21}, "outer/scan/while"),
+    "all": (halves, {"checkpoints": "all"}, "while"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_BOUND)
+@quick
+def test_reverse_mode_names_the_while_loop_that_needs_a_bound(name: str) -> None:
+    fun, options, loop = WITHOUT_BOUND[name]
+    ours = checkpoint_loops(fun, **options)
+    message = rf"max_steps must be an int .* the loop '{loop}' of test_checkpoint_loops.py:\d+ in"
+    with pytest.raises(ValueError, match=message):
+        jax.grad(scalar(ours))(X)
+    assert "needs max_steps" in str(explain_loops(fun, **options)(X))
+    results = [jax.jit(jax.jvp, static_argnums=0)(f, (X,), (X,)) for f in (ours, fun)]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+@pytest.mark.parametrize("name", ["alone", "jit"])
+def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax(name: str) -> None:
+    fun, options, _ = WITHOUT_BOUND[name]
+    ways: list[Callable[[Callable[[Any], Any], Any], Any]] = [
+        lambda f, x: f(x),
+        lambda f, x: jax.jvp(f, (x,), (x,)),
+        lambda f, x: jax.vmap(f)(jnp.stack([x, x])),
+        lambda f, x: jax.linearize(f, x)[1](x),
+    ]
+    for way in ways:
+        ours, theirs = (
+            jax.jit(partial(way, f)).lower(X).compile().as_text() or ""
+            for f in (checkpoint_loops(fun, **options), jax.jit(fun))
+        )
+        operations = re.compile(r" = \S+ ([\w-]+)\(")
+        assert Counter(operations.findall(ours)) == Counter(operations.findall(theirs))
+
+
+def test_a_bound_is_asked_for_only_where_there_is_a_derivative() -> None:
+    def fun(x: Any) -> Any:
+        count = lax.while_loop(lambda n: n < jnp.sum(x > 0.5), lambda n: n + 1, 0)
+        unused = halves(x)
+        return jnp.where(count > 0, x, unused.astype(int)).sum()
+
+    np.testing.assert_array_equal(jax.grad(checkpoint_loops(fun))(X), jnp.ones(4))
+
+
+def test_loops_with_while_loops_in_them_are_explained() -> None:
+    outer, inner = explain_loops(in_a_scan, max_steps=50)(X).loops.items()
+    assert outer[1] is not None
+    assert inner[1] is not None
+    assert outer[0].plain_bytes is inner[0].plain_bytes is None
+    assert outer[0].residual_bytes == 2 * X.nbytes + 16  # the cosine; a carry, and where it is
+
+    def ours(c: Any, _: Any) -> tuple[Any, None]:
+        return bounded_while_loop(lambda c: c[0] > 1, jnp.sin, c, max_steps=None), None
+
+    (report,) = explain_loops(lambda x: lax.scan(ours, x, length=20)[0])(X).loops.values()
+    assert report is None
 
 
 def test_bounds_one_by_one() -> None:
@@ -228,7 +332,7 @@ def plain_three_loops() -> tuple[Any, Any, int]:
     return u, *gradient_and_temporaries(three_loops, u)
 
 
-@pytest.mark.parametrize("carries", [20, pytest.param(60, marks=pytest.mark.exhaustive), 200])
+@pytest.mark.parametrize("carries", [20, pytest.param(60, marks=pytest.mark.exhaustive), 1000])
 def test_loops_share_the_memory(carries: int) -> None:
     u, expected, plain = plain_three_loops()
     size = u.nbytes
@@ -236,21 +340,26 @@ def test_loops_share_the_memory(carries: int) -> None:
     ours = checkpoint_loops(three_loops, memory=budget)
     gradient, temporaries = gradient_and_temporaries(ours, u)
     np.testing.assert_allclose(gradient, expected, rtol=1e-12)
-    reports = [r for r in explain_loops(three_loops, memory=budget)(u).loops.values() if r]
-    assert len(reports) == 4
-    *outermost, inner = (r.memory(r.plan) for r in reports)
-    assert 0.4 * budget < sum(outermost) <= budget
-    # What the gradient of a single step takes comes on top, here that of a whole loop.
-    assert temporaries <= budget + inner + 3 * size + 16_000
+    report = explain_loops(three_loops, memory=budget)(u)
+    assert len([r for r in report.loops.values() if r]) == 4
+    assert 0.4 * budget < report.memory <= budget
+    assert report.memory - 2 * size < temporaries < report.memory + 2 * size
     assert plain > 1600 * size
+
+
+def loop_in_a_loop(u: Any) -> Any:
+    outer = lambda u, _: (lax.scan(stencil, u, length=40)[0], None)  # noqa: E731
+    return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
 
 
 def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
     u = jnp.linspace(0.0, 1.0, 2000)
-    inner_only = lambda loop: loop.depth == 1  # noqa: E731
-    loops = explain_loops(three_loops, memory=200 * u.nbytes, where=inner_only)(u).loops
-    (report,) = (r for r in loops.values() if r)
-    assert report.memory(report.plan) <= 200 * u.nbytes // 30
+    budget = 100 * u.nbytes
+    options: Any = {"memory": budget, "where": lambda loop: loop.depth == 1}
+    report = explain_loops(loop_in_a_loop, **options)(u)
+    _, temporaries = gradient_and_temporaries(checkpoint_loops(loop_in_a_loop, **options), u)
+    assert 0.4 * budget < temporaries <= budget + 2 * u.nbytes
+    assert report.memory == pytest.approx(temporaries, rel=0.02)
 
 
 @quick
@@ -267,37 +376,6 @@ def _error(fun: Callable[[], Any]) -> str:
     with pytest.raises(ValueError, match="memory") as info:
         fun()
     return str(info.value)
-
-
-@st.composite
-def outlays(draw: Any) -> list[tuple[int, float]]:
-    """More and more bytes, each of which saves less time than the one before."""
-    steps = draw(st.lists(st.integers(1, 9), max_size=4))
-    gains = sorted(draw(st.lists(st.integers(1, 99), min_size=4, max_size=4, unique=True)))[::-1]
-    choices = [(draw(st.integers(0, 9)), 2000.0)]
-    for size, gain in zip(steps, gains, strict=False):
-        choices.append((choices[-1][0] + size, choices[-1][1] - size * gain))
-    return choices
-
-
-@given(st.lists(outlays(), min_size=1, max_size=4), st.integers(0, 100))
-def test_shares(loops: list[list[tuple[int, float]]], spare: int) -> None:
-    budget = sum(choices[0][0] for choices in loops) + spare
-    shares = share(budget, loops)
-    left = budget - sum(shares)
-    assert left >= 0
-    for choices, size in zip(loops, shares, strict=True):
-        sizes = [s for s, _ in choices]
-        following = sizes[sizes.index(size) + 1 :]
-        assert not following or following[0] - size > left
-    least = min(
-        sum(t for _, t in other)
-        for other in product(*loops)
-        if sum(size for size, _ in other) <= budget
-    )
-    time = sum(dict(choices)[size] for choices, size in zip(loops, shares, strict=True))
-    savings = [a[1] - b[1] for choices in loops for a, b in pairwise(choices)]
-    assert time <= least + max(savings, default=0)  # the last bytes may not fit
 
 
 # Which loops, and how
@@ -339,14 +417,57 @@ def test_what_is_known_of_a_loop() -> None:
 
 
 def test_the_report_is_a_table() -> None:
-    lines = str(explain_loops(three_loops, checkpoints=5)(jnp.ones(50))).splitlines()
-    assert len({len(line) for line in lines}) == 1
+    report = explain_loops(three_loops, checkpoints=5)(jnp.ones(50))
+    lines = str(report).splitlines()
     assert lines[0].split("  ")[0] == "loop"
     assert lines[1].split() == (
         f"scan {lines[1].split()[1]} 400 160 kB 2.8 kB 5 1".split()  # five states, one step, one
     )
-    short = str(explain_loops(sines, min_length=99)(X))
-    assert short.splitlines()[1].endswith("as before")
+    # 400 + 50 + 30 * 40 states; five for each of the outermost loops, and in the third a carry and
+    # the residuals of a step, four checkpoints of the loop in it, and of that a carry and a step.
+    assert lines[-1].split() == ["together", "660", "kB", "9.2", "kB"]
+    assert report.memory == 23 * 400
+    short = str(explain_loops(sines, min_length=99)(X)).splitlines()
+    assert short[1].endswith("as before")
+    assert short[2].split() == ["together", "640", "B", "640", "B"]
+
+
+def test_loops_are_measured_once() -> None:
+    """The table of loops that are in no other ones needs nothing but what they were chosen by."""
+    traces = 0
+
+    def step(c: Any, _: Any) -> tuple[Any, None]:
+        nonlocal traces
+
+        @jax.custom_jvp
+        def sine(c: Any) -> Any:
+            return jnp.sin(c)
+
+        @sine.defjvp
+        def rule(primals: Any, tangents: Any) -> Any:
+            nonlocal traces
+            traces += 1
+            return jnp.sin(primals[0]), tangents[0]
+
+        return sine(c), None
+
+    def run(x: Any, lengths: Sequence[int]) -> Any:
+        for length in lengths:
+            x = lax.scan(step, x, length=length)[0]
+        return x
+
+    report = explain_loops(partial(run, lengths=[20]), memory="1kB")(X)
+    before = traces
+    assert before > 0
+    assert str(report)
+    assert traces == before
+
+    counts: list[int] = []
+    for lengths in ([5], [5, 6, 7, 8]):  # left alone: those of the same function are alike
+        traces = 0
+        assert str(explain_loops(partial(run, lengths=lengths))(X))
+        counts.append(traces)
+    assert counts[0] == counts[1]
 
 
 # As a function
@@ -419,3 +540,58 @@ def test_bad_input(name: str) -> None:
     for of in (checkpoint_loops, explain_loops):
         with pytest.raises(error, match=message):
             of(sines, **options)(X)
+
+
+def test_a_while_loop_under_vmap_in_the_program() -> None:
+    """Its predicate has a value for each example. Values of more axes than the batch's were an
+    error, found in rigid-body physics; an example that is done must not make others NaN."""
+
+    def halve(steps: Any, x: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, x = state
+            return i + 1, jnp.sqrt(x) * jnp.where(i >= steps, jnp.inf, 1.0)
+
+        return lax.while_loop(lambda state: state[0] < steps, body, (0, x))[1]
+
+    def by_python(steps: Any, x: Any) -> Any:
+        return jnp.sum(jnp.stack([row ** (0.5**n) for n, row in zip(steps, x, strict=True)]) ** 2)
+
+    steps, x = jnp.array([0, 1, 3]), jnp.arange(1.0, 7.0).reshape(3, 2)
+    total = lambda x: jnp.sum(jax.vmap(halve)(steps, x) ** 2)  # noqa: E731
+    ours = checkpoint_loops(total, max_steps=20)
+    for derivative in (lambda f: f, jax.grad, lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,))):
+        expected = derivative(partial(by_python, [0, 1, 3]))(x)
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14),
+            derivative(ours)(x),
+            expected,
+        )
+    (loop,) = explain_loops(total, max_steps=20)(x).loops
+    assert loop.source.startswith("test_checkpoint_loops.py:")
+    with pytest.raises(Exception, match="max_steps=2"):
+        checkpoint_loops(total, max_steps=2)(x)
+    without_bound = checkpoint_loops(total)
+    np.testing.assert_allclose(without_bound(x), by_python([0, 1, 3], x), rtol=1e-10)
+    with pytest.raises(ValueError, match=r"test_checkpoint_loops\.py:\d+.*max_steps"):
+        jax.grad(without_bound)(x)
+
+
+def test_a_while_loop_that_devices_leave_at_different_steps() -> None:
+    """With a counter that is typed as the same on all devices, it was an error of JAX's about axes.
+    Found by a random program."""
+    mesh = jax.make_mesh((2,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def total(start: Any, x: Any) -> Any:
+        def own(x: Any) -> Any:
+            step = lambda state: (state[0] + 1, state[1] * 1.5)  # noqa: E731
+            goes_on = lambda state: jnp.sum(state[1]) < 9  # noqa: E731
+            return lax.while_loop(goes_on, step, (start(x), x))[1]
+
+        run = jax.shard_map(own, mesh=mesh, in_specs=jax.P("b"), out_specs=jax.P("b"))
+        return jnp.sum(run(x))
+
+    x = jnp.array([1.0, 4.0])
+    varying = checkpoint_loops(partial(total, lambda x: (x[0] * 0).astype(int)), max_steps=9)
+    np.testing.assert_allclose(jax.grad(varying)(x), [1.5**6, 1.5**2], rtol=1e-12)
+    with pytest.raises(NotImplementedError, match=r"'.*while' of test_checkpoint_loops\.py.*pcast"):
+        checkpoint_loops(partial(total, lambda _: 0), max_steps=9)(x)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
+from parity.loops import scan_as_while
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
 from jax_revolve.engine import once
@@ -425,3 +426,99 @@ def test_rules_of_functions_in_the_body(loop: str, derivative: str) -> None:
         for run in (LOOPS[loop], by_python)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
+UNUSED = {
+    "jvp": lambda f: lambda x: jax.jvp(f, (x,), (x,))[1],
+    "grad": jax.grad,
+    "forward over reverse": lambda f: jax.jacfwd(jax.grad(f)),
+    "reverse over reverse": lambda f: jax.grad(lambda x: jnp.sum(jax.grad(f)(x))),
+    "vmap of forward over reverse": lambda f: jax.vmap(lambda x: jax.jvp(jax.grad(f), (x,), (x,))),
+}
+
+
+@pytest.mark.parametrize("derivative", UNUSED)
+@pytest.mark.parametrize("place", ["body", "y", "carry"])
+def test_what_nobody_uses_is_not_differentiated(place: str, derivative: str) -> None:
+    """`lax.scan` drops the call of a `custom_vjp` function whose result leads to none that is used,
+    under `jit`; ours was an error in forward mode."""
+
+    def total(x: Any, scan: Any) -> Any:
+        def step(carry: Any, _: None) -> tuple[Any, Any]:
+            x, other = carry
+            extra = scaled(x)
+            other = other + extra if place == "carry" else other
+            return (jnp.tanh(x) * 1.1, other), extra if place == "y" else None
+
+        return jnp.sum(scan(step, (x, jnp.zeros_like(x)), None, 20)[0][0] ** 2)
+
+    x = jnp.linspace(0.1, 1, 4)
+    x = jnp.stack([x, x]) if derivative.startswith("vmap") else x
+    ours, theirs = (
+        jax.jit(UNUSED[derivative](partial(total, scan=scan)))(x)
+        for scan in (checkpointed_scan, lax.scan)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), ours, theirs)
+
+
+def test_tangents_that_nobody_uses_of_values_that_somebody_does() -> None:
+    """The ys are an auxiliary result; their tangents go through a `custom_vjp` function."""
+
+    def total(scan: Any, x: Any) -> Any:
+        (x, ys) = scan(lambda x, _: (jnp.tanh(x) * 1.1, scaled(x)), x, None, 20)
+        return jnp.sum(x**2), ys
+
+    def derivative(scan: Any) -> Any:
+        return lambda x: jax.jvp(partial(total, scan), (x,), (x,), has_aux=True)
+
+    x = jnp.linspace(0.1, 1, 4)
+    ours, theirs = (jax.jit(derivative(scan))(x) for scan in (checkpointed_scan, lax.scan))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), ours, theirs)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 2000}, {"checkpoints": 2, "block": 3}], ids=str)
+def test_linearize_takes_what_has_no_reverse_mode(options: dict[str, Any]) -> None:
+    """A while loop in the step has a forward mode alone, and `jax.linearize` asks for no more. To
+    choose a plan the step was transposed, which JAX refuses."""
+
+    def total(x: Any, times: Any, scan: Any) -> Any:
+        def step(x: Any, _: None) -> tuple[Any, None]:
+            return lax.fori_loop(0, times, lambda _, x: jnp.sin(x) * 1.1, x), None
+
+        return jnp.sum(scan(step, x, None, 20)[0])
+
+    @partial(jax.jit, static_argnums=1)
+    def linearized(times: Any, scan: Any) -> Any:
+        x = jnp.linspace(0.1, 1, 4)
+        value, tangent = jax.linearize(lambda x: total(x, times, scan), x)
+        return value, tangent(x)
+
+    ours = partial(checkpointed_scan, **options)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-10),
+        linearized(3, ours),
+        linearized(3, lax.scan),
+    )
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        jax.jit(jax.grad(partial(total, scan=ours)))(jnp.ones(4), 3)
+
+
+def test_what_does_not_depend_on_the_linear_operands_is_known() -> None:
+    """The pivots of a tridiagonal solver, which later values are divided by, were taken for linear
+    with the rest of the loop: "nonlinear div can't be transposed". Found in a neuron simulator."""
+
+    def eliminate(scan: Any, d: Any, b: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            pivot, x = carry
+            pivot = row[0] - 1 / pivot
+            x = (row[1] - x) / pivot
+            return (pivot, x), (pivot, x)
+
+        pivots, xs = scan(step, (2 * d[0], 0 * b[0]), (d, b))[1]
+        return xs / pivots
+
+    d, ones = 4 + jnp.arange(20.0), jnp.ones(20)
+    columns = jax.vmap(partial(eliminate, lax.scan, d))(jnp.eye(20))
+    for scan in (checkpointed_scan, scan_as_while().scan):
+        (transposed,) = jax.linear_transpose(partial(eliminate, scan, d), ones)(ones)
+        np.testing.assert_allclose(transposed, jnp.sum(columns, axis=1), rtol=1e-12)

@@ -5,6 +5,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from jax_revolve.schedule import binomial, cost, online
 from jax_revolve.schedule.choose import quickest, trade_off
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.request import LARGEST_BOUND, LONGEST, Request, for_bound, for_scan
-from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.schedule.units import bytes_of, readable
 
 LONGEST_IN_BLOCKS = 60
@@ -188,6 +189,38 @@ def test_bad_argument(name: str, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"^{name} must be ") as caught:
         plan(10, **{**arguments, name: value})
     assert f"but is {value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Plan, TwoLevelPlan])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 3), r"length must be an int >= 0, but is -1"),
+        ((10.0, 3), r"length must be an int >= 0, but is 10\.0 of type float"),
+        ((1000, 0), r"checkpoints must be an int >= 1, but is 0"),
+        ((1000, True), r"checkpoints must be an int >= 1, but is True of type bool"),
+        ((1000, "all"), r"checkpoints must be an int >= 1, but is 'all' of type str"),
+        ((1000, 3, 0), r"block must be an int >= 1, but is 0"),
+        ((1000, 3, None), r"block must be an int >= 1, but is None"),
+    ],
+)
+def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        kind(*arguments)
+
+
+def test_bad_place_of_a_plan() -> None:
+    with pytest.raises(ValueError, match=r'^memory_kind must be "device" or .* but is \'host\''):
+        Plan(10, 3, 1, "host")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"^memory_kind must be .* but is None of type NoneType"):
+        Plan(10, 3, 1, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"^storage must be a jax_revolve\.HostMemory or .* None"):
+        TwoLevelPlan(10, 3, 1, None)  # pyright: ignore[reportArgumentType]
+
+
+def test_fields_of_a_plan_are_python_integers() -> None:
+    p = Plan(np.int32(10), np.int64(3), np.uint8(2))  # pyright: ignore[reportArgumentType]
+    assert repr(p) == repr(Plan(10, 3, 2))
 
 
 @pytest.mark.parametrize(

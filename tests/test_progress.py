@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_revolve import (
@@ -17,6 +19,7 @@ from jax_revolve import (
     checkpointed_fori_loop,
     checkpointed_scan,
 )
+from jax_revolve._progress import TextMeter
 from jax_revolve.engine import offline, online, progress, reverse
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -310,6 +313,44 @@ def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any("progress" in text or "callback" in text for text in with_bars)
 
 
+@pytest.mark.parametrize("method", ["start", "update", "close"])
+def test_a_meter_that_fails_costs_no_gradient(
+    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is one warning, or a line of text where warnings are errors."""
+
+    class Failing(Record):
+        pass
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("no bar")
+
+    monkeypatch.setattr(Failing, method, fail)
+    message = "The progress meter Failing raised ZeroDivisionError: no bar."
+
+    def gradient(meter: ProgressMeter) -> float:
+        result = float(jax.jit(jax.grad(partial(scan, progress=meter)))(0.5))
+        jax.effects_barrier()
+        return result
+
+    failing = Failing()
+    with pytest.warns(RuntimeWarning, match=message) as caught:
+        assert gradient(failing) == gradient(failing) == gradient(Record())
+    assert len(caught) == 1
+    assert len(failing.bars) == (method != "start")
+    assert gradient(Failing()) == gradient(Record())
+    assert capsys.readouterr().err.count(message) == 1
+
+
+def test_a_loop_of_no_steps_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    def never(x: Any) -> Any:
+        return bounded_while_loop(lambda x: x > 1, jnp.sin, x, max_steps=9, progress=TextMeter())
+
+    assert jax.grad(never)(0.5) == 1
+    jax.effects_barrier()
+    assert "reverse: 100% 0/0 [" in capsys.readouterr().err
+
+
 def test_a_run_that_fails_leaves_nothing_behind() -> None:
     class Broken(Exception):
         pass
@@ -353,3 +394,18 @@ def test_bad_progress(loop: Any) -> None:
     }
     with pytest.raises(TypeError, match=r"progress must be True, False or a .*, but is 3 of type"):
         arguments[loop](3)
+
+
+def test_a_parameter_of_the_same_name_is_left_alone() -> None:
+    """Loops inside of a loop show no forward sweep again; other primitives are none of our own."""
+    theirs = Primitive("theirs")
+    mlir.register_lowering(theirs, mlir.lower_fun(lambda x, progress: x * progress, False))
+    theirs.def_impl(lambda x, progress: x * progress)
+    theirs.def_abstract_eval(lambda x, progress: x)
+    ad.deflinear2(theirs, lambda ct, x, progress: [theirs.bind(ct, progress=progress)])
+
+    def of(run: Any) -> Any:
+        step = lambda x, _: (jnp.sin(theirs.bind(x, progress=2)), None)  # noqa: E731
+        return jax.grad(lambda x: run(step, x, length=N)[0])(0.3)
+
+    np.testing.assert_allclose(of(partial(checkpointed_scan, progress=meter)), of(lax.scan))

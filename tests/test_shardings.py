@@ -24,7 +24,7 @@ from sharded_programs import (
     program,
 )
 
-from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
+from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, explain
 
 quickly = pytest.mark.usefixtures("compile_quickly")
 
@@ -212,6 +212,25 @@ def test_a_while_loop_stops_when_all_devices_say_so(inside: bool) -> None:
     _assert_close(along(one)(divided), along(program)(h))
 
 
+@pytest.mark.parametrize("spec", [P(), P("data"), P("data", "model"), P(("data", "model"))])
+def test_bytes_are_those_of_a_device_where_types_tell_the_sharding(spec: P) -> None:
+    """As for arrays of the shape that a device holds, and so is the plan."""
+
+    def sizes(shape: tuple[int, ...], **options: Any) -> Any:
+        state = jax.ShapeDtypeStruct(shape, jnp.float32, **options)
+        step = lambda u, x: (jnp.sin(u) * jnp.cos(u) + x, x)  # noqa: E731
+        report = explain(step, state, jnp.ones(200, jnp.float32), memory="200kB")
+        return report.plan, report.sizes
+
+    sharding = NamedSharding(EXPLICIT, spec)
+    shape = (64, 32)
+    with jax.set_mesh(EXPLICIT):
+        found = sizes(shape, sharding=sharding)
+    assert found == sizes(sharding.shard_shape(shape))
+    with jax.set_mesh(AUTO):
+        assert sizes(shape, sharding=NamedSharding(AUTO, spec)) == sizes(shape)
+
+
 @quickly
 @not_on_0_7
 def test_examples_that_are_divided_in_the_type() -> None:
@@ -267,3 +286,28 @@ def test_xs_that_are_divided_in_time_are_refused_as_lax_does() -> None:
         return str(error.value)
 
     assert message(checkpointed_scan) == message(lax.scan)
+
+
+@quickly
+@pytest.mark.parametrize("derivative", ["grad", "jvp", "forward_over_reverse"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"checkpoints": 3}, {"checkpoints": "all"}, {"checkpoints": 2, "block": 3}],
+    ids=str,
+)
+def test_a_carry_without_a_mesh_beside_xs_that_have_one(
+    options: dict[str, Any], derivative: str
+) -> None:
+    """`lax.scan` takes such a carry for one of the type that the step returns. Slots, made of the
+    initial carry, did not hold the later ones."""
+    weights, init, _ = arrays()
+    xs = jax.device_put(arrays()[2], NamedSharding(EXPLICIT, P(None, "data")))
+
+    def fun(scan: Any) -> Any:
+        def loss(weights: Any, init: Any, xs: Any) -> Any:
+            return jnp.sum(scan(lambda c, x: (jnp.tanh(c @ weights) + x, None), init, xs)[0])
+
+        return derivatives(loss)[derivative]
+
+    expected = jax.jit(fun(lax.scan))(weights, init, xs)
+    _assert_close(jax.jit(fun(partial(checkpointed_scan, **options)))(weights, init, xs), expected)

@@ -25,9 +25,10 @@ from jax_revolve import (
     explain,
     plan,
 )
-from jax_revolve._compat import to_device
+from jax_revolve._compat import default_device, to_device
 from jax_revolve.engine import buffers, files
 from jax_revolve.schedule import cost
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.request import Request, for_bound, for_scan
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
@@ -205,6 +206,31 @@ def test_a_backend_that_computes_wrong_gradients_is_refused(
     monkeypatch.undo()
     storage_checks.check_host_memory.cache_clear()
     assert np.isfinite(jax.grad(partial(loss, checkpoints=3, storage="pinned_host"))(X)).all()
+
+
+def test_programs_that_round_differently_are_not_taken_for_wrong_ones() -> None:
+    """What is compared is the same however XLA fuses it: every number is an integer."""
+    gradient = storage_checks._gradient(Plan(storage_checks._LENGTH, 3))
+    assert set(np.abs(gradient)) == set(range(256))
+
+
+def test_host_memory_is_tried_where_transfers_are_refused() -> None:
+    storage_checks.check_host_memory.cache_clear()
+    with jax.transfer_guard("disallow"):
+        storage_checks.check_storage(Plan(10, 3, 1, "pinned_host"))
+
+
+def test_host_memory_is_tried_on_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(storage_checks, "check_host_memory", tried.append)
+    monkeypatch.setattr(jax, "default_backend", lambda: "another")
+    for device in (None, "cpu", jax.devices()[3]):
+        with jax.default_device(device):
+            assert default_device() == (
+                device if isinstance(device, jax.Device) else jax.devices()[0]
+            )
+            storage_checks.check_storage(TwoLevelPlan(10, 3))
+    assert tried == ["cpu"] * 3
 
 
 def test_a_backend_without_that_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,3 +460,31 @@ def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("outer", [{}, {"checkpoints": 2, "block": 2}], ids=str)
+def test_a_loop_in_a_loop_with_checkpoints_in_the_hosts_memory(outer: dict[str, Any]) -> None:
+    """What the inner loop holds is a residual of the outer step, which was put through a branch and
+    into buffers as if it were on the device. Found by a random program."""
+
+    def loss(outer_scan: Any, inner_scan: Any, x: Any) -> Any:
+        def step(x: Any, scale: Any) -> tuple[Any, None]:
+            inner = lambda x, scale: (jnp.sin(x) * scale, None)  # noqa: E731
+            return inner_scan(inner, x, scale * jnp.array([1.0, 0.9, 1.1]))[0], None
+
+        return jnp.sum(outer_scan(step, x, jnp.linspace(0.5, 1, 5))[0])
+
+    inner = partial(checkpointed_scan, checkpoints=3, storage="pinned_host")
+    x = jnp.linspace(0.1, 1, 4)
+    ours = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **outer), inner)))(x)
+    theirs = jax.jit(jax.grad(partial(loss, lax.scan, lax.scan)))(x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+
+
+def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient that it is tried with had no loop there. Found by a random program."""
+    tried = storage_checks.check_host_memory.__wrapped__
+    monkeypatch.setattr(storage_checks, "check_host_memory", tried)
+    with jax.disable_jit():
+        stored = loss_of_while(X, 3, 5, storage="pinned_host", checkpoints=3)
+    np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-10)

@@ -1,6 +1,7 @@
 """`bounded_while_loop` beside its parity with lax: counts, finished examples, its own arguments."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -348,6 +349,18 @@ def test_throw() -> None:
         gradient(starts, 3)
 
 
+def test_throw_where_there_is_nothing_but_a_key() -> None:
+    @eqx.filter_jit
+    def draw(least: Any) -> Any:
+        go_on = lambda key: jax.random.uniform(key) >= least  # noqa: E731
+        step = lambda key: jax.random.fold_in(key, 1)  # noqa: E731
+        return bounded_while_loop(go_on, step, jax.random.key(0), max_steps=3, throw=True)
+
+    assert draw(jnp.float32(2)) == jax.random.key(0)
+    with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
+        draw(jnp.float32(0))
+
+
 @pytest.mark.parametrize("max_steps", [-1, 2**31, 2.0, True, "3", jnp.int32(3)], ids=repr)
 def test_bad_max_steps(max_steps: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="max_steps must be None or an int from 0"):
@@ -424,6 +437,22 @@ def test_disable_jit() -> None:
     assert gradients.tolist() == [3.0, 12.0]
 
 
+def test_disable_jit_copies_what_a_body_changes_in_place() -> None:
+    """As `lax.while_loop`: https://github.com/jax-ml/jax/issues/27019."""
+
+    def body(state: Any) -> Any:
+        x, total = state
+        x += 1  # in place, if it can be
+        return x, total + x
+
+    def run(loop: Callable[..., Any]) -> float:
+        x = np.array(1.0)
+        return float(loop(lambda state: state[0] < 10, body, (x, x))[1])
+
+    with jax.disable_jit():
+        assert run(partial(bounded_while_loop, max_steps=20)) == run(lax.while_loop) == 55
+
+
 # fori_loop
 
 
@@ -471,6 +500,20 @@ def test_fori_loop_does_not_stop_quietly() -> None:
         eqx.filter_jit(jax.grad(power))(2.0, jnp.int32(4))
 
 
+def test_fori_loop_does_not_stop_quietly_under_disable_jit() -> None:
+    def power(a: Any, n: Any) -> Any:
+        return checkpointed_fori_loop(0, n, lambda _, u: u * a, 1.0, max_steps=3)
+
+    with jax.disable_jit():
+        assert jax.grad(power)(2.0, jnp.int32(3)) == 12.0
+        with pytest.raises(ValueError, match=r"max_steps must be .* which is 4, but is 3"):
+            power(2.0, 4)
+        gradients = jax.vmap(jax.grad(power), (None, 0))(2.0, jnp.array([2, 3]))
+        assert gradients.tolist() == [4.0, 12.0]
+        with pytest.raises(RuntimeError, match="max_steps=3"):
+            jax.vmap(power, (None, 0))(2.0, jnp.array([2, 4]))
+
+
 # Devices
 
 
@@ -508,3 +551,35 @@ def test_devices_take_different_numbers_of_steps() -> None:
     _assert_close(ours, jax.jit(jax.grad(one_by_one))(starts, weight))
     with pytest.raises(NotImplementedError, match=r"jax\.lax\.pcast"):
         jax.jit(jax.grad(sharded(vary=False), (0, 1)))(starts, weight)
+
+
+def test_throw_under_leak_checks() -> None:
+    """`equinox.error_if` raised an IndexError there, which the gradient died with."""
+
+    def run(x: Any, bound: int) -> Any:
+        step = lambda state: (state[0] + 1, jnp.sin(state[1]))  # noqa: E731
+        less = lambda state: state[0] < 5  # noqa: E731
+        return bounded_while_loop(less, step, (0, x), max_steps=bound, throw=True)[1]
+
+    with jax.checking_leaks():
+        gradient = jax.jit(jax.grad(run), static_argnums=1)
+        expected = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(jnp.sin(jnp.sin(x))))))(0.7)
+        np.testing.assert_allclose(gradient(0.7, 8), expected, rtol=1e-12)
+        with pytest.raises(Exception, match="max_steps=3"):
+            jax.block_until_ready(gradient(0.7, 3))
+
+
+def test_blocks_of_a_batch_under_disable_jit() -> None:
+    """There a traced predicate makes it the checkpointed loop, whose steps were then taped one by
+    one in Python, each with the residuals of the branch that it took. Found by a random program."""
+
+    def run(steps: Any, x: Any) -> Any:
+        body = lambda state: (state[0] + 1, jnp.sin(state[1]))  # noqa: E731
+        goes_on = lambda state: state[0] < steps  # noqa: E731
+        return bounded_while_loop(goes_on, body, (0, x), max_steps=4, checkpoints=2, block=2)[1]
+
+    steps, x = jnp.array([1, 3]), jnp.array([0.5, 0.7])
+    gradient = jax.grad(lambda x: jnp.sum(jax.vmap(run)(steps, x)))
+    expected = [jnp.cos(x[0]), jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(x))))(x[1])]
+    with jax.disable_jit():
+        np.testing.assert_allclose(gradient(x), expected, rtol=1e-12)

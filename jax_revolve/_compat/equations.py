@@ -12,9 +12,9 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend.core import jaxpr_as_fun
 
-from jax_revolve._compat.jaxprs import is_literal
+from jax_revolve._compat.jaxprs import has_loop, is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
-from jax_revolve._compat.values import is_array_type, with_weak_type, zeros
+from jax_revolve._compat.values import is_array_type, varying_axes, with_weak_type, zeros
 
 T = TypeVar("T")
 
@@ -27,14 +27,18 @@ _INNER = {
     "scan": ("jaxpr",),
     "while": ("body_jaxpr",),
     "checkpointed_loop": ("jaxpr",),
+    "checkpointed_segment": ("jaxpr",),
 }
 """The parameters of equations that hold what is differentiated along with them. Conditions are not,
 nor are functions with a derivative rule of their own: of those the rule is looked into."""
 
+_RECOMPUTED = ("remat2", "checkpointed_segment")
+"""Equations that are run again when they are transposed."""
+
 _MANUAL = ("newly_manual_axes", "manual_axes")
 """The parameter of a `shard_map` equation for its axes, from jax 0.8 and before."""
 
-_JAX = Path(jax.__file__).parent
+_JAX, _HERE = Path(jax.__file__).parent, Path(__file__).parent
 
 
 def read_loop(eqn: Any) -> LoopEquation | None:
@@ -48,6 +52,16 @@ def read_loop(eqn: Any) -> LoopEquation | None:
 def has_rule(eqn: Any) -> bool:
     """Whether an equation is a function with a `custom_jvp` rule."""
     return eqn.primitive.name == "custom_jvp_call"
+
+
+def reverse_rule_with_loops(eqn: Any) -> str | None:
+    """The name of a function with a `custom_vjp` rule that runs loops, if an equation is one."""
+    if not eqn.primitive.name.startswith("custom_vjp"):
+        return None
+    for program in eqn.params.values():
+        if hasattr(program, "eqns") and has_loop(program):
+            return getattr(program, "jaxpr", program).debug_info.func_name
+    return None
 
 
 def inner_programs(eqn: Any, enclosing: Sequence[Any]) -> list[Any]:
@@ -102,6 +116,17 @@ def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
     return result[0]
 
 
+def is_recomputed(eqn: Any) -> bool:
+    """Whether an equation is run again when it is transposed, and holds but its operands before."""
+    return eqn.primitive.name in _RECOMPUTED
+
+
+def varies_unevenly(eqn: Any) -> bool:
+    """Whether a while loop's condition varies over axes that some of its carry does not."""
+    axes = varying_axes(eqn.params["cond_jaxpr"].out_avals[0])
+    return not all(axes <= varying_axes(v.aval) for v in eqn.outvars)
+
+
 def is_shard_map(eqn: Any) -> bool:
     return eqn.primitive.name == "shard_map"
 
@@ -115,16 +140,19 @@ def name_in(eqn: Any) -> list[str]:
 
 
 def source_of(eqn: Any) -> str:
-    """The file and line outside of JAX that an equation comes from, "model.py:42"."""
+    """The file and line outside of JAX that an equation comes from, "model.py:42"; nothing if it is
+    one that was made here, in place of another."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         file = Path(frame.file_name)
+        if file.is_relative_to(_HERE):
+            return ""
         if not file.is_relative_to(_JAX):
             return f"{file.name}:{frame.line_num}"
     return ""
 
 
-def _run(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+def run_in_place(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """What an equation computes, whatever its primitive."""
     values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
     empty = jax.make_jaxpr(lambda: ())().jaxpr
@@ -147,7 +175,7 @@ def _derivative(eqn: Any, enclosing: Sequence[Any]) -> Any:
         def of_inexact(*chosen: Any) -> tuple[Any, Any]:
             rest = iter(chosen)
             inputs = [next(rest) if m else x for m, x in zip(mask, operands, strict=True)]
-            results = _run(eqn, inputs)
+            results = run_in_place(eqn, inputs)
             kept = _inexact(results)
             return _only(results, kept), _only(results, [not k for k in kept])
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import jax
 from jax import lax
@@ -60,6 +61,28 @@ def dependence(
         return tuple(pe.dce_jaxpr(jaxpr, results)[1])
 
     return used
+
+
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr without equations that nothing depends on, nested ones included: the same one each
+    time for the same jaxpr."""
+    if closed in _LIVE:
+        return _LIVE[closed]
+    outputs, inputs = ([True] * len(vs) for vs in (closed.jaxpr.outvars, closed.jaxpr.invars))
+    # Threads may find the same at once: all of them get what is stored first.
+    return _LIVE.setdefault(closed, pruned(closed, outputs, inputs)[0])
+
+
+_LIVE: WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = WeakKeyDictionary()
+
+
+def pruned(
+    closed: ClosedJaxpr, outputs: Sequence[bool], inputs: Sequence[bool]
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """The jaxpr with these outputs alone, and which inputs it then takes: these, and those that the
+    outputs depend on."""
+    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, list(outputs), instantiate=list(inputs))
+    return ClosedJaxpr(jaxpr, closed.consts), list(used)
 
 
 def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:
@@ -150,6 +173,11 @@ def has_convolution(closed: ClosedJaxpr) -> bool:
     return _any_name(closed, lambda name: name == "conv_general_dilated")
 
 
+def has_loop(closed: ClosedJaxpr) -> bool:
+    """Whether a loop is run anywhere in it."""
+    return _any_name(closed, lambda name: name in ("scan", "while"))
+
+
 def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
     """Whether that is so for the primitive of an equation anywhere in it."""
     return any(
@@ -173,7 +201,11 @@ def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
     return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
 
 
-def with_params(jaxpr: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+Change = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""The name of a primitive and its parameters to others."""
+
+
+def with_params(jaxpr: Any, change: Change) -> Any:
     """The same jaxpr, open or closed, if `change` leaves the parameters of all equations in it as
     they are, however deep, and else one with the changed ones."""
     eqns = [_with_params(eqn, change) for eqn in jaxpr.eqns]
@@ -182,7 +214,7 @@ def with_params(jaxpr: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) 
     return with_equations(jaxpr, eqns)
 
 
-def _with_params(eqn: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+def _with_params(eqn: Any, change: Change) -> Any:
     def inside(value: Any) -> Any:
         if hasattr(value, "eqns"):
             return with_params(value, change)
@@ -191,6 +223,7 @@ def _with_params(eqn: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
             return value if all(a is b for a, b in zip(new, value, strict=True)) else new
         return value
 
-    params = change({name: inside(value) for name, value in eqn.params.items()})
+    inner = {name: inside(value) for name, value in eqn.params.items()}
+    params = change(eqn.primitive.name, inner)
     same = all(params[name] is value for name, value in eqn.params.items())
     return eqn if same else eqn.replace(params=params)

@@ -26,7 +26,12 @@ def to_device(value: Any) -> Any:
 
 def is_on_host(value: Any) -> bool:
     """Whether the type of a value says that it is in the host's memory."""
-    return jax.typeof(value).memory_space == jax.memory.Space.Host
+    return is_host_type(jax.typeof(value))
+
+
+def is_host_type(aval: AbstractValue) -> bool:
+    """Whether values of this type are in the host's memory."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
 def moves_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
@@ -37,8 +42,7 @@ def moves_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
     whose lowering is a Python function, so such a program has to be among its parameters: without
     it all of the moves are left out, quietly.
     """
-    on_host = any(getattr(t, "memory_space", None) == jax.memory.Space.Host for t in types)
-    return _a_move() if on_host else None
+    return _a_move() if any(map(is_host_type, types)) else None
 
 
 @cache
@@ -48,6 +52,14 @@ def _a_move() -> ClosedJaxpr:
 
 
 def has_host_memory() -> bool:
-    """Whether the devices that JAX uses by default have that kind of memory."""
-    kinds = [memory.kind for memory in jax.local_devices()[0].addressable_memories()]
+    """Whether the device that JAX uses by default has that kind of memory."""
+    kinds = [memory.kind for memory in default_device().addressable_memories()]
     return HOST_MEMORY in kinds
+
+
+def default_device() -> Any:
+    """The device that JAX uses where nothing else tells it which."""
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if device is None or isinstance(device, str):
+        return jax.local_devices(backend=device)[0]
+    return device

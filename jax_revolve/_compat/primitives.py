@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
 from jax_revolve._compat.values import AbstractValue
 
 
@@ -20,16 +21,18 @@ def new_primitive(
     batch: Callable[..., Any],
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
-    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]] | None = None,
+    prune: "Prune | None" = None,
     split: "Split | None" = None,
+    known: "Prune | None" = None,
 ) -> Primitive:
     """A primitive with several results, from Python functions in place of JAX's registries.
 
     `implementation(*operands, **params)` is both run and lowered. `output_types(*avals, **params)`
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
-    `prune(used, **params)` says which results to keep computing, given which are used, and the
-    parameters to that end. `split` is for a primitive that is linear in its last operands.
+    `prune(used, **params)` says which results to keep computing, given which are used, from which
+    operands, and the parameters to that end. `known(given, **params)` does so for the results that
+    depend on given operands alone. `split` is for a primitive that is linear in its last operands.
     """
 
     @partial(jax.jit, static_argnums=0)
@@ -38,16 +41,30 @@ def new_primitive(
 
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_impl(lambda *operands, **params: compiled(tuple(params.items()), *operands))
+
+    def run(*operands: Any, **params: Any) -> Sequence[Any]:
+        # Under `jax.disable_jit` a `cond` is the branch that is taken, and steps differ in kind.
+        with jax.disable_jit(False):
+            return compiled(tuple(params.items()), *operands)
+
+    primitive.def_impl(run)
     primitive.def_effectful_abstract_eval(output_types)
     batching.fancy_primitive_batchers[primitive] = batch
-    mlir.register_lowering(primitive, mlir.lower_fun(implementation, multiple_results=True))
+
+    def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
+        # As under `jax.jit`: what nobody uses may not even have a lowering.
+        traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
+        return call_jaxpr(without_dead_code(traced))(*operands)
+
+    mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
     if jvp is not None:
         define_jvp(primitive, jvp)
     if transpose is not None:
         ad.primitive_transposes[primitive] = transpose
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
+    if known is not None:
+        pe.custom_partial_eval_rules[primitive] = partial(_split_results, primitive, known)
     if split is not None:
         pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
         pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
@@ -57,6 +74,9 @@ def new_primitive(
 def define_jvp(primitive: Primitive, jvp: Callable[..., Any]) -> None:
     """Give a primitive a derivative rule."""
     ad.primitive_jvps[primitive] = jvp
+
+
+Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str, Any]]]
 
 
 class Split(NamedTuple):
@@ -93,6 +113,23 @@ def _split_values(
     return [*results, *trace.default_process_primitive(split.linear, operands, linear_params)]
 
 
+def _split_results(
+    primitive: Primitive, known: Prune, trace: Any, *tracers: Any, **params: Any
+) -> Sequence[Any]:
+    """The rule for values of which some are known: results that depend on them alone are computed,
+    and later all of them again."""
+    later = trace.default_process_primitive(primitive, tracers, params)
+    given = [t.is_known() for t in tracers]
+    if all(given) or not any(given):
+        return later
+    results, operands, known_params = known(given, **params)
+    if not any(results):
+        return later
+    inputs = [t.pval.get_known() for t, take in zip(tracers, operands, strict=True) if take]
+    values = iter(primitive.bind(*inputs, **known_params))
+    return [next(values) if now else x for x, now in zip(later, results, strict=True)]
+
+
 def _split_equation(
     split: Split, saveable: Any, unknown: Sequence[bool], available: Sequence[bool], eqn: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
@@ -119,12 +156,11 @@ def _split_equation(
     return known, again, unknown_results, later, kept
 
 
-def _remove_dead_code(
-    prune: Callable[..., tuple[Sequence[bool], dict[str, Any]]], used: list[bool], *rest: Any
-) -> tuple[list[bool], Any]:
+def _remove_dead_code(prune: Prune, used: list[bool], *rest: Any) -> tuple[list[bool], Any]:
     eqn = rest[-1]  # jax 0.12 also passes which inputs are live
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
-    kept, params = prune(used, **eqn.params)
-    outvars = [v for v, keep in zip(eqn.outvars, kept, strict=True) if keep]
-    return [True] * len(eqn.invars), eqn.replace(outvars=outvars, params=params)
+    results, operands, params = prune(used, **eqn.params)
+    outvars = [v for v, keep in zip(eqn.outvars, results, strict=True) if keep]
+    invars = [v for v, keep in zip(eqn.invars, operands, strict=True) if keep]
+    return list(operands), eqn.replace(outvars=outvars, invars=invars, params=params)

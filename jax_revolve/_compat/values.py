@@ -1,6 +1,7 @@
 """Types of values, tangents and cotangents."""
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any, TypeAlias
 
 import jax
@@ -49,9 +50,15 @@ def instantiate(tangent: Any) -> Any:
 
 
 def zeros(aval: AbstractValue) -> jax.Array:
-    """Zeros of the type `aval`, its sharding and varying axes included, PRNG keys too."""
+    """Zeros of the type `aval`, its sharding, varying axes and memory included, PRNG keys too."""
+    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+        own = zeros(aval.update(memory_space=jax.memory.Space.Device))
+        return jax.device_put(own, jax.memory.Space.Host)
     if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return ad.zeros_like_aval(aval)
+        made = ad.zeros_like_aval(aval)
+        # jax 0.12 forgets the mesh where no mesh is set.
+        has_mesh = not aval.sharding.mesh.empty
+        return laid_out(made, aval.sharding.mesh, aval.sharding.spec) if has_mesh else made
     implementation: list[Any] = []
 
     def data_of(keys: jax.Array) -> jax.Array:
@@ -73,9 +80,21 @@ def is_array_type(aval: AbstractValue) -> bool:
     return isinstance(aval, ShapedArray)
 
 
+def shape_on_a_device(aval: AbstractValue) -> tuple[int, ...]:
+    """The shape of a device's shard of a value of this type, as far as the type says: axes of a
+    mesh are in it if they are explicit."""
+    sizes = aval.sharding.mesh.shape
+
+    def shards(axes: Any) -> int:
+        names = axes if isinstance(axes, tuple) else (axes,)
+        return prod(sizes[name] for name in names if name is not None)
+
+    return tuple(-(-n // shards(s)) for n, s in zip(aval.shape, aval.sharding.spec, strict=True))
+
+
 def bytes_of(avals: Iterable[AbstractValue]) -> int:
-    """What values of these types take."""
-    return sum(aval.size * aval.dtype.itemsize for aval in avals)
+    """What values of these types take on a device."""
+    return sum(prod(shape_on_a_device(aval)) * aval.dtype.itemsize for aval in avals)
 
 
 def varying_axes(aval: AbstractValue) -> frozenset[str]:
@@ -92,6 +111,20 @@ def vary(value: Any, axes: frozenset[str]) -> Any:
     if hasattr(jax.lax, "pcast"):
         return jax.lax.pcast(value, missing, to="varying")
     return jax.lax.pvary(value, missing)  # jax 0.7  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def explicit_mesh(avals: Iterable[AbstractValue]) -> Any | None:
+    """The mesh that types are laid out over, if there is one with explicit axes among them."""
+    meshes = [aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty]
+    explicit = jax.sharding.AxisType.Explicit
+    return next((mesh for mesh in meshes if explicit in mesh.axis_types), None)
+
+
+def laid_out(value: Any, mesh: Any, spec: Any) -> Any:
+    """The value, laid out over a mesh if it belongs to none yet."""
+    if not jax.typeof(value).sharding.mesh.empty:
+        return value
+    return jax.sharding.reshard(value, NamedSharding(mesh, spec))
 
 
 def with_weak_type(value: Any, aval: AbstractValue) -> Any:

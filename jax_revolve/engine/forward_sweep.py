@@ -187,7 +187,8 @@ def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], types: Any, **params:
     used_ys = used[num_carry : num_carry + num_ys]
     kept = [*[True] * num_carry, *used_ys, *[True] * (len(used) - num_carry - num_ys)]
     keep_ys = tuple(substitute(keep_ys, keep_ys, used_ys))
-    return kept, {**params, "keep_ys": keep_ys, "types": tuple(choose(types, kept))}
+    operands = [True] * len(params["activity"].operands)
+    return kept, operands, {**params, "keep_ys": keep_ys, "types": tuple(choose(types, kept))}
 
 
 _OWN = ("activity", "restart", "keep_ys", "vmaps")

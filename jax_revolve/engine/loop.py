@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat import (
@@ -12,13 +13,20 @@ from jax_revolve._compat import (
     LoopEquation,
     call_jaxpr,
     callback_effects,
+    explicit_mesh,
+    laid_out,
     with_params,
+    without_dead_code,
 )
 from jax_revolve.engine.listener import Progress, when_run_again
 from jax_revolve.schedule.request import Request
 from jax_revolve.schedule.two_level import AnyPlan
 
 T = TypeVar("T")
+
+NAME = "checkpointed_loop"
+"""What the names of all primitives that stand for loops begin with. The parameters of those are the
+fields of a loop, and more."""
 
 Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
 """Consts, carry and one slice of the xs to carry and one slice of the ys."""
@@ -69,8 +77,13 @@ class Loop:
         plan: AnyPlan | Request | None,
         progress: Progress | None = None,
     ) -> "Loop":
-        """The loop of an equation of lax's, with the given length or bound."""
-        return cls(**{**equation._asdict(), "length": length}, plan=plan, progress=progress)
+        """The loop of an equation of lax's, with the given length or bound.
+
+        What a step computes without need, as `lax.scan` traces it, is left out, as `jax.jit` would:
+        a call of a function that cannot be differentiated in forward mode may be among it.
+        """
+        own = {"jaxpr": without_dead_code(equation.jaxpr), "length": length}
+        return cls(**{**equation._asdict(), **own}, plan=plan, progress=progress)
 
     def params(self) -> dict[str, Any]:
         """The fields by name, as parameters of a primitive: `Loop(**params)` is the loop again."""
@@ -108,9 +121,10 @@ class Loop:
         """The loop as its steps are when they have been run before: loops inside of them show no
         forward sweep again."""
 
-        def change(params: dict[str, Any]) -> dict[str, Any]:
-            progress = params.get("progress")
-            return {**params, "progress": when_run_again(progress)} if progress else params
+        def change(name: str, params: dict[str, Any]) -> dict[str, Any]:
+            if not name.startswith(NAME) or "progress" not in params:
+                return params
+            return {**params, "progress": when_run_again(params["progress"])}
 
         condition = self.condition and with_params(self.condition, change)
         return replace(self, jaxpr=with_params(self.jaxpr, change), condition=condition)
@@ -131,6 +145,30 @@ class Loop:
         return self.length
 
 
+def with_layout(loop: Loop, operands: Operands) -> Operands:
+    """The operands, all of them laid out over the explicit mesh that some of them have.
+
+    lax takes an initial carry that belongs to no mesh for one of the type that the step returns,
+    and so are later carries. Slots are made of the first one, and hold the others.
+    """
+    types = [*map(jax.typeof, operands.consts), *loop.output_types, *map(jax.typeof, operands.xs)]
+    mesh = explicit_mesh(types)
+    if mesh is None:
+        return operands
+    carry, _ = loop.results(loop.output_types)
+
+    def replicated(value: Any) -> Any:
+        return laid_out(value, mesh, jax.P(*[None] * value.ndim))
+
+    return Operands(
+        consts=list(map(replicated, operands.consts)),
+        carry=[
+            laid_out(x, mesh, t.sharding.spec) for x, t in zip(operands.carry, carry, strict=True)
+        ],
+        xs=list(map(replicated, operands.xs)),
+    )
+
+
 def plan_of(loop: Loop) -> AnyPlan:
     """The plan of a loop that is to be reversed, once it is chosen."""
     check_plan(loop)
@@ -138,10 +176,14 @@ def plan_of(loop: Loop) -> AnyPlan:
     return loop.plan
 
 
+class NoReverseMode(ValueError):
+    """A while loop that nobody said how to reverse."""
+
+
 def check_plan(loop: Loop) -> None:
     """Refuse to reverse a loop of which nobody said how."""
     if loop.plan is None:
-        raise ValueError(
+        raise NoReverseMode(
             "max_steps and checkpoints must not both be None where a while loop is differentiated "
             "in reverse mode. Pass max_steps, the most steps that the loop may take, or "
             "checkpoints, the number of carries to store."

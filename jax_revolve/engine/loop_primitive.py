@@ -12,6 +12,7 @@ from jax import lax
 from jax_revolve import _compat
 from jax_revolve._compat import LoopEquation
 from jax_revolve.engine.batching import batched_dims, vmap_over
+from jax_revolve.engine.dead_code import known_part, prune_loop
 from jax_revolve.engine.examples import run_examples
 from jax_revolve.engine.loop import Loop, choose, substitute
 from jax_revolve.engine.once import batch_once
@@ -125,4 +126,6 @@ loop_p = _compat.new_primitive(
     output_types=loop_types,
     batch=batch_loop,
     transpose=_transpose_loop,
+    prune=prune_loop,
+    known=known_part,
 )

@@ -30,7 +30,7 @@ from jax import lax
 from jax_revolve._compat import has_custom_jvp, kept_whole
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.examples import any_example, going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step, plan_of
+from jax_revolve.engine.loop import Loop, Operands, Step, plan_of, with_layout
 from jax_revolve.engine.primal_half import with_primal_half
 from jax_revolve.engine.pullback import (
     Cotangents,
@@ -82,7 +82,7 @@ def pull_back_nested(
     loop: Loop, activity: Activity, operands: Operands, cotangents: Cotangents
 ) -> Operands:
     """The cotangents of the active operands, from those of the active results."""
-    half = with_primal_half(loop, activity)
+    half, operands = with_primal_half(loop, activity), with_layout(loop, operands)
     shared = _Shared(loop, half, activity, operands.consts, safe_operands(loop, operands))
     carry, parts = operands.carry, []
     for lengths, place in _nests(loop):

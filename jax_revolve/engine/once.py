@@ -22,13 +22,12 @@ _KNOWN: WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]] = WeakKeyDictionary(
 
 def once(loop: Loop, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
     """`find()`, or what it returned before for this very loop and an equal key. It must not return
-    tracers."""
+    tracers. Threads may find the same at once, for no lock is held while JAX traces; what is stored
+    first is what all of them get from then on."""
     known = _KNOWN.setdefault(loop.jaxpr, {})
     # The loop's jaxpr is held weakly, so nothing else may hold it here.
     key += tuple(value for name, value in loop.params().items() if name != "jaxpr")
-    if key not in known:
-        known[key] = find()
-    return known[key]
+    return known[key] if key in known else known.setdefault(key, find())
 
 
 def batch_once(

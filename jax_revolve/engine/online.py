@@ -169,5 +169,5 @@ def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Arr
 
 def _without(values: jax.Array, index: jax.Array) -> jax.Array:
     """The values after the index moved down by one."""
-    here = jnp.arange(values.size)
+    here = jnp.arange(values.size, dtype=jnp.int32)
     return jnp.where(here < index, values, jnp.roll(values, -1))

@@ -21,6 +21,7 @@ import jax
 from jax_revolve import _compat
 from jax_revolve.engine.activity import Activity, Mask, find_activity
 from jax_revolve.engine.batching import batched_as, batched_dims, vmap_over
+from jax_revolve.engine.dead_code import prune_jvp
 from jax_revolve.engine.forward_sweep import run_forward_sweep
 from jax_revolve.engine.listener import when_run_again
 from jax_revolve.engine.loop import Loop, check_plan, choose, substitute
@@ -41,7 +42,9 @@ from jax_revolve.engine.pullback import Cotangents
 from jax_revolve.engine.restart import find_restart
 from jax_revolve.engine.sizes import sizes_of
 from jax_revolve.engine.sweeps import check_collectives, reverse_sweep
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.request import Request
+from jax_revolve.schedule.two_level import AnyPlan
 
 
 def _loop_jvp(primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -230,10 +233,22 @@ def _linearize(
         lambda: find_restart(loop, activity, loop.operands(operands)),
     )
     if isinstance(loop.plan, Request):
-        sizes = sizes_of(loop, activity, restart, loop.operands(operands))
-        loop = replace(loop, plan=loop.plan.resolve(sizes))
+        plan = _resolve(loop.plan, loop, activity, restart, operands)
+        loop = replace(loop, plan=plan)
     results, held = run_forward_sweep(loop, activity, restart, operands)
     return results, held, {**loop.params(), "activity": activity, "restart": restart}
+
+
+def _resolve(
+    request: Request, loop: Loop, activity: Activity, restart: Mask, operands: Flat
+) -> AnyPlan:
+    try:
+        sizes = sizes_of(loop, activity, restart, loop.operands(operands))
+    except ValueError:
+        # JAX cannot transpose the step, and says so when it is asked to. `jax.linearize` does not
+        # ask, and any plan will do for it.
+        return Plan(request.length, 1)
+    return request.resolve(sizes)
 
 
 def _num_operands(activity: Activity, **_: Any) -> int:
@@ -263,6 +278,7 @@ jvp_p = _compat.new_primitive(
     jvp=_jvp_jvp,
     batch=_batch_jvp,
     transpose=_transpose_jvp,
+    prune=prune_jvp,
     split=_compat.Split(
         num_primals=_num_operands,
         num_results=_num_results,

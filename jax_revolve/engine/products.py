@@ -12,6 +12,7 @@ takes less than half as many bytes as the weight: otherwise the products are not
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ MOST_KEPT = 0.5
 LINEAR_IN_ALL = {"add", "add_any", "concatenate"}
 LINEAR = {
     *("transpose", "reshape", "convert_element_type", "neg", "squeeze", "reduce_sum", "copy"),
-    *("mul", "div", "pad"),
+    *("mul", "div", "pad", "slice"),
 }
 """Linear in their first operand or, as a product, in either; that is the one that may vary."""
 
@@ -55,11 +56,15 @@ class Products:
         varies: Sequence[bool],
         stored: Sequence[int | None],
         num_consts: int,
+        *,
+        least_weight: int = LEAST_WEIGHT,
+        most_kept: float = MOST_KEPT,
     ) -> None:
         """`pullback` is that of a step. Of its inputs, `varies` tells which vary from step to step,
         and `stored` in which buffer those are that have one. The first `num_consts` outputs are the
         cotangents of consts."""
         jaxpr = pullback.jaxpr
+        self._least_weight, self._most_kept = least_weight, most_kept
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
         self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
@@ -114,7 +119,8 @@ class Products:
             return False
         new = [v for v in dict.fromkeys(operands) if v not in self._stored and v not in self._kept]
         weight = bytes_of([cotangent.aval])
-        if weight < LEAST_WEIGHT or bytes_of(v.aval for v in new) > MOST_KEPT * weight:
+        is_small = weight < self._least_weight
+        if is_small or bytes_of(v.aval for v in new) > self._most_kept * weight:
             return False
         self._kept += new
         return True
@@ -129,6 +135,8 @@ class Products:
             return list(eqn.invars) if all(varying) else None
         is_sum = name in LINEAR_IN_ALL and all(varying)
         is_linear = name in LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
+        if name == "pad":  # with anything but zeros it adds to each product
+            is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
         if not (is_sum or is_linear):
             return None
         parts = list(map(self._operands, choose(eqn.invars, varying)))
@@ -145,15 +153,20 @@ def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
         return [run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))]
 
     def over_one_axis(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-        a, b = (x.reshape(-1, *x.shape[len(first) + 1 :]) for x in (a, b))
+        a, b = (_merge_leading(x, len(first) + 1) for x in (a, b))
         return [run_equation(eqn, [a, b], dimension_numbers=(((0,), (0,)), ((), ())))]
 
     first = tuple(range(len(axes_a)))
-    if tuple(axes_a) != first or tuple(axes_b) != first or any(map(_is_sharded, (a, b))):
+    leads = tuple(axes_a) == tuple(axes_b) == first and not batch_a
+    if not leads or any(map(_is_sharded, (a, b))):
         return over_several_axes(a, b)[0]
     # XLA copies operands on a CPU to sum over several axes. Where an axis may be divided among
     # devices, to make one of them would gather all of the steps' operands on every device.
     return by_layout(over_one_axis, over_several_axes, a, b)[0]
+
+
+def _merge_leading(value: jax.Array, axes: int) -> jax.Array:
+    return value.reshape(prod(value.shape[:axes]), *value.shape[axes:])
 
 
 def _is_sharded(value: jax.Array) -> bool:

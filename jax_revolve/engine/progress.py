@@ -99,7 +99,7 @@ class Bar:
             over, past = turn == stop, (first + turn) % group
             self._report(size * (first + turn), (past == 0) & ~over, over)
             end = turn + jnp.minimum(stop - turn, group - past)
-            return end + over, lax.fori_loop(turn, end, body, state)
+            return end + over.astype(jnp.int32), lax.fori_loop(turn, end, body, state)
 
         first_turn = vary_as(jnp.asarray(start, jnp.int32), ends, first, group)
         chunked = (first_turn, state)
@@ -126,16 +126,18 @@ class Bar:
         silent = copy(self)
         silent._reaches = silent._finishes = False
         group = -(-self._interval // size)
+        more = jnp.asarray(ends, jnp.int32)
 
         def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
             turn, state = chunked
             over = turn == loops
             self._report(before(turn), ~over, over)
             end = turn + jnp.minimum(loops - turn, group)
-            return end + over, lax.fori_loop(turn, end, partial(body, silent), state)
+            state = lax.fori_loop(turn, end, partial(body, silent), state)
+            return end + over.astype(jnp.int32), state
 
         chunked = (vary_as(jnp.int32(0), loops, group), state)
-        return lax.while_loop(lambda chunked: chunked[0] < loops + ends, chunk, chunked)[1]
+        return lax.while_loop(lambda chunked: chunked[0] < loops + more, chunk, chunked)[1]
 
     # Sweeps of unknown length
 

@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import filled_with_a_number, results_in, with_outputs, zeros
+from jax_revolve._compat import (
+    filled_with_a_number,
+    is_host_type,
+    results_in,
+    with_outputs,
+    zeros,
+)
 from jax_revolve.engine.activity import Activity
 from jax_revolve.engine.buffers import read
 from jax_revolve.engine.listener import REVERSE
@@ -151,7 +157,7 @@ class _Parts:
                 held, restarted, position = _store_on_the_way(steps, plan, held, block)
                 restarted = steps.advance(restarted, size * position, size * block)
             reversal = self._by.reverse(bar, restarted, block, held.top, reversal)
-            top = held.top - (held.positions[held.top] == block)
+            top = held.top - (held.positions[held.top] == block).astype(jnp.int32)
             return held._replace(top=top), reversal
 
         def transposed(count: jax.Array) -> jax.Array:
@@ -248,9 +254,12 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
 
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
-    whole ones.
+    whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
+    values between memories outside of them alone.
     """
     traced = jax.make_jaxpr(residuals)()
+    if any(map(is_host_type, traced.out_avals)):
+        return residuals()
     results, filled = results_in(traced), filled_with_a_number(traced)
     outside = with_outputs(traced, choose(traced.jaxpr.outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)

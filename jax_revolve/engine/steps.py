@@ -8,7 +8,7 @@ from jax import lax
 from jax_revolve.engine.activity import Mask
 from jax_revolve.engine.buffers import read
 from jax_revolve.engine.examples import going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute
+from jax_revolve.engine.loop import Loop, Operands, Step, choose, substitute, with_layout
 
 
 class Steps(NamedTuple):
@@ -22,6 +22,7 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, loop: Loop, restart: Mask, operands: Operands) -> "Steps":
+        operands = with_layout(loop, operands)
         return cls(loop, restart, operands, safe_operands(loop, operands))
 
     def initial(self) -> list[Any]:

@@ -31,7 +31,8 @@ def reverse_sweep(
     cotangents: Cotangents,
 ) -> Flat:
     """The cotangents of the differentiated operands, from those of the active results."""
-    return _compiled_reverse(loop, activity, restart, operands, held, cotangents)
+    with jax.disable_jit(False):  # as primitives are: see `new_primitive`
+        return _compiled_reverse(loop, activity, restart, operands, held, cotangents)
 
 
 @partial(reverse_sweep.defjvp, symbolic_zeros=True)

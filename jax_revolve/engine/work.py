@@ -8,7 +8,7 @@ everything else by the bytes that it makes.
 from math import prod
 from typing import Any
 
-from jax_revolve._compat import ClosedJaxpr, bytes_of, inner_jaxprs
+from jax_revolve._compat import ClosedJaxpr, bytes_of, inner_jaxprs, shape_on_a_device
 
 PRODUCT_OPERATION = 0.015
 BYTE = 0.01
@@ -25,7 +25,7 @@ FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
 
 
 def work_of(jaxpr: ClosedJaxpr) -> float:
-    """The time of evaluating a jaxpr once, in nanoseconds."""
+    """The time of evaluating a jaxpr once, on a device, in nanoseconds."""
     return sum(map(_work, jaxpr.eqns))
 
 
@@ -43,22 +43,23 @@ def is_estimated(jaxpr: ClosedJaxpr) -> bool:
 
 def _work(eqn: Any) -> float:
     name, params = eqn.primitive.name, eqn.params
-    inputs, outputs = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
-    size = sum(aval.size for aval in outputs)
     if name == "cond":
         return max(map(work_of, params["branches"]))
     if inner := inner_jaxprs(eqn):
         return (params.get("length") or 1) * sum(map(work_of, inner))
+    inputs, outputs = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
+    shapes = list(map(shape_on_a_device, inputs))
+    size = sum(prod(shape_on_a_device(aval)) for aval in outputs)
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        summed = prod(inputs[0].shape[axis] for axis in contracted)
+        summed = prod(shapes[0][axis] for axis in contracted)
         return 2 * size * summed * PRODUCT_OPERATION
     if name == "conv_general_dilated":
-        kernel = inputs[1]
-        features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
-        return 2 * size * kernel.size / max(features, 1) * PRODUCT_OPERATION
+        kernel = shapes[1]
+        features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        return 2 * size * prod(kernel) / max(features, 1) * PRODUCT_OPERATION
     if name in CUBIC:
-        return 2 * size * max(inputs[0].shape[-1:], default=1) * PRODUCT_OPERATION
+        return 2 * size * max(shapes[0][-1:], default=1) * PRODUCT_OPERATION
     if name in FREE:
         return 0.0
     return bytes_of(outputs) * (TRANSCENDENTAL_BYTE if name in TRANSCENDENTAL else BYTE)

@@ -1,6 +1,6 @@
 """Choosing a plan: the least predicted time within a budget of bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,6 +12,9 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
 """Every block length up to here is tried, beyond it every twentieth part more."""
+
+APART = 1.08
+"""How far apart plans are that are tried for several loops together."""
 
 FEW = 12
 MORE_REPETITIONS = 4
@@ -80,6 +83,42 @@ def trade_off(
     return plans
 
 
+@lru_cache(maxsize=64)
+def candidates(
+    length: int, *, block: int | None = None, stops_by_itself: bool = False
+) -> tuple[Plan, ...]:
+    """Plans to choose from, whatever the sizes: the first is the one that takes the least memory,
+    the others are about a twelfth part apart."""
+    shortest = block or 1
+    plans = [Plan(length, 1, shortest)]
+    for k in _apart(_blocks(length)) if block is None else (block,):
+        most = _useful(length, k, stops_by_itself)
+        counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
+        blocks = -(-length // k)
+        counts |= {
+            min(binomial.fewest_checkpoints(blocks, r), most) for r in range(1, MORE_REPETITIONS)
+        }
+        plans += [Plan(length, count, k) for count in sorted(counts)]
+    return tuple(dict.fromkeys(plans))
+
+
+def _apart(values: Iterable[int]) -> Iterator[int]:
+    """Those of the rising values that are a twelfth part more than the one before, and the last."""
+    last = value = 0
+    for value in values:
+        if value >= last * APART:
+            yield value
+            last = value
+    if value > last:
+        yield value
+
+
+def _growing(least: int, most: int) -> Iterator[int]:
+    while least < most:
+        yield least
+        least = max(least + 1, int(least * APART))
+
+
 def _spread(least: int, most: int) -> Iterator[int]:
     """Budgets from the least to the most, a factor of 1.5 apart."""
     budget = least
@@ -94,13 +133,20 @@ def _fitting(
 ) -> Iterator[Plan]:
     for k in _blocks(length) if block is None else (block,):
         blocks = -(-length // k)
-        left = memory - cost.memory(Plan(length, 0, k), sizes)
-        # A last block that is taped before anything else needs no checkpoint: see `engine.slots`.
-        useful = max(blocks if k == 1 or stops_by_itself else blocks - 1, 1)
-        most = useful if sizes.checkpoint == 0 else min(left // sizes.checkpoint, useful)
-        if left >= 0 and most >= 1:
+        left = memory - cost.memory(Plan(length, 1, k), sizes)
+        useful = _useful(length, k, stops_by_itself)
+        if left >= 0:
+            more = left // sizes.checkpoint if sizes.checkpoint else useful
+            most = min(1 + more, useful)
             for checkpoints in _checkpoints(blocks, most):
                 yield Plan(length, checkpoints, k)
+
+
+def _useful(length: int, block: int, stops_by_itself: bool) -> int:
+    """The most checkpoints that are of use. A last block that is taped before anything else needs
+    none: see `engine.slots`."""
+    blocks = -(-length // block)
+    return max(blocks if block == 1 or stops_by_itself else blocks - 1, 1)
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:

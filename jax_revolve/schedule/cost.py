@@ -15,11 +15,12 @@ networks over a grid of plans; `benchmarks/budget.py` times what they lead to be
 Only their ratios matter, and those are similar where everything is faster.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
 RESIDUAL_BYTE = 0.05
@@ -27,6 +28,9 @@ WEIGHT_BYTE = 0.3
 HELD_BYTE = 0.4
 EVALUATION = 1000.0
 BLOCK = 1300.0
+
+PLACE = 8
+"""Bytes that a while loop holds for each checkpoint to know which step it belongs to."""
 
 MOST_BLOCKS_SIMULATED = 2000
 """Where an online schedule is not optimal it has no closed formula. For loops of more blocks the
@@ -51,6 +55,21 @@ def memory(plan: Reversal, sizes: Sizes) -> int:
     """Bytes that the plan holds, of such a loop."""
     residuals = sizes.residuals if plan.block > 1 else sizes.alone
     return plan.memory(sizes.checkpoint, residuals, sizes.carry)
+
+
+def held(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
+    """Bytes that the forward sweep leaves to the reverse sweep: in a loop, they exist once for each
+    of its steps that is taped."""
+    if stops_by_itself:
+        return plan.checkpoints * (sizes.checkpoint + PLACE)
+    tape = plan.block * sizes.alone if plan.block > 1 else 0
+    return plan.checkpoints * sizes.checkpoint + tape
+
+
+def passing(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
+    """Bytes that the plan holds besides, only while the loop is reversed."""
+    places = plan.checkpoints * PLACE if stops_by_itself else 0
+    return memory(plan, sizes) + places - held(plan, sizes, stops_by_itself=stops_by_itself)
 
 
 def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
@@ -83,11 +102,9 @@ def _least_evaluations(plan: Reversal) -> int:
 def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
     """Nanoseconds, without what all plans have in common; or evaluations, if those are all. A
     transfer to a storage or from there takes as long as the evaluations that it is said to."""
-    runs: float = _least_evaluations(plan) if stops_by_itself else plan.executed
-    if isinstance(plan, TwoLevelPlan):
-        runs += plan.storage.transfer * (plan.writes + plan.reads)
+    runs = _runs(plan, stops_by_itself)
     if sizes.work is None:
-        return float(runs)
+        return runs
     in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE
     return (
         runs * (sizes.work + EVALUATION)
@@ -95,3 +112,12 @@ def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> floa
         + memory(plan, sizes) * HELD_BYTE
         + plan.blocks * BLOCK
     )
+
+
+@lru_cache(maxsize=2**14)
+def _runs(plan: Reversal, stops_by_itself: bool) -> float:
+    """Evaluations, and what transfers take in evaluations."""
+    runs = float(_least_evaluations(plan) if stops_by_itself else plan.executed)
+    if isinstance(plan, TwoLevelPlan):
+        runs += plan.storage.transfer * (plan.writes + plan.reads)
+    return runs

@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, revolve
+from jax_revolve.schedule.check import check_integer
+from jax_revolve.schedule.storage import MemoryKind, check_memory_kind
+
+_LEAST = {"length": 0, "checkpoints": 1, "block": 1}
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,12 @@ class Reversal:
     length: int
     checkpoints: int
     block: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if type(value) is not int or value < least:  # thousands of plans are tried
+                object.__setattr__(self, name, check_integer(name, value, least=least))
 
     @property
     def blocks(self) -> int:
@@ -93,7 +103,11 @@ class Plan(Reversal):
     in which they run; it takes no memory, however long the loop.
     """
 
-    memory_kind: Literal["device", "pinned_host"] = "device"
+    memory_kind: MemoryKind = "device"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_memory_kind(self.memory_kind)
 
     @property
     def repetitions(self) -> int:

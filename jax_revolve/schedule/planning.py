@@ -9,7 +9,7 @@ from jax_revolve.schedule.check import check_integer as check_integer
 from jax_revolve.schedule.choose import quickest
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Storage, check_storage
+from jax_revolve.schedule.storage import STORAGES, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.schedule.units import Memory, bytes_of
 
@@ -129,7 +129,7 @@ def plan(
         checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
     )
     if storage is not None:
-        storage = check_storage(storage)
+        storage = check_storage(storage, f"None, {STORAGES}")
         _check_without_storage(repetitions=repetitions, overhead=overhead, memory=memory)
     if memory is not None:
         allowed = "an int >= 0 where memory is given (jax_revolve.explain finds it)"

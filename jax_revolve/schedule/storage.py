@@ -98,6 +98,8 @@ Place: TypeAlias = MemoryKind | Storage | None
 
 MEMORY_KINDS = ("device", "pinned_host")
 
+STORAGES = "a jax_revolve.HostMemory or a jax_revolve.Disk"
+
 
 def check_place(storage: object) -> Place:
     if storage is None or isinstance(storage, HostMemory | Disk):
@@ -111,11 +113,19 @@ def check_place(storage: object) -> Place:
     )
 
 
-def check_storage(storage: object) -> Storage:
+def check_memory_kind(kind: object) -> None:
+    if kind not in MEMORY_KINDS:
+        error = ValueError if isinstance(kind, str) else TypeError
+        raise error(
+            'memory_kind must be "device" or "pinned_host", but is '
+            f"{kind!r} of type {type(kind).__name__}."
+        )
+
+
+def check_storage(storage: object, allowed: str = STORAGES) -> Storage:
     if not isinstance(storage, HostMemory | Disk):
         raise TypeError(
-            "storage must be None, a jax_revolve.HostMemory or a jax_revolve.Disk, but is "
-            f"{storage!r} of type {type(storage).__name__}."
+            f"storage must be {allowed}, but is {storage!r} of type {type(storage).__name__}."
         )
     return storage
 

@@ -11,7 +11,7 @@ from jax_revolve.schedule import binomial, multistage
 from jax_revolve.schedule.actions import Action, Advance, Discard, Read, Write, revolve
 from jax_revolve.schedule.multistage import Move
 from jax_revolve.schedule.plan import Plan, Reversal
-from jax_revolve.schedule.storage import HostMemory, Storage
+from jax_revolve.schedule.storage import HostMemory, Storage, check_storage
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class TwoLevelPlan(Reversal):
     """
 
     storage: Storage = field(default_factory=HostMemory)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_storage(self.storage)
 
     @cached_property
     def stores(self) -> tuple[int, ...]:

@@ -46,10 +46,12 @@ def scan_as_while(checkpoints: Any = None, block: int | None = None, **scan_opti
 
 def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
     del checkpoints
-    return Loops(partial(lax.scan, **scan_options), _masked_scan)
+    return Loops(partial(lax.scan, **scan_options), masked_while_loop)
 
 
-def _masked_scan(cond_fun: Any, body_fun: Any, init: Any, max_steps: int) -> Any:
+def masked_while_loop(
+    cond_fun: Any, body_fun: Any, init: Any, max_steps: int, scan: Any = lax.scan
+) -> Any:
     """A while loop for `max_steps` steps. Those after its end are computed from ones, where the
     programs here have all derivatives, and dropped."""
 
@@ -65,7 +67,7 @@ def _masked_scan(cond_fun: Any, body_fun: Any, init: Any, max_steps: int) -> Any
 
     # Under `shard_map` what varies over the devices then does so from the start.
     init = jax.tree.map(lambda x: jnp.where(cond_fun(init), x, x), init)
-    return lax.scan(step, init, None, max_steps)[0]
+    return scan(step, init, None, max_steps)[0]
 
 
 def _scan_as_while(

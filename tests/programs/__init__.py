@@ -1,0 +1,1 @@
+"""Random programs: bodies, loops, settings and transformations that nobody thought of."""

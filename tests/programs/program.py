@@ -1,0 +1,213 @@
+"""A random program: what its loop's step does, what kind of loop it is, how it is to be reversed,
+and what is asked of it. Made from a seed, and data, so that it can be made smaller."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, NamedTuple
+
+from programs.operations import OPERATIONS
+
+LOOPS = {
+    "scan": 8,
+    "while": 5,
+    "fori": 2,
+    "dynamic fori": 2,
+    "nest": 2,
+    "while in scan": 1,
+    "scan in while": 1,
+    "rewritten scan": 1,
+    "rewritten nest": 2,
+    "rewritten while": 1,
+    "chain": 1,
+}
+"""Kinds of loops, and how often each comes."""
+
+SETTINGS: dict[str, int] = {
+    "default": 16,
+    "checkpoints 1": 1,
+    "checkpoints 2": 2,
+    "checkpoints 3": 2,
+    "checkpoints 5": 1,
+    "all": 1,
+    "blocks of 2": 2,
+    "blocks of 3": 2,
+    "all in blocks of 4": 1,
+    "blocks": 1,
+    "least memory": 2,
+    "some memory": 2,
+    "much memory": 2,
+    "host": 1,
+    "host memory": 1,
+    "disk": 1,
+    "progress": 2,
+}
+
+TRANSFORMATIONS = {
+    "value": 1,
+    "grad": 6,
+    "grad of vmap": 5,
+    "vmap of grad": 5,
+    "grad of vmap of vmap": 1,
+    "vmap of vmap of grad": 1,
+    "vmap of grad of vmap": 1,
+    "jvp": 2,
+    "vmap of jvp": 1,
+    "jacobian forward": 1,
+    "jacobian reverse": 1,
+    "linearize": 1,
+    "forward over reverse": 2,
+    "reverse over forward": 1,
+    "reverse over reverse": 2,
+    "forward over forward": 1,
+    "vmap of forward over reverse": 1,
+    "forward over reverse of vmap": 1,
+    "vmap of reverse over reverse": 1,
+    "hessian": 1,
+    "checkpoint": 2,
+    "in scan": 1,
+    "in cond": 1,
+    "shard_map": 1,
+    "grad in shard_map": 1,
+    "explicit mesh": 1,
+}
+
+MODES = {
+    "double": 12,
+    "single": 2,
+    "strict": 3,
+    "strict ranks": 1,
+    "checks": 1,
+    "leaks": 1,
+    "nans": 1,
+    "no jit": 1,
+    "other keys": 1,
+}
+"""Modes of JAX's configuration."""
+
+NESTS = {"nest", "while in scan", "scan in while", "rewritten nest", "chain"}
+SLOW_MODES = {"checks", "leaks", "no jit"}
+"""Where a step takes long to trace: there it does less."""
+
+EXTRAS = {
+    "running sum": "a number that is added to, and not read",
+    "trajectory": "an array written one entry a step",
+    "count": "a small integer",
+    "flag": "a bool",
+    "empty": "an array of no numbers",
+    "key": "a random key, and noise from it",
+    "fixed": "a leaf that stays as it is",
+    "complex": "complex numbers",
+    "half": "numbers of half precision",
+    "unused": "a leaf that nothing reads",
+}
+"""Further leaves of the carry."""
+
+
+class Operation(NamedTuple):
+    """What is called, with which of the values there are (counted modulo how many), and the
+    parameter of the variant."""
+
+    name: str
+    inputs: tuple[int, ...]
+    parameter: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """`mapped` tells which of the five arguments have an axis under `vmap`."""
+
+    seed: int
+    loop: str
+    length: int
+    reverse: bool
+    unroll: int
+    operations: tuple[Operation, ...]
+    extras: tuple[str, ...]
+    setting: str
+    transformation: str
+    mapped: tuple[bool, ...]
+    under_jit: bool
+    mode: str
+    small_weights: bool
+    other_platform: bool
+
+    @classmethod
+    def random(cls, seed: int) -> "Program":
+        draw = Random(seed)
+        mode, loop = _weighted(draw, MODES), _weighted(draw, LOOPS)
+        transformation = _weighted(draw, TRANSFORMATIONS)
+        if mode in SLOW_MODES:
+            loop = draw.choice(["scan", "while", "fori"])
+            transformation = draw.choice(["grad", "grad of vmap", "jvp", "forward over reverse"])
+        if transformation == "explicit mesh":  # JAX's own while loops have no vmap there
+            loop = draw.choice(["scan", "fori", "nest", "rewritten nest"])
+        is_long = loop in NESTS or mode in SLOW_MODES or " over " in transformation
+        most = 3 if is_long else draw.choice([3, 5, 8])
+        operations = tuple(_operation(draw) for _ in range(draw.randint(2, most)))
+        by_python = any(operation.name == "custom_jvp" for operation in operations)
+        lengths = [1, 2, 3, 4] if by_python else [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
+        return cls(
+            seed,
+            loop,
+            draw.choice(lengths),
+            draw.random() < 0.3,
+            draw.choice([1, 1, 1, 2, 3]),
+            operations,
+            tuple(sorted(draw.sample(list(EXTRAS), draw.choice([0, 0, 1, 1, 2, 3])))),
+            _weighted(draw, SETTINGS),
+            transformation,
+            _mapped(draw),
+            draw.random() < 0.9,
+            mode,
+            draw.random() < 0.6,
+            draw.random() < 0.3,
+        )
+
+    def smaller(self) -> "list[Program]":
+        """Programs that are simpler in one way, the largest steps first."""
+        ways: list[dict[str, Any]] = [
+            {"operations": _without(self.operations, i)} for i in range(len(self.operations))
+        ]
+        ways += [{"extras": _without(self.extras, i)} for i in range(len(self.extras))]
+        ways += [{"length": n} for n in (1, 2, 3, 5) if n < self.length]
+        simplest = {
+            "reverse": False,
+            "unroll": 1,
+            "mode": "double",
+            "setting": "default",
+            "loop": "scan",
+            "transformation": "grad",
+            "under_jit": True,
+            "small_weights": False,
+            "other_platform": False,
+            "mapped": (True,) * 5,
+        }
+        ways += [{k: v} for k, v in simplest.items() if getattr(self, k) != v]
+        return [replace(self, **way) for way in ways]
+
+
+def minimize(program: Program, fails: Any) -> Program:
+    """The smallest program found that still fails."""
+    while (found := next(filter(fails, program.smaller()), None)) is not None:
+        program = found
+    return program
+
+
+def _weighted(draw: Random, choices: dict[str, int]) -> str:
+    return draw.choices(list(choices), list(choices.values()))[0]
+
+
+def _operation(draw: Random) -> Operation:
+    name = draw.choice(list(OPERATIONS))
+    inputs = tuple(draw.randrange(100) for _ in OPERATIONS[name].takes)
+    return Operation(name, inputs, draw.randrange(960))
+
+
+def _mapped(draw: Random) -> tuple[bool, ...]:
+    mapped = tuple(draw.random() < 0.5 for _ in range(5))
+    return mapped if any(mapped) else (True,) * 5
+
+
+def _without(values: Sequence[Any], index: int) -> tuple[Any, ...]:
+    return (*values[:index], *values[index + 1 :])

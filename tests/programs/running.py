@@ -1,0 +1,505 @@
+"""Runs a random program with jax_revolve's loops and with JAX's own, and compares the results."""
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from parity.loops import masked_while_loop
+
+import jax_revolve
+from jax_revolve import Disk, HostMemory, ProgressMeter
+from jax_revolve._compat import vary
+from jax_revolve.engine.products import Products
+from programs.operations import NARROW, OPERATIONS, SIZE
+from programs.program import MODES, Program
+
+BATCH = 2
+COMPILER = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 12) else {}
+"""A way to compile in half of the time, which is not always right: results that differ are computed
+again as they are by default."""
+LEAST = re.compile(r"memory must be at least (\d+) bytes")
+
+
+class Loops(NamedTuple):
+    """The loops of a program; `whole` is applied to all of it, `chain` runs layers. `inner` are the
+    scan and the while loop for loops in other loops."""
+
+    scan: Callable[..., Any]
+    while_loop: Callable[..., Any]
+    fori_loop: Callable[..., Any]
+    whole: Callable[..., Any]
+    chain: Callable[..., Any]
+    inner: tuple[Callable[..., Any], Callable[..., Any]]
+
+
+class Counting(ProgressMeter):
+    """A meter that only counts."""
+
+    def start(self, name: str, total: int | None) -> Any:
+        return [0]
+
+    def update(self, bar: Any, steps: int) -> None:
+        assert bar[0] <= steps
+        bar[0] = steps
+
+    def close(self, bar: Any) -> None:
+        pass
+
+
+METER = Counting()
+
+
+def theirs(scan: Callable[..., Any] = lax.scan) -> Loops:
+    """JAX's own loops, while loops as masked scans."""
+    masked = partial(masked_while_loop, scan=scan)
+
+    def fori_loop(lower: Any, upper: Any, body: Any, init: Any, max_steps: int) -> Any:
+        if isinstance(upper, int):
+            step = lambda carry, i: (body(i, carry), None)  # noqa: E731
+            return scan(step, init, jnp.arange(lower, upper, dtype=jnp.int32))[0]
+        advance = lambda state: (state[0] + 1, body(*state))  # noqa: E731
+        start = (jnp.int32(lower), init)
+        return masked(lambda state: state[0] < upper, advance, start, max_steps)[1]
+
+    def chain(layers: Any, x: Any) -> Any:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return Loops(scan, masked, fori_loop, lambda fun, **_: fun, chain, (scan, masked))
+
+
+def by_python(
+    f: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False, unroll: int = 1
+) -> Any:
+    """`lax.scan` as a loop in Python. Before jax 0.12 the second derivative of a scan forgets the
+    rules of `custom_jvp` functions in its body."""
+    del unroll
+    steps = jax.tree.leaves(xs)[0].shape[0] if length is None else length
+    carry, ys = init, {}
+    for i in reversed(range(steps)) if reverse else range(steps):
+        carry, ys[i] = f(carry, jax.tree.map(lambda x: x[i], xs))  # noqa: B023
+    return carry, jax.tree.map(lambda *y: jnp.stack(y), *(ys[i] for i in range(steps)))
+
+
+def ours(options: dict[str, Any]) -> Loops:
+    some = {k: v for k, v in options.items() if k in ("checkpoints", "memory")}
+
+    def fori_loop(lower: Any, upper: Any, body: Any, init: Any, max_steps: int) -> Any:
+        return jax_revolve.checkpointed_fori_loop(
+            lower, upper, body, init, max_steps=max_steps, **options
+        )
+
+    def loops(**options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def while_loop(cond: Any, body: Any, init: Any, max_steps: int) -> Any:
+            return jax_revolve.bounded_while_loop(cond, body, init, max_steps=max_steps, **options)
+
+        return partial(jax_revolve.checkpointed_scan, **options), while_loop
+
+    # What an inner loop holds is a residual of the outer one's step: both cannot have one budget.
+    without_memory = {name: value for name, value in options.items() if name != "memory"}
+    return Loops(
+        *loops(**options),
+        fori_loop,
+        partial(jax_revolve.checkpoint_loops, min_length=2, **some),
+        partial(jax_revolve.checkpointed_chain, **some),
+        loops(**without_memory),
+    )
+
+
+def options_of(program: Program, directory: str) -> dict[str, Any]:
+    name, _, count = program.setting.partition(" ")
+    if name == "checkpoints":
+        return {"checkpoints": int(count)}
+    return {
+        "default": {},
+        "all": {"checkpoints": "all"},
+        "blocks of 2": {"checkpoints": 2, "block": 2},
+        "blocks of 3": {"checkpoints": 2, "block": 3},
+        "all in blocks of 4": {"checkpoints": "all", "block": 4},
+        "blocks": {"block": 2},
+        "least memory": {"memory": 0},
+        "some memory": {"memory": 1500},
+        "much memory": {"memory": "1MB"},
+        "host": {"checkpoints": 3, "storage": "pinned_host"},
+        "host memory": {"checkpoints": 1, "storage": HostMemory(2)},
+        "disk": {"checkpoints": 1, "storage": Disk(directory, 2)},
+        "progress": {"progress": METER},
+    }[program.setting]
+
+
+# The program
+
+
+def _bounded(x: Any) -> Any:
+    """Values that grow from operation to operation would end as infinities."""
+    return x / jnp.sqrt(1 + x * x / 9)
+
+
+def _step(program: Program, consts: Any, carry: Any, x: Any, at: Any) -> Any:
+    """The next carry, and a y."""
+    weights, gains, bias = consts
+    driven = gains @ carry["v"]
+    pools: dict[str, list[Any]] = {"v": [carry["v"], x, bias, driven], "m": [carry["m"], weights]}
+    for name, inputs, parameter in program.operations:
+        kind = OPERATIONS[name]
+        values = [pools[t][-1 - i % len(pools[t])] for t, i in zip(kind.takes, inputs, strict=True)]
+        pools[kind.returns].append(_bounded(kind.run(parameter, *values)))
+    v, m = (jnp.tanh(pools[t][-1] + 0.1 * pools[t][-2]) for t in "vm")
+    new = {
+        "v": 0.4 * carry["v"] + 0.4 * v + 0.1 * x + 0.1 * driven,
+        "m": 0.5 * carry["m"] + 0.4 * m,
+    }
+    new["m"] += 0.1 * jnp.outer(new["v"], v)
+    extras, ys = _step_extras(carry, new["v"], at)
+    return {**carry, **new, **extras}, (v * bias, ys)
+
+
+def _extras(program: Program, v: Any) -> dict[str, Any]:
+    """Made of a value, so that they vary over the devices where it does."""
+    zero = v[0] * 0
+    leaves = {
+        "running sum": lambda: zero,
+        "trajectory": lambda: jnp.broadcast_to(zero, (program.length + 1, SIZE)),
+        "count": lambda: zero.astype(jnp.int8),
+        "flag": lambda: zero == 0,
+        "empty": lambda: jnp.broadcast_to(zero, (0, 2)),
+        "key": lambda: jax.random.fold_in(jax.random.key(7), zero.astype(jnp.int32)),
+        "fixed": lambda: v * 2,
+        "complex": lambda: lax.complex(v, v * 0.5),
+        "half": lambda: v.astype(jnp.bfloat16),
+        "unused": lambda: v * 3,
+    }
+    return {name: leaves[name]() for name in program.extras}
+
+
+def _step_extras(carry: Any, v: Any, at: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    changes: dict[str, Callable[[Any], Any]] = {
+        "running sum": lambda s: s + jnp.sum(v**2),
+        "trajectory": lambda t: lax.dynamic_update_index_in_dim(t, v, at, 0),
+        "count": lambda n: n + (v[0] > 0).astype(jnp.int8),
+        "flag": lambda f: ~f,
+        "empty": lambda e: e * 2,
+        "key": lambda k: jax.random.fold_in(k, 3),
+        "complex": lambda z: 0.5 * z * jnp.exp(0.3j * lax.complex(v, v)),
+        "half": lambda h: h * 0.5 + v.astype(jnp.bfloat16),
+        "unused": lambda u: u * 0.5 + v,
+    }
+    new = {name: changes[name](carry[name]) for name in changes if name in carry}
+    if "key" in carry:
+        noise = jax.random.uniform(carry["key"], v.shape, v.dtype)
+        new["v"] = v + 0.1 * noise * v
+    if "flag" in carry:
+        new["v"] = jnp.where(carry["flag"], new.get("v", v), v * 0.9)
+    if "count" in carry:
+        new["v"] = new.get("v", v) * (1 + 0.01 * carry["count"].astype(v.dtype))
+    if "fixed" in carry:
+        new["v"] = new.get("v", v) + 0.1 * carry["fixed"]
+    return new, {name: new[name] for name in ("count", "half", "complex") if name in new}
+
+
+def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: Any, xs: Any) -> Any:
+    """Everything that the loop returns."""
+    length, last = program.length, program.length - 1
+    init = {"v": v, "m": m, **_extras(program, v)}
+    # The gains are in a product alone, as large weights mostly are.
+    consts = (weights, jnp.cos(weights), bias)
+
+    def step(carry: Any, x: Any) -> Any:
+        with jax.numpy_rank_promotion("allow"):
+            at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % length
+            return _step(program, consts, carry, x, at)
+
+    def counted(i: Any, carry: Any) -> Any:
+        at = last - i if program.reverse else i
+        x = lax.dynamic_index_in_dim(xs, at, keepdims=False)
+        with jax.numpy_rank_promotion("allow"):
+            return _step(program, consts, carry, x, at)[0]
+
+    def goes_on(state: Any) -> Any:
+        i, carry = state
+        if program.seed % 3 == 0:  # a number of steps that is the example's own
+            return i < 1 + (jnp.abs(bias[0]) * 50).astype(jnp.int32) % length
+        limit = 2.5 if program.seed % 3 == 1 else 0.6
+        return (jnp.sum(carry["v"] ** 2) < limit) | (i < 1)
+
+    inner_scan, inner_while = loops.inner
+    zero = (v[0] * 0).astype(jnp.int32)  # varies over the devices as the number of steps does
+
+    def by_while(loop: Any, carry: Any, most: int) -> Any:
+        body = lambda state: (state[0] + 1, counted(state[0], state[1]))  # noqa: E731
+        return loop(goes_on, body, (zero, carry), most)[1]
+
+    def inner(carry: Any, x: Any) -> Any:
+        parts = jnp.stack([x, 0.5 * x, jnp.sin(x)])
+        carry, ys = inner_scan(step, carry, parts)
+        return carry, ys[0][-1]
+
+    scan = partial(loops.scan, reverse=program.reverse, unroll=program.unroll)
+    match program.loop.removeprefix("rewritten "):
+        case "scan":
+            return scan(step, init, xs)
+        case "while":
+            return by_while(loops.while_loop, init, length)
+        case "fori":
+            return loops.fori_loop(0, length, counted, init, length)
+        case "dynamic fori":
+            upper = 1 + (jnp.abs(bias[1]) * 50).astype(jnp.int32) % length
+            return loops.fori_loop(0, upper, counted, init, length)
+        case "nest":
+            return scan(inner, init, xs)
+        case "while in scan":
+            day = lambda carry, x: (by_while(inner_while, step(carry, x)[0], 3), x * bias)  # noqa: E731
+            return scan(day, init, xs)
+        case "scan in while":
+            body = lambda state: (state[0] + 1, inner(state[1], xs[0])[0])  # noqa: E731
+            return loops.while_loop(goes_on, body, (zero, init), length)[1]
+    layers = [lambda carry, i=i: step(carry, xs[i])[0] for i in range(min(length, 5))]
+    return loops.chain(layers, init)
+
+
+def _total(program: Program, loops: Loops, *arguments: Any) -> Any:
+    """One number, that depends on all of the results."""
+    if program.loop.startswith("rewritten"):
+        inside = loops
+        if loops.scan not in (lax.scan, by_python):
+            inside = theirs()._replace(
+                while_loop=_plain_while, fori_loop=_plain_fori, inner=(lax.scan, _plain_while)
+            )
+        more = {"max_steps": 40} if "while" in program.loop else {}
+        run = loops.whole(lambda *args: _loop(program, inside, *args), **more)
+    else:
+        run = partial(_loop, program, loops)
+    total = jnp.zeros((), arguments[0].dtype)
+    for leaf in jax.tree.leaves(run(*arguments)):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf) % 3
+        leaf = jnp.sin(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+        leaf = leaf.real + leaf.imag if jnp.iscomplexobj(leaf) else leaf
+        total += jnp.sum(leaf.astype(total.dtype))
+    return total
+
+
+def _plain_while(cond: Any, body: Any, init: Any, most: int) -> Any:
+    return lax.while_loop(lambda state: cond(state) & (state[0] < most), body, init)
+
+
+def _plain_fori(lower: Any, upper: Any, body: Any, init: Any, _: int) -> Any:
+    return lax.fori_loop(lower, upper, body, init)
+
+
+# What is asked of it
+
+
+def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
+    active = tuple(i for i in range(5) if (program.seed >> i) % 4) or (0,)
+    grad = partial(jax.grad, argnums=active)
+    axes = [0 if mapped else None for mapped in program.mapped]
+    rotated = [*axes[2:], *axes[:2]]
+    many = lambda fun, axes: lambda *args: jnp.sum(jax.vmap(fun, axes)(*args))  # noqa: E731
+
+    def total(fun: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(fun(*args)))
+
+    def jvp(fun: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            of_active = lambda *chosen: fun(*_with(args, active, chosen))  # noqa: E731
+            chosen = [args[i] for i in active]
+            return jax.jvp(of_active, chosen, [jnp.cos(x) for x in chosen])
+
+        return run
+
+    def linearize(*args: Any) -> Any:
+        value, linear = jax.linearize(f, *args)
+        return value, linear(*map(jnp.cos, args)), linear(*map(jnp.sin, args))
+
+    def in_scan(*args: Any) -> Any:
+        scales = jnp.array([1.0, 0.5, 0.7], args[0].dtype)
+        step = lambda c, s: (c + f(*(s * x for x in args)) * c, None)  # noqa: E731
+        return lax.scan(step, jnp.ones((), args[0].dtype), scales)[0]
+
+    def in_cond(*args: Any) -> Any:
+        return lax.cond(args[1][0] < 5, f, lambda *args: jnp.sum(args[0]), *args)
+
+    def sharded(fun: Callable[..., Any]) -> Callable[..., Any]:
+        mesh = jax.make_mesh((BATCH,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+        specs = tuple(P("b") if mapped else P() for mapped in program.mapped)
+        local = [0 if mapped else None for mapped in program.mapped]
+
+        def run(*args: Any) -> Any:
+            # What is the same on all devices is made to vary: its cotangents are added up outside.
+            return jax.vmap(fun, local)(*(vary(a, frozenset("b")) for a in args))
+
+        return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P("b"))
+
+    cases: dict[str, Callable[[], Callable[..., Any]]] = {
+        "value": lambda: f,
+        "grad": lambda: grad(f),
+        "grad of vmap": lambda: grad(many(f, axes)),
+        "vmap of grad": lambda: jax.vmap(grad(f), axes),
+        "grad of vmap of vmap": lambda: grad(many(jax.vmap(f, axes), rotated)),
+        "vmap of vmap of grad": lambda: jax.vmap(jax.vmap(grad(f), axes), rotated),
+        "vmap of grad of vmap": lambda: jax.vmap(grad(many(f, axes)), rotated),
+        "jvp": lambda: jvp(f),
+        "vmap of jvp": lambda: jax.vmap(jvp(f), axes),
+        "jacobian forward": lambda: jax.jacfwd(f, active),
+        "jacobian reverse": lambda: jax.jacrev(lambda *args: jnp.sin(f(*args)) * args[1], active),
+        "linearize": lambda: linearize,
+        "forward over reverse": lambda: jvp(grad(f)),
+        "reverse over forward": lambda: grad(lambda *args: jvp(f)(*args)[1]),
+        "reverse over reverse": lambda: grad(total(grad(f))),
+        "forward over forward": lambda: jvp(jvp(f)),
+        "vmap of forward over reverse": lambda: jax.vmap(jvp(grad(f)), axes),
+        "forward over reverse of vmap": lambda: jvp(grad(many(f, axes))),
+        "vmap of reverse over reverse": lambda: jax.vmap(grad(total(grad(f))), axes),
+        "hessian": lambda: jax.hessian(f, (1, 2)),
+        "checkpoint": lambda: grad(jax.checkpoint(f)),
+        "in scan": lambda: grad(in_scan),
+        "in cond": lambda: grad(in_cond),
+        "explicit mesh": lambda: grad(many(f, axes)),
+        "shard_map": lambda: grad(lambda *args: jnp.sum(sharded(f)(*args))),
+        "grad in shard_map": lambda: sharded(grad(f)),
+    }
+    return cases[program.transformation]()
+
+
+def _with(args: Any, at: tuple[int, ...], values: Any) -> list[Any]:
+    result = list(args)
+    for i, value in zip(at, values, strict=True):
+        result[i] = value
+    return result
+
+
+def arguments(program: Program) -> list[Any]:
+    draw = np.random.default_rng(program.seed)
+    mapped, name = program.mapped, program.transformation
+    lead: list[tuple[int, ...]] = [()] * 5
+    if "vmap" in name or "shard_map" in name or name == "explicit mesh":
+        lead = [(BATCH,) if m else () for m in mapped]
+    if name.count("vmap") == 2:
+        rotated = [*mapped[2:], *mapped[:2]]
+        lead = [((3,) if r else ()) + own for r, own in zip(rotated, lead, strict=True)]
+    shapes = [(SIZE, SIZE), (SIZE,), (SIZE,), (SIZE, SIZE), (program.length, SIZE)]
+    dtype = np.float32 if program.mode == "single" else np.float64
+    return [
+        np.asarray(draw.normal(size=(*own, *shape)) / 1.5, dtype)
+        for own, shape in zip(lead, shapes, strict=True)
+    ]
+
+
+def run(program: Program, loops: Loops, compiler: dict[str, Any]) -> Any:
+    fun = _transformed(program, partial(_total, program, loops))
+    fun = jax.jit(fun, compiler_options=compiler) if program.under_jit else fun
+    inputs = list(map(jnp.asarray, arguments(program)))
+    if program.transformation != "explicit mesh":
+        results = fun(*inputs)
+    else:
+        mesh = jax.make_mesh((BATCH,), ("b",), axis_types=(jax.sharding.AxisType.Explicit,))
+        specs = [P("b") if mapped else P() for mapped in program.mapped]
+        with jax.set_mesh(mesh):
+            results = fun(*(jax.device_put(x, s) for x, s in zip(inputs, specs, strict=True)))
+    jax.effects_barrier()
+    return jax.tree.map(np.asarray, results)
+
+
+@contextmanager
+def _mode(program: Program, *modes: str) -> Iterator[None]:
+    """The program's mode of JAX's configuration, if it is one of these."""
+    contexts = {
+        "strict": lambda: jax.numpy_dtype_promotion("strict"),
+        "strict ranks": lambda: jax.numpy_rank_promotion("raise"),
+        "checks": lambda: jax.enable_checks(True),
+        "leaks": lambda: jax.checking_leaks(),
+        "nans": lambda: jax.debug_nans(True),
+        "no jit": lambda: jax.disable_jit(),
+    }
+    with contexts[program.mode]() if program.mode in {*modes} & {*contexts} else nullcontext():
+        yield
+
+
+@contextmanager
+def _paths(program: Program) -> Iterator[None]:
+    """Paths that small arrays, and loops on a CPU, would not take."""
+    with ExitStack() as stack:
+        if program.small_weights:
+            defaults = {"least_weight": 0, "most_kept": float("inf")}
+            of_products: Any = Products.__init__.__kwdefaults__
+            stack.enter_context(patch.dict(of_products, defaults))
+        if program.other_platform:
+            other = lambda *operands, default, **_: default(*operands)  # noqa: E731
+            stack.enter_context(patch.object(lax, "platform_dependent", other))
+        yield
+
+
+@contextmanager
+def _numbers(program: Program) -> Iterator[None]:
+    """What changes the results, and so holds for both."""
+    with ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(program.mode != "single"))
+        if program.mode == "other keys":
+            stack.enter_context(jax.default_prng_impl("rbg"))
+        yield
+
+
+def _run_ours(program: Program, compiler: dict[str, Any]) -> Any:
+    """With a budget that is too small, the least that the error states has to be enough."""
+    with tempfile.TemporaryDirectory() as directory:
+        options = options_of(program, directory)
+        for _ in range(4):
+            try:
+                return run(program, ours(options), compiler)
+            except ValueError as error:
+                least = LEAST.search(str(error))
+                if least is None or int(least[1]) <= options["memory"]:
+                    raise
+                options = {**options, "memory": int(least[1])}
+    raise AssertionError("The least memory that an error states is not enough.")
+
+
+def tolerance(program: Program) -> float:
+    exact = 2e-3 if program.mode == "single" else 1e-7
+    narrow = [NARROW[o.name][o.parameter % 3] for o in program.operations if o.name in NARROW]
+    return max([exact, *narrow, *([0.1] if "half" in program.extras else [])])
+
+
+class Refused(Exception):
+    """JAX's own loops refuse the program."""
+
+
+def check(program: Program) -> None:
+    """Raises an `AssertionError` or whatever the program raises; `Refused` if JAX's own loops do
+    not take it."""
+    try:
+        _check(program, COMPILER)
+    except AssertionError:
+        _check(program, {})
+
+
+def _check(program: Program, compiler: dict[str, Any]) -> None:
+    with _numbers(program):
+        try:
+            with _mode(program, "strict", "strict ranks", "no jit"):
+                forgets = any(o.name == "custom_jvp" for o in program.operations)
+                expected = run(program, theirs(by_python) if forgets else theirs(), compiler)
+        except Exception as error:
+            raise Refused(str(error)) from error
+        with _mode(program, *MODES), _paths(program):
+            results = _run_ours(program, compiler)
+    largest = max((np.max(np.abs(x), initial=0) for x in jax.tree.leaves(expected)), default=0)
+    close = partial(_assert_close, tolerance(program), float(largest))
+    jax.tree.map(close, results, expected)
+
+
+def _assert_close(exact: float, largest: float, ours: Any, theirs: Any) -> None:
+    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+    assert ours.dtype == theirs.dtype, (ours.dtype, theirs.dtype)
+    np.testing.assert_allclose(ours, theirs, rtol=exact, atol=exact * (largest + 1e-3))

@@ -1,0 +1,223 @@
+"""`checkpoint_loops(memory=...)`: one amount of memory for loops in each other."""
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+
+from jax_revolve import FoundLoop, LoopsReport, checkpoint_loops, checkpointed_chain, explain_loops
+from jax_revolve._loop_choice import Choice
+from jax_revolve._loops_report import report_on
+from jax_revolve._program import find_loops
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.share import MANY, Outlay, Outlays, SharingLoop, together
+
+quick = pytest.mark.usefixtures("compile_quickly")
+
+X = jnp.linspace(0.1, 1.0, 50)
+BOUND = 40
+
+Fun = Callable[[Any], Any]
+
+
+def step(x: Any) -> Any:
+    return jnp.sin(x) * jnp.exp(-0.1 * x) + 0.1 * x
+
+
+def scan(length: int, inner: Fun = step, reverse: bool = False) -> Fun:
+    return lambda x: lax.scan(lambda c, _: (inner(c), None), x, length=length, reverse=reverse)[0]
+
+
+def until(steps: int, inner: Fun = step) -> Fun:
+    """A while loop of so many steps."""
+
+    def run(x: Any) -> Any:
+        start = (jnp.zeros((), jnp.int32), x)
+        body = lambda c: (c[0] + 1, inner(c[1]))  # noqa: E731
+        return lax.while_loop(lambda c: c[0] < steps, body, start)[1]
+
+    return run
+
+
+NESTS: dict[str, Fun] = {
+    "one": scan(100),
+    "two": scan(20, scan(20)),
+    "three": scan(16, scan(17, scan(18))),
+    "one after the other": lambda x: scan(18)(scan(30, lambda x: scan(20)(scan(17)(x)))(x)),
+    "while in scan": scan(20, until(30)),
+    "scan in while": until(30, scan(20)),
+    "while in while": until(20, until(30)),
+    "in checkpoint": scan(20, jax.checkpoint(lambda x: jnp.cos(scan(20)(x)))),
+    "in a chain": scan(20, lambda x: checkpointed_chain([scan(20), scan(17)], x, checkpoints=1)),
+    "in one left alone": scan(10, scan(30)),
+    "two in one left alone": scan(10, scan(20, scan(20))),
+    "around one left alone": scan(20, scan(10, scan(20))),
+    "while in one left alone": scan(10, until(30)),
+}
+
+
+class Program:
+    """A nest, and what becomes of it with so much memory."""
+
+    def __init__(self, name: str) -> None:
+        self.fun = lambda x: jnp.sum(NESTS[name](x) ** 2)
+        self.loops = list(find_loops(jax.make_jaxpr(self.fun)(X)))
+        self.default = self.report(None)
+        with pytest.raises(ValueError, match="memory must be at least") as info:
+            self.report(1)
+        self.least = int(re.findall(r"\d+", str(info.value))[0])
+
+    def report(self, memory: int | None) -> LoopsReport:
+        replacements = Choice(None, memory, 16, BOUND, None).replacements(self.loops)
+        return report_on(self.loops, replacements, [])
+
+    def memory(self, report: LoopsReport) -> int:
+        """That of the loops which share."""
+        left_alone = [loop for loop in self.loops if loop.depth == 0 and not report.loops[loop]]
+        if not left_alone:
+            return report.memory
+        # What one that is left alone keeps besides: all but the checkpoints in it.
+        smallest = self.report(self.least)
+        return self.least + report.memory - smallest.memory
+
+    def time(self, report: LoopsReport) -> float:
+        return sum(
+            self._runs(loop) * cost.time(r.plan, r.sizes, stops_by_itself=r.stops_by_itself)
+            for loop, r in report.loops.items()
+            if r is not None
+        )
+
+    def _runs(self, loop: FoundLoop) -> int:
+        outer = [o for o in self.loops if o is not loop and o.key == loop.key[: len(o.key)]]
+        return int(np.prod([o.length or BOUND for o in outer]))
+
+
+program = cache(Program)
+
+
+@pytest.mark.parametrize("name", NESTS)
+def test_budgets(name: str) -> None:
+    """More memory is never slower, and the default is never quicker where it fits."""
+    of = program(name)
+    default, most = of.memory(of.default), of.time(of.default)
+    budgets = sorted(
+        {of.least, of.least * 5 // 4, of.least * 2, default, default * 2, default * 30}
+    )
+    times = []
+    for budget in budgets:
+        report = of.report(budget)
+        assert of.memory(report) <= budget  # as measured with the chosen plans
+        times.append(of.time(report))
+        if budget >= default:
+            assert times[-1] <= most * (1 + 1e-9)
+    assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
+    assert times[-1] < 0.9 * most
+    with pytest.raises(ValueError, match=f"at least {of.least} bytes here, but is {of.least - 1}"):
+        of.report(of.least - 1)
+
+
+@pytest.mark.parametrize("name", NESTS)
+@quick
+def test_the_least_is_enough(name: str) -> None:
+    of = program(name)
+    ours = checkpoint_loops(of.fun, memory=of.least, max_steps=BOUND)
+    expected = jax.jit(jax.jvp, static_argnums=0)(of.fun, (X,), (jnp.cos(X),))[1]
+    np.testing.assert_allclose(jnp.vdot(jax.grad(ours)(X), jnp.cos(X)), expected, rtol=1e-10)
+
+
+BATCHED: dict[str, Callable[[Fun], Fun]] = {
+    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f)),
+    "in one row": lambda f: jax.grad(lambda x: jax.vmap(f)(jnp.sin(x).at[1:].set(0)).sum()),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+@quick
+def test_memory_is_for_one_example(name: str) -> None:
+    """Plans are chosen when loops are found: a batch, which takes more, can follow them, too."""
+    of = BATCHED[name]
+    fun = lambda x: jnp.sum(scan(20, lambda c: scan(20)(c) * x)(x) ** 2)  # noqa: E731
+    rows = jnp.stack([X[:4]] * 50) * jnp.linspace(1, 2, 50)[:, None]
+    ours = jax.jit(of(checkpoint_loops(fun, memory=2000)))(rows)
+    np.testing.assert_allclose(ours, jax.jit(of(fun))(rows), rtol=1e-10)
+
+
+def test_loops_in_loops_get_more_than_one_checkpoint() -> None:
+    def slow(x: Any) -> Any:
+        for _ in range(20):
+            x = x + 0.01 * jnp.sin(x)
+        return x
+
+    for memory in ("300kB", "2MB"):
+        report = explain_loops(scan(20, scan(20, slow)), memory=memory)(jnp.ones(500))
+        _, inner = (r.plan for r in report.loops.values() if r)
+        assert inner.executed < 60
+
+
+@given(
+    st.lists(
+        st.builds(
+            Outlay,
+            held=st.integers(0, 50),
+            passing=st.integers(0, 50),
+            time=st.integers(1, 1000).map(float),
+        ),
+        min_size=2,
+        max_size=5,
+    ).map(lambda outlays: Outlays(Outlay(0, 0, 2000.0), outlays[0], outlays[1:])),
+    st.data(),
+)
+def test_loops_after_each_other(first: Outlays, data: Any) -> None:
+    """All of them hold what they hold, and one at a time what passes."""
+    others = [Outlay(o.held * 2, o.passing + 1, o.time / 2) for o in first.all]
+    second = Outlays(Outlay(1, 1, 3000.0), others[1], others)
+    memory = data.draw(st.integers(2, 300))
+    both = together([first, second], MANY)
+    pairs = [(a, b) for a in first.all for b in second.all]
+    fitting = [
+        a.time + b.time
+        for a, b in pairs
+        if a.held + b.held + max(a.passing, b.passing) <= memory / 1.05
+    ]
+    chosen = both.quickest(memory)
+    assert chosen is not None
+    assert chosen.memory <= memory
+    assert chosen.time <= min(fitting, default=chosen.time)
+    assert both.least == Outlay(1, 1, 5000.0)
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 1, 7]))
+def test_a_single_loop(memory: int, online: bool, block: int | None) -> None:
+    """It gets nearly what it would get by itself."""
+    from jax_revolve.schedule.choose import quickest
+
+    sizes = Sizes(1000, 4000, 3000, 1500, 0, 20000.0)
+    default = Plan(200, 10, block or 1)
+    loop = SharingLoop("loop", 200, block, online, lambda sizes: default, lambda held: sizes)
+    outlays = together([loop.outlays(Outlays(Outlay(), Outlay()))], MANY)
+    time = partial(cost.time, sizes=sizes, stops_by_itself=online)
+    chosen = outlays.quickest(memory)
+    least = cost.memory(loop.least, sizes) + (cost.PLACE if online else 0)
+    assert outlays.least.memory == least
+    if memory < least:
+        assert chosen is None
+        return
+    assert chosen is not None
+    ((_, plan),) = chosen.plans
+    assert cost.memory(plan, sizes) <= memory
+    alone = quickest(
+        200, sizes, max(int(memory / 1.12), least), block=block, stops_by_itself=online
+    )
+    assert chosen.time <= time(alone) or cost.memory(alone, sizes) > memory
