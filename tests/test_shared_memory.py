@@ -200,7 +200,7 @@ def test_loops_after_each_other(first: Outlays, data: Any) -> None:
 
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 1, 7]))
 def test_a_single_loop(memory: int, online: bool, block: int | None) -> None:
-    """It gets nearly what it would get by itself."""
+    """It is nearly as quick as it would be by itself, though fewer plans are looked at."""
     from jax_revolve.schedule.choose import quickest
 
     sizes = Sizes(1000, 4000, 3000, 1500, 0, 20000.0)
@@ -217,7 +217,7 @@ def test_a_single_loop(memory: int, online: bool, block: int | None) -> None:
     assert chosen is not None
     ((_, plan),) = chosen.plans
     assert cost.memory(plan, sizes) <= memory
-    alone = quickest(
-        200, sizes, max(int(memory / 1.12), least), block=block, stops_by_itself=online
-    )
-    assert chosen.time <= time(alone) or cost.memory(alone, sizes) > memory
+    alone = quickest(200, sizes, memory, block=block, stops_by_itself=online)
+    held = cost.held(alone, sizes, stops_by_itself=online)
+    if held + cost.passing(alone, sizes, stops_by_itself=online) <= memory:
+        assert chosen.time <= 1.05 * time(alone)
