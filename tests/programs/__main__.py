@@ -5,12 +5,15 @@ cd tests && python -m programs --first 1234 --count 1 --minimize
 """
 
 import argparse
+import gc
 import os
 import time
 from collections import Counter
 
 os.environ["XLA_FLAGS"] = (  # before JAX is imported
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+    + " --xla_cpu_parallel_codegen_split_count=1"  # small programs compile quicker in one piece
 )
 
 import jax
@@ -40,6 +43,7 @@ def main() -> None:
     parser.add_argument("--minimize", action="store_true", help="make failures smaller")
     options = parser.parse_args()
     counts, started = Counter[str](), time.monotonic()
+    gc.set_threshold(50000, 20, 100)  # a traced program is many small objects
     for seed in range(options.first, options.first + options.count):
         if seed % 50 == 0:
             jax.clear_caches()
