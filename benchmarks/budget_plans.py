@@ -7,7 +7,7 @@ from typing import Any
 from workloads import Workload
 
 from jax_revolve import Plan, Report, explain
-from jax_revolve.schedule.choose import quickest
+from jax_revolve.schedule.selection import quickest
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_OF_FEWEST = 1.5  # plans that run more steps than this times the fewest are not timed

@@ -30,7 +30,7 @@ from while_workloads import WhileWorkload, until_limit
 from workloads import Workload, rnn, stencil
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
-from jax_revolve.schedule import choose
+from jax_revolve.schedule import selection
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000, 1_000_000)
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%\S+ = ", re.MULTILINE)
@@ -70,7 +70,7 @@ class Compiler:
     def run(self) -> None:
         """From nothing to a compiled program; the time of clearing the caches is not noted."""
         jax.clear_caches()
-        choose.quickest.cache_clear()
+        selection.quickest.cache_clear()
         stages: list[Any] = [jax.jit(self._gradient)]
         arguments = (self._workload.active, self._workload.passive)
         trace = seconds(lambda: stages.append(stages[-1].trace(*arguments)))

@@ -11,9 +11,9 @@ from contenders import EQUINOX, OURS, Contender
 from jax import lax
 
 from jax_revolve import bounded_while_loop
+from jax_revolve.loops.options import for_bound
 from jax_revolve.schedule import online
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.request import for_bound
 
 PLAIN = "lax.while_loop"
 BOUNDED = "equinox bounded"

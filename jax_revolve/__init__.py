@@ -1,23 +1,66 @@
-"""Long loops in JAX, differentiable in little memory."""
+"""Long loops in JAX, differentiable within a memory budget.
 
-from jax_revolve._chain import checkpointed_chain as checkpointed_chain
-from jax_revolve._checkpointed import Checkpointed as Checkpointed
-from jax_revolve._checkpointed import checkpoint_layers as checkpoint_layers
-from jax_revolve._explain import explain as explain
-from jax_revolve._fori import checkpointed_fori_loop as checkpointed_fori_loop
-from jax_revolve._loops_report import LoopsReport as LoopsReport
-from jax_revolve._program import FoundLoop as FoundLoop
-from jax_revolve._progress import ProgressMeter as ProgressMeter
-from jax_revolve._progress import TextMeter as TextMeter
-from jax_revolve._progress import TqdmMeter as TqdmMeter
-from jax_revolve._rewrite import checkpoint_loops as checkpoint_loops
-from jax_revolve._rewrite import explain_loops as explain_loops
-from jax_revolve._scan import checkpointed_scan as checkpointed_scan
-from jax_revolve._while import bounded_while_loop as bounded_while_loop
-from jax_revolve.schedule.plan import Plan as Plan
-from jax_revolve.schedule.planning import longest_plan as longest_plan
-from jax_revolve.schedule.planning import plan as plan
-from jax_revolve.schedule.report import Report as Report
-from jax_revolve.schedule.storage import Disk as Disk
-from jax_revolve.schedule.storage import HostMemory as HostMemory
-from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan
+The names below are imported when they are first used: making a plan needs no JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax_revolve.layers.chain import checkpointed_chain as checkpointed_chain
+    from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
+    from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
+    from jax_revolve.loops.explain import explain as explain
+    from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
+    from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
+    from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
+    from jax_revolve.programs.find import FoundLoop as FoundLoop
+    from jax_revolve.programs.report import LoopsReport as LoopsReport
+    from jax_revolve.programs.rewrite import checkpoint_loops as checkpoint_loops
+    from jax_revolve.programs.rewrite import explain_loops as explain_loops
+    from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
+    from jax_revolve.progress.meters import TextMeter as TextMeter
+    from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
+    from jax_revolve.schedule.plan import Plan as Plan
+    from jax_revolve.schedule.planning import longest_plan as longest_plan
+    from jax_revolve.schedule.planning import plan as plan
+    from jax_revolve.schedule.report.report import Report as Report
+    from jax_revolve.schedule.storage import Disk as Disk
+    from jax_revolve.schedule.storage import HostMemory as HostMemory
+    from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan
+
+_MODULES = {
+    "checkpointed_chain": "layers.chain",
+    "Checkpointed": "layers.checkpointed",
+    "checkpoint_layers": "layers.checkpointed",
+    "explain": "loops.explain",
+    "checkpointed_fori_loop": "loops.fori_loop",
+    "checkpointed_scan": "loops.scan",
+    "bounded_while_loop": "loops.while_loop",
+    "FoundLoop": "programs.find",
+    "LoopsReport": "programs.report",
+    "checkpoint_loops": "programs.rewrite",
+    "explain_loops": "programs.rewrite",
+    "ProgressMeter": "progress.meters",
+    "TextMeter": "progress.meters",
+    "TqdmMeter": "progress.meters",
+    "Plan": "schedule.plan",
+    "longest_plan": "schedule.planning",
+    "plan": "schedule.planning",
+    "Report": "schedule.report.report",
+    "Disk": "schedule.storage",
+    "HostMemory": "schedule.storage",
+    "TwoLevelPlan": "schedule.two_level",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

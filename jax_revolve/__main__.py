@@ -6,9 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import longest_plan, plan
-from jax_revolve.schedule.units import readable
 
 EXTRA = {"matplotlib", "tqdm"}
 

@@ -1,6 +1,8 @@
-"""Arrows point one way: schedule <- engine <- the public functions."""
+"""Rooms, and arrows that point one way: see the docstring of each room."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,34 @@ import jax_revolve
 
 PACKAGE = Path(jax_revolve.__path__[0])
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "examples" not in p.parts)
-ENGINE = "jax_revolve.engine"
-SCHEDULE = "jax_revolve.schedule"
+
+BELOW = {"schedule", "_compat"}
+STEP = BELOW | {"progress", "storage"}
+ENGINE = STEP | {"step"}
+AUTODIFF = ENGINE | {"engine"}
+LOOPS = AUTODIFF | {"autodiff"}
+ROOMS: dict[str, set[str]] = {
+    "_compat": set(),
+    "schedule": set(),
+    "progress": set(),
+    "storage": BELOW,
+    "step": STEP,
+    "engine": ENGINE,
+    "autodiff": AUTODIFF,
+    "loops": LOOPS,
+    "layers": LOOPS | {"loops"},
+    "programs": LOOPS | {"loops"},
+    "integrations": LOOPS | {"loops"},
+}
+"""Which rooms each room may import."""
+
+MOST_FILES = 12
+MOST_LINES = 310
 
 
-def imports(path: Path) -> set[str]:
+def imports(tree: ast.AST) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -27,23 +50,50 @@ def within(names: set[str], *packages: str) -> set[str]:
     return {n for n in names if any(n == p or n.startswith(p + ".") for p in packages)}
 
 
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports(path: Path) -> None:
-    names = imports(path)
+    names = imports(ast.parse(path.read_text()))
     assert not within(names, "jax._src")
-    folder = path.relative_to(PACKAGE).parts[0]
-    if folder != "_compat":
+    room = room_of(path)
+    if room != "_compat":
         assert not within(names, "jax.core", "jax.extend", "jax.interpreters")
-    if folder == "schedule":
-        assert not within(names, "jax", "equinox", "numpy")
-        assert within(names, "jax_revolve") == within(names, SCHEDULE)
-    elif folder == "engine":
-        allowed = within(names, ENGINE, SCHEDULE, "jax_revolve._compat")
-        assert within(names, "jax_revolve") <= allowed | {"jax_revolve._compat"}
-    elif folder == "_compat":
-        assert within(names, "jax_revolve") == within(names, "jax_revolve._compat")
+    if room in ("schedule", "progress"):
+        assert not within(names, "jax", "equinox")
+    if room in ROOMS:
+        allowed = {f"jax_revolve.{r}" for r in ROOMS[room] | {room}}
+        assert within(names, "jax_revolve") == within(names, *allowed)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+def test_rooms() -> None:
+    """Each says what it is for, and none holds more than can be kept in mind."""
+    assert {room_of(p) for p in FILES} == {*ROOMS, "__init__.py", "__main__.py"}
+    folders = {p.parent for p in FILES} - {PACKAGE}
+    for folder in folders:
+        files = [p for p in folder.glob("*.py") if p.name != "__init__.py"]
+        assert 1 < len(files) <= MOST_FILES, folder
+        says = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+        named = {p.stem for p in files if not p.stem.startswith("_")}
+        assert named <= {n for n in named if f"`{n}`" in says} or folder.name == "_compat", folder
+
+
+def test_public_names_are_imported_when_they_are_used() -> None:
+    source = (PACKAGE / "__init__.py").read_text()
+    names = within(imports(ast.parse(source)), "jax_revolve")
+    assert names == {f"jax_revolve.{m}.{n}" for n, m in jax_revolve._MODULES.items()}
+    assert set(dir(jax_revolve)) >= {*jax_revolve._MODULES}
+    with pytest.raises(AttributeError, match="has no attribute 'checkpointed_map'"):
+        _ = jax_revolve.checkpointed_map  # pyright: ignore[reportAttributeAccessIssue]
+    program = (
+        "import sys; from jax_revolve import Disk, HostMemory, Plan, longest_plan, plan; "
+        "plan(1000, 10).show(); assert not {'jax', 'equinox', 'numpy'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

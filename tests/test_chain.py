@@ -12,9 +12,10 @@ import pytest
 
 import jax_revolve
 from jax_revolve import checkpointed_chain
-from jax_revolve._layer import Layer
-from jax_revolve._measure import measure
-from jax_revolve.schedule import binomial, chain
+from jax_revolve.layers.layer import Layer
+from jax_revolve.layers.measure import measure
+from jax_revolve.schedule import binomial
+from jax_revolve.schedule.chain import schedules as chain
 
 KEY = jax.random.key(7)
 

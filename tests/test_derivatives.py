@@ -17,7 +17,7 @@ from jax.test_util import check_grads
 from parity.loops import scan_as_while
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
-from jax_revolve.engine import once
+from jax_revolve.step import once
 
 quick = pytest.mark.usefixtures("compile_quickly")
 

@@ -13,10 +13,7 @@ from jax import lax
 
 import jax_revolve
 from jax_revolve import Plan, ProgressMeter
-from jax_revolve.integrations.equinox import (
-    filter_bounded_while_loop,
-    filter_checkpointed_scan,
-)
+from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

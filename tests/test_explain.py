@@ -15,9 +15,10 @@ from matplotlib.figure import Figure
 from test_errors import REJECTED
 
 from jax_revolve import Plan, Report, bounded_while_loop, checkpointed_scan, explain, plan
+from jax_revolve.loops.options import for_bound, for_scan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.request import Request, for_bound, for_scan
+from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 
 matplotlib.use("Agg")

@@ -75,7 +75,7 @@ print(*set(sys.modules) - before)
     imported = set(done.stdout.split())
     others = {name.partition(".")[0] for name in imported} - {"jax_revolve"}
     assert others <= sys.stdlib_module_names
-    assert "jax_revolve._scan" in imported
+    assert "jax_revolve.loops.scan" in imported
     assert not done.stderr
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from test_schedule import optimal_advances, run_abstract_machine
 
 from jax_revolve import Plan, longest_plan, plan
+from jax_revolve.loops.options import LARGEST_BOUND, LONGEST, for_bound, for_scan
 from jax_revolve.schedule import binomial, cost, online
-from jax_revolve.schedule.choose import quickest, trade_off
+from jax_revolve.schedule.arguments import parse_bytes, readable
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.request import LARGEST_BOUND, LONGEST, Request, for_bound, for_scan
+from jax_revolve.schedule.selection import Request, quickest, trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.schedule.units import bytes_of, readable
 
 LONGEST_IN_BLOCKS = 60
 
@@ -571,8 +571,8 @@ def test_request_for_memory(length: int, sizes: Sizes, more: int, block: int | N
     ],
 )
 def test_bytes(written: int | str, expected: int) -> None:
-    assert bytes_of(written) == expected
-    assert isinstance(bytes_of(written), int)
+    assert parse_bytes(written) == expected
+    assert isinstance(parse_bytes(written), int)
 
 
 @pytest.mark.parametrize(
@@ -581,7 +581,7 @@ def test_bytes(written: int | str, expected: int) -> None:
     ids=["decimals", "more_than_53_bits", "more_than_a_float"],
 )
 def test_bytes_are_exact(written: str, expected: int) -> None:
-    assert bytes_of(written) == expected
+    assert parse_bytes(written) == expected
 
 
 @pytest.mark.parametrize(
@@ -599,7 +599,7 @@ def test_bytes_are_exact(written: str, expected: int) -> None:
 def test_bad_bytes(written: object, error: type[Exception]) -> None:
     message = r'^memory must be an int >= 0 of bytes or a string such as "512MB" or "2GiB", but is '
     with pytest.raises(error, match=message) as caught:
-        bytes_of(written)
+        parse_bytes(written)
     assert repr(written) in str(caught.value)
 
 
@@ -629,4 +629,4 @@ def test_readable(size: int, expected: str) -> None:
 @settings(deadline=None)
 def test_readable_is_read_again(size: int) -> None:
     """Three digits of it."""
-    assert bytes_of(readable(size)) == pytest.approx(size, rel=0.00501)
+    assert parse_bytes(readable(size)) == pytest.approx(size, rel=0.00501)

@@ -13,14 +13,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 from jax.sharding import Mesh, PartitionSpec
 
-from jax_revolve import (
-    ProgressMeter,
-    bounded_while_loop,
-    checkpointed_fori_loop,
-    checkpointed_scan,
-)
-from jax_revolve._progress import TextMeter
-from jax_revolve.engine import offline, online, progress, reverse
+from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
+from jax_revolve.engine import bars as progress
+from jax_revolve.engine import offline, online, reverse
+from jax_revolve.progress.meters import TextMeter
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from jax import lax
 
 from jax_revolve import FoundLoop, LoopsReport, checkpoint_loops, checkpointed_chain, explain_loops
-from jax_revolve._loop_choice import Choice
-from jax_revolve._loops_report import report_on
-from jax_revolve._program import find_loops
+from jax_revolve.programs.choice import Choice
+from jax_revolve.programs.find import find_loops
+from jax_revolve.programs.report import report_on
+from jax_revolve.programs.share import MANY, Outlay, Outlays, SharingLoop, together
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.share import MANY, Outlay, Outlays, SharingLoop, together
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -201,7 +201,7 @@ def test_loops_after_each_other(first: Outlays, data: Any) -> None:
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 1, 7]))
 def test_a_single_loop(memory: int, online: bool, block: int | None) -> None:
     """It is nearly as quick as it would be by itself, though fewer plans are looked at."""
-    from jax_revolve.schedule.choose import quickest
+    from jax_revolve.schedule.selection import quickest
 
     sizes = Sizes(1000, 4000, 3000, 1500, 0, 20000.0)
     default = Plan(200, 10, block or 1)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from jax_revolve.schedule.actions import Advance, Free, Load, Store, Tape
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import plan
-from jax_revolve.schedule.show import Drawing, as_text, picture
+from jax_revolve.schedule.report.show import Drawing, as_text, picture
 
 matplotlib.use("Agg")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-import jax_revolve._storage as storage_checks
+import jax_revolve.loops.try_storage as storage_checks
 from jax_revolve import (
     Disk,
     HostMemory,
@@ -26,11 +26,12 @@ from jax_revolve import (
     plan,
 )
 from jax_revolve._compat import default_device, to_device
-from jax_revolve.engine import buffers, files
+from jax_revolve.loops.options import for_bound, for_scan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.request import Request, for_bound, for_scan
+from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.storage import buffers, files
 
 X = jnp.linspace(-1.0, 1.0, 16)
 
@@ -217,7 +218,7 @@ def test_programs_that_round_differently_are_not_taken_for_wrong_ones() -> None:
 def test_host_memory_is_tried_where_transfers_are_refused() -> None:
     storage_checks.check_host_memory.cache_clear()
     with jax.transfer_guard("disallow"):
-        storage_checks.check_storage(Plan(10, 3, 1, "pinned_host"))
+        storage_checks.try_storage(Plan(10, 3, 1, "pinned_host"))
 
 
 def test_host_memory_is_tried_on_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +230,7 @@ def test_host_memory_is_tried_on_the_default_device(monkeypatch: pytest.MonkeyPa
             assert default_device() == (
                 device if isinstance(device, jax.Device) else jax.devices()[0]
             )
-            storage_checks.check_storage(TwoLevelPlan(10, 3))
+            storage_checks.try_storage(TwoLevelPlan(10, 3))
     assert tried == ["cpu"] * 3
 
 

@@ -15,19 +15,10 @@ from matplotlib import pyplot
 
 from jax_revolve import Disk, HostMemory, Plan, Report, plan
 from jax_revolve.schedule import multistage
-from jax_revolve.schedule.actions import (
-    Advance,
-    Discard,
-    Free,
-    Load,
-    Read,
-    Store,
-    Tape,
-    Write,
-)
+from jax_revolve.schedule.actions import Advance, Discard, Free, Load, Read, Store, Tape, Write
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.multistage import Move
-from jax_revolve.schedule.show import Drawing
+from jax_revolve.schedule.report.show import Drawing
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
 matplotlib.use("Agg")

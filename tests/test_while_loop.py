@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
 from jax_revolve import _compat, bounded_while_loop, checkpointed_fori_loop
+from jax_revolve.loops.options import for_bound
 from jax_revolve.schedule import online
-from jax_revolve.schedule.request import for_bound
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jax_revolve.engine import work
+from jax_revolve.step import work
 
 
 def estimate(fun: Any, *shapes: tuple[int, ...]) -> float:

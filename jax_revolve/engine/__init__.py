@@ -1,6 +1,19 @@
-"""The loop as data, and the three ways to run it.
+"""Running a plan on the device, by one of three engines.
 
-`plain` is lax's own loop; `nested` is made of scans inside scans, and JAX transforms it by itself;
-`slots` stores checkpoints in one buffer and follows the optimal schedule. `primitive` picks one of
-them by the transformation that JAX applies.
+- `plain` is `lax.scan` or `lax.while_loop` itself. It runs loops that are not differentiated in
+  reverse mode.
+- `nested` is scans inside scans with `jax.checkpoint`. JAX transforms it any number of times, so
+  it is what derivatives of gradients run; it recomputes more than the optimal schedule does.
+- The slots engine follows the optimal schedule, with checkpoints in one buffer. Its forward sweep
+  is in `offline` for loops whose length is known, and in `online` for while loops; `reverse` is its
+  reverse sweep. Begin with the docstring of `slots`, then read `offline` and `reverse`.
+
+What they are made of:
+
+- `slots`: the buffer of checkpoints. `tape`: the residuals of a block of steps.
+- `products`: gradients of weights, added up over a block by one product.
+- `split`, `placement`: the schedule's decisions in 32-bit integers, as the device makes them.
+- `bars`: loops that report how far they are, if progress is asked for.
+
+May import `step`, `storage`, `progress`, `schedule` and `_compat`. `autodiff` stands on it.
 """

@@ -28,18 +28,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import has_custom_jvp, kept_whole
-from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.examples import any_example, going, guarded, safe_operands
-from jax_revolve.engine.loop import Loop, Operands, Step, plan_of, with_layout
-from jax_revolve.engine.primal_half import with_primal_half
-from jax_revolve.engine.pullback import (
-    Cotangents,
-    add,
-    of_init,
-    pull_back_step,
-    zero_cotangents,
-)
 from jax_revolve.schedule.nested import levels, nests
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.examples import any_example, going, guarded, safe_operands
+from jax_revolve.step.loop import Loop, Operands, Step, plan_of, with_layout
+from jax_revolve.step.primal_half import with_primal_half
+from jax_revolve.step.pullback import Cotangents, add, of_init, pull_back_step, zero_cotangents
 
 Lengths = tuple[int, ...]
 T = TypeVar("T")

@@ -11,25 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve._compat import zeros
-from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.buffers import write
-from jax_revolve.engine.listener import FORWARD
-from jax_revolve.engine.loop import choose
-from jax_revolve.engine.progress import Bar
-from jax_revolve.engine.slots import (
-    Held,
-    empty,
-    slots_used,
-    tapes_the_last_block,
-    write_slot,
-)
-from jax_revolve.engine.steps import Steps
-from jax_revolve.engine.storage import in_storage, put
-from jax_revolve.engine.tape import Buffers, Tape
+from jax_revolve.engine.bars import Bar
+from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
+from jax_revolve.engine.tape import Tape
+from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule import actions
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import pick
+from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import Buffers, write
+from jax_revolve.storage.stores import in_storage, put
 
-Progress = tuple[list[Any], list[Any]]
+CarryAndYs = tuple[list[Any], list[Any]]
 """The carry, and those ys that are to be kept."""
 
 
@@ -38,12 +32,12 @@ def run_forward_offline(
 ) -> tuple[list[Any], Held]:
     """Final carry and those ys that are to be kept, the checkpoints, and the last block's tape."""
     loop = steps.loop
-    ys = [zeros(t) for t in choose(loop.results(loop.output_types)[1], keep_ys)]
+    ys = [zeros(t) for t in pick(loop.results(loop.output_types)[1], keep_ys)]
     bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
     start = stores = None
     if isinstance(plan, TwoLevelPlan):
         progress, stores = _write_and_advance(steps, plan, keep_ys, bar, progress)
-        start = choose(progress[0], steps.restart)
+        start = pick(progress[0], steps.restart)
     progress, slots = _store_and_advance(steps, plan, keep_ys, bar, progress)
     tape: Buffers = []
     if tapes_the_last_block(plan):
@@ -53,11 +47,11 @@ def run_forward_offline(
 
 
 def _store_and_advance(
-    steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: Progress
-) -> tuple[Progress, list[Any]]:
+    steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
+) -> tuple[CarryAndYs, list[Any]]:
     """As far as the schedule advances before it first tapes, and the slots."""
     starts, stops = _first_advances(plan)
-    slots = empty(slots_used(plan), choose(progress[0], steps.restart), plan)
+    slots = empty(slots_used(plan), pick(progress[0], steps.restart), plan)
     if not len(stops):
         return progress, slots
     advances = _Advances(plan.block, starts, stops, ends=not tapes_the_last_block(plan))
@@ -65,12 +59,12 @@ def _store_and_advance(
 
 
 def _write_and_advance(
-    steps: Steps, plan: TwoLevelPlan, keep_ys: Sequence[bool], bar: Bar, progress: Progress
-) -> tuple[Progress, Buffers]:
+    steps: Steps, plan: TwoLevelPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
+) -> tuple[CarryAndYs, Buffers]:
     """As far as the schedule writes to the storage, and what tells what is there."""
     stops = np.array([*plan.stores[1:], plan.tail])
     advances = _Advances(plan.block, np.array(plan.stores), stops, ends=False)
-    kept = in_storage(plan.storage, choose(progress[0], steps.restart), len(plan.stores))
+    kept = in_storage(plan.storage, pick(progress[0], steps.restart), len(plan.stores))
     write_store = partial(put, plan.storage)
     return _advance_through(steps, keep_ys, bar, advances, write_store, (progress, kept))
 
@@ -91,23 +85,23 @@ def _advance_through(
     bar: Bar,
     advances: _Advances,
     keep: Callable[[list[Any], list[Any], jax.Array], list[Any]],
-    state: tuple[Progress, list[Any]],
-) -> tuple[Progress, list[Any]]:
+    state: tuple[CarryAndYs, list[Any]],
+) -> tuple[CarryAndYs, list[Any]]:
     """Advance after advance: `keep(kept, checkpoint, number)` is what is kept with one more."""
     loop, (block, starts, stops, ends) = steps.loop, advances
     are_alike = len(set(stops - starts)) == 1
 
-    def step(i: jax.Array, progress: Progress) -> Progress:
+    def step(i: jax.Array, progress: CarryAndYs) -> CarryAndYs:
         carry, ys = progress
         _, *inputs = steps.inputs(carry, i)
         carry, y = loop.step(steps.operands.consts, *inputs)
-        return carry, write(ys, choose(y, keep_ys), loop.index(i))
+        return carry, write(ys, pick(y, keep_ys), loop.index(i))
 
     def keep_and_advance(
-        bar: Bar, number: jax.Array, state: tuple[Progress, list[Any]]
-    ) -> tuple[Progress, list[Any]]:
+        bar: Bar, number: jax.Array, state: tuple[CarryAndYs, list[Any]]
+    ) -> tuple[CarryAndYs, list[Any]]:
         progress, kept = state
-        kept = keep(kept, choose(progress[0], steps.restart), number)
+        kept = keep(kept, pick(progress[0], steps.restart), number)
         start, stop = (block * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
         if not are_alike:
             return bar.fori_loop(start, stop, step, progress), kept
@@ -134,15 +128,15 @@ def _tape_the_last_block(
     activity: Activity,
     keep_ys: Sequence[bool],
     bar: Bar,
-    progress: Progress,
-) -> tuple[Progress, Buffers]:
+    progress: CarryAndYs,
+) -> tuple[CarryAndYs, Buffers]:
     tape, first = Tape(steps, activity), plan.block * (plan.blocks - 1)
 
-    def record(i: jax.Array, state: tuple[Progress, Buffers]) -> tuple[Progress, Buffers]:
+    def record(i: jax.Array, state: tuple[CarryAndYs, Buffers]) -> tuple[CarryAndYs, Buffers]:
         (carry, ys), entries = state
         _, *inputs = steps.inputs(carry, first + i)
         carry, y, stored = tape.run(*inputs)
-        ys = write(ys, choose(y, keep_ys), steps.loop.index(first + i))
+        ys = write(ys, pick(y, keep_ys), steps.loop.index(first + i))
         return (carry, ys), write(entries, stored, i)
 
     # As long as any block's tape, for the reverse sweep writes the others over it.

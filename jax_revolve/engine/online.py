@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve.engine.examples import any_example
-from jax_revolve.engine.listener import FORWARD
-from jax_revolve.engine.loop import choose
+from jax_revolve.engine.bars import OVER, Bar
 from jax_revolve.engine.placement import Placement
-from jax_revolve.engine.progress import OVER, Bar
 from jax_revolve.engine.slots import Held, empty, write_slot
-from jax_revolve.engine.steps import Steps
-from jax_revolve.engine.storage import in_storage, put
-from jax_revolve.engine.tape import Buffers
+from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.examples import any_example
+from jax_revolve.step.loop import pick
+from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import Buffers
+from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
 """Steps taken, whether to go on (per example), and the carry."""
@@ -35,7 +35,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """Final carry, and the checkpoints."""
     loop = steps.loop
     consts, init, _ = steps.operands
-    checkpoint = choose(init, steps.restart)
+    checkpoint = pick(init, steps.restart)
     keeping: _Keeping = _InSlots(plan) if isinstance(plan, Plan) else _InStorage(plan)
     bar = Bar(loop, FORWARD, None)
 
@@ -70,7 +70,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         shown, held = state
         _, progress = shown
         count, _, carry = progress
-        held, stop = keeping.keep(held, choose(carry, steps.restart), count // plan.block)
+        held, stop = keeping.keep(held, pick(carry, steps.restart), count // plan.block)
         # Beyond the bound the product may overflow.
         stop = jnp.where(stop < plan.blocks, plan.block * stop, plan.length)
         return advance(shown, stop), held

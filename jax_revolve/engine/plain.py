@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import with_weak_type, zeros
-from jax_revolve.engine.buffers import read, write
-from jax_revolve.engine.listener import FORWARD, listener_of_sweep
-from jax_revolve.engine.loop import Loop, Operands
-from jax_revolve.engine.progress import LARGEST, Bar, vary_as
+from jax_revolve.engine.bars import LARGEST, Bar, vary_as
+from jax_revolve.progress.listener import FORWARD, listener_of_sweep
+from jax_revolve.step.loop import Loop, Operands
+from jax_revolve.storage.buffers import read, write
 
 
 def run_plain(loop: Loop, operands: Operands) -> list[Any]:

@@ -27,7 +27,7 @@ from jax_revolve._compat import (
     varying_variables,
     with_outputs,
 )
-from jax_revolve.engine.loop import choose
+from jax_revolve.step.loop import pick
 
 Variable = Any
 """A variable of a jaxpr."""
@@ -68,7 +68,7 @@ class Products:
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
         self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-        self._varying = varying_variables(jaxpr, choose(jaxpr.invars, varies))
+        self._varying = varying_variables(jaxpr, pick(jaxpr.invars, varies))
         places = zip(jaxpr.invars, stored, strict=True)
         self._stored = {v: place for v, place in places if place is not None}
         self._kept: list[Variable] = []
@@ -83,11 +83,11 @@ class Products:
     @property
     def weights(self) -> list[AbstractValue]:
         """The cotangents that are left to the end of the block."""
-        return [v.aval for v in choose(self._consts, self.deferred)]
+        return [v.aval for v in pick(self._consts, self.deferred)]
 
     def of_step(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The cotangents that are not deferred, and what is kept."""
-        now = [*choose(self._consts, [not d for d in self.deferred]), *self._others]
+        now = [*pick(self._consts, [not d for d in self.deferred]), *self._others]
         results = with_outputs(self._pullback, [*now, *self._kept])(inputs)
         return results[: len(now)], results[len(now) :]
 
@@ -107,7 +107,7 @@ class Products:
                 return _sum_of_products(eqn, *(buffers[operand] for operand in eqn.invars))
             return run_equation(eqn, list(map(total, eqn.invars)))
 
-        return list(map(total, choose(self._consts, self.deferred)))
+        return list(map(total, pick(self._consts, self.deferred)))
 
     def _varies(self, v: Variable) -> bool:
         return not is_literal(v) and v in self._varying
@@ -139,7 +139,7 @@ class Products:
             is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
         if not (is_sum or is_linear):
             return None
-        parts = list(map(self._operands, choose(eqn.invars, varying)))
+        parts = list(map(self._operands, pick(eqn.invars, varying)))
         return None if None in parts else [x for part in parts if part for x in part]
 
 

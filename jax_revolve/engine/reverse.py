@@ -9,31 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import (
-    filled_with_a_number,
-    is_host_type,
-    results_in,
-    with_outputs,
-    zeros,
-)
-from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.buffers import read
-from jax_revolve.engine.listener import REVERSE
-from jax_revolve.engine.loop import Operands, choose, substitute
-from jax_revolve.engine.progress import Bar
-from jax_revolve.engine.pullback import (
+from jax_revolve._compat import filled_with_a_number, is_host_type, results_in, with_outputs, zeros
+from jax_revolve.engine.bars import Bar
+from jax_revolve.engine.slots import Held, empty, newest, stores_every_block, write_slot
+from jax_revolve.engine.split import SplitTable
+from jax_revolve.engine.tape import Tape
+from jax_revolve.progress.listener import REVERSE
+from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.pullback import (
     Cotangents,
     accumulate,
     of_init,
     pull_back_step,
     zero_cotangents,
 )
-from jax_revolve.engine.slots import Held, empty, newest, stores_every_block, write_slot
-from jax_revolve.engine.split import SplitTable
-from jax_revolve.engine.steps import Steps
-from jax_revolve.engine.storage import get
-from jax_revolve.engine.tape import Buffers, Tape
-from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
+from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import Buffers, read
+from jax_revolve.storage.stores import get
 
 Reversal = tuple[Operands, Buffers]
 """The cotangents so far, and the tape, to be written over."""
@@ -184,7 +178,7 @@ class _Parts:
             initial = steps.initial()
             slots = empty(plan.checkpoints, initial, plan)
             state = (state[0]._replace(slots=slots, start=initial), state[1])
-        types = choose(list(map(jax.typeof, steps.operands.carry)), steps.restart)
+        types = pick(list(map(jax.typeof, steps.operands.carry)), steps.restart)
 
         def reverse_move(number: jax.Array, state: State) -> State:
             store, start, stop, position, is_last = jnp.asarray(moves)[number]
@@ -261,15 +255,15 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     if any(map(is_host_type, traced.out_avals)):
         return residuals()
     results, filled = results_in(traced), filled_with_a_number(traced)
-    outside = with_outputs(traced, choose(traced.jaxpr.outvars, filled), effects=False)([])
+    outside = with_outputs(traced, pick(traced.jaxpr.outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
 
     def branch() -> list[Any]:
         def other() -> list[Any]:
-            return [zeros(r.aval) for r in choose(results, computed)]
+            return [zeros(r.aval) for r in pick(results, computed)]
 
-        return lax.cond(always, lambda: choose(residuals(), computed), other)
+        return lax.cond(always, lambda: pick(residuals(), computed), other)
 
-    values = lax.platform_dependent(cpu=branch, default=lambda: choose(residuals(), computed))
+    values = lax.platform_dependent(cpu=branch, default=lambda: pick(residuals(), computed))
     return substitute(passed_on, computed, values)

@@ -26,10 +26,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import HOST_MEMORY, to_host
-from jax_revolve.engine.buffers import read, write
-from jax_revolve.engine.tape import Buffers
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.storage.buffers import Buffers, read, write
 
 
 class Held(NamedTuple):

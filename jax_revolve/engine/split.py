@@ -4,12 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.schedule.binomial import (
-    MOST_REPETITIONS_IN_TABLES,
-    beta,
-    repetition,
-    split_terms,
-)
+from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, beta, repetition, split_terms
 from jax_revolve.schedule.plan import Reversal
 
 

@@ -13,29 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import (
-    AbstractValue,
-    ClosedJaxpr,
-    Result,
-    results_in,
-    with_outputs,
-    zeros,
-)
-from jax_revolve.engine.activity import Activity
-from jax_revolve.engine.buffers import read, write
-from jax_revolve.engine.loop import Operands, choose, substitute
+from jax_revolve._compat import AbstractValue, ClosedJaxpr, Result, results_in, with_outputs, zeros
 from jax_revolve.engine.products import Products
-from jax_revolve.engine.pullback import (
-    Cotangents,
-    Linearised,
-    accumulate,
-    add,
-    linearise,
-    pull_back,
-)
-from jax_revolve.engine.steps import Steps
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.pullback import Cotangents, Linearised, accumulate, add, linearise, pull_back
+from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import Buffers, read, write
 
-Buffers = list[Any]
 """Residuals of a block: a leading axis of steps for each that is stored."""
 
 
@@ -62,7 +47,7 @@ class Tape:
     @property
     def types(self) -> list[AbstractValue]:
         """What is stored for each step."""
-        return [r.aval for r in choose(self._residuals, self._stored)]
+        return [r.aval for r in pick(self._residuals, self._stored)]
 
     @cached_property
     def products(self) -> Products:
@@ -106,7 +91,7 @@ class Tape:
         """One step: carry and y, and what is stored of it."""
         linearised = self._linearise(carry, x)
         carry, y = self._steps.loop.results(linearised.results)
-        return carry, y, choose(linearised.residuals, self._stored)
+        return carry, y, pick(linearised.residuals, self._stored)
 
     def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
         """The tape of `count` steps from `start`, where a checkpoint is given, written over another
@@ -117,7 +102,7 @@ class Tape:
             restarted, tape = state
             _, *inputs = steps.inputs(steps.whole(restarted), start + i)
             carry, _, stored = self.run(*inputs)
-            return choose(carry, steps.restart), write(tape, stored, i)
+            return pick(carry, steps.restart), write(tape, stored, i)
 
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
         return [*lax.fori_loop(0, count, step, (restarted, stored))[1], *kept]
@@ -147,13 +132,13 @@ class Tape:
             ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
             flat, new = products.of_step([*residuals, *gradient.carry, *ct_y])
             ct = _take_apart(flat, sum(now), len(gradient.carry))
-            some = accumulate(gradient._replace(consts=choose(gradient.consts, now)), ct, at)
+            some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
             consts = substitute(gradient.consts, now, some.consts)
             return some._replace(consts=consts), write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
         totals = products.of_block(stored, kept, [*same, *self._linearised.types])
-        sums = add(choose(gradient.consts, products.deferred), totals)
+        sums = add(pick(gradient.consts, products.deferred), totals)
         consts = substitute(gradient.consts, products.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
 
@@ -178,7 +163,7 @@ class Tape:
         """The residuals that are the same for every step; `None` for the others."""
         fixed = [not r.varies for r in self._residuals]
         of_fixed = with_outputs(
-            self._traced, choose(self._traced.jaxpr.outvars, fixed), effects=False
+            self._traced, pick(self._traced.jaxpr.outvars, fixed), effects=False
         )
         values = of_fixed(jax.tree.leaves(self._inputs))
         return substitute([None] * len(fixed), fixed, values)

@@ -1,5 +1,8 @@
-"""The loops within other libraries' ways of working. Each module is imported when it is asked for.
+"""The loops in the ways of other libraries. Each module is imported when its user asks for it.
 
-`equinox` has the loops for carries with leaves that are not arrays; `diffrax` the adjoint for
-`diffrax.diffeqsolve`.
+- `equinox`: the loops for carries, xs and ys with leaves that are not arrays, as Equinox's filtered
+  transformations are to those of JAX. Begin here to add another library.
+- `diffrax`: `RevolveAdjoint`, the adjoint for `diffrax.diffeqsolve`.
+
+May import `loops` and everything below. Nothing stands on it.
 """

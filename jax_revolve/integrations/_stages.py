@@ -38,7 +38,7 @@ from jax_revolve._compat import (
     variables,
     with_equations,
 )
-from jax_revolve.engine.loop import Loop
+from jax_revolve.step.loop import Loop
 
 SET = "maybe_set"
 """Equinox's primitive that writes into a buffer: whether to, the buffer, the value, and where."""

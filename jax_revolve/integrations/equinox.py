@@ -7,14 +7,14 @@ from typing import Any, Literal, TypeVar, overload
 import equinox as eqx
 import jax
 
-from jax_revolve._progress import ProgressMeter
-from jax_revolve._scan import checkpointed_scan
-from jax_revolve._while import bounded_while_loop
 from jax_revolve.integrations._filter import Parts, run_with_parts, variables_of_new
+from jax_revolve.loops.scan import checkpointed_scan
+from jax_revolve.loops.while_loop import bounded_while_loop
+from jax_revolve.progress.meters import ProgressMeter
+from jax_revolve.schedule.arguments import Budgets
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Place
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.schedule.units import Budgets
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")

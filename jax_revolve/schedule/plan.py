@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, revolve
-from jax_revolve.schedule.check import check_integer
+from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.storage import MemoryKind, check_memory_kind
 
 _LEAST = {"length": 0, "checkpoints": 1, "block": 1}
@@ -65,7 +65,7 @@ class Reversal:
 
     def show(self, width: int = 79) -> str:
         """The schedule as text for a terminal, `width` characters wide."""
-        from jax_revolve.schedule import show
+        from jax_revolve.schedule.report import show
 
         return show.as_text(self, width)
 
@@ -81,7 +81,7 @@ class Reversal:
 
         The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` brings.
         """
-        from jax_revolve.schedule import show
+        from jax_revolve.schedule.report import show
 
         return show.picture(self, ax)
 

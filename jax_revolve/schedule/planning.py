@@ -5,13 +5,13 @@ from numbers import Real
 from typing import Literal, TypeAlias, overload
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.check import check_integer as check_integer
-from jax_revolve.schedule.choose import quickest
+from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.arguments import check_integer as check_integer
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.selection import quickest
 from jax_revolve.schedule.storage import STORAGES, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.schedule.units import Memory, bytes_of
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
 
@@ -136,7 +136,7 @@ def plan(
         state = check_integer("state_bytes", state_bytes, least=0, allowed=allowed)
         residuals = check_integer("residual_bytes", residual_bytes, least=0, allowed=allowed)
         sizes = Sizes(state, residuals, residuals, state)
-        return quickest(length, sizes, bytes_of(memory), block=block)
+        return quickest(length, sizes, parse_bytes(memory), block=block)
     block = 1 if block is None else block
     blocks = -(-length // block)
     if repetitions is not None:

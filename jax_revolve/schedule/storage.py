@@ -6,7 +6,7 @@ from math import isfinite
 from numbers import Real
 from typing import Literal, TypeAlias
 
-from jax_revolve.schedule.check import check_integer
+from jax_revolve.schedule.arguments import check_integer
 
 TRANSFER = 5.0
 """What writing or reading one carry costs unless something else is said, in steps."""

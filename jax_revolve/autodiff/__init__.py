@@ -1,0 +1,15 @@
+"""A loop as JAX primitives: what each transformation makes of it.
+
+The transformation picks the engine, never the caller. Begin with `primitive`, whose rules say which
+runs when; the table in its docstring is the plan of this room.
+
+- `loop_primitive`: the primitive that stands for a whole loop, with its rules but for derivatives.
+- `primitive`: its derivative. A `jvp` runs the loop once with primals and tangents; partial
+  evaluation splits it into a forward sweep, which stores checkpoints, and a linear part.
+- `forward_sweep`: the forward sweep as a primitive, so that it can be differentiated again.
+- `sweeps`: the reverse sweep, which transposes the linear part, with a derivative of its own.
+- `sizes`: what checkpoints and residuals take, from which a request for a plan is answered.
+- `refusal`: the error for loops that have no reverse mode, raised only if one is asked for.
+
+May import `engine` and everything below it. `loops` and `layers` stand on it.
+"""

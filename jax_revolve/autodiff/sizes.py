@@ -1,0 +1,25 @@
+"""What a loop's checkpoints, residuals and steps take, found by tracing one step."""
+
+import jax
+
+from jax_revolve._compat import bytes_of
+from jax_revolve.engine.tape import Tape
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.steps import Steps
+from jax_revolve.step.work import work_of
+
+
+def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
+    """The sizes that a plan is chosen by."""
+    tape = Tape(Steps.of(loop, restart, operands), activity)
+    carry = list(map(jax.typeof, operands.carry))
+    return Sizes(
+        checkpoint=bytes_of(pick(carry, restart)),
+        residuals=bytes_of([*tape.types, *tape.products.types]),
+        alone=bytes_of(tape.types),
+        carry=bytes_of(carry),
+        weights=bytes_of(tape.products.weights),
+        work=work_of(loop.jaxpr),
+    )

@@ -1,0 +1,209 @@
+"""Reports of how far a sweep over a loop is, from the device to the host.
+
+A report is a call of a Python function, and takes as long as thousands of light steps. So a loop is
+run in chunks, with a report at the start of each, and the loop inside of a chunk is the one that it
+would be otherwise: a test in every step would take longer than all of the reports. There are about
+a hundred chunks, or fewer where the estimate of a step's work says that reports would come faster
+than anybody can read. Without progress nothing of this is traced.
+
+The last report depends on the end of the loop that it is about; the order of the others does not
+matter to the host.
+"""
+
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from math import ceil
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_revolve._compat import is_first_device, vary, varying_axes
+from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
+from jax_revolve.step.loop import Loop
+from jax_revolve.step.work import is_estimated, work_of
+
+T = TypeVar("T")
+Number = Any
+"""An int or an `int32` scalar."""
+
+REPORTS = 100
+"""Of a sweep whose length is known, at most."""
+
+FRACTION = 16
+"""In a sweep of unknown length, a report comes after one more step in so many."""
+
+BETWEEN_REPORTS = 100e6
+"""Nanoseconds, as estimated: as often as tqdm shows something new. A report takes up to one
+hundredth of that."""
+
+LEAST_WORK = 100.0
+"""Nanoseconds that a step takes, whatever it does."""
+
+LARGEST = 2**31 - 1
+
+OVER = LARGEST
+"""When the next report is due after the last one."""
+
+
+class Bar:
+    """The bar of one sweep; nothing at all if the loop has no progress."""
+
+    def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
+        """`total` is the number of steps that the sweep will take, if it is known at its start."""
+        self._listener = listener_of_sweep(loop.progress, sweep)
+        self._sweep, self._total = sweep, total
+        self._reaches = self._finishes = self.is_shown = self._listener is not None
+        if self.is_shown:
+            self._set_interval(loop, total)
+
+    def _set_interval(self, loop: Loop, total: Number | None) -> None:
+        self._least = 1
+        if is_estimated(loop.jaxpr):
+            self._least = ceil(BETWEEN_REPORTS / max(work_of(loop.jaxpr), LEAST_WORK))
+        if total is None:
+            self._interval = self._least
+        elif isinstance(total, int):
+            self._reaches = self._least <= total
+            self._interval = max(self._least, -(-total // REPORTS))
+        else:
+            self._interval = jnp.maximum(self._least, 1 + (total - 1) // REPORTS)
+
+    def fori_loop(
+        self,
+        start: Number,
+        stop: Number,
+        body: Callable[[Any, T], T],
+        state: T,
+        *,
+        size: int = 1,
+        before: Number = 0,
+    ) -> T:
+        """As `lax.fori_loop`, for a part of a sweep of known length. A turn takes `size` steps, and
+        that of number 0 comes after `before` steps.
+
+        When to report depends on that alone, so parts of a sweep need not know of each other. The
+        end is reported inside of the loop, and so before anything that depends on the result.
+        """
+        if not (self._reaches or self._finishes):
+            return lax.fori_loop(start, stop, body, state)
+        group = -(-self._interval // size)
+        first = before if size == 1 else before // size
+        ends = jnp.asarray(before + size * stop == self._total, jnp.int32)
+
+        def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
+            turn, state = chunked
+            over, past = turn == stop, (first + turn) % group
+            self._report(size * (first + turn), (past == 0) & ~over, over)
+            end = turn + jnp.minimum(stop - turn, group - past)
+            return end + over.astype(jnp.int32), lax.fori_loop(turn, end, body, state)
+
+        first_turn = vary_as(jnp.asarray(start, jnp.int32), ends, first, group)
+        chunked = (first_turn, state)
+        return lax.while_loop(lambda chunked: chunked[0] < stop + ends, chunk, chunked)[1]
+
+    def outer_loop(
+        self,
+        loops: Number,
+        body: Callable[["Bar", Any, T], T],
+        state: T,
+        *,
+        size: int,
+        before: Callable[[Any], Any],
+        ends: bool = True,
+    ) -> T:
+        """As `lax.fori_loop` from 0 to `loops`, for a body that runs loops by the bar that it is
+        given. A turn takes about `size` steps, turn `i` comes after `before(i)` steps, and the
+        sweep `ends` with the last turn, or not.
+
+        Where the inner loops are shorter than the time between reports, they stay as they are.
+        """
+        if not self.is_shown or size > self._least:
+            return lax.fori_loop(0, loops, partial(body, self), state)
+        silent = copy(self)
+        silent._reaches = silent._finishes = False
+        group = -(-self._interval // size)
+        more = jnp.asarray(ends, jnp.int32)
+
+        def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
+            turn, state = chunked
+            over = turn == loops
+            self._report(before(turn), ~over, over)
+            end = turn + jnp.minimum(loops - turn, group)
+            state = lax.fori_loop(turn, end, partial(body, silent), state)
+            return end + over.astype(jnp.int32), state
+
+        chunked = (vary_as(jnp.int32(0), loops, group), state)
+        return lax.while_loop(lambda chunked: chunked[0] < loops + more, chunk, chunked)[1]
+
+    # Sweeps of unknown length
+
+    def report(self, steps: jax.Array, over: Any) -> jax.Array:
+        """Reports that so many steps were taken, and whether the sweep is over. Returns after how
+        many steps to report again."""
+        self._report(steps, ~over, over)
+        return self._next(steps)
+
+    def _next(self, steps: jax.Array) -> jax.Array:
+        more = jnp.maximum(self._interval, steps // FRACTION)
+        return steps + jnp.minimum(more, LARGEST - steps)
+
+    def begin(self, over: Any) -> jax.Array:
+        """When the first report is due. Reports the end of a sweep that is over at once."""
+        self._report(jnp.int32(0), False, over)
+        return vary_as(jnp.int32(0), over)
+
+    def report_if_due(self, due: jax.Array, steps: jax.Array, over: Any) -> jax.Array:
+        """As `report` when it is due and at the end, which is reported once. Returns when the next
+        report is due."""
+
+        is_due = steps >= due
+        self._report(steps, is_due & ~over, over)
+        return jnp.where(over, OVER, jnp.where(is_due, self._next(steps), due))
+
+    def _report(self, steps: Number, reached: Any, over: Any) -> None:
+        assert self._listener is not None
+        if self._reaches:
+            self._call_if(reached, self._listener.reached, steps)
+        if self._finishes:
+            end = steps if self._total is None else self._total
+            self._call_if(over, self._listener.finished, end)
+
+    def _call_if(self, wanted: Any, function: Callable[[str, Any], None], steps: Number) -> None:
+        total = UNKNOWN if self._total is None else self._total
+        report = jnp.stack([jnp.asarray(n, jnp.int32) for n in (steps, total)])
+        wanted, report = _of_one_example(jnp.asarray(wanted), report)
+        first = is_first_device()
+        lax.cond(
+            wanted if first is None else wanted & first,
+            partial(jax.debug.callback, partial(function, self._sweep)),
+            lambda _: None,
+            report,
+        )
+
+
+def vary_as(value: jax.Array, *others: Any) -> jax.Array:
+    """The value, as one that may differ over the devices if one of the others does."""
+    axes = [varying_axes(jax.typeof(jnp.asarray(other))) for other in others]
+    return vary(value, frozenset().union(*axes))
+
+
+@custom_vmap
+def _of_one_example(wanted: jax.Array, report: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether to report, and what. Never batched.
+
+    Loops count for all examples at once. They do not where `vmap` makes a `cond` around a while
+    loop a select, for the numbers of steps are selected, too. Then nothing is reported.
+    """
+    return wanted, report
+
+
+@_of_one_example.def_vmap
+def _(axis_size: int, batched: Any, wanted: jax.Array, report: jax.Array) -> Any:
+    del axis_size
+    if any(batched):
+        wanted, report = jnp.bool_(False), jnp.zeros(2, jnp.int32)
+    return _of_one_example(wanted, report), (False, False)

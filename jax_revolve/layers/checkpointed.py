@@ -1,0 +1,174 @@
+"""`Checkpointed` and `checkpoint_layers`: modules that are computed again in the reverse pass."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+
+from jax_revolve._compat import is_jit_disabled
+from jax_revolve.layers.segment import run_segment
+
+Model = TypeVar("Model")
+
+_FIELD = "_checkpointed_module"
+
+
+class Checkpointed(eqx.nn.StatefulLayer):
+    """The module that it wraps, but the reverse pass of a call stores what the call is given,
+    instead of what it leaves behind, and runs it again.
+
+    It has the attributes, methods and `repr` of that module: reading a model, `equinox.tree_at`,
+    `equinox.nn.inference_mode`, filters and serialisation are as before. Its type is another one,
+    `isinstance` says so, and of special methods it has `__call__` alone.
+    As `equinox.filter_checkpoint`, but it also saves memory on a CPU, where XLA undoes
+    `jax.checkpoint` outside of loops.
+
+    Values, keys and state are those of a plain call: dropout draws the same mask again, and running
+    statistics advance once. Derivatives of every order, forward mode and `vmap` work; only reverse
+    mode of first order saves memory.
+
+    **Arguments:**
+
+    - `module`: an `equinox.Module` with a `__call__`. One that is wrapped already stays as it is.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import Checkpointed
+
+        mlp = eqx.nn.MLP(4, 4, width_size=64, depth=3, key=jax.random.key(0))
+        x = jnp.ones(4)
+        gradient = eqx.filter_grad(lambda model: jnp.sum(model(x)))(Checkpointed(mlp))
+        gradient.layers[0].weight
+        ```
+    """
+
+    _checkpointed_module: eqx.Module
+
+    def __init__(self, module: Any) -> None:
+        if isinstance(module, Checkpointed):
+            module = module.wrapped
+        if not isinstance(module, eqx.Module) or not callable(module):
+            raise TypeError(
+                "module must be an equinox.Module with a __call__, but is "
+                f"{module!r} of type {type(module).__name__}."
+            )
+        self._checkpointed_module = module
+
+    @property
+    def wrapped(self) -> Any:
+        """The module itself."""
+        return self._checkpointed_module
+
+    def is_stateful(self) -> bool:
+        """As the module: whether `equinox.nn.Sequential` is to pass it the state."""
+        module = self.wrapped
+        return isinstance(module, eqx.nn.StatefulLayer) and module.is_stateful()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the module."""
+        return checkpoint(self.wrapped, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling look for special methods on objects that have no fields yet.
+        if name == _FIELD or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.wrapped, name)
+
+    def __pdoc__(self, **kwargs: Any) -> Any:
+        """What Equinox prints: the module."""
+        import wadler_lindig  # which calls this
+
+        return wadler_lindig.pdoc(self.wrapped, **kwargs)
+
+
+def checkpoint(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`call(*args, **kwargs)` as a segment; its arguments and results may be any pytrees."""
+    if is_jit_disabled():
+        return call(*args, **kwargs)
+    arrays, rest = eqx.partition((call, args, kwargs), eqx.is_array)
+    rest_of_result: list[Any] = []
+
+    def run(arrays: Any) -> Any:
+        call, args, kwargs = eqx.combine(arrays, rest)
+        result, rest_of_result[:] = _parts(call(*args, **kwargs))
+        return result
+
+    result = run_segment(run, arrays)
+    return eqx.combine(result, rest_of_result[0])
+
+
+def _parts(result: Any) -> tuple[Any, list[Any]]:
+    arrays, rest = eqx.partition(result, eqx.is_array)
+    return arrays, [rest]
+
+
+def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Model:
+    """The model with every submodule of a type wrapped in [`jax_revolve.Checkpointed`][].
+
+    **Arguments:**
+
+    - `model`: any pytree of Equinox modules.
+    - `layer_type`: a type of modules, or a tuple of them. Submodules of submodules are wrapped too.
+        Those that are wrapped already, and the model itself, stay as they are.
+
+    **Returns:**
+
+    A model of the same kind, which computes the same.
+
+    **Raises:**
+
+    - `TypeError` if `layer_type` is not a type of Equinox modules;
+    - `ValueError` if there is no such submodule; it names the types that there are.
+
+    !!! Example
+
+        ```python
+        import equinox as eqx
+        import jax
+        from jax_revolve import checkpoint_layers
+
+        mlp = eqx.nn.MLP(4, 4, width_size=64, depth=3, key=jax.random.key(0))
+        mlp = checkpoint_layers(mlp, eqx.nn.Linear)
+        ```
+    """
+    types = layer_type if isinstance(layer_type, tuple) else (layer_type,)
+    if not types or not all(isinstance(t, type) and issubclass(t, eqx.Module) for t in types):
+        raise TypeError(
+            "layer_type must be a subclass of equinox.Module or a tuple of such, but is "
+            f"{layer_type!r}."
+        )
+    found: set[type] = set()
+    result = _wrap_inside(model, types, found)
+    if not any(issubclass(t, types) for t in found):
+        names = ", ".join(sorted({t.__name__ for t in found})) or "none"
+        wanted = ", ".join(t.__name__ for t in types)
+        raise ValueError(
+            f"layer_type must be that of a submodule of the model, but there is no {wanted}. The "
+            f"types of its submodules are: {names}."
+        )
+    return result
+
+
+def _wrap_inside(node: Any, types: tuple[type, ...], found: set[type]) -> Any:
+    """The same node with its submodules wrapped, those that are nested in others first."""
+
+    def wrap(child: Any) -> Any:
+        if not _is_module(child):
+            return child
+        found.add(type(child.wrapped if isinstance(child, Checkpointed) else child))
+        inside = _wrap_inside(child, types, found)
+        is_wanted = isinstance(inside, types) and callable(inside)
+        return Checkpointed(inside) if is_wanted else inside
+
+    if isinstance(node, Checkpointed):
+        return Checkpointed(_wrap_inside(node.wrapped, types, found))
+    return jax.tree.map(wrap, node, is_leaf=lambda x: x is not node and _is_module(x))
+
+
+def _is_module(node: Any) -> bool:
+    return isinstance(node, eqx.Module)

@@ -1,0 +1,144 @@
+"""A layer: any callable, called as `equinox.nn.Sequential` calls its own."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from jax_revolve.layers.checkpointed import Checkpointed
+
+is_array = eqx.is_array
+
+
+@jax.tree_util.register_static
+class Rest:
+    """What is left of a pytree without its arrays. Two are equal if a function that is traced with
+    one can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.tree = tree
+        leaves, treedef = jax.tree.flatten(tree)
+        self._key = treedef, tuple((type(x), x, _sign_of_zero(x)) for x in leaves)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rest) and self._key == other._key
+
+    @property
+    def is_hashable(self) -> bool:
+        try:
+            hash(self)
+        except TypeError:
+            return False
+        return True
+
+
+def _sign_of_zero(leaf: Any) -> str | None:
+    return str(leaf) if isinstance(leaf, float | complex) else None
+
+
+def without_arrays(tree: Any) -> tuple[Any, Rest]:
+    """The arrays of a pytree, `None` in place of all else, and the rest."""
+    arrays, rest = eqx.partition(tree, is_array)
+    return arrays, Rest(rest)
+
+
+def with_arrays(arrays: Any, rest: Rest) -> Any:
+    return eqx.combine(arrays, rest.tree)
+
+
+class Layer(NamedTuple):
+    """A layer, its number in the chain, and what it is called with besides the carry."""
+
+    number: int
+    call: Callable[..., Any]
+    takes_key: bool
+    requires_key: bool
+    is_stateful: bool
+
+    @classmethod
+    def of(cls, number: int, call: object) -> "Layer":
+        if not callable(call):
+            raise TypeError(
+                f"layers must be callables, but layer {number} is {call!r} of type "
+                f"{type(call).__name__}."
+            )
+        inner = call.wrapped if isinstance(call, Checkpointed) else call
+        if isinstance(inner, eqx.nn.StatefulLayer):
+            is_stateful = inner.is_stateful()
+        else:
+            # Optional ones, as equinox.nn.LayerNorm's, are there only to be passed on.
+            state = _parameters(inner).get("state")
+            is_stateful = state is not None and state.default is inspect.Parameter.empty
+        key = _parameters(inner).get("key")
+        requires_key = key is not None and key.default is inspect.Parameter.empty
+        return cls(number, call, _takes_key(inner), requires_key, is_stateful)
+
+    @property
+    def name(self) -> str:
+        """For error messages: its number and what it is."""
+        inner = self.call.wrapped if isinstance(self.call, Checkpointed) else self.call
+        own = getattr(inner, "__name__", None)
+        return f"layer {self.number} ({own or type(inner).__name__})"
+
+    def run(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
+        """The next carry, and the state, which is `None` for a layer without. Equal layers that get
+        equal types are traced once."""
+        arrays, rest = without_arrays((self.call, x, key, state))
+        if not rest.is_hashable:
+            return self.run_untraced(x, key, state)
+        return with_arrays(*_traced_once(self._replace(number=0, call=len), rest, arrays))
+
+    def run_untraced(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
+        given = self.requires_key or (self.takes_key and key is not None)
+        keywords = {"key": key} if given else {}
+        if not self.is_stateful:
+            return self.call(x, **keywords), None
+        x, state = self.call(x, state=state, **keywords)
+        return x, state
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _traced_once(like: Layer, rest: Rest, arrays: Any) -> tuple[Any, Rest]:
+    """Of `like` it is what it is called with that counts: number and callable stand for any."""
+    call, x, key, state = with_arrays(arrays, rest)
+    return without_arrays(like._replace(call=call).run_untraced(x, key, state))
+
+
+def check_state(layers: Sequence[Layer], state: Any) -> None:
+    """State is given if a layer takes it, and only then."""
+    stateful = [layer.name for layer in layers if layer.is_stateful]
+    if state is None and stateful:
+        others = f" and {len(stateful) - 1} others" if len(stateful) > 1 else ""
+        raise ValueError(
+            f"state must be given, since {stateful[0]}{others} are stateful: pass the "
+            "equinox.nn.State that equinox.nn.make_with_state returned, or the latest one."
+        )
+    if state is not None and not isinstance(state, eqx.nn.State):
+        raise TypeError(
+            f"state must be an equinox.nn.State or None, but is of type {type(state).__name__}."
+        )
+    if state is not None and not stateful:
+        raise ValueError(
+            "state must be None, since no layer is stateful: none is an equinox.nn.StatefulLayer "
+            "whose is_stateful() is true, or requires an argument `state`."
+        )
+
+
+def _takes_key(call: Callable[..., Any]) -> bool:
+    parameters = _parameters(call)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return "key" in parameters or (isinstance(call, eqx.Module) and takes_any)
+
+
+def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(call).parameters)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return {}

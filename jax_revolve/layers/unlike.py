@@ -1,0 +1,88 @@
+"""A chain of unlike layers, checkpointed by the schedule that is best for their sizes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from jax_revolve._compat import is_jit_disabled
+from jax_revolve.layers.layer import Layer, check_state, is_array
+from jax_revolve.layers.measure import measure
+from jax_revolve.layers.segment import run_segment
+from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.chain import schedules as chain
+from jax_revolve.schedule.chain.schedules import Layers, Schedule
+from jax_revolve.schedule.planning import Checkpoints
+
+Carry = tuple[Any, Any]
+"""What goes from layer to layer, and the state, or `None`."""
+
+
+def run_unlike(
+    calls: Sequence[Callable[..., Any]],
+    x: Any,
+    checkpoints: Checkpoints,
+    memory: Memory,
+    key: Any,
+    state: Any,
+) -> tuple[Any, Any]:
+    """The carry after the last layer, and the state."""
+    if not calls:
+        raise ValueError("layers must be at least one layer, but there is none.")
+    layers = [Layer.of(i, call) for i, call in enumerate(calls)]
+    check_state(layers, state)
+    keys = [None] * len(layers) if key is None else list(jax.random.split(key, len(layers)))
+    schedule: Schedule = tuple(range(len(layers)))
+    if not is_jit_disabled():
+        schedule = schedule_for(measure(layers, x, keys, state), checkpoints, memory)
+    return _Run(layers, keys).entries(schedule, (x, state))
+
+
+def schedule_for(sizes: Layers, checkpoints: Checkpoints, memory: Memory) -> Schedule:
+    """What the arguments ask for."""
+    if memory is not None:
+        return chain.within(sizes, parse_bytes(memory))
+    if checkpoints is None:
+        return chain.by_default(sizes)
+    count = len(sizes.work)
+    return chain.with_checkpoints(sizes, count if checkpoints == "all" else checkpoints)
+
+
+class _Run:
+    """Layers by the schedule."""
+
+    def __init__(self, layers: Sequence[Layer], keys: Sequence[Any]) -> None:
+        self._layers, self._keys = layers, keys
+
+    def entries(self, schedule: Schedule, carry: Carry) -> Carry:
+        for entry in schedule:
+            numbers = [entry] if isinstance(entry, int) else list(chain.layers_in(entry))
+            carry = self._with_own_state(numbers, entry, carry)
+        return carry
+
+    def _with_own_state(self, numbers: list[int], entry: int | Schedule, carry: Carry) -> Carry:
+        """Layers are given their own state alone: a segment holds no more of it."""
+        x, state = carry
+        run = self._layer if isinstance(entry, int) else self._segment
+        stateful = [self._layers[i].call for i in numbers if self._layers[i].is_stateful]
+        if not stateful:
+            return run(entry, (x, None))[0], state
+        x, own = run(entry, (x, state.substate(stateful)))
+        return x, state.update(own)
+
+    def _layer(self, number: Any, carry: Carry) -> Carry:
+        return self._layers[number].run(carry[0], self._keys[number], carry[1])
+
+    def _segment(self, schedule: Any, carry: Carry) -> Carry:
+        arrays, rest = eqx.partition(carry, is_array)
+        rest_after: list[Any] = []
+
+        def run(arrays: Any) -> Any:
+            after, of_after = eqx.partition(
+                self.entries(schedule, eqx.combine(arrays, rest)), is_array
+            )
+            rest_after.append(of_after)
+            return after
+
+        return eqx.combine(run_segment(run, arrays), rest_after[0])

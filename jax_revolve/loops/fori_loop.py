@@ -1,0 +1,113 @@
+"""`checkpointed_fori_loop`: `lax.fori_loop`, differentiable in little memory."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jax import lax
+
+from jax_revolve._compat import LoopEquation, is_jit_disabled
+from jax_revolve.autodiff.primitive import run_loop
+from jax_revolve.loops import options
+from jax_revolve.loops.try_storage import try_storage
+from jax_revolve.loops.while_loop import raise_if_stopped, run_from
+from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.storage import Place
+from jax_revolve.step.loop import Loop
+
+Value = TypeVar("Value")
+
+
+def checkpointed_fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Value], Value],
+    init_val: Value,
+    *,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    max_steps: int | None = None,
+    progress: bool | ProgressMeter = False,
+) -> Value:
+    """As `jax.lax.fori_loop`, but its reverse pass stores `checkpoints` values instead of what
+    every step leaves behind, and it has one even if the number of steps is not known when it is
+    traced.
+
+    With bounds that are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
+    [`jax_revolve.bounded_while_loop`][], and all that is said there holds for it.
+
+    **Arguments:**
+
+    - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
+    - `checkpoints`, `block`, `memory`, `storage`: as in the loop that it is.
+    - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
+        Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
+        `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
+        derivatives of reverse-mode derivatives.
+    - `progress`: as in the loop that it is.
+
+    **Returns:**
+
+    As `jax.lax.fori_loop`: the final value.
+
+    **Raises:**
+
+    Whatever `jax.lax.fori_loop` and the loop that it is raise, and `ValueError` if more than
+    `max_steps` steps are asked for. If that is only known at run time, the error is then and as in
+    [`jax_revolve.bounded_while_loop`][].
+
+    !!! Example
+
+        ```python
+        import jax
+        from jax_revolve import checkpointed_fori_loop
+
+        def power(x, n):
+            return checkpointed_fori_loop(0, n, lambda i, y: y * x, 1.0, max_steps=100)
+
+        jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
+        ```
+    """
+    options.check_arguments(checkpoints, block, memory, storage)
+    options.for_bound(max_steps, None)
+    listener = listener_of(progress)
+
+    def fori(start: tuple[Any, Value]) -> Value:
+        return lax.fori_loop(start[0], upper, body_fun, start[1])
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        steps = equation.length
+        if steps is None:
+            plan = options.for_bound(max_steps, checkpoints, block, memory, storage)
+            try_storage(plan)
+            loop = Loop.of(equation, max_steps, plan, listener)
+            results = run_loop(loop, operands)
+            return raise_if_stopped(loop, operands, results, results)
+        check_steps(steps)
+        plan = options.for_scan(steps, checkpoints, block, memory, storage)
+        try_storage(plan)
+        return run_loop(Loop.of(equation, steps, plan, listener), operands)
+
+    def check_steps(steps: int) -> None:
+        if max_steps is not None and steps > max_steps:
+            raise ValueError(
+                f"max_steps must be at least upper - lower, which is {steps}, but is {max_steps}."
+            )
+
+    start = (lower, init_val)
+    known = _known_steps(lower, upper) if is_jit_disabled() else None
+    if known is None:
+        return run_from(start, fori, run)
+    check_steps(known)
+    return fori(start)  # a Python loop, for debugging
+
+
+def _known_steps(lower: Any, upper: Any) -> int | None:
+    """How many steps there are between bounds that are not traced."""
+    try:
+        return max(int(upper) - int(lower), 0)
+    except (TypeError, ValueError):
+        return None

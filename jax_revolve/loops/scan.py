@@ -1,0 +1,186 @@
+"""`checkpointed_scan`: `lax.scan` whose reverse pass follows the optimal schedule."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from jax import lax
+
+from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
+from jax_revolve.autodiff.primitive import run_loop
+from jax_revolve.loops import options
+from jax_revolve.loops.try_storage import try_storage
+from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.loop import Loop
+
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+def checkpointed_scan(
+    f: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X | None = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+    *,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    plan: AnyPlan | None = None,
+    progress: bool | ProgressMeter = False,
+) -> tuple[Carry, Y]:
+    """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
+    step leaves behind, and recomputes the rest in the cheapest order there is.
+
+    Everything that a caller can see is `lax.scan`'s: results, dtypes, weak types, errors, and every
+    transformation, in any order and nesting. What changes is the memory of reverse-mode
+    derivatives, and their time.
+
+    - Evaluated, it is `lax.scan`.
+    - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
+        and the residuals of `block` steps, and runs `f` as often as
+        `plan(n, checkpoints, block=block).executed` says. Cotangents of large weights are added up
+        once a block, by one product.
+    - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
+        a loop that carries the tangents too.
+    - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
+        carries that they hold grows as the square root of the length.
+
+    Of each carry only those leaves are stored that are needed to run steps again: not running sums,
+    nor arrays that `f` writes into but does not read.
+
+    Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
+    `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
+
+    **Arguments:**
+
+    - `f`, `init`, `xs`, `length`, `reverse`, `unroll`: as `jax.lax.scan`. `unroll` holds where all
+        of the steps run in order, as they do in an evaluation.
+    - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
+        `"all"` stores every one that a block starts from. More take more memory and less time;
+        `jax_revolve.plan` tells beforehand how much less.
+    - `block`: how many steps to tape together, an int >= 1: their residuals are kept at once, and
+        checkpoints stand between blocks. Longer blocks take more memory and fewer evaluations.
+        With `checkpoints` alone it is 1.
+    - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
+        `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
+        It cannot cover what any gradient takes: xs, ys and their cotangents, those of closed-over
+        values, and what a single step takes for itself. Under `jax.vmap` of a gradient it is for
+        one example. It is for one device inside `jax.shard_map`, and where types tell the sharding
+        (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not. Checkpoints and,
+        unless it is given, `block` are chosen for the least predicted time;
+        `jax_revolve.explain` shows the choices.
+        A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
+        levels.
+    - `storage`: where checkpoints are kept. `"pinned_host"` keeps them in the host's memory, the
+        rest of the loop being on the device as ever. A [`jax_revolve.HostMemory`][] or a
+        [`jax_revolve.Disk`][] is a second level for more of them than the `checkpoints` on the
+        device. `None` and `"device"` keep all on the device.
+    - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
+    - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
+        that is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows it in
+        another way. Steps that are run again, and derivatives of reverse-mode derivatives, show
+        nothing. Bars count steps, not examples or devices: there is one under `jax.vmap` and
+        `jax.shard_map`. `jax.effects_barrier()` waits for the last of them. There are about a
+        hundred updates, fewer if steps are quick.
+
+    Without any of them, checkpoints and block are chosen as for `memory`, which is then as much as
+    about `sqrt(2 * length)` carries and the residuals of one step take: the fewest checkpoints with
+    which no step is advanced more than twice.
+
+    **Returns:**
+
+    As `jax.lax.scan`: the final carry and the stacked ys.
+
+    **Raises:**
+
+    Whatever `jax.lax.scan` raises, and:
+
+    - `TypeError` or `ValueError` if `checkpoints`, `block`, `memory` or `plan` is not as above, or
+        excludes another one that is given;
+    - `ValueError` in reverse mode if `memory` is less than the least possible, which it states;
+    - `FileNotFoundError` or `PermissionError` if the directory of a `Disk` cannot be written to;
+        at run time, as a `JaxRuntimeError`, an `OSError` that tells which file could not be written
+        or read;
+    - `RuntimeError` if gradients with checkpoints in the host's memory come out wrong on this
+        backend, which is tried once;
+    - `ValueError` if the loop has more than `2**31 - 2` steps;
+    - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
+        again would change again.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import checkpointed_scan
+
+        def energy(angle):
+            def step(state, _):
+                angle, speed = state
+                speed = speed - 0.01 * jnp.sin(angle)
+                return (angle + 0.01 * speed, speed), None
+
+            start = (angle, jnp.zeros_like(angle))
+            (angle, speed), _ = checkpointed_scan(step, start, length=1000, checkpoints=10)
+            return 0.5 * speed**2 - jnp.cos(angle)
+
+        jax.grad(energy)(1.0)
+        ```
+
+    ??? cite "Source"
+
+        A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
+    """
+    options.check_arguments(checkpoints, block, memory, storage)
+    listener = listener_of(progress)
+    _check_plan(plan, checkpoints=checkpoints, block=block, memory=memory, storage=storage)
+
+    def scan() -> tuple[Carry, Y]:
+        return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
+
+    def plan_for(steps: int) -> AnyPlan | Request:
+        if plan is None:
+            return options.for_scan(steps, checkpoints, block, memory, storage)
+        if plan.length != steps:
+            raise ValueError(
+                f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "
+                f"Make it with plan({steps}, ...)."
+            )
+        return plan.without_empty_storage if isinstance(plan, TwoLevelPlan) else plan
+
+    if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
+        return scan()
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        steps = equation.length
+        assert steps is not None
+        wanted = plan_for(steps)
+        try_storage(wanted)
+        return run_loop(Loop.of(equation, steps, wanted, listener), operands)
+
+    return run_around_loop(scan, run)
+
+
+def _check_plan(plan: object, **others: object) -> None:
+    if plan is None:
+        return
+    if not isinstance(plan, AnyPlan):
+        raise TypeError(
+            "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
+            f"or None, but is {plan!r} of type {type(plan).__name__}."
+        )
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None where a plan is given, but is {value!r}: the plan says it."
+            )

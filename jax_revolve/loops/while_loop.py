@@ -1,0 +1,275 @@
+"""`bounded_while_loop`: `lax.while_loop` with a bound, differentiable in both modes."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat import (
+    LoopEquation,
+    as_array,
+    is_jit_disabled,
+    one_unless,
+    results_of,
+    run_around_loop,
+    vary,
+    varying_axes,
+    with_weak_type,
+)
+from jax_revolve.autodiff.primitive import run_counted, run_loop
+from jax_revolve.loops import options
+from jax_revolve.loops.try_storage import try_storage
+from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.storage import Place
+from jax_revolve.step.loop import Loop
+
+Value = TypeVar("Value")
+
+
+@overload
+def bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    with_steps: Literal[False] = False,
+    throw: bool = False,
+    progress: bool | ProgressMeter = False,
+) -> Value: ...
+
+
+@overload
+def bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    with_steps: Literal[True],
+    throw: bool = False,
+    progress: bool | ProgressMeter = False,
+) -> tuple[Value, jax.Array]: ...
+
+
+def bounded_while_loop(
+    cond_fun: Callable[[Value], Any],
+    body_fun: Callable[[Value], Value],
+    init_val: Value,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    with_steps: bool = False,
+    throw: bool = False,
+    progress: bool | ProgressMeter = False,
+) -> Value | tuple[Value, jax.Array]:
+    """As `jax.lax.while_loop`, but differentiable in both modes to any order, and stopping after
+    `max_steps` steps at the latest. If the bound stops the loop, it does so quietly, unless
+    `throw=True`.
+
+    Time follows the steps taken, not the bound, under `jax.vmap` too: the loop then runs until its
+    longest example is done. What follows the bound is the default for `checkpoints`, and with it
+    the memory, which reverse mode sets up before the first step.
+
+    - Evaluated, it is `lax.while_loop` with a counter.
+    - Forward mode is that of `lax.while_loop`; reverse mode over it is first-order reverse mode
+        again, of a loop that carries the tangents too.
+    - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
+        and the residuals of `block` steps. It places checkpoints without knowing how many steps
+        there will be, and then, with `block=1`, runs `body_fun` about as often as
+        `plan(steps, checkpoints).evaluations` says: not more than that, but for `repetitions + 1`
+        evaluations, in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
+        per cent more in a longer one.
+    - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
+        carries that they hold grows as the square root of the bound.
+
+    Of each carry only those leaves are stored that are needed to run steps again: not running sums,
+    nor arrays that the body writes into but does not read.
+
+    An example that is done under `jax.vmap` cannot make a derivative NaN, even if `body_fun` has
+    none at the state where it stopped.
+
+    Like `jax.checkpoint`, it runs `body_fun` again to differentiate it: effects in it then happen
+    again. Under `jax.disable_jit` it is a Python loop that stores all.
+
+    **Arguments:**
+
+    - `cond_fun`, `body_fun`, `init_val`: as `jax.lax.while_loop`.
+    - `max_steps`: the most steps to take: an int from 0 to `2**31 - 1`, known when the loop is
+        traced. `None` does without a bound: evaluation and forward mode work then, and with an int
+        for `checkpoints` first-order reverse mode, of a loop of less than `2**31` steps.
+    - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
+        `"all"` stores every one up to the bound that a block starts from.
+    - `block`, `memory`: as [`jax_revolve.checkpointed_scan`][]. `memory` is kept to even if the
+        bound is reached, and chooses what is the quickest then. Without `checkpoints`, it is by
+        default as much as about `(6 * max_steps) ** (1 / 3)` carries and the residuals of one step
+        take, 28 carries for 4096 steps, 180 for a million: the fewest checkpoints with which no
+        step is advanced more than three times even if the bound is reached.
+    - `storage`: as [`jax_revolve.checkpointed_scan`][]. On two levels the plan is that for a loop
+        that reaches its bound, and room is made for it in the host's memory before the first step;
+        `HostMemory(checkpoints=...)` limits it.
+    - `with_steps`: whether to return the number of steps taken, too.
+    - `throw`: whether to raise an error when the bound stops the loop, at run time, with
+        `equinox.error_if`.
+    - `progress`: as [`jax_revolve.checkpointed_scan`][]. How many steps there will be is not known,
+        so the forward bar does not tell the time left; the reverse bar does.
+
+    **Returns:**
+
+    As `jax.lax.while_loop`: the final value. With `with_steps=True` a tuple of that and the number
+    of steps taken, an `int32` scalar; under `jax.vmap` each example has its own.
+
+    **Raises:**
+
+    Whatever `jax.lax.while_loop` raises, and:
+
+    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block`, `memory` or `storage` is
+        not as above;
+    - what [`jax_revolve.checkpointed_scan`][] raises if `storage` cannot be used;
+    - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
+        less than the least possible, and where a derivative of the gradient is taken of a loop
+        without a bound;
+    - `NotImplementedError` if `body_fun` uses a mutable array reference from outside;
+    - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
+        a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import bounded_while_loop
+
+        def square_root(a):
+            def far(x):
+                return jnp.abs(x * x - a) > 1e-5 * a
+
+            def newton(x):
+                return 0.5 * (x + a / x)
+
+            return bounded_while_loop(far, newton, a, max_steps=50)
+
+        jax.vmap(jax.grad(square_root))(jnp.array([2.0, 900.0]))
+        ```
+
+    ??? cite "Source"
+
+        P. Stumm and A. Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
+        Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
+        `jax_revolve/schedule/online.py`.
+    """
+    plan = options.for_bound(max_steps, checkpoints, block, memory, storage)
+    try_storage(plan)
+    listener = listener_of(progress)
+    if is_jit_disabled():
+        # As lax.while_loop: a Python loop, unless the predicate is traced.
+        with suppress(jax.errors.ConcretizationTypeError):
+            return _python_loop(cond_fun, body_fun, init_val, max_steps, with_steps, throw)
+    steps: Any = None
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        nonlocal steps
+        loop = Loop.of(equation, max_steps, plan, listener)
+        if with_steps:
+            steps, results = run_counted(loop, operands)
+        else:
+            results = run_loop(loop, operands)
+        if throw:
+            steps, results = raise_if_stopped(loop, operands, results, (steps, results))
+        return results
+
+    value = run_from(init_val, lambda init: lax.while_loop(cond_fun, body_fun, init), run)
+    return (value, steps) if with_steps else value
+
+
+def run_from(
+    start: Any, fun: Callable[[Any], Any], run: Callable[[LoopEquation, list[Any]], Any]
+) -> Any:
+    """`fun(start)`, which calls a loop of lax, with `run` in its place.
+
+    Inside of `jax.shard_map` devices may take different numbers of steps. All of the carry then
+    varies over them, and is made to do so from the start.
+    """
+
+    class ConditionVaries(Exception):
+        pass
+
+    axes: frozenset[str] = frozenset()
+
+    def run_or_start_again(equation: LoopEquation, operands: list[Any]) -> Any:
+        nonlocal axes
+        if equation.condition is not None and any(varying_axes(jax.typeof(x)) for x in operands):
+            loop = Loop.of(equation, None, None)
+            consts, init, _ = loop.operands(operands)
+            (going,) = results_of(lambda: [loop.holds(consts, init)])
+            axes = varying_axes(going.aval)
+            if not all(axes <= varying_axes(jax.typeof(x)) for x in init):
+                raise ConditionVaries
+        return run(equation, operands)
+
+    try:
+        return run_around_loop(lambda: fun(start), run_or_start_again)
+    except ConditionVaries:
+        start = jax.tree.map(lambda x: vary(x, axes), start)
+        return run_around_loop(lambda: fun(start), run)
+
+
+def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) -> Any:
+    """The value, with an error at run time if the condition still holds of the loop's results."""
+    if loop.length is None:
+        return value
+    return _raise_if(loop.holds(loop.operands(operands).consts, results), value, loop.length)
+
+
+def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
+    """The value, and its derivatives, with an error at run time: whichever of them is used."""
+    message = f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps"
+    not_stopped = one_unless(stopped, f"{message}.")
+
+    def check(x: Any) -> Any:
+        aval = jax.typeof(x)
+        if jnp.issubdtype(aval.dtype, jnp.bool_):
+            return x & (not_stopped > 0)
+        if jnp.issubdtype(aval.dtype, jnp.number):
+            return with_weak_type(x * not_stopped.astype(aval.dtype), aval)
+        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                check(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
+        return x
+
+    return jax.tree.map(check, value)
+
+
+def _python_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    max_steps: int | None,
+    with_steps: bool,
+    throw: bool,
+) -> Any:
+    """For debugging, under `jax.disable_jit`. As in lax's own, what the body gets are arrays of
+    JAX's: it cannot change a NumPy array of the caller's in place."""
+    value, steps = jax.tree.map(as_array, init_val), 0
+    while (max_steps is None or steps < max_steps) and cond_fun(value):
+        value, steps = jax.tree.map(as_array, body_fun(value)), steps + 1
+    if throw and max_steps == steps:
+        value = _raise_if(jnp.asarray(cond_fun(value)), value, steps)
+    return (value, jnp.int32(steps)) if with_steps else value

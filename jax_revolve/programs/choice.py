@@ -1,0 +1,198 @@
+"""Which of the loops that were found are checkpointed, and how."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from jax_revolve.loops import options
+from jax_revolve.programs.find import FoundLoop, Key, Replacement
+from jax_revolve.programs.nests import Nests
+from jax_revolve.programs.share import Outlay, Outlays, SharingLoop, of_each_step
+from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.planning import Checkpoints, check_integer
+from jax_revolve.schedule.selection import Request
+
+Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How one loop is to be checkpointed: as the arguments of the loops that take these names."""
+
+    checkpoints: Checkpoints
+    block: int | None
+    memory: Memory
+    max_steps: int | None
+
+    @property
+    def is_without_bound(self) -> bool:
+        """Whether there is nothing to reverse a while loop by."""
+        return self.max_steps is None and self.checkpoints in (None, "all")
+
+    def replacement(self, loop: FoundLoop) -> Replacement:
+        if loop.length is not None:
+            plan = options.for_scan(loop.length, self.checkpoints, self.block, self.memory)
+            return Replacement(plan, None)
+        if self.is_without_bound:
+            return Replacement(None, None)
+        plan = options.for_bound(self.max_steps, self.checkpoints, self.block, self.memory)
+        return Replacement(plan, self.max_steps)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arguments of `checkpoint_loops`."""
+
+    checkpoints: Checkpoints
+    memory: Memory
+    min_length: int
+    max_steps: int | None
+    where: Where | None
+
+    def check(self) -> None:
+        options.check_arguments(self.checkpoints, None, self.memory)
+        options.for_bound(self.max_steps, None)
+        check_integer("min_length", self.min_length, least=1)
+        if self.where is not None and not callable(self.where):
+            raise TypeError(
+                "where must be a function from a loop to a bool or a dict, or None, but is "
+                f"{self.where!r} of type {type(self.where).__name__}."
+            )
+
+    def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
+        """What stands for each loop that is checkpointed."""
+        chosen = {loop: options for loop in loops if (options := self._options(loop)) is not None}
+        sharing = {
+            loop: options
+            for loop, options in chosen.items()
+            if self.memory is not None
+            and options.checkpoints is None
+            and options.memory is None
+            and (loop.length is not None or not options.is_without_bound)
+        }
+        own = {
+            loop.key: options.replacement(loop)
+            for loop, options in chosen.items()
+            if loop not in sharing
+        }
+        if not sharing:
+            return own
+        return {**own, **_SharedMemory(loops, sharing, own).replacements(parse_bytes(self.memory))}
+
+    def _options(self, loop: FoundLoop) -> _Options | None:
+        """`None` for a loop that is left alone."""
+        if loop.length is not None and loop.length < self.min_length:
+            return None
+        options = _Options(self.checkpoints, None, None, self.max_steps)
+        said = True if self.where is None else self.where(loop)
+        if isinstance(said, dict):
+            options = _changed(options, said, loop)
+        elif not isinstance(said, bool):
+            raise TypeError(
+                f"where must return a bool or a dict, but returns {said!r} of type "
+                f"{type(said).__name__} for the loop {loop.name!r} of {loop.source}."
+            )
+        elif not said:
+            return None
+        if not options.is_without_bound and loop.varies_unevenly:
+            raise NotImplementedError(
+                f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
+                "different devices, and part of its carry is the same on all of them by its type: "
+                "jax_revolve cannot checkpoint it. Pass its initial carry through "
+                "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
+            )
+        return options
+
+
+def _changed(options: _Options, said: dict[str, Any], loop: FoundLoop) -> _Options:
+    allowed = tuple(options.__dataclass_fields__)
+    for name in said:
+        if name not in allowed:
+            raise ValueError(
+                f"where must return a bool or a dict with some of the keys {', '.join(allowed)}, "
+                f"but the dict that it returns for the loop {loop.name!r} of {loop.source} has the "
+                f"key {name!r}."
+            )
+    if said.get("memory") is not None:
+        said = {"checkpoints": None, **said}
+    options = replace(options, **said)
+    options.replacement(loop)  # which checks the values
+    return options
+
+
+class _SharedMemory:
+    """Loops that share an amount of memory, among all that were found."""
+
+    def __init__(
+        self,
+        loops: Sequence[FoundLoop],
+        sharing: Mapping[FoundLoop, _Options],
+        own: Mapping[Key, Replacement],
+    ) -> None:
+        self._nests, self._sharing, self._own = Nests(loops), sharing, own
+
+    def replacements(self, memory: int) -> dict[Key, Replacement]:
+        """The quickest that fit, by prediction."""
+        outlays = self._nests.outlays(self._outlays)
+        chosen = outlays.quickest(memory)
+        if chosen is None:
+            names = ", ".join(f"{loop.name} of {loop.source}" for loop in self._sharing)
+            raise ValueError(
+                f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
+                f"less, the loops that share it cannot be checkpointed ({names}). Pass at least so "
+                "much, or leave out loops with where."
+            )
+        return self._with_plans(chosen)
+
+    def _with_plans(self, outlay: Outlay) -> dict[Key, Replacement]:
+        plans = dict(outlay.plans)
+        return {
+            loop.key: Replacement(plans[loop.key], options.max_steps)
+            for loop, options in self._sharing.items()
+            if loop.key in plans
+        }
+
+    def _outlays(self, loop: FoundLoop, inside: Outlays) -> Outlays:
+        options = self._sharing.get(loop)
+        if options is None:
+            # One with a plan of its own has memory of its own for what its steps hold.
+            has_plan = loop.key in self._own and self._own[loop.key].plan is not None
+            steps = loop.length or 1
+            return inside(
+                lambda o: replace(o, time=o.time * steps) if has_plan else of_each_step(o, steps)
+            )
+        least = self._with_plans(inside.least)
+        default = options.replacement(loop)
+        report = loop.measure({**self._own, **least}, default)
+        if report is None:
+            plan = Plan(_length(loop, options), 1, options.block or 1)
+            return inside(lambda o: replace(o, plans=((loop.key, plan), *o.plans)))
+
+        def sizes(held: int) -> Sizes:
+            more = held - inside.least.held
+            return report.sizes._replace(
+                residuals=report.sizes.residuals + more, alone=report.sizes.alone + more
+            )
+
+        def default_plan(sizes: Sizes) -> Plan:
+            plan = default.plan
+            plan = plan.resolve(sizes) if isinstance(plan, Request) else plan
+            assert isinstance(plan, Plan)
+            return plan
+
+        return SharingLoop(
+            loop.key,
+            _length(loop, options),
+            options.block,
+            report.stops_by_itself,
+            default_plan,
+            sizes,
+        ).outlays(inside)
+
+
+def _length(loop: FoundLoop, options: _Options) -> int:
+    length = options.max_steps if loop.length is None else loop.length
+    assert length is not None
+    return length

@@ -1,0 +1,197 @@
+"""`checkpoint_loops`: every loop that a function runs, checkpointed, without a change to it."""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar, overload
+
+import equinox as eqx
+import jax
+
+from jax_revolve._compat import call_jaxpr, is_jit_disabled, with_single_predicates
+from jax_revolve.programs.choice import Choice, Where
+from jax_revolve.programs.find import find_loops, find_rules, replace_loops
+from jax_revolve.programs.report import LoopsReport, report_on
+from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.planning import Checkpoints
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def checkpoint_loops(
+    fun: Callable[P, R],
+    /,
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Callable[P, R]: ...
+
+
+@overload
+def checkpoint_loops(
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def checkpoint_loops(
+    fun: Callable[..., Any] | None = None,
+    /,
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Any:
+    """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
+    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth.
+
+    For programs of which you do not own the loop: nothing in them has to change. The loops are
+    found where `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`,
+    `jax.shard_map` and `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules
+    and [`jax_revolve.checkpointed_chain`][], and in derivative rules made with `jax.custom_jvp`.
+    They are replaced by [`jax_revolve.checkpointed_scan`][] and
+    [`jax_revolve.bounded_while_loop`][], and all that is said there holds for them.
+
+    Put it on what is differentiated, inside of `jax.grad`: a function that takes gradients itself
+    has no loops left to checkpoint, but arrays of residuals. Functions with a `jax.custom_vjp` rule
+    keep what is in them: the rule says what is kept.
+
+    The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
+    and dtypes. Arguments that are not arrays, Python numbers among them, stay what they are, have
+    to be hashable, and are compiled for.
+
+    **Arguments:**
+
+    - `fun`: what to run. Without it, the result is a decorator.
+    - `checkpoints`: of each loop, as [`jax_revolve.checkpointed_scan`][].
+    - `memory`: instead of `checkpoints`, the most bytes for all of the loops together: an int or a
+        string such as `"512MB"`. The plans that fit together and are predicted quickest are taken.
+        A loop in a loop holds its checkpoints once for every step that is taped at a time; in a
+        loop that is left alone, for every step. What is covered is as in
+        [`jax_revolve.checkpointed_scan`][]. Plans are chosen as if everything were differentiated
+        that can be, and under `jax.vmap` of the result for one example.
+    - `min_length`: loops of fewer steps are left alone: an int >= 1. Of a while loop it is the
+        bound that counts.
+    - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
+        would take more steps raises an error at run time. While loops without a bound are left
+        alone, and reverse mode raises an error that names them, unless `checkpoints` is an int:
+        they can then be differentiated once in reverse.
+    - `where`: a function that is given each [`jax_revolve.FoundLoop`][] that is long enough, and
+        says whether to checkpoint it; or how, by a dict with any of `checkpoints`, `block`,
+        `memory` (not part of the shared one) and `max_steps`, instead of what is said here.
+
+    Without `checkpoints` and `memory`, each loop gets its own default.
+
+    **Returns:**
+
+    A function with the arguments and results of `fun`.
+
+    **Raises:**
+
+    - `TypeError` or `ValueError` if an argument is not as above;
+    - `ValueError` if `memory` is less than the least that the loops can do with, which it states;
+    - `ValueError` in reverse mode through a while loop without a bound;
+    - what `fun` and the loops raise.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import checkpoint_loops
+
+        def simulate(angle):  # somebody else's
+            def step(i, state):
+                angle, speed = state
+                speed = speed - 0.01 * jnp.sin(angle)
+                return angle + 0.01 * speed, speed
+
+            return jax.lax.fori_loop(0, 1000, step, (angle, 0.0))[0]
+
+        jax.grad(checkpoint_loops(simulate))(1.0)
+        ```
+    """
+    choice = Choice(checkpoints, memory, min_length, max_steps, where)
+    choice.check()
+    if fun is None:
+        return partial(_checkpoint_loops, choice)
+    return _checkpoint_loops(choice, fun)
+
+
+def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
+    @eqx.filter_jit
+    def compiled(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+        closed = with_single_predicates(closed)
+        replaced = replace_loops(closed, choice.replacements(list(find_loops(closed))))
+        results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
+        return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
+
+    @wraps(fun)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs) if is_jit_disabled() else compiled(fun, args, kwargs)
+
+    return checkpointed
+
+
+def explain_loops(
+    fun: Callable[..., Any],
+    *,
+    checkpoints: Checkpoints = None,
+    memory: Memory = None,
+    min_length: int = 16,
+    max_steps: int | None = None,
+    where: Where | None = None,
+) -> Callable[..., LoopsReport]:
+    """Which loops a function runs, and what [`jax_revolve.checkpoint_loops`][] makes of them.
+
+    Runs nothing: `fun` is traced, and the linearisation of each loop's step measured, as if
+    everything were differentiated that can be.
+
+    **Arguments:**
+
+    As [`jax_revolve.checkpoint_loops`][].
+
+    **Returns:**
+
+    A function that takes the arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s, and returns a
+    [`jax_revolve.LoopsReport`][], which prints as a table.
+
+    **Raises:**
+
+    As [`jax_revolve.checkpoint_loops`][].
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import explain_loops
+
+        def cumulative(x):
+            return jax.lax.map(jnp.sin, x).sum()
+
+        print(explain_loops(cumulative)(jax.ShapeDtypeStruct((1000, 50), "float32")))
+        ```
+    """
+    choice = Choice(checkpoints, memory, min_length, max_steps, where)
+    choice.check()
+
+    def report(*args: Any, **kwargs: Any) -> LoopsReport:
+        with jax.disable_jit(False):
+            closed, *_ = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+            closed = with_single_predicates(closed)
+            loops = list(find_loops(closed))
+            return report_on(loops, choice.replacements(loops), find_rules(closed))
+
+    return report

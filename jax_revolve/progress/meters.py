@@ -1,0 +1,282 @@
+"""Progress meters: what `progress=` takes."""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from jax_revolve.progress.listener import UNKNOWN, Listener
+
+
+class ProgressMeter:
+    """Shows how far loops are. Subclass it to show that in a way of your own.
+
+    An object is used for any number of loops, at the same time as well. Its methods are called from
+    threads of JAX's, one call at a time, while the loop waits: they should be quick, and must not
+    call JAX. If one of them raises an exception, that is a warning, and from then on the object
+    shows nothing: the loop goes on.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import ProgressMeter, checkpointed_scan
+
+        class Log(ProgressMeter):
+            def start(self, name, total):
+                return name
+
+            def update(self, bar, steps):
+                print(bar, steps)
+
+            def close(self, bar):
+                print(bar, "done")
+
+        log = Log()
+
+        def f(x):
+            return checkpointed_scan(lambda x, _: (jnp.sin(x), None), x, length=10, progress=log)[0]
+
+        jax.grad(f)(1.0)
+        ```
+    """
+
+    def start(self, name: str, total: int | None) -> Any:
+        """Begins a bar, and returns anything that stands for it. `name` is `"forward"` or
+        `"reverse"`, `total` the number of steps, or `None` if only the end will tell."""
+        raise NotImplementedError
+
+    def update(self, bar: Any, steps: int) -> None:
+        """Shows that `steps` steps were taken in all. Numbers grow; the last one is exact."""
+        raise NotImplementedError
+
+    def close(self, bar: Any) -> None:
+        """Ends a bar, of a loop that is over or was given up."""
+        raise NotImplementedError
+
+    @property
+    def _listener(self) -> "_Runs":
+        return vars(self).setdefault("_listener", _Runs(self))  # one for all threads
+
+
+def listener_of(progress: object) -> Listener | None:
+    """Whom the engines are to tell, from the argument of a loop."""
+    if isinstance(progress, ProgressMeter):
+        return progress._listener
+    if not isinstance(progress, bool):
+        raise TypeError(
+            "progress must be True, False or a jax_revolve.ProgressMeter, "
+            f"but is {progress!r} of type {type(progress).__name__}."
+        )
+    return _default_meter()._listener if progress else None
+
+
+@cache
+def _default_meter() -> ProgressMeter:
+    try:
+        return TqdmMeter()
+    except ImportError:
+        return TextMeter()
+
+
+class TqdmMeter(ProgressMeter):
+    """Bars of tqdm's, which has to be installed: in a terminal or as widgets in a notebook."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():
+            # In a notebook without widgets tqdm warns that it writes text instead.
+            warnings.simplefilter("ignore")
+            from tqdm.auto import tqdm
+        self._tqdm = tqdm
+
+    def start(self, name: str, total: int | None) -> Any:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        return self._tqdm(total=total, desc=name, unit=" steps")
+
+    def update(self, bar: Any, steps: int) -> None:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        bar.update(steps - bar.n)
+
+    def close(self, bar: Any) -> None:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        bar.close()
+
+
+@dataclass
+class _Line:
+    """A bar in plain text."""
+
+    name: str
+    total: int | None
+    started: float
+    steps: int = 0
+    shown: float = 0.0
+
+    def text(self) -> str:
+        seconds = time.monotonic() - self.started
+        rate = self.steps / seconds if seconds > 0 else 0.0
+        times = _clock(seconds)
+        if self.total is None:
+            return f"{self.name}: {self.steps} steps [{times}, {rate:.1f} steps/s]"
+        left = _clock((self.total - self.steps) / rate) if rate else "?"
+        share = 100 * self.steps // self.total if self.total else 100
+        of_all = f"{share}% {self.steps}/{self.total}"
+        return f"{self.name}: {of_all} [{times}<{left}, {rate:.1f} steps/s]"
+
+
+class TextMeter(ProgressMeter):
+    """Lines of text on the standard error stream. In a terminal a line is written over until its
+    bar ends; elsewhere, as in the log of a job, there is one every ten seconds."""
+
+    def __init__(self) -> None:
+        self._open: list[_Line] = []
+        self._width = 0
+
+    def start(self, name: str, total: int | None) -> Any:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        line = _Line(name, total, time.monotonic())
+        self._open.append(line)
+        return line
+
+    def update(self, bar: Any, steps: int) -> None:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        bar.steps = steps
+        now, in_place = time.monotonic(), sys.stderr.isatty()
+        if bar is self._open[-1] and now - max(bar.shown, bar.started) >= (0.1 if in_place else 10):
+            bar.shown = now
+            self._write(bar.text(), "" if in_place else "\n")
+
+    def close(self, bar: Any) -> None:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        self._open.remove(bar)
+        self._write(bar.text(), "\n")
+
+    def _write(self, text: str, end: str) -> None:
+        if sys.stderr.isatty():
+            text = "\r" + text.ljust(self._width)
+            self._width = 0 if end else len(text) - 1
+        sys.stderr.write(text + end)
+        sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
+
+
+@dataclass
+class _Run:
+    """A sweep that is under way. `silent` counts what was heard of equal ones since another one
+    began, and this one was last heard of; `None` if none began."""
+
+    bar: Any
+    steps: int
+    heard: int
+    silent: int | None = None
+
+
+@dataclass(eq=False)
+class _Runs:
+    """Whose report is it? Sorts reports by runs, and calls the meter.
+
+    A report cannot say which run it is about: programs are run many times, at the same time as
+    well, and under `vmap` or `jax.checkpoint` nothing may come back from the host that would tell
+    them apart. But those that are the same sweep over the same number of steps report the same
+    numbers. A report then belongs to the run that is next to it; if there are two of them, either
+    will do.
+
+    A run that failed is never heard of again. It is given up when some reports of another one that
+    began later have come.
+
+    An exception that left here would take the loop's result with it, so a meter that raises one is
+    given up.
+    """
+
+    meter: ProgressMeter
+    _is_given_up: bool = False
+    _runs: dict[tuple[str, int], list[_Run]] = field(default_factory=dict)
+    _lock: Any = field(default_factory=Lock)
+    _clock: Any = field(default_factory=count)
+
+    def reached(self, sweep: str, report: Any) -> None:
+        """As [`jax_revolve.progress.listener.Listener`][]."""
+        self._tell(self._go_on, sweep, report)
+
+    def finished(self, sweep: str, report: Any) -> None:
+        """As [`jax_revolve.progress.listener.Listener`][]."""
+        self._tell(self._end, sweep, report)
+
+    def _tell(self, hear: Callable[[str, int, int], None], sweep: str, report: Any) -> None:
+        steps, total = np.asarray(report).tolist()
+        with self._lock:
+            if self._is_given_up:
+                return
+            try:
+                hear(sweep, steps, total)
+            except Exception as error:
+                self._is_given_up = True
+                self._runs.clear()
+                _warn(
+                    f"The progress meter {type(self.meter).__name__} raised "
+                    f"{type(error).__name__}: {error}. It shows nothing from now on; results are "
+                    "not affected."
+                )
+
+    def _go_on(self, sweep: str, steps: int, total: int) -> None:
+        runs = self._runs.setdefault((sweep, total), [])
+        if steps == 0:
+            for run in runs:
+                run.silent = run.silent or 0
+            self._begin(runs, sweep, total)
+            return
+        before = [run for run in runs if run.steps < steps]
+        if not before and runs:
+            return  # it comes after a later one
+        self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps)
+
+    def _end(self, sweep: str, steps: int, total: int) -> None:
+        runs = self._runs.setdefault((sweep, total), [])
+        before = [run for run in runs if run.steps <= steps]
+        run = self._newest(before) or self._begin(runs, sweep, total)
+        self._hear(runs, run, steps)
+        runs.remove(run)
+        self.meter.close(run.bar)
+
+    def _begin(self, runs: list[_Run], sweep: str, total: int) -> _Run:
+        bar = self.meter.start(sweep, None if total == UNKNOWN else total)
+        runs.append(_Run(bar, 0, next(self._clock)))
+        return runs[-1]
+
+    def _newest(self, runs: list[_Run]) -> _Run | None:
+        return max(runs, key=lambda run: (run.steps, run.heard), default=None)
+
+    def _hear(self, runs: list[_Run], run: _Run, steps: int) -> None:
+        run.steps, run.heard, run.silent = steps, next(self._clock), None
+        self.meter.update(run.bar, steps)
+        for other in [r for r in runs if r.silent is not None]:
+            assert other.silent is not None
+            other.silent += 1
+            if other.silent > PATIENCE:
+                runs.remove(other)
+                self.meter.close(other.bar)
+
+
+def _warn(message: str) -> None:
+    """A warning that is never an exception, whatever the filters are."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+    except RuntimeWarning:
+        print(message, file=sys.stderr)
+
+
+PATIENCE = 3
+"""Reports."""

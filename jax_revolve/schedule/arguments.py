@@ -1,0 +1,56 @@
+"""Checks of arguments, and amounts of memory as people write them.
+
+An error names the argument, its value and what is allowed.
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from numbers import Integral
+from typing import TypeAlias
+
+Memory: TypeAlias = int | str | None
+
+Budgets: TypeAlias = Memory | Mapping[str, int | str]
+"""A number of bytes on the device, or such numbers by memory kind."""
+
+_ALLOWED = 'an int >= 0 of bytes or a string such as "512MB" or "2GiB"'
+_PREFIXES = " kmgt"
+
+
+def check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
+    allowed = allowed or f"an int >= {least}"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(
+            f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
+        )
+    if value < least:
+        raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
+    return int(value)
+
+
+def parse_bytes(memory: object) -> int:
+    """A number of bytes, from that or from a string such as "512MB" or "2 GiB"."""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b)?\s*", memory, re.IGNORECASE)
+        if match is None or (match[3] and not match[2]):
+            raise ValueError(f"memory must be {_ALLOWED}, but is {memory!r}.")
+        number, prefix, binary = match.groups()
+        power = _PREFIXES.index((prefix or " ").lower())
+        return int(Fraction(number) * (1024 if binary else 1000) ** power)
+    if isinstance(memory, bool) or not isinstance(memory, Integral):
+        raise TypeError(
+            f"memory must be {_ALLOWED}, but is {memory!r} of type {type(memory).__name__}."
+        )
+    if memory < 0:
+        raise ValueError(f"memory must be {_ALLOWED}, but is {int(memory)}.")
+    return int(memory)
+
+
+def readable(size: float) -> str:
+    """Bytes with a decimal unit, three digits: "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"

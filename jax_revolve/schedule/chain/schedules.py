@@ -1,0 +1,194 @@
+"""The cheapest schedule for a chain of unlike layers, by dynamic programming.
+
+Layer i takes the carry i to the carry i + 1. To *tape* it is to run it keeping its residuals; to
+*advance* is to run layers without, from a carry that is kept and from which they run again. With
+`m` bytes besides the carry i, the cheapest way to reverse the layers i to j is the cheaper of
+
+- taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
+- advancing to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
+
+A schedule is a tuple. An entry that is an int is a layer that is taped; one that is a tuple is the
+schedule of layers that are advanced, and reversed by it when all that comes after them has been.
+
+Sources: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
+for heterogeneous chains: how to train deep neural networks with limited memory", 2019, whose
+recursion this is; A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008,
+section 12.3, for the form that counts checkpoints.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from jax_revolve.schedule.arguments import readable
+from jax_revolve.schedule.chain.table import Costs, Table
+
+Schedule: TypeAlias = tuple[Any, ...]
+"""Entries are an `int` or a `Schedule`."""
+
+MOST_TERMS = 4_000_000
+"""How many sums a table may take. It is filled in less than a second."""
+
+MOST_SLOTS = 200
+"""The most slots that a budget of bytes is divided into; sizes are rounded up to whole ones."""
+
+FEWEST_SLOTS = 80
+
+
+class Layers(NamedTuple):
+    """A chain: for each layer its work, the bytes of the carry that it takes, and those of the
+    residuals that taping it keeps besides carries."""
+
+    work: tuple[int, ...]
+    carry: tuple[int, ...]
+    residuals: tuple[int, ...]
+
+    def hold(self, layer: int) -> int:
+        """What stays when the layer is taped and the next one is run: residuals and a carry."""
+        following = self.carry[layer + 1 :]
+        return self.residuals[layer] + (following[0] if following else 0)
+
+
+def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
+    """The least work with so many stored carries, the initial one included, and the residuals of
+    one layer at a time."""
+    count = len(layers.work)
+    if checkpoints >= count - 1:
+        return (*((i,) for i in range(count - 1)), count - 1)
+    slots = checkpoints - 1
+    one, none = (1,) * count, (0,) * count
+    costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(None,) * count)
+    return Table(costs, slots, MOST_TERMS).schedule()
+
+
+def within(layers: Layers, memory: int) -> Schedule:
+    """The least work with so many bytes for carries and residuals, the initial carry included."""
+    least = least_memory(layers)
+    if memory < least:
+        raise ValueError(
+            f"memory must be at least {least} bytes ({readable(least)}) for these "
+            f"{len(layers.work)} layers, but is {memory}: so much do the carry, and the residuals "
+            "of the largest layer where it is run again, take."
+        )
+    left = memory - layers.carry[0]
+    if left >= sum(map(layers.hold, range(len(layers.work)))):
+        return tuple(range(len(layers.work)))
+    costs, slots = _rounded(layers, left)
+    table = Table(costs, slots, MOST_TERMS)
+    return table.schedule() if table.is_feasible else _one_by_one(len(layers.work))
+
+
+def by_default(layers: Layers) -> Schedule:
+    """The least work within the least memory that suffices to advance no layer more than once."""
+    least, segments = _least_for_one_advance(layers)
+    if len(segments) == 1:
+        return segments[0]
+    simple = (*segments[:-1], *segments[-1])
+    better = within(layers, least + layers.carry[0])
+    return min(simple, better, key=lambda schedule: work_of(schedule, layers))
+
+
+def layers_in(schedule: Schedule) -> Iterator[int]:
+    """The layers that a schedule reverses, in the order of the chain."""
+    for entry in schedule:
+        if isinstance(entry, int):
+            yield entry
+        else:
+            yield from layers_in(entry)
+
+
+def runs(schedule: Schedule) -> list[int]:
+    """How often each layer runs."""
+    counts = [0] * sum(1 for _ in layers_in(schedule))
+    _count(schedule, counts)
+    return counts
+
+
+def work_of(schedule: Schedule, layers: Layers) -> int:
+    """The work of all runs."""
+    return sum(u * n for u, n in zip(layers.work, runs(schedule), strict=True))
+
+
+def least_memory(layers: Layers) -> int:
+    """The fewest bytes with which there is a schedule: every layer is advanced to from the initial
+    carry, and taped alone. The carry that runs on is not kept, so that nothing takes less."""
+    return layers.carry[0] + max(
+        r + (a if i else 0)
+        for i, (a, r) in enumerate(zip(layers.carry, layers.residuals, strict=True))
+    )
+
+
+def _count(schedule: Schedule, counts: list[int]) -> None:
+    for entry in schedule:
+        if isinstance(entry, int):
+            counts[entry] += 1
+        else:
+            for layer in layers_in(entry):
+                counts[layer] += 1
+            _count(entry, counts)
+
+
+def _one_by_one(count: int) -> Schedule:
+    schedule: Schedule = ()
+    for layer in range(count):
+        schedule = (schedule, layer) if schedule else (layer,)
+    return schedule
+
+
+def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
+    """Sizes in slots, of which there are so many that as little as possible is lost by rounding."""
+    count = len(layers.work)
+    holds = [layers.hold(i) for i in range(count)]
+    sizes = [*layers.carry, *holds]
+    most = min(MOST_SLOTS, max(6 * MOST_TERMS // count**3, FEWEST_SLOTS))
+
+    def in_slots(size: int, slots: int) -> int:
+        return -(-size * slots // memory) if memory else (slots + 1) * (size > 0)
+
+    def lost(slots: int) -> float:
+        return sum(in_slots(size, slots) for size in sizes) / slots
+
+    slots = min(range(most // 2, most + 1), key=lost)
+    keep, tape, hold = (
+        tuple(in_slots(size, slots) for size in group)
+        for group in (layers.carry, layers.residuals, holds)
+    )
+    return Costs(layers.work, keep, keep, tape, hold), slots
+
+
+def _least_for_one_advance(layers: Layers) -> tuple[int, list[Schedule]]:
+    """Bytes besides the initial carry, and the segments of a schedule that advances none of them
+    more than once."""
+    low, high = -1, sum(map(layers.hold, range(len(layers.work))))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _segments(layers, middle) else (middle, high)
+    return high, _segments(layers, high)
+
+
+def _segments(layers: Layers, memory: int) -> list[Schedule]:
+    """Segments of which each can be taped whole beside the carries that the earlier ones start
+    from, or none. `held[k]` is the least that those can take when a segment starts at layer k."""
+    count = len(layers.work)
+    held: list[int | None] = [0, *[None] * count]
+    came_from = [0] * (count + 1)
+    for start in range(count):
+        before = held[start]
+        if before is None:
+            continue
+        taped = before
+        for stop in range(start + 1, count + 1):
+            if taped + layers.residuals[stop - 1] > memory:
+                break
+            taped += layers.hold(stop - 1)
+            carries = before + (layers.carry[stop] if stop < count else 0)
+            known = held[stop]
+            if known is None or carries < known:
+                held[stop], came_from[stop] = carries, start
+    if held[count] is None:
+        return []
+    segments: list[Schedule] = []
+    stop = count
+    while stop:
+        segments.insert(0, tuple(range(came_from[stop], stop)))
+        stop = came_from[stop]
+    return segments

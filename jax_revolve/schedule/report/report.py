@@ -1,0 +1,143 @@
+"""What a loop's reverse pass takes, for every sensible plan: as a table and as a picture."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.arguments import readable
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.selection import trade_off
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+
+
+@dataclass(frozen=True)
+class Report:
+    """What [`jax_revolve.explain`][] finds out. Prints as a table; sizes are in bytes.
+
+    `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is what every plan
+    takes besides, by name. `plan` is the one that is chosen, and `choices` are the sensible ones,
+    each the quickest of those that take as little memory, by prediction. If the chosen one keeps
+    checkpoints in a storage beside the device, the others are those that do without.
+    """
+
+    plan: AnyPlan
+    sizes: Sizes
+    always: dict[str, int]
+    stops_by_itself: bool
+
+    @cached_property
+    def choices(self) -> list[AnyPlan]:
+        plans = trade_off(self.plan.length, self.sizes, stops_by_itself=self.stops_by_itself)
+        return sorted({*plans, self.plan}, key=self.memory)
+
+    def memory(self, plan: AnyPlan) -> int:
+        """Bytes that a plan holds: its checkpoints, the tape of a block, and a carry."""
+        return cost.memory(plan, self.sizes)
+
+    def evaluations(self, plan: AnyPlan) -> int:
+        """Steps that `jax.value_and_grad` of the loop runs, up to its bound if it has one."""
+        return cost.evaluations(plan, stops_by_itself=self.stops_by_itself)
+
+    def __str__(self) -> str:
+        return "\n".join([*self._what_it_takes(), "", *self._table()])
+
+    def _what_it_takes(self) -> Iterator[str]:
+        at_most = "at most " if self.stops_by_itself else ""
+        yield f"A loop of {at_most}{self.plan.length} steps."
+        rows = [
+            (
+                "a checkpoint",
+                self.sizes.checkpoint,
+                f"what running on takes, of a carry of {readable(self.sizes.carry)}",
+            ),
+            *self._residuals(),
+            *self._stored(),
+            *((name, size, "whatever the plan") for name, size in self.always.items() if size),
+        ]
+        width = max(len(name) for name, _, _ in rows)
+        for name, size, meaning in rows:
+            yield f"  {name:<{width}}  {readable(size):>8}  {meaning}"
+
+    def _residuals(self) -> Iterator[tuple[str, int, str]]:
+        meaning = "what its transposition takes"
+        yield "residuals of a step", self.sizes.residuals, meaning
+        if self.sizes.alone != self.sizes.residuals:
+            yield "- taped alone", self.sizes.alone, "then weights are added to at every step"
+
+    def _stored(self) -> Iterator[tuple[str, int, str]]:
+        if isinstance(self.plan, TwoLevelPlan):
+            size = self.plan.storage_bytes(self.sizes.checkpoint)
+            yield "in the storage", size, f"{self.plan.writes} checkpoints in {self.plan.storage}"
+
+    def _table(self) -> Iterator[str]:
+        titles = ("checkpoints", "block", "memory", "evaluations", "per step")
+        if isinstance(self.plan, TwoLevelPlan):
+            titles += ("writes", "reads")
+        rows = [titles, *map(self._cells, self.choices)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for plan, row in zip([None, *self.choices], rows, strict=True):
+            mark = "  <- chosen" if plan == self.plan else ""
+            cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            yield "  " + "  ".join(cells) + mark
+
+    def _cells(self, plan: AnyPlan) -> Sequence[str]:
+        runs = self.evaluations(plan)
+        per_step = runs / max(plan.length, 1)
+        memory = readable(self.memory(plan))
+        cells = (str(plan.checkpoints), str(plan.block), memory, str(runs), f"{per_step:.2f}")
+        if not isinstance(self.plan, TwoLevelPlan):
+            return cells
+        transfers = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
+        return (*cells, *map(str, transfers))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Evaluations per step over memory: of the sensible choices, and of those that tape single
+        steps.
+
+        **Arguments:**
+
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default those of a new figure.
+
+        **Returns:**
+
+        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` brings.
+        """
+        from jax_revolve.schedule.report.show import new_axes
+
+        ax = new_axes() if ax is None else ax
+        single = trade_off(
+            self.plan.length, self.sizes, block=1, stops_by_itself=self.stops_by_itself
+        )
+        self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
+        self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
+        self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label="chosen")
+        _scale(ax)
+        ax.set_xlabel("memory of checkpoints and residuals")
+        ax.set_ylabel("evaluations per step")
+        ax.set_title(f"Gradient of a loop of {self.plan.length} steps")
+        ax.legend()
+        return ax
+
+    def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:
+        memory = [self.memory(plan) for plan in plans]
+        runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
+        ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)
+
+
+def _scale(ax: Any) -> None:
+    """Both axes are logarithmic: the last bytes cost hundreds of evaluations a step."""
+    from matplotlib import ticker
+
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=0.9)
+    for axis, formatter in ((ax.xaxis, ticker.EngFormatter("B")), (ax.yaxis, "{x:g}")):
+        least, most = axis.get_view_interval()
+        marks = (1, 2, 5) if most < 1000 * least else (1,)  # labels must not overlap
+        axis.set_major_locator(ticker.LogLocator(subs=marks))
+        axis.set_major_formatter(formatter)
+        axis.set_minor_locator(ticker.NullLocator())
+    ax.grid(color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)

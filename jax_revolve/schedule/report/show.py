@@ -1,0 +1,234 @@
+"""A schedule as text for a terminal, and as a picture. Both take the loop apart into `parts`."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from textwrap import wrap
+from typing import Any, TypeAlias
+
+from jax_revolve.schedule import binomial
+from jax_revolve.schedule.arguments import check_integer
+from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.report.parts import Part, Parts, stores
+from jax_revolve.schedule.two_level import TwoLevelPlan
+
+Line: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+
+NARROWEST_TEXT = 20
+MOST_ROWS = 30
+WIDEST_BLOCK = 4
+LEGEND = ["o checkpoint held", "> advanced", "# taped, transposed", ". waiting"]
+MISSING = 'plot() needs matplotlib: pip install "jax_revolve[plot]"'
+
+RESOLUTION = 4000
+"""In how many parts a picture is divided each way: less than a pixel each."""
+
+HELD = ("checkpoint held", "#808080", 1)
+ADVANCED = ("advanced", "#0072B2", 1)
+TAPED = ("taped, transposed", "#D55E00", 2)
+STORED = "#009E73"
+"""Labels, weights and colours, which the colour-blind tell apart (Okabe and Ito)."""
+
+
+def as_text(plan: Reversal, width: int = 79) -> str:
+    """The schedule as text: the steps run to the right, and time runs down.
+
+    A line is a *sweep*, from a checkpoint to the block that is taped next, the last one waiting. In
+    long loops a line sums up several: it shows whatever they advanced and taped, and which
+    checkpoints they held. On the left are the evaluations up to its end.
+    """
+    width = check_integer("width", width, least=NARROWEST_TEXT)
+    lines = wrap(str(plan), width)
+    if plan.length == 0:
+        return "\n".join(lines)
+    margin = max(len("evaluations"), len(str(plan.evaluations))) + 2
+    margin = margin if width - margin >= MOST_ROWS else 0
+    drawn = _coarse(plan)
+    rows = min(drawn.blocks, MOST_ROWS, width - margin)
+    cell = min((width - margin) // rows, WIDEST_BLOCK)
+    lines.append("evaluations  ".rjust(margin)[:margin] + _axis(plan, rows * cell, width - margin))
+    for row, left in _rows(drawn, rows, cell):
+        lines.append(f"{plan.evaluations - left}  ".rjust(margin)[:margin] + row)
+    entries = [*LEGEND, *(f"@ {label}" for label in _stored(plan))]
+    legend = "   ".join(entries)
+    lines += [legend] if len(legend) <= width else [x for e in entries for x in wrap(e, width)]
+    if rows < plan.blocks:
+        lines += wrap(f"{plan.blocks} sweeps, summed up in {rows} lines", width)
+    return "\n".join(lines)
+
+
+def _stored(plan: Reversal) -> list[str]:
+    """What is said of a storage beside the device, if it holds anything."""
+    if not isinstance(plan, TwoLevelPlan) or not plan.writes:
+        return []
+    return [f"in storage ({plan.writes} writes, {plan.reads} reads)"]
+
+
+def _coarse(plan: Reversal) -> Reversal:
+    """A plan that stores every carry looks the same in fewer blocks: it may store millions."""
+    if plan.blocks <= RESOLUTION or plan.repetitions > 1 or stores(plan):
+        return plan
+    block = -(-plan.length // RESOLUTION)
+    return replace(plan, checkpoints=-(-plan.length // block), block=block)
+
+
+def _axis(plan: Reversal, columns: int, width: int) -> str:
+    """Marks at round numbers of steps, each followed by its number."""
+    steps = plan.blocks * plan.block
+    least = len(str(plan.length)) + 2
+    exponents = range(len(str(steps)) + 1)
+    distances = (digit * 10**exponent for exponent in exponents for digit in (1, 2, 5))
+    distance = next(d for d in distances if d * columns >= least * steps)
+    axis = ""
+    for step in range(0, plan.length, distance):
+        mark = f"{'':{step * columns // steps - len(axis)}}|{step}"
+        if len(axis + mark) <= width:
+            axis += mark
+    return axis + " steps" if len(axis + " steps") <= width else axis
+
+
+def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
+    """Every row, each about `cell` columns shorter than the last, and the evaluations left then.
+
+    The lowest advance starts from where the last part begun in the row comes from. If none is, it
+    starts from the newest of those checkpoints that are held at the beginning of the row and still
+    at its end: these were held throughout.
+    """
+    parts, before, columns = Parts(plan), [0], rows * cell
+    least, end = max(plan.blocks // (16 * columns), 1), columns
+    stored = stores(plan)
+    for target in (plan.blocks * i // rows for i in reversed(range(rows))):
+        held, source = parts.leave(target, least)
+        taped = -(-target * columns // plan.blocks)
+        source = max(set(before).intersection(held)) if source is None else source
+        loaded = source * columns // plan.blocks
+        row = [*"." * loaded, *">" * (taped - loaded), *"#" * (end - taped)]
+        for mark, positions in ("o", held), ("@", stored[: bisect_right(stored, target)]):
+            for column in {position * columns // plan.blocks for position in positions}:
+                if column < taped or taped + 1 < end:
+                    row[column] = mark
+        yield "".join(row), parts.left
+        before, end = parts.held, taped
+
+
+def picture(plan: Reversal, ax: Any = None) -> Any:
+    """The schedule in Matplotlib: steps upwards, over the evaluations until then.
+
+    What is narrower than a pixel is merged, so that the number of lines does not grow with the
+    length of the loop. Returns the axes, which are those of a new figure unless given.
+    """
+    ax = new_axes() if ax is None else ax
+    from matplotlib import collections, ticker
+
+    drawing = Drawing(plan)
+    layers = {HELD: drawing.held, ADVANCED: drawing.advanced, TAPED: drawing.taped}
+    for label in _stored(plan):
+        layers = {(label, STORED, 1): drawing.stored, **layers}
+    thin = max(0.6, 2 - sum(map(len, layers.values())) / 200)
+    for (label, color, weight), lines in layers.items():
+        style = {"colors": color, "linewidths": weight * thin, "label": label}
+        ax.add_collection(collections.LineCollection(lines, **style))
+    ax.update_datalim([(0, 0), (float(plan.evaluations or 1), float(plan.length or 1))])
+    ax.margins(0.02)
+    ax.autoscale_view()
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(ticker.MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+        if plan.evaluations >= 10**5:
+            axis.set_major_formatter(ticker.EngFormatter())
+    ax.set(xlabel="evaluations", ylabel="step")
+    _explain(ax, str(plan))
+    return ax
+
+
+def new_axes() -> Any:
+    """The axes of a new figure."""
+    try:
+        from matplotlib import pyplot
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(MISSING) from error
+    return pyplot.subplots(figsize=(8, 4.5), layout="constrained")[1]
+
+
+def _explain(ax: Any, summary: str) -> None:
+    """Adds a title of several lines, and between it and the axes a legend of one."""
+    most = max(int(15 * ax.bbox.width / ax.figure.dpi), 20)
+    rows = -(-len(summary) // most)
+    title = "\n".join(wrap(summary, len(summary) // rows + 8))
+    ax.set_title(title, fontsize="small", pad=17)
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "borderaxespad": 0.1, "ncols": 4}
+    form = {"columnspacing": 1, "handlelength": 1, "borderpad": 0.2, "frameon": False}
+    for handle in ax.legend(fontsize="small", **place, **form).legend_handles:
+        handle.set_linewidth(2)
+
+
+class Drawing:
+    """The lines of a picture, each from one (evaluations, step) to another."""
+
+    def __init__(self, plan: Reversal) -> None:
+        self.block, self.length, self.total = plan.block, plan.length, plan.evaluations
+        self.narrow, self.low = self.total // RESOLUTION, max(plan.blocks // RESOLUTION, 1)
+        self.parts = Parts(plan)
+        self.held: list[Line] = []
+        self.advanced: list[Line] = []
+        self.taped: list[Line] = []
+        self.stored: list[Line] = []
+        self.stores, drawn = set[int](), -1
+        for position in stores(plan):
+            if position // self.low > drawn:
+                self.stores.add(position)
+                drawn = position // self.low
+        while self.parts.stack:
+            self.reverse(self.parts.stack.pop())
+
+    def reverse(self, part: Part) -> None:
+        """Draws the uppermost piece of a part, and leaves the rest of it as parts."""
+        start, stop, slots, left, source = part
+        clock = self.total - left
+        if source is not None:
+            clock = self.begin(part, clock, source)
+        while slots < stop - start - 1 and self.parts.evaluations(start, stop, slots) > self.narrow:
+            position = start + binomial.split(stop - start, slots)
+            if slots == 1:
+                position -= self.narrow // (self.block * (stop - start))
+            self.parts.push(start, position, slots)
+            clock = self.advance(clock, start, position)
+            if slots > 1 and start // self.low < position // self.low:
+                self.hold(position, clock, self.total - self.parts.left)
+            start, slots = position, slots - 1
+        end = self.total - self.parts.left
+        if 1 < stop - start <= slots + 1 and end - clock > self.narrow:
+            # There are slots for all blocks but the last one, which needs none.
+            for i in range(self.low, stop - start - 1, self.low):
+                self.hold(start + i, clock + self.block * i, end - self.block * i)
+            clock = self.advance(clock, start, stop - 1)
+        top = min(self.block * stop, self.length)
+        _draw(self.taped, ((clock, top), (end, self.block * start)), self.narrow)
+
+    def begin(self, part: Part, clock: int, source: int) -> int:
+        """Draws the advance to a part, and the checkpoints that are not needed when it is done."""
+        clock = self.advance(clock, source, part.start) if source < part.start else clock
+        end = self.total - self.parts.left
+        if end - clock > self.narrow or self.total == 0:
+            self.hold(part.start, clock, end)
+        if source == part.start and source in self.stores:
+            self.stored.append(_level(self.block * source, self.block * source, end))
+        return clock
+
+    def advance(self, clock: int, start: int, stop: int) -> int:
+        end = clock + self.block * (stop - start)
+        _draw(self.advanced, ((clock, self.block * start), (end, self.block * stop)), self.total)
+        return end
+
+    def hold(self, position: int, clock: int, end: int) -> None:
+        self.held.append(_level(self.block * position, clock, end))
+
+
+def _level(step: int, clock: int, end: int) -> Line:
+    return (clock, step), (end, step)
+
+
+def _draw(lines: list[Line], line: Line, longest: int) -> None:
+    """Lengthens the last line if this one goes on where that ends."""
+    if lines and lines[-1][1] == line[0] and line[1][0] - lines[-1][0][0] <= longest:
+        line = lines.pop()[0], line[1]
+    lines.append(line)

@@ -1,0 +1,224 @@
+"""Choosing a plan: the least predicted time within a budget of bytes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from jax_revolve.schedule import binomial, cost
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Place, Storage
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+
+FINEST = 64
+"""Every block length up to here is tried, beyond it every twentieth part more."""
+
+APART = 1.08
+"""How far apart plans are that are tried for several loops together."""
+
+FEW = 12
+MORE_REPETITIONS = 4
+"""If more checkpoints fit, most and fewest for so many numbers of repetitions are tried."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A plan that is yet to be chosen: the quickest that fits into `memory` bytes or, without them,
+    into what `checkpoints` carries and the residuals of one step take. All that is on the device,
+    but for checkpoints kept elsewhere; a second level of them takes `storage_memory` bytes."""
+
+    length: int
+    memory: int | None
+    checkpoints: int
+    block: int | None
+    stops_by_itself: bool
+    storage: Place = None
+    storage_memory: int | None = None
+
+    def resolve(self, sizes: Sizes) -> AnyPlan:
+        """The plan, for a loop of these sizes."""
+        memory = self.memory
+        if memory is None:
+            memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
+        how = {"block": self.block, "stops_by_itself": self.stops_by_itself}
+        if isinstance(self.storage, Storage):
+            return quickest_with_storage(
+                self.length, sizes, memory, self.storage, self.storage_memory, **how
+            )
+        return kept_in(self.storage, quickest(self.length, sizes, memory, **how))
+
+
+@lru_cache(maxsize=1024)
+def quickest(
+    length: int,
+    sizes: Sizes,
+    memory: int,
+    *,
+    block: int | None = None,
+    stops_by_itself: bool = False,
+) -> Plan:
+    """The plan with the least predicted time that takes `memory` bytes at most."""
+    fitting = list(_fitting(length, sizes, memory, block, stops_by_itself))
+    if not fitting:
+        raise ValueError(_too_little(length, sizes, memory, block))
+    return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+
+
+@lru_cache(maxsize=1024)
+def quickest_with_storage(
+    length: int,
+    sizes: Sizes,
+    memory: int,
+    storage: Storage,
+    storage_memory: int | None,
+    *,
+    block: int | None = None,
+    stops_by_itself: bool = False,
+) -> AnyPlan:
+    """As `quickest`, with a storage that takes `storage_memory` bytes at most."""
+    if storage_memory is not None and sizes.checkpoint:
+        # A loop that stops by itself keeps the start of its tail there, too.
+        most = storage_memory // sizes.checkpoint - stops_by_itself
+        most = min(most, storage.checkpoints or most)
+        if most < 1:
+            return quickest(length, sizes, memory, block=block, stops_by_itself=stops_by_itself)
+        storage = replace(storage, checkpoints=most)
+    plans = _fitting(length, sizes, memory, block, stops_by_itself)
+    both = [TwoLevelPlan(p.length, p.checkpoints, p.block, storage) for p in plans]
+    if not both:
+        raise ValueError(_too_little(length, sizes, memory, block))
+    best = min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+    return best.without_empty_storage
+
+
+def kept_in(storage: Place, plan: Plan) -> AnyPlan:
+    """The plan, with its checkpoints, or further ones, in a storage."""
+    if isinstance(storage, Storage):
+        both = TwoLevelPlan(plan.length, plan.checkpoints, plan.block, storage)
+        return both.without_empty_storage
+    return replace(plan, memory_kind=storage or "device")
+
+
+def trade_off(
+    length: int, sizes: Sizes, *, block: int | None = None, stops_by_itself: bool = False
+) -> list[Plan]:
+    """The best plans for budgets from the least possible to whatever storing everything takes, each
+    in less predicted time than all that take less memory."""
+    least = cost.memory(Plan(length, 1, block or 1), sizes)
+    most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
+    most = max(most, cost.memory(Plan(length, max(length, 1), block or 1), sizes))
+    plans: list[Plan] = []
+    times: list[float] = []
+    for budget in _spread(least, most):
+        plan = quickest(length, sizes, budget, block=block, stops_by_itself=stops_by_itself)
+        time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
+        if not times or time < times[-1]:
+            plans.append(plan)
+            times.append(time)
+    return plans
+
+
+@lru_cache(maxsize=64)
+def candidates(
+    length: int, *, block: int | None = None, stops_by_itself: bool = False
+) -> tuple[Plan, ...]:
+    """Plans to choose from, whatever the sizes: the first is the one that takes the least memory,
+    the others are about a twelfth part apart."""
+    shortest = block or 1
+    plans = [Plan(length, 1, shortest)]
+    for k in _apart(_blocks(length)) if block is None else (block,):
+        most = _useful(length, k, stops_by_itself)
+        counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
+        blocks = -(-length // k)
+        counts |= {
+            min(binomial.fewest_checkpoints(blocks, r), most) for r in range(1, MORE_REPETITIONS)
+        }
+        plans += [Plan(length, count, k) for count in sorted(counts)]
+    return tuple(dict.fromkeys(plans))
+
+
+def _apart(values: Iterable[int]) -> Iterator[int]:
+    """Those of the rising values that are a twelfth part more than the one before, and the last."""
+    last = value = 0
+    for value in values:
+        if value >= last * APART:
+            yield value
+            last = value
+    if value > last:
+        yield value
+
+
+def _growing(least: int, most: int) -> Iterator[int]:
+    while least < most:
+        yield least
+        least = max(least + 1, int(least * APART))
+
+
+def _spread(least: int, most: int) -> Iterator[int]:
+    """Budgets from the least to the most, a factor of 1.5 apart."""
+    budget = least
+    while budget < most:
+        yield budget
+        budget = max(budget + 1, budget * 3 // 2)
+    yield most
+
+
+def _fitting(
+    length: int, sizes: Sizes, memory: int, block: int | None, stops_by_itself: bool
+) -> Iterator[Plan]:
+    for k in _blocks(length) if block is None else (block,):
+        blocks = -(-length // k)
+        left = memory - cost.memory(Plan(length, 1, k), sizes)
+        useful = _useful(length, k, stops_by_itself)
+        if left >= 0:
+            more = left // sizes.checkpoint if sizes.checkpoint else useful
+            most = min(1 + more, useful)
+            for checkpoints in _checkpoints(blocks, most):
+                yield Plan(length, checkpoints, k)
+
+
+def _useful(length: int, block: int, stops_by_itself: bool) -> int:
+    """The most checkpoints that are of use. A last block that is taped before anything else needs
+    none: see `engine.slots`."""
+    blocks = -(-length // block)
+    return max(blocks if block == 1 or stops_by_itself else blocks - 1, 1)
+
+
+def _checkpoints(blocks: int, most: int) -> Iterator[int]:
+    """Numbers of checkpoints to try: the most, and what fewer repetitions more do with. Holding
+    fewer takes time too, and sometimes more of it than an evaluation."""
+    if most <= FEW:
+        yield from range(1, most + 1)
+        return
+    yield most
+    least = binomial.repetition(blocks, most)
+    for repetitions in range(least, least + MORE_REPETITIONS):
+        checkpoints = binomial.fewest_checkpoints(blocks, max(repetitions, 1))
+        if checkpoints < most:
+            yield checkpoints
+
+
+def _blocks(length: int) -> Iterator[int]:
+    """Block lengths to try, each the shortest for its number of blocks."""
+    tried, k = 0, 1
+    while k <= length:
+        shortest = -(-length // -(-length // k))
+        if shortest > tried:
+            yield shortest
+        tried = max(tried, shortest)
+        k = k + 1 if k < FINEST else max(k + 1, k + k // 20)
+    if tried < length or length == 0:
+        yield max(length, 1)
+
+
+def _too_little(length: int, sizes: Sizes, memory: int, block: int | None) -> str:
+    k = block or 1
+    least = cost.memory(Plan(length, 1, k), sizes)
+    residuals = sizes.alone if k == 1 else k * sizes.residuals
+    steps = "one step" if k == 1 else f"a block of {k} steps"
+    return (
+        f"memory must be at least {least} bytes here, but is {memory}: {sizes.checkpoint} for a "
+        f"single checkpoint, {residuals} for the residuals of {steps} and {sizes.carry} "
+        "for the carry that the loop runs on. Pass at least so much; with less memory no schedule "
+        "can do."
+    )

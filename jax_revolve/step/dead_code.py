@@ -1,0 +1,124 @@
+"""Parts of a loop, as JAX asks for them: what is used of it, and what depends on known operands."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jax_revolve._compat import ClosedJaxpr, pruned
+from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.loop import Loop, pick
+
+
+def prune_loop(used: Sequence[bool], **params: Any) -> tuple[Mask, Mask, dict[str, Any]]:
+    """The rule of the loop primitive: which results are kept, which operands they take, and the
+    parameters of the loop that computes them."""
+    loop = Loop(**params)
+    if all(used):
+        return tuple(used), (True,) * (loop.num_condition_consts + len(loop.jaxpr.in_avals)), params
+    loop, results, operands = _live(loop, used)
+    return results, operands, loop.params()
+
+
+def prune_jvp(
+    used: Sequence[bool], activity: Activity, **params: Any
+) -> tuple[Mask, Mask, dict[str, Any]]:
+    """As `prune_loop`, of the loop with its tangents. A result is kept if its tangent is used; a y
+    whose tangent nobody uses has none."""
+    if all(used):
+        return (
+            tuple(used),
+            (True,) * (len(activity.operands) + sum(activity.operands)),
+            {**params, "activity": activity},
+        )
+    loop = Loop(**params)
+    active = [i for i, is_active in enumerate(activity.results) if is_active]
+    tangents = dict(zip(active, used[len(loop.output_types) :], strict=True))
+    either = [u or tangents.get(i, False) for i, u in enumerate(used[: len(activity.results)])]
+    smaller, results, operands = _live(loop, either)
+
+    kept = loop.operands(operands)
+    carry, ys = loop.results(results)
+    _, active_ys = loop.results([tangents.get(i, False) for i in range(len(results))])
+    init = loop.operands(activity.operands).carry
+    parts = ((activity.consts, kept.consts), (init, carry), (activity.xs, kept.xs))
+    consts, init, xs = (tuple(pick(mask, keep)) for mask, keep in parts)
+    rest = Activity(
+        consts, init, xs, tuple(pick(activity.carry, carry)), tuple(pick(active_ys, ys))
+    )
+    of_tangents = [results[i] if i < loop.num_carry else tangents[i] and results[i] for i in active]
+    return (
+        (*results, *of_tangents),
+        (*operands, *pick(operands, activity.operands)),
+        {**smaller.params(), "activity": rest},
+    )
+
+
+def known_part(given: Sequence[bool], **params: Any) -> tuple[Mask, Mask, dict[str, Any]]:
+    """Which results depend on given operands alone, which operands they take, and the parameters of
+    the loop that computes them. `lax.scan` computes them, too, where the rest has to wait."""
+    loop = Loop(**params)
+    none = (False,) * len(loop.output_types)
+    consts, carry, xs = loop.operands(given)
+    of_condition = consts[: loop.num_condition_consts]
+    if loop.effects:
+        return none, (), params
+    while True:
+        inputs = [*consts[loop.num_condition_consts :], *carry, *xs]
+        now, ys = loop.results([_follows(needs, inputs) for needs in _needs(loop.jaxpr)])
+        kept = [a and b for a, b in zip(carry, now, strict=True)]
+        if kept == carry:
+            break
+        carry = kept
+    if loop.condition is not None:
+        (needs,) = _needs(loop.condition)
+        if not _follows(needs, [*of_condition, *carry]):
+            return none, (), params
+    if not any([*carry, *ys]):
+        return none, (), params
+    smaller, results, operands = _live(loop, [*carry, *ys])
+    return results, operands, replace(smaller, progress=None).params()
+
+
+def _needs(jaxpr: ClosedJaxpr) -> list[list[bool]]:
+    """The inputs that each output depends on."""
+    count, nothing = len(jaxpr.out_avals), [False] * len(jaxpr.in_avals)
+    return [pruned(jaxpr, [i == j for j in range(count)], nothing)[1] for i in range(count)]
+
+
+def _follows(needs: Sequence[bool], given: Sequence[bool]) -> bool:
+    return all(g for n, g in zip(needs, given, strict=True) if n)
+
+
+def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
+    """The loop that computes the results that are used, which those are, and which operands it
+    takes. Carries that lead to no used result are dropped, as by `lax.scan`."""
+    first = loop.num_condition_consts
+    num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
+    carry, ys = loop.results(list(used))
+    condition = loop.condition
+    if condition is not None:
+        (read,) = _needs(condition)
+        carry = _either(carry, read[first:])
+    while True:
+        kept = [*[False] * (loop.num_consts - first), *carry, *[False] * num_xs]
+        jaxpr, taken = pruned(loop.jaxpr, [*carry, *ys], kept)
+        inputs = loop.operands([*[True] * first, *taken])
+        if inputs.carry == carry:
+            break
+        carry = _either(carry, inputs.carry)
+    if condition is not None:
+        condition, _ = pruned(condition, [True], [*[True] * first, *carry])
+    results, operands = (*carry, *ys), (*inputs.consts, *carry, *inputs.xs)
+    smaller = replace(
+        loop,
+        jaxpr=jaxpr,
+        condition=condition,
+        num_consts=sum(inputs.consts),
+        num_carry=sum(carry),
+        output_types=tuple(pick(loop.output_types, results)),
+    )
+    return smaller, results, operands
+
+
+def _either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+    return [x or y for x, y in zip(a, b, strict=True)]

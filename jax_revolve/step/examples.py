@@ -1,0 +1,126 @@
+"""Loops under `vmap` whose examples take different numbers of steps.
+
+A loop whose condition depends on the example runs until the last one is done. Its predicate is
+reduced over the batch, so that it stays a scalar: a batched one would make JAX run both branches of
+every `cond` and select whole slot buffers. An example that is done keeps its carry, by a select of
+its own.
+
+Its step is computed all the same, and must be computed on something: at the state where an example
+stopped the step may well have no derivative, and zero times infinity is not zero. So it gets values
+for which the step has run before: the example's own initial carry or, if it was done from the
+start, carry and consts of an example that was not.
+
+Nothing but booleans and values without tangents goes through a `custom_vmap` function, so JAX can
+differentiate around them. Without `vmap` all of them are constants and cost nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_revolve._compat import varying_axes
+from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute
+
+
+@custom_vmap
+def any_example(going: jax.Array) -> jax.Array:
+    """Whether the loop goes on for any example. Never batched."""
+    return going
+
+
+@any_example.def_vmap
+def _(axis_size: int, batched: Sequence[bool], going: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size
+    return any_example(jnp.any(going, axis=0) if batched[0] else going), False
+
+
+@custom_vmap
+def done(going: jax.Array) -> jax.Array:
+    """Which examples are done although the loop runs on: none, if there is but one."""
+    return jnp.zeros_like(going)
+
+
+@done.def_vmap
+def _(axis_size: int, batched: Sequence[bool], going: jax.Array) -> tuple[jax.Array, bool]:
+    del axis_size
+    return (~going, True) if batched[0] else (done(going), False)
+
+
+@custom_vmap
+def _donate(going: jax.Array, values: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    """Per value: whether it needs a replacement, because it belongs to an example that is done from
+    the start, and the replacement."""
+    return [(jnp.zeros_like(going), value) for value in values]
+
+
+@_donate.def_vmap
+def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -> Any:
+    del axis_size
+    going_batched, values_batched = batched
+    if not going_batched:  # then the axis is one more axis of the values
+        return _donate(going, values), [(False, b) for b in values_batched]
+    donor = jnp.argmax(going)
+    rows = [v[donor] if b else v for v, b in zip(values, values_batched, strict=True)]
+    outer = _donate(jnp.any(going), rows)
+    results = []
+    for (needed, value), row, is_batched in zip(outer, rows, values_batched, strict=True):
+        donated = lax.select(needed, value, row)
+        results.append((~going, donated) if is_batched else (needed, value))
+    return results, [(b, False) for b in values_batched]
+
+
+def going(loop: Loop, consts: list[Any], carry: list[Any]) -> Any:
+    """For which examples the loop goes on from this carry, before its bound."""
+    return True if loop.condition is None else loop.holds(consts, carry)
+
+
+def safe_operands(loop: Loop, operands: Operands) -> Operands:
+    """Consts and carry with which each example's step can be computed when it is done."""
+    if loop.condition is None:
+        return operands
+    consts, carry, xs = operands
+    first = loop.num_condition_consts
+    going = loop.holds(consts, carry)
+    # What is the same on every device, while examples are not, has no replacement that is so too.
+    axes = varying_axes(jax.typeof(going))
+    replaced = [i >= first and axes <= varying_axes(jax.typeof(c)) for i, c in enumerate(consts)]
+    values = [*pick(consts, replaced), *carry]
+    donated = _donate(going, [lax.stop_gradient(v) for v in values])
+    safe = [lax.select(n, r, v) for (n, r), v in zip(donated, values, strict=True)]
+    num_consts = sum(replaced)
+    # What is computed from a safe carry is dropped, and so has no derivative in it.
+    safe_carry = [lax.stop_gradient(x) for x in safe[num_consts:]]
+    return Operands(substitute(consts, replaced, safe[:num_consts]), safe_carry, xs)
+
+
+def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
+    """The loop's step, which leaves the carry of examples that are done as it is. `going` tells
+    which are not, `safe` are carries to compute the others' with."""
+    if loop.condition is None:
+        return loop.step
+    is_done = done(going)
+
+    def step(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        new, ys = loop.step(consts, _select(is_done, safe, carry), x)
+        return _select(is_done, carry, new), ys
+
+    return step
+
+
+def _select(which: jax.Array, true: list[Any], false: list[Any]) -> list[Any]:
+    return [lax.select(which, t, f) for t, f in zip(true, false, strict=True)]
+
+
+def run_examples(loop: Loop, operands: Operands) -> list[Any]:
+    """Final carry of a while loop, without its bound, as it is to be batched."""
+    consts, init, _ = operands
+    safe = safe_operands(loop, operands)
+
+    def step(carry: list[Any]) -> list[Any]:
+        return guarded(loop, safe.carry, loop.holds(consts, carry))(safe.consts, carry, [])[0]
+
+    return lax.while_loop(lambda carry: any_example(loop.holds(consts, carry)), step, init)

@@ -1,0 +1,205 @@
+"""The loop as data, made from what `lax.scan` or `lax.while_loop` makes of its arguments."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat import (
+    AbstractValue,
+    ClosedJaxpr,
+    LoopEquation,
+    call_jaxpr,
+    callback_effects,
+    explicit_mesh,
+    laid_out,
+    with_params,
+    without_dead_code,
+)
+from jax_revolve.progress.listener import Progress, when_run_again
+from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.two_level import AnyPlan
+
+T = TypeVar("T")
+
+NAME = "checkpointed_loop"
+"""What the names of all primitives that stand for loops begin with. The parameters of those are the
+fields of a loop, and more."""
+
+Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
+"""Consts, carry and one slice of the xs to carry and one slice of the ys."""
+
+
+class Operands(NamedTuple):
+    """The operands of a loop, or something about each of them."""
+
+    consts: list[Any]
+    carry: list[Any]
+    xs: list[Any]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: what one step computes, how often it runs, and how it is to be reversed.
+
+    `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
+    ys. `output_types` are those of the final carry and the whole ys.
+
+    With a `condition`, which takes the first `num_condition_consts` consts and the carry, it is a
+    while loop: it has neither xs nor ys, its step does not take the condition's consts, and
+    `length` is the most steps that it may run, or `None`. A plan is then for a loop that runs them
+    all; there is none for a loop that cannot be reversed. It may be a request for a plan, which is
+    chosen when the loop is differentiated: what its steps leave behind is not known before.
+    """
+
+    jaxpr: ClosedJaxpr
+    condition: ClosedJaxpr | None
+    num_condition_consts: int
+    num_consts: int
+    num_carry: int
+    length: int | None
+    reverse: bool
+    unroll: int
+    split_transpose: bool
+    output_types: tuple[AbstractValue, ...]
+    body_effects: Any
+    plan: AnyPlan | Request | None
+    progress: Progress | None = None
+    """Who is told how far the loop is, once for every sweep over it."""
+
+    @classmethod
+    def of(
+        cls,
+        equation: LoopEquation,
+        length: int | None,
+        plan: AnyPlan | Request | None,
+        progress: Progress | None = None,
+    ) -> "Loop":
+        """The loop of an equation of lax's, with the given length or bound.
+
+        What a step computes without need, as `lax.scan` traces it, is left out, as `jax.jit` would:
+        a call of a function that cannot be differentiated in forward mode may be among it.
+        """
+        own = {"jaxpr": without_dead_code(equation.jaxpr), "length": length}
+        return cls(**{**equation._asdict(), **own}, plan=plan, progress=progress)
+
+    def params(self) -> dict[str, Any]:
+        """The fields by name, as parameters of a primitive: `Loop(**params)` is the loop again."""
+        params = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.progress is None:
+            del params["progress"]
+        return params
+
+    def operands(self, flat: Sequence[Any]) -> Operands:
+        """A flat sequence with one entry per operand, taken apart."""
+        first_x = self.num_consts + self.num_carry
+        return Operands(
+            list(flat[: self.num_consts]),
+            list(flat[self.num_consts : first_x]),
+            list(flat[first_x:]),
+        )
+
+    def results(self, flat: Sequence[T]) -> tuple[list[T], list[T]]:
+        """A flat sequence with one entry per result, taken apart into carry and ys."""
+        return list(flat[: self.num_carry]), list(flat[self.num_carry :])
+
+    def step(
+        self, consts: list[Any], carry: list[Any], x: list[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """One step: consts, carry and one slice of the xs to carry and one slice of the ys."""
+        used = consts[self.num_condition_consts :]
+        return self.results(call_jaxpr(self.jaxpr)(*used, *carry, *x))
+
+    def holds(self, consts: list[Any], carry: list[Any]) -> Any:
+        """Whether the condition holds: the loop goes on."""
+        (go_on,) = call_jaxpr(self.condition)(*consts[: self.num_condition_consts], *carry)
+        return go_on
+
+    def run_again(self) -> "Loop":
+        """The loop as its steps are when they have been run before: loops inside of them show no
+        forward sweep again."""
+
+        def change(name: str, params: dict[str, Any]) -> dict[str, Any]:
+            if not name.startswith(NAME) or "progress" not in params:
+                return params
+            return {**params, "progress": when_run_again(params["progress"])}
+
+        condition = self.condition and with_params(self.condition, change)
+        return replace(self, jaxpr=with_params(self.jaxpr, change), condition=condition)
+
+    def index(self, step: Any) -> Any:
+        """Where in xs and ys the step that is executed as number `step` reads and writes."""
+        return self.steps - 1 - step if self.reverse else step
+
+    @property
+    def effects(self) -> Any:
+        """The effects of running it."""
+        return self.body_effects | (frozenset() if self.progress is None else callback_effects())
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of a loop that has no condition."""
+        assert self.length is not None
+        return self.length
+
+
+def with_layout(loop: Loop, operands: Operands) -> Operands:
+    """The operands, all of them laid out over the explicit mesh that some of them have.
+
+    lax takes an initial carry that belongs to no mesh for one of the type that the step returns,
+    and so are later carries. Slots are made of the first one, and hold the others.
+    """
+    types = [*map(jax.typeof, operands.consts), *loop.output_types, *map(jax.typeof, operands.xs)]
+    mesh = explicit_mesh(types)
+    if mesh is None:
+        return operands
+    carry, _ = loop.results(loop.output_types)
+
+    def replicated(value: Any) -> Any:
+        return laid_out(value, mesh, jax.P(*[None] * value.ndim))
+
+    return Operands(
+        consts=list(map(replicated, operands.consts)),
+        carry=[
+            laid_out(x, mesh, t.sharding.spec) for x, t in zip(operands.carry, carry, strict=True)
+        ],
+        xs=list(map(replicated, operands.xs)),
+    )
+
+
+def plan_of(loop: Loop) -> AnyPlan:
+    """The plan of a loop that is to be reversed, once it is chosen."""
+    check_plan(loop)
+    assert not isinstance(loop.plan, Request | None)
+    return loop.plan
+
+
+class NoReverseMode(ValueError):
+    """A while loop that nobody said how to reverse."""
+
+
+def check_plan(loop: Loop) -> None:
+    """Refuse to reverse a loop of which nobody said how."""
+    if loop.plan is None:
+        raise NoReverseMode(
+            "max_steps and checkpoints must not both be None where a while loop is differentiated "
+            "in reverse mode. Pass max_steps, the most steps that the loop may take, or "
+            "checkpoints, the number of carries to store."
+        )
+
+
+def pick(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
+    """The values that the mask marks."""
+    return [value for value, chosen in zip(values, mask, strict=True) if chosen]
+
+
+def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -> list[T]:
+    """The values, those that the mask marks replaced one after the other."""
+    replacements = iter(chosen)
+    return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
+
+
+def is_inexact(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.inexact)

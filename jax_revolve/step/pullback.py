@@ -1,0 +1,101 @@
+"""One step, transposed: what both engines that reverse a loop do at each of its steps."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_revolve._compat import tangent_type, zeros
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Operands, Step, pick, substitute
+from jax_revolve.storage.buffers import write
+
+
+class Cotangents(NamedTuple):
+    """Cotangents of a loop's results: of every active carry, and of every active y or, where the
+    cotangent is zero all along, `None`."""
+
+    carry: list[Any]
+    ys: list[Any]
+
+
+class Linearised(NamedTuple):
+    """One step, linearised: its results, the values that its pullback needs, how to put the
+    pullback together from them, and the types of its cotangents."""
+
+    results: list[Any]
+    residuals: list[Any]
+    pullback: Any
+    types: list[Any]
+
+    def without_values(self) -> "Linearised":
+        """What may leave the trace that it is made in: tracers must not."""
+        return self._replace(results=[], residuals=[])
+
+
+def linearise(step: Step, activity: Activity, inputs: Operands) -> Linearised:
+    """One step, linearised in its active inputs."""
+    masks = (activity.consts, activity.carry, activity.xs)
+
+    def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
+        carry, y = step(*map(substitute, inputs, masks, chosen))
+        results = [*carry, *y]
+        return pick(results, activity.results), results
+
+    active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
+    return Linearised(results, *jax.tree.flatten(pullback), [tangent_type(r) for r in active])
+
+
+def pull_back(linearised: Linearised, residuals: list[Any], cotangents: Cotangents) -> Operands:
+    """The cotangents of a step's active inputs, from those of its active results. Residuals may be
+    those of another step of the same loop."""
+    cotangents_in = [
+        zeros(aval) if ct is None else ct
+        for aval, ct in zip(linearised.types, [*cotangents.carry, *cotangents.ys], strict=True)
+    ]
+    return Operands(*jax.tree.unflatten(linearised.pullback, residuals)(cotangents_in))
+
+
+def pull_back_step(
+    step: Step,
+    activity: Activity,
+    inputs: Operands,
+    cotangents: Cotangents,
+    compute: Callable[[Callable[[], list[Any]]], list[Any]] = lambda residuals: residuals(),
+) -> Operands:
+    """As `pull_back`, with the residuals of this step.
+
+    `compute` runs the function that linearises the step, which takes nothing and returns residuals.
+    """
+    known: list[Linearised] = []
+
+    def residuals() -> list[Any]:
+        linearised = linearise(step, activity, inputs)
+        known[:] = [linearised.without_values()]
+        return linearised.residuals
+
+    values = compute(residuals)
+    return pull_back(known[0], values, cotangents)
+
+
+def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
+    """Where the cotangents of the active values are added up."""
+    return [zeros(tangent_type(v)) for v in pick(values, active)]
+
+
+def add(total: list[Any], more: list[Any]) -> list[Any]:
+    return [a + b for a, b in zip(total, more, strict=True)]
+
+
+def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
+    """The cotangents before a step, which reads xs at index `at`, from those after it."""
+    return Operands(
+        consts=add(gradient.consts, of_step.consts),
+        carry=of_step.carry,
+        xs=write(gradient.xs, of_step.xs, at),
+    )
+
+
+def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
+    """Of the cotangents of every active carry, those of the differentiated initial carries."""
+    return pick(ct_carry, pick(activity.init, activity.carry))

@@ -1,0 +1,51 @@
+"""The steps of a loop that is reversed: run again from what a checkpoint holds."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from jax_revolve.step.activity import Mask
+from jax_revolve.step.examples import going, guarded, safe_operands
+from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute, with_layout
+from jax_revolve.storage.buffers import read
+
+
+class Steps(NamedTuple):
+    """A loop, its operands, and which leaves of its carry a checkpoint holds (`restart`). `safe`
+    are operands with which the step of an example that is done can be computed."""
+
+    loop: Loop
+    restart: Mask
+    operands: Operands
+    safe: Operands
+
+    @classmethod
+    def of(cls, loop: Loop, restart: Mask, operands: Operands) -> "Steps":
+        operands = with_layout(loop, operands)
+        return cls(loop, restart, operands, safe_operands(loop, operands))
+
+    def initial(self) -> list[Any]:
+        """The checkpoint at the loop's start."""
+        return pick(self.operands.carry, self.restart)
+
+    def whole(self, restarted: list[Any]) -> list[Any]:
+        """A carry with whatever is at hand for those leaves that nothing here depends on."""
+        return substitute(self.operands.carry, self.restart, restarted)
+
+    def step_from(self, carry: list[Any]) -> Step:
+        """The step from this carry."""
+        return guarded(self.loop, self.safe.carry, going(self.loop, self.operands.consts, carry))
+
+    def inputs(self, carry: list[Any], step: Any) -> Operands:
+        """What the step that is executed as number `step` takes."""
+        return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.index(step)))
+
+    def advance(self, restarted: list[Any], start: Any, stop: Any) -> list[Any]:
+        """The checkpoint at `stop`, from that at `start`."""
+
+        def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
+            carry = self.whole(restarted)
+            return pick(self.step_from(carry)(*self.inputs(carry, i))[0], self.restart)
+
+        return lax.fori_loop(start, stop, step, restarted)

@@ -1,0 +1,77 @@
+"""Buffers: arrays with a leading axis of slots or steps, read and written one entry at a time.
+
+A buffer in the host's memory is written from the device and read back to it: what is computed is
+computed on the device, whichever memory the entries are kept in.
+"""
+
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_revolve._compat import is_on_host, to_device, to_host
+
+Buffers: TypeAlias = list[Any]
+"""One for each leaf of what is kept."""
+
+
+def read(buffers: list[Any], index: Any) -> list[Any]:
+    """The entry of each buffer; `None` of one that is `None`."""
+    return [None if b is None else _read(b, index) for b in buffers]
+
+
+def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
+    """The buffers with these entries."""
+    return [_write(b, v, index) for b, v in zip(buffers, values, strict=True)]
+
+
+def _read(buffer: Any, index: Any) -> Any:
+    if is_on_host(buffer):
+        return to_device(_entry(0)(buffer, jnp.asarray(index)))
+    return lax.dynamic_index_in_dim(buffer, index, keepdims=False)
+
+
+def _write(buffer: Any, value: Any, index: Any) -> Any:
+    if is_on_host(buffer):
+        return _with_entry(0)(buffer, to_host(value), jnp.asarray(index))
+    return lax.dynamic_update_index_in_dim(buffer, value, index, 0)
+
+
+# JAX batches a slice at an index as a gather, and its update as a scatter, both of which compute
+# with the index where the buffer is. Here the index is the same for all examples, so a slice of a
+# batched buffer is a slice, one axis further to the right.
+
+
+def _entry(axis: int) -> Any:
+    @custom_vmap
+    def entry(buffer: Any, index: Any) -> Any:
+        return lax.dynamic_index_in_dim(buffer, index, axis, keepdims=False)
+
+    @entry.def_vmap
+    def _(axis_size: int, batched: Any, buffer: Any, index: Any) -> Any:
+        del axis_size
+        assert batched == [True, False]
+        return _entry(axis + 1)(buffer, index), True
+
+    return entry
+
+
+def _with_entry(axis: int) -> Any:
+    @custom_vmap
+    def with_entry(buffer: Any, value: Any, index: Any) -> Any:
+        return lax.dynamic_update_index_in_dim(buffer, value, index, axis)
+
+    @with_entry.def_vmap
+    def _(axis_size: int, batched: Any, buffer: Any, value: Any, index: Any) -> Any:
+        assert not batched[2]
+        for_all = partial(_for_all, axis_size)
+        buffer, value = map(for_all, (buffer, value), batched[:2])
+        return _with_entry(axis + 1)(buffer, value, index), True
+
+    return with_entry
+
+
+def _for_all(axis_size: int, value: Any, is_batched: bool) -> Any:
+    return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))

@@ -1,0 +1,84 @@
+"""Checkpoints beside the device: in the host's memory, or in files.
+
+What tells them is a buffer with an entry for each: the carries themselves, in the host's memory, or
+the tickets of files (`files`).
+
+Files are written and read by `jax.pure_callback`, and that is what writing is to the program: a
+function from a carry to a ticket. It may be moved, left out where nobody needs the ticket, or done
+twice, and nothing is wrong. Were files named by position instead, two sweeps that XLA runs at once,
+or a batch of them, would overwrite each other's.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_revolve._compat import to_host, vary, varying_axes
+from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.storage import files
+from jax_revolve.storage.buffers import Buffers, read, write
+
+
+def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
+    """Buffers for so many carries like this one, yet to be filled."""
+    if isinstance(storage, Disk):
+        axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
+        return [vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)]
+    return [jnp.broadcast_to(x, (count, *x.shape)) for x in map(to_host, carry)]
+
+
+def buffers_of(storage: Storage, size: int) -> int:
+    """How many buffers there are for a carry of `size` leaves."""
+    return 1 if isinstance(storage, Disk) else size
+
+
+def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
+    """Keep a carry, as number `store`."""
+    if not isinstance(storage, Disk):
+        return write(stores, carry, store)
+    write_file = partial(_write_file, storage.directory)
+    type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
+    ticket = jax.pure_callback(write_file, type_, *map(_data, carry), vmap_method="sequential")
+    return write(stores, [ticket], store)
+
+
+def get(
+    storage: Storage, stores: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
+) -> list[Any]:
+    """The carry of that number, of these types. It can be thrown away if this `is_last`."""
+    if not isinstance(storage, Disk):
+        return read(stores, store)
+    (ticket,) = read(stores, store)
+    like = [jax.eval_shape(_data, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
+    read_file = partial(_read_file, storage.directory, like)
+    data = jax.pure_callback(read_file, like, ticket, is_last, vmap_method="sequential")
+    return [vary(_undo(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
+
+
+def _write_file(directory: Any, *carry: Any) -> np.ndarray:
+    return files.write_file(directory, list(map(np.asarray, carry)))
+
+
+def _read_file(directory: Any, like: list[Any], ticket: Any, is_last: Any) -> list[np.ndarray]:
+    types = [(t.shape, np.dtype(t.dtype)) for t in like]
+    return files.read_file(directory, map(int, np.asarray(ticket)), types, is_last=bool(is_last))
+
+
+def _data(value: Any) -> Any:
+    """The value, as what NumPy knows: a PRNG key as its bits."""
+    is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(value) if is_key else value
+
+
+def _undo(data: Any, type_: Any) -> Any:
+    if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
+        return data
+    implementation: list[Any] = []
+    jax.eval_shape(
+        lambda key: implementation.append(jax.random.key_impl(key)),
+        jax.ShapeDtypeStruct(type_.shape, type_.dtype),
+    )
+    return jax.random.wrap_key_data(data, impl=implementation[0])
