@@ -29,7 +29,9 @@ def forced(name: str, budget: int, plan: Plan) -> Contender:
 
 
 def _with_plan(name: str, scan: Callable[..., Any], budget: int, plan: Plan) -> Contender:
-    return Contender(name, scan, plan.checkpoints, plan.executed, block=plan.block, budget=budget)
+    return Contender(
+        name, scan, plan.checkpoints, plan.executed, block=plan.block_size, budget=budget
+    )
 
 
 def equinox_within(rival: Program, workload: Workload, checkpoints: int) -> Program:

@@ -85,7 +85,7 @@ class Programs:
 
     def _rivals(self, loop: Program, budget: int) -> Iterator[Program]:
         """Revolve within the budget; Equinox, by the compiler's figure, in the memory of ours."""
-        plan = self._plans.with_block(budget, block=1)
+        plan = self._plans.with_block(budget, block_size=1)
         yield gradient(self._workload, forced(REVOLVE, budget, plan))
         yield equinox_within(loop, self._workload, 3 * plan.checkpoints // 4)
 

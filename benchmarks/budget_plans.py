@@ -23,9 +23,9 @@ class Plans:
     def _report(self) -> Report:
         return self._explained()
 
-    def fits(self, budget: int, block: int = 1) -> bool:
+    def fits(self, budget: int, block_size: int = 1) -> bool:
         """Whether any plan with such blocks keeps to the budget."""
-        return self._report.memory(Plan(self._workload.length, 1, block)) <= budget
+        return self._report.memory(Plan(self._workload.length, 1, block_size)) <= budget
 
     def chosen(self, budget: int) -> Plan:
         """The one that the loop chooses."""
@@ -33,9 +33,9 @@ class Plans:
         assert isinstance(chosen, Plan)
         return chosen
 
-    def with_block(self, budget: int, block: int) -> Plan:
+    def with_block(self, budget: int, block_size: int) -> Plan:
         """The one with such blocks and as many checkpoints as fit, by the library's formula."""
-        return quickest(self._workload.length, self._report.sizes, budget, block=block)
+        return quickest(self._workload.length, self._report.sizes, budget, block_size=block_size)
 
     def others(self, budget: int) -> Iterator[Plan]:
         """Sensible ones besides the chosen one: a few block lengths, from single steps to all."""

@@ -90,8 +90,10 @@ def loops(smoke: bool) -> list[Loop]:
         Loop("no time at all", 1, 1, scalar),
         Loop("stencil", n, 20000, stencil),
         Loop("stencil", 10 * n, 20000, stencil),
-        Loop("stencil, every carry", n, 20000, stencil, (("checkpoints", "all"), ("block", 1))),
-        Loop("stencil, blocks", n, 20000, stencil, (("block", 10),)),
+        Loop(
+            "stencil, every carry", n, 20000, stencil, (("checkpoints", "all"), ("block_size", 1))
+        ),
+        Loop("stencil, blocks", n, 20000, stencil, (("block_size", 10),)),
         Loop("stencil, while", n, 20000, stencil, stops_by_itself=True),
         Loop("scalar", many, 1, scalar),
         Loop("scalar, while", many, 1, scalar, stops_by_itself=True),

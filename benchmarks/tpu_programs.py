@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "programs-tpu.json"
 
 CONTENDERS: dict[str, dict[str, Any]] = {
     "checkpoints=30": {"checkpoints": 30},
-    "checkpoints=30, block=4": {"checkpoints": 30, "block": 4},
+    "checkpoints=30, block_size=4": {"checkpoints": 30, "block_size": 4},
     'checkpoints=30, storage="pinned_host"': {"checkpoints": 30, "storage": "pinned_host"},
     "checkpoints=10": {"checkpoints": 10},
     "checkpoints=10, storage=HostMemory()": {"checkpoints": 10, "storage": HostMemory()},

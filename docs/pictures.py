@@ -47,7 +47,7 @@ def heat_report() -> Report:
 PICTURES: dict[str, Callable[[], Plan | Report]] = {
     "three-checkpoints": lambda: plan(15, 3),
     "six-checkpoints": lambda: plan(100, 6),
-    "blocks": lambda: plan(200, 5, block=10),
+    "blocks": lambda: plan(200, 5, block_size=10),
     "trade-off": heat_report,
 }
 

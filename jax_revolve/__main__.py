@@ -14,7 +14,7 @@ EXTRA = {"matplotlib", "tqdm"}
 
 EXAMPLES = """examples:
   python -m jax_revolve plan --length 100000 --checkpoints 50
-  python -m jax_revolve plan --length 100000 --checkpoints 50 --block 20 --plot plan.png
+  python -m jax_revolve plan --length 100000 --checkpoints 50 --block-size 20 --plot plan.png
   python -m jax_revolve plan --length 100000 --state-bytes 80000 --residual-bytes 240000 \\
       --memory 2GiB
   python -m jax_revolve plan --length 100000 --overhead 2
@@ -73,11 +73,13 @@ def _make_plan(options: dict[str, Any]) -> Plan:
         return plan(**options)
     given = {name for name, value in options.items() if value is not None}
     given -= {"state_bytes", "residual_bytes"}
-    if not {"checkpoints", "repetitions"} <= given <= {"checkpoints", "repetitions", "block"}:
+    if not {"checkpoints", "repetitions"} <= given <= {"checkpoints", "repetitions", "block_size"}:
         raise ValueError(
             "--length is needed, or --checkpoints and --repetitions for the longest such loop"
         )
-    return longest_plan(options["checkpoints"], options["repetitions"], block=options["block"] or 1)
+    return longest_plan(
+        options["checkpoints"], options["repetitions"], block_size=options["block_size"] or 1
+    )
 
 
 def _demo(options: dict[str, Any]) -> int:
@@ -115,7 +117,7 @@ def _plan_parser(commands: Any) -> Parser:
     )
     add = parser.add_argument
     add("--length", type=int, metavar="N", help="number of steps")
-    add("--block", type=int, metavar="K", help="steps that are taped together (default: 1)")
+    add("--block-size", type=int, metavar="K", help="steps that are taped together (default: 1)")
     add("--plot", type=Path, metavar="FILE", help="draw the schedule into a file (PNG, SVG, PDF)")
     add("--show", action="store_true", help="draw the schedule as text")
     wanted = parser.add_argument_group("what to keep to, one of")

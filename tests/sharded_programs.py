@@ -67,8 +67,8 @@ def program(scan: Scan, parts: Step = Step()) -> Program:  # noqa: B008
 def in_a_budget(step: Any, init: Any, xs: Any, examples: int = 1) -> Any:
     """The scan with the least memory with which several steps, but not all, are taped together."""
     report = explain(step, init, xs)
-    memory = min(report.memory(p) for p in report.choices if 1 < p.block < p.length)
-    assert explain(step, init, xs, memory=memory).plan.block > 1
+    memory = min(report.memory(p) for p in report.choices if 1 < p.block_size < p.length)
+    assert explain(step, init, xs, memory=memory).plan.block_size > 1
     return checkpointed_scan(step, init, xs, memory=examples * memory)
 
 
@@ -99,7 +99,7 @@ LOOPS: dict[str, Scan] = {
     "scan": partial(checkpointed_scan, checkpoints=2),
     "budget": in_a_budget,
     "while": as_while(checkpoints=2),
-    "while_in_blocks": as_while(checkpoints=2, block=2),
+    "while_in_blocks": as_while(checkpoints=2, block_size=2),
 }
 
 

@@ -37,7 +37,7 @@ def recurrent(scan: Any, u: Any, xs: Any) -> Any:
 def test_gradients_equal_to_the_last_bit(program: Any, checkpoints: Any) -> None:
     u = jax.random.normal(jax.random.key(0), (16,), jnp.float32)
     xs = jax.random.normal(jax.random.key(1), (37, 16), jnp.float32)
-    scan = partial(checkpointed_scan, checkpoints=checkpoints, block=1)
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=1)
     ours = jax.jit(jax.grad(partial(program, scan), (0, 1)))(u, xs)
     theirs = jax.jit(jax.grad(partial(program, lax.scan), (0, 1)))(u, xs)
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)

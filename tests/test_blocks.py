@@ -33,10 +33,10 @@ def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
 PLANS = [(2, 1, 2), (7, 1, 3), (12, 2, 4), (13, 2, 4), (30, 3, 4), (30, 9, 3), (41, 4, 2)]
 
 
-@pytest.mark.parametrize(("length", "checkpoints", "block"), PLANS)
-def test_executed_order_is_the_schedule(length: int, checkpoints: int, block: int) -> None:
+@pytest.mark.parametrize(("length", "checkpoints", "block_size"), PLANS)
+def test_executed_order_is_the_schedule(length: int, checkpoints: int, block_size: int) -> None:
     """The value is complete when the last block is taped: nothing is run for it alone."""
-    chosen = plan(length, checkpoints, block=block)
+    chosen = plan(length, checkpoints, block_size=block_size)
 
     def loss(a: Any, note: Any) -> Any:
         def step(u: Any, i: Any) -> Any:
@@ -54,8 +54,8 @@ def test_executed_order_is_the_schedule(length: int, checkpoints: int, block: in
     assert len(order) == chosen.evaluations == chosen.executed
 
 
-@pytest.mark.parametrize(("length", "checkpoints", "block"), PLANS)
-def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block: int) -> None:
+@pytest.mark.parametrize(("length", "checkpoints", "block_size"), PLANS)
+def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block_size: int) -> None:
     def loss(a: Any, note: Any) -> Any:
         def body(carry: Any) -> Any:
             note(carry[0])
@@ -67,11 +67,11 @@ def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block: int) 
             (0, a),
             max_steps=length + 5,
             checkpoints=checkpoints,
-            block=block,
+            block_size=block_size,
         )[1]
 
-    blocks = -(-length // block)
-    taken = Plan(length, min(checkpoints, blocks), block)
+    blocks = -(-length // block_size)
+    taken = Plan(length, min(checkpoints, blocks), block_size)
     assert len(executed(loss)) == cost.evaluations(taken, stops_by_itself=True)
 
 
@@ -86,25 +86,27 @@ def test_a_hundred_states_take_two_evaluations_per_step() -> None:
     assert held <= 102 * CARRY_BYTES
 
 
-@pytest.mark.parametrize("block", [2, 10, 37])
+@pytest.mark.parametrize("block_size", [2, 10, 37])
 @pytest.mark.parametrize("checkpoints", [3, 10])
-def test_gradient_holds_checkpoints_and_a_tape(checkpoints: int, block: int) -> None:
-    scan = partial(checkpointed_scan, checkpoints=checkpoints, block=block)
+def test_gradient_holds_checkpoints_and_a_tape(checkpoints: int, block_size: int) -> None:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=block_size)
     held = temporaries(jax.grad(stencil(scan, 997)), state())
-    promised = (checkpoints + 1) * CARRY_BYTES + block * residuals_of_one_step()
+    promised = (checkpoints + 1) * CARRY_BYTES + block_size * residuals_of_one_step()
     # A loop of two steps is unrolled, and takes a carry more.
-    assert held <= promised + (1.1 if block == 2 else 0.1) * CARRY_BYTES
+    assert held <= promised + (1.1 if block_size == 2 else 0.1) * CARRY_BYTES
 
 
-@pytest.mark.parametrize(("length", "block"), [(100, 50), (100, 100), (100, 60)])
-def test_one_or_two_blocks_hold_one_tape(length: int, block: int) -> None:
+@pytest.mark.parametrize(("length", "block_size"), [(100, 50), (100, 100), (100, 60)])
+def test_one_or_two_blocks_hold_one_tape(length: int, block_size: int) -> None:
     """XLA unrolls a loop around a single block, and once held two tapes then."""
-    held = temporaries(jax.grad(stencil(partial(checkpointed_scan, block=block), length)), state())
-    assert held <= block * residuals_of_one_step() + 3.1 * CARRY_BYTES
+    held = temporaries(
+        jax.grad(stencil(partial(checkpointed_scan, block_size=block_size), length)), state()
+    )
+    assert held <= block_size * residuals_of_one_step() + 3.1 * CARRY_BYTES
 
 
-def instructions(length: int, checkpoints: int, block: int) -> int:
-    scan = partial(checkpointed_scan, checkpoints=checkpoints, block=block)
+def instructions(length: int, checkpoints: int, block_size: int) -> int:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=block_size)
     text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
     return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
 
@@ -117,7 +119,7 @@ def test_program_size_does_not_grow() -> None:
 
 
 def test_slots_and_tape_are_updated_in_place() -> None:
-    scan = partial(checkpointed_scan, checkpoints=14, block=17)
+    scan = partial(checkpointed_scan, checkpoints=14, block_size=17)
     text = compiled(jax.grad(stencil(scan, 1000)), state()).as_text()
     for entries in (13, 17):
         made = re.findall(rf"= f32\[{entries},20000\]\S* ([\w-]+)\(", text)
@@ -229,7 +231,7 @@ def test_cotangents_of_weights_are_products_over_a_block(
         h, ys = scan(lambda h, x: (step(p, h, x), h[0]), h, xs, reverse=reverse)
         return jnp.sum(h**2) + jnp.sum(jnp.sin(ys))
 
-    scan = partial(checkpointed_scan, checkpoints=2, block=3)
+    scan = partial(checkpointed_scan, checkpoints=2, block_size=3)
     ours = jax.jit(jax.grad(partial(loss, scan), (0, 1, 2)))(p, h, xs)
     theirs = jax.jit(jax.grad(partial(loss, lax.scan), (0, 1, 2)))(p, h, xs)
     jax.effects_barrier()
@@ -259,19 +261,21 @@ def test_an_ensemble_of_networks_at_default_settings(transformed: str) -> None:
 
 def test_the_sum_over_a_block_is_one_product() -> None:
     """In the compiled program: products of k times the batch, and no copy of what is kept."""
-    width, batch, block = 256, 8, 20
+    width, batch, block_size = 256, 8, 20
     w = jax.ShapeDtypeStruct((width, width), jnp.float32)
     h = jax.ShapeDtypeStruct((batch, width), jnp.float32)
 
     def loss(w: Any, h: Any) -> Any:
         step = lambda h, _: (jnp.tanh(h @ w), None)  # noqa: E731
-        return jnp.sum(checkpointed_scan(step, h, None, 100, block=block, checkpoints=4)[0] ** 2)
+        return jnp.sum(
+            checkpointed_scan(step, h, None, 100, block_size=block_size, checkpoints=4)[0] ** 2
+        )
 
     text = compiled(jax.grad(loss), w, h).as_text()
     made = re.findall(rf"= f32\[{width},{width}\]\S* dot\(([^)]*)\)", text)
     # One for the block that the forward sweep taped, one in the loop over the others; what is kept
     # has its axes merged in place.
     assert len(made) == 2
-    merged = re.findall(rf"= f32\[{block * batch},{width}\]\S* ([\w-]+)\(", text)
+    merged = re.findall(rf"= f32\[{block_size * batch},{width}\]\S* ([\w-]+)\(", text)
     assert set(merged) == {"bitcast"}
-    assert f"f32[{width},{block * batch}]" not in text
+    assert f"f32[{width},{block_size * batch}]" not in text

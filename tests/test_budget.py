@@ -72,4 +72,4 @@ def test_the_budget_is_that_of_the_batch_that_is_differentiated() -> None:
         state = jax.ShapeDtypeStruct((batch, 100), jnp.float32)
         return explain(lambda u, _: (jnp.sin(u), None), state, length=100, memory=40000).plan
 
-    assert chosen(1).block > chosen(10).block
+    assert chosen(1).block_size > chosen(10).block_size

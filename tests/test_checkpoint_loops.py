@@ -386,13 +386,13 @@ def test_where_decides() -> None:
 
     def where(loop: FoundLoop) -> bool | dict[str, Any]:
         lengths.append(loop.length)
-        return {"checkpoints": 7, "block": 2} if loop.length == 400 else loop.depth > 0
+        return {"checkpoints": 7, "block_size": 2} if loop.length == 400 else loop.depth > 0
 
     loops = explain_loops(three_loops, where=where)(jnp.ones(50)).loops
     plans = [report.plan if report else None for report in loops.values()]
     assert lengths == [400, 50, 30, 40]
     assert plans[0] is not None
-    assert (plans[0].checkpoints, plans[0].block) == (7, 2)
+    assert (plans[0].checkpoints, plans[0].block_size) == (7, 2)
     assert plans[1] is plans[2] is None
     assert plans[3] is not None
     assert loops_in(checkpoint_loops(three_loops, where=where), jnp.ones(50)) == 2

@@ -19,7 +19,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 SIZES = ["--state-bytes", "1000", "--residual-bytes", "2000"]
 
 OPTIONS = [
-    *("--length", "--block", "--checkpoints", "--repetitions", "--overhead", "--memory"),
+    *("--length", "--block-size", "--checkpoints", "--repetitions", "--overhead", "--memory"),
     *("--state-bytes", "--residual-bytes", "--show", "--plot", "--help"),
 ]
 
@@ -59,14 +59,23 @@ def refused(capsys: Captured, *arguments: object) -> str:
         (["--length", 1000], plan(1000)),
         (["--length", 0], plan(0)),
         (["--length", 1000, "--checkpoints", 30], plan(1000, 30)),
-        (["--length", 1000, "--block", 7], plan(1000, block=7)),
-        (["--length", 1000, "--checkpoints", 84, "--block", 12], plan(1000, 84, block=12)),
+        (["--length", 1000, "--block-size", 7], plan(1000, block_size=7)),
+        (
+            ["--length", 1000, "--checkpoints", 84, "--block-size", 12],
+            plan(1000, 84, block_size=12),
+        ),
         (["--length", 1000, "--repetitions", 3], plan(1000, repetitions=3)),
-        (["--length", 1000, "--repetitions", 3, "--block", 4], plan(1000, repetitions=3, block=4)),
+        (
+            ["--length", 1000, "--repetitions", 3, "--block-size", 4],
+            plan(1000, repetitions=3, block_size=4),
+        ),
         (["--length", 1000, "--overhead", 2], plan(1000, overhead=2)),
         (["--length", 1000, "--overhead", "1.5"], plan(1000, overhead=1.5)),
         (["--checkpoints", 50, "--repetitions", 3], longest_plan(50, 3)),
-        (["--checkpoints", 5, "--repetitions", 3, "--block", 4], longest_plan(5, 3, block=4)),
+        (
+            ["--checkpoints", 5, "--repetitions", 3, "--block-size", 4],
+            longest_plan(5, 3, block_size=4),
+        ),
         (["--checkpoints", 5, "--repetitions", 0], longest_plan(5, 0)),
     ],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
@@ -92,8 +101,8 @@ def test_memory(capsys: Captured) -> None:
 
 
 def test_memory_in_blocks(capsys: Captured) -> None:
-    expected = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000, block=8)
-    out = printed(capsys, "--length", 1000, "--memory", "100kB", "--block", 8, *SIZES)
+    expected = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000, block_size=8)
+    out = printed(capsys, "--length", 1000, "--memory", "100kB", "--block-size", 8, *SIZES)
     assert out.splitlines()[0] == str(expected)
 
 
@@ -110,8 +119,8 @@ def test_show(capsys: Captured) -> None:
 
 def test_plot(capsys: Captured, tmp_path: Path) -> None:
     file = tmp_path / "plan.png"
-    out = printed(capsys, "--length", 100, "--block", 3, "--plot", file)
-    assert out == f"{plan(100, block=3)}\nwritten: {file}\n"
+    out = printed(capsys, "--length", 100, "--block-size", 3, "--plot", file)
+    assert out == f"{plan(100, block_size=3)}\nwritten: {file}\n"
     assert file.read_bytes().startswith(PNG)
 
 
@@ -142,7 +151,7 @@ def test_file_that_is_written_is_the_one_that_is_named(capsys: Captured, tmp_pat
         (["--length", 10, "--checkpoints", 0], "checkpoints must be an int >= 1 .* but is 0"),
         (["--length", 10, "--checkpoints", -2], "checkpoints must be an int >= 1 .* but is -2"),
         (["--length", 10, "--checkpoints", "x"], "argument --checkpoints: must be an int or"),
-        (["--length", 10, "--block", 0], "block must be an int >= 1, but is 0"),
+        (["--length", 10, "--block-size", 0], "block_size must be an int >= 1, but is 0"),
         (["--length", 10, "--repetitions", 0], "repetitions must be an int >= 1, but is 0"),
         (["--length", 10, "--overhead", "0.5"], "overhead must be at least 0.9 .* but is 0.5"),
         (["--length", 10, "--overhead", "nan"], "overhead must be at least 0.9 .* but is nan"),

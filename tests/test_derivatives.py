@@ -323,7 +323,7 @@ def test_second_order_inside_a_scan(derivative: Any) -> None:
 
 LOOPS = {
     "scan": partial(checkpointed_scan, checkpoints=2),
-    "blocks": partial(checkpointed_scan, checkpoints=2, block=3),
+    "blocks": partial(checkpointed_scan, checkpoints=2, block_size=3),
     "while": lambda body, init, _, length: bounded_while_loop(
         lambda state: state[1] < length,
         lambda state: (body(state[0], None)[0], state[1] + 1),
@@ -476,7 +476,9 @@ def test_tangents_that_nobody_uses_of_values_that_somebody_does() -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), ours, theirs)
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": 2000}, {"checkpoints": 2, "block": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": 2000}, {"checkpoints": 2, "block_size": 3}], ids=str
+)
 def test_linearize_takes_what_has_no_reverse_mode(options: dict[str, Any]) -> None:
     """A while loop in the step has a forward mode alone, and `jax.linearize` asks for no more. To
     choose a plan the step was transposed, which JAX refuses."""

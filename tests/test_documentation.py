@@ -188,14 +188,14 @@ def test_figures_in_the_text() -> None:
     for fun in (checkpoint_loops, jax_revolve.explain_loops):
         assert inspect.signature(fun).parameters["min_length"].default == 16
     for steps, checkpoints in {4096: 28, 10**6: 180}.items():
-        report = explain(jnp.sin, 1.0, cond_fun=lambda x: x > 0, max_steps=steps, block=1)
+        report = explain(jnp.sin, 1.0, cond_fun=lambda x: x > 0, max_steps=steps, block_size=1)
         assert report.plan.checkpoints == checkpoints
         assert abs((6 * steps) ** (1 / 3) - checkpoints) < 2
     for n in (50, 1000, 10**6):
         assert abs(plan(n).checkpoints - (2 * n) ** 0.5) < 2
         assert plan(n).executed < 3 * n
         assert plan(n, "all").executed == 2 * n
-        assert plan(n, block=n).executed == n
+        assert plan(n, block_size=n).executed == n
 
 
 def test_every_public_name_has_a_place_among_the_pages() -> None:

@@ -240,7 +240,7 @@ def test_arguments_of_the_while_loop_are_passed_on() -> None:
             lambda s: (s[0], s[0](s[1])),
             (lambda u: u + 1, u),
             max_steps=4,
-            block=2,
+            block_size=2,
             memory="1kB",
             with_steps=True,
             throw=throw,

@@ -33,13 +33,13 @@ REQUESTS: list[dict[str, Any]] = [
     {},
     {"checkpoints": 3},
     {"checkpoints": "all"},
-    {"block": 7},
-    {"block": 1000},
-    {"checkpoints": 3, "block": 4},
+    {"block_size": 7},
+    {"block_size": 1000},
+    {"checkpoints": 3, "block_size": 4},
     {"memory": 30_000},
     {"memory": "100 kB"},
     {"memory": "1GB"},
-    {"memory": "60kB", "block": 4},
+    {"memory": "60kB", "block_size": 4},
 ]
 
 
@@ -215,8 +215,8 @@ def check_choices(report: Report, wanted: AnyPlan | Request | None) -> None:
     """What the report chooses is what is asked for, and it says so."""
     expected = wanted.resolve(report.sizes) if isinstance(wanted, Request) else wanted
     assert report.plan == expected
-    checkpoints, block, *_, evaluations, per_step = marked(report)
-    assert (int(checkpoints), int(block)) == (report.plan.checkpoints, report.plan.block)
+    checkpoints, block_size, *_, evaluations, per_step = marked(report)
+    assert (int(checkpoints), int(block_size)) == (report.plan.checkpoints, report.plan.block_size)
     assert int(evaluations) == report.evaluations(report.plan)
     assert float(per_step) == pytest.approx(int(evaluations) / LENGTH, abs=0.006)
     assert report.choices.count(report.plan) == 1
@@ -232,9 +232,9 @@ def test_chosen_plan(asked: dict[str, Any]) -> None:
         assert report.memory(report.plan) <= {"1GB": 10**9, 30_000: 30_000}.get(
             asked["memory"], 100_000
         )
-    if "block" in asked:
-        assert report.plan.block == min(asked["block"], LENGTH)
-    if "block" not in asked and "checkpoints" in asked:
+    if "block_size" in asked:
+        assert report.plan.block_size == min(asked["block_size"], LENGTH)
+    if "block_size" not in asked and "checkpoints" in asked:
         assert report.plan == plan(LENGTH, asked["checkpoints"])
 
 
@@ -251,7 +251,7 @@ def test_memory_of_a_plan() -> None:
     report = explain(step, *arguments())
     sizes = report.sizes
     for p in report.choices:
-        held = p.checkpoints * sizes.checkpoint + p.block * sizes.residuals + sizes.carry
+        held = p.checkpoints * sizes.checkpoint + p.block_size * sizes.residuals + sizes.carry
         assert report.memory(p) == held
 
 
@@ -295,7 +295,7 @@ def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
     ("asked", "message"),
     [
         ({"checkpoints": 0}, "checkpoints must be an int >= 1 .* but is 0"),
-        ({"block": 0}, "block must be an int >= 1, but is 0"),
+        ({"block_size": 0}, "block_size must be an int >= 1, but is 0"),
         ({"memory": "1 XB"}, "memory must be an int >= 0 of bytes .* but is '1 XB'"),
         ({"checkpoints": 3, "memory": 10}, "checkpoints must be None where memory is given"),
     ],
@@ -385,8 +385,8 @@ RUNS = [
     (1, {}),
     (57, {}),
     (57, {"checkpoints": 4}),
-    (2, {"block": 7}),
-    (57, {"checkpoints": 3, "block": 4}),
+    (2, {"block_size": 7}),
+    (57, {"checkpoints": 3, "block_size": 4}),
     (57, {"memory": 300}),
     (30, {"memory": "1MB"}),
 ]
@@ -411,8 +411,8 @@ def test_a_scan_runs_the_plan(length: int, asked: dict[str, Any]) -> None:
 
     factor, u, xs = jnp.ones(3), jnp.ones(3), jnp.ones((length, 3))
     report = explain(f([], factor), (u, jnp.zeros(3)), xs, **asked)
-    if asked.get("block", 1) > 1 or "memory" in asked:
-        assert length == 1 or report.plan.block > 1
+    if asked.get("block_size", 1) > 1 or "memory" in asked:
+        assert length == 1 or report.plan.block_size > 1
     gradient = jax.value_and_grad(loss, argnums=(0, 1, 2))
     check_evaluations(
         lambda noted: jax.jit(lambda *args: gradient(*args, noted))(factor, u, xs), report

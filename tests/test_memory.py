@@ -242,14 +242,14 @@ def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int
     assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)
 
 
-@pytest.mark.parametrize("block", [1, 4, 7])
-def test_a_slot_for_every_block_needs_no_decision(block: int) -> None:
+@pytest.mark.parametrize("block_size", [1, 4, 7])
+def test_a_slot_for_every_block_needs_no_decision(block_size: int) -> None:
     """Every loop has a number of turns that XLA knows: on a GPU it waits for nobody then."""
 
     def loss(u: jax.Array) -> jax.Array:
         ts = jnp.arange(60.0)
         step = lambda u, t: (jnp.sin(u) + t, u.sum())  # noqa: E731
-        final, ys = checkpointed_scan(step, u, ts, checkpoints="all", block=block)
+        final, ys = checkpointed_scan(step, u, ts, checkpoints="all", block_size=block_size)
         return jnp.sum(final**2) + ys.sum()
 
     text = jax.jit(jax.grad(loss)).lower(jnp.ones(8)).compile().as_text() or ""

@@ -34,24 +34,26 @@ few_bytes = st.integers(0, 12)
 def test_schedule_in_blocks(checkpoints: int) -> None:
     """The machine checks every action, that all steps are taped in blocks, and the slots."""
     for length in range(LONGEST_IN_BLOCKS + 1):
-        for block in range(1, length + 1):
-            p = Plan(length, checkpoints, block)
-            expected = block * optimal_advances(-(-length // block), checkpoints)
+        for block_size in range(1, length + 1):
+            p = Plan(length, checkpoints, block_size)
+            expected = block_size * optimal_advances(-(-length // block_size), checkpoints)
             assert p.advances == expected
-            assert run_abstract_machine(length, checkpoints, block) == expected
+            assert run_abstract_machine(length, checkpoints, block_size) == expected
 
 
 @given(st.integers(1, 2000), st.integers(1, 30), blocks)
 @settings(deadline=None)
-def test_schedule_in_blocks_meets_the_formula(length: int, checkpoints: int, block: int) -> None:
-    p = Plan(length, checkpoints, block)
-    assert run_abstract_machine(length, checkpoints, block) == p.advances
-    assert (p.blocks - 1) * block < length <= p.blocks * block
+def test_schedule_in_blocks_meets_the_formula(
+    length: int, checkpoints: int, block_size: int
+) -> None:
+    p = Plan(length, checkpoints, block_size)
+    assert run_abstract_machine(length, checkpoints, block_size) == p.advances
+    assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
     assert p.evaluations == length + p.advances
 
 
 def test_plan_in_blocks() -> None:
-    p = plan(1000, 84, block=12)
+    p = plan(1000, 84, block_size=12)
     assert (p.blocks, p.repetitions, p.advances, p.evaluations) == (84, 1, 996, 1996)
     assert p.overhead == 0.996
     assert p.executed == p.evaluations
@@ -75,18 +77,18 @@ def test_single_steps_are_executed_as_for_one_step_more() -> None:
 @pytest.mark.parametrize(
     ("made", "expected"),
     [
-        (plan(10, 5, block=99), Plan(10, 1, 10)),
-        (plan(10, 99, block=3), Plan(10, 4, 3)),
-        (plan(10, "all", block=3), Plan(10, 4, 3)),
+        (plan(10, 5, block_size=99), Plan(10, 1, 10)),
+        (plan(10, 99, block_size=3), Plan(10, 4, 3)),
+        (plan(10, "all", block_size=3), Plan(10, 4, 3)),
         (plan(10, 99), Plan(10, 10, 1)),
-        (plan(0, block=7), Plan(0, 1, 1)),
+        (plan(0, block_size=7), Plan(0, 1, 1)),
         (plan(10, repetitions=1), Plan(10, 9, 1)),
-        (plan(10, repetitions=1, block=3), Plan(10, 3, 3)),
+        (plan(10, repetitions=1, block_size=3), Plan(10, 3, 3)),
         (plan(10, repetitions=10**9), Plan(10, 1, 1)),
-        (plan(10, overhead=0, block=10), Plan(10, 1, 10)),
+        (plan(10, overhead=0, block_size=10), Plan(10, 1, 10)),
         (plan(10, overhead=1e9), Plan(10, 1, 1)),
         (plan(0, overhead=0), Plan(0, 1, 1)),
-        (plan(10, memory=50, state_bytes=10, residual_bytes=10, block=3), Plan(10, 1, 3)),
+        (plan(10, memory=50, state_bytes=10, residual_bytes=10, block_size=3), Plan(10, 1, 3)),
         (plan(10, memory=10**9, state_bytes=10, residual_bytes=10), Plan(10, 1, 10)),
         (plan(0, memory=30, state_bytes=10, residual_bytes=10), Plan(0, 1, 1)),
     ],
@@ -100,44 +102,46 @@ def test_no_step_takes_one_checkpoint_as_well() -> None:
 
 
 def test_a_block_is_capped_within_a_budget_as_well() -> None:
-    made = plan(10, memory=120, state_bytes=10, residual_bytes=10, block=99)
+    made = plan(10, memory=120, state_bytes=10, residual_bytes=10, block_size=99)
     assert made == Plan(10, 1, 10)
 
 
 @given(lengths, blocks)
 @settings(deadline=None)
-def test_default_is_the_fewest_checkpoints_with_two_repetitions(length: int, block: int) -> None:
-    assert plan(length, block=block) == plan(length, repetitions=2, block=block)
+def test_default_is_the_fewest_checkpoints_with_two_repetitions(
+    length: int, block_size: int
+) -> None:
+    assert plan(length, block_size=block_size) == plan(length, repetitions=2, block_size=block_size)
 
 
 @given(lengths, st.integers(1, 10), blocks)
 @settings(deadline=None)
-def test_repetitions(length: int, repetitions: int, block: int) -> None:
-    p = plan(length, repetitions=repetitions, block=block)
+def test_repetitions(length: int, repetitions: int, block_size: int) -> None:
+    p = plan(length, repetitions=repetitions, block_size=block_size)
     assert p.repetitions <= repetitions
     if p.checkpoints > 1:
-        assert plan(length, p.checkpoints - 1, block=block).repetitions > repetitions
+        assert plan(length, p.checkpoints - 1, block_size=block_size).repetitions > repetitions
 
 
 @given(lengths, st.floats(1, 20), blocks)
 @settings(deadline=None)
-def test_overhead(length: int, overhead: float, block: int) -> None:
-    p = plan(length, overhead=overhead, block=block)
+def test_overhead(length: int, overhead: float, block_size: int) -> None:
+    p = plan(length, overhead=overhead, block_size=block_size)
     assert p.overhead <= overhead
     if p.checkpoints > 1:
-        assert plan(length, p.checkpoints - 1, block=block).overhead > overhead
+        assert plan(length, p.checkpoints - 1, block_size=block_size).overhead > overhead
 
 
 @given(st.integers(2, 10**6), blocks)
 @settings(deadline=None)
-def test_least_overhead(length: int, block: int) -> None:
+def test_least_overhead(length: int, block_size: int) -> None:
     """Storing everything: a block less than there are is advanced once. It is stated if not met."""
-    last = block * (-(-length // block) - 1)
+    last = block_size * (-(-length // block_size) - 1)
     assume(last > 0)
-    least = plan(length, overhead=last / length, block=block)
+    least = plan(length, overhead=last / length, block_size=block_size)
     assert least.advances == last
     with pytest.raises(ValueError, match=r"overhead must be at least (\S+) ") as caught:
-        plan(length, overhead=0.99 * last / length, block=block)
+        plan(length, overhead=0.99 * last / length, block_size=block_size)
     stated = float(str(caught.value).split()[5])
     assert stated == pytest.approx(last / length, rel=1e-5)
 
@@ -157,11 +161,11 @@ def test_at_most_one_alternative(pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("block", 0, ValueError),
-        ("block", -2, ValueError),
-        ("block", 2.0, TypeError),
-        ("block", True, TypeError),
-        ("block", "3", TypeError),
+        ("block_size", 0, ValueError),
+        ("block_size", -2, ValueError),
+        ("block_size", 2.0, TypeError),
+        ("block_size", True, TypeError),
+        ("block_size", "3", TypeError),
         ("repetitions", 0, ValueError),
         ("repetitions", 1.5, TypeError),
         ("repetitions", False, TypeError),
@@ -184,7 +188,7 @@ def test_at_most_one_alternative(pair: tuple[str, str]) -> None:
 )
 def test_bad_argument(name: str, value: Any, error: type[Exception]) -> None:
     arguments = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
-    if name in ("block", "repetitions", "overhead"):
+    if name in ("block_size", "repetitions", "overhead"):
         arguments = {}
     with pytest.raises(error, match=f"^{name} must be ") as caught:
         plan(10, **{**arguments, name: value})
@@ -200,8 +204,8 @@ def test_bad_argument(name: str, value: Any, error: type[Exception]) -> None:
         ((1000, 0), r"checkpoints must be an int >= 1, but is 0"),
         ((1000, True), r"checkpoints must be an int >= 1, but is True of type bool"),
         ((1000, "all"), r"checkpoints must be an int >= 1, but is 'all' of type str"),
-        ((1000, 3, 0), r"block must be an int >= 1, but is 0"),
-        ((1000, 3, None), r"block must be an int >= 1, but is None"),
+        ((1000, 3, 0), r"block_size must be an int >= 1, but is 0"),
+        ((1000, 3, None), r"block_size must be an int >= 1, but is None"),
     ],
 )
 def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
@@ -230,17 +234,17 @@ def test_fields_of_a_plan_are_python_integers() -> None:
 def test_bad_argument_of_longest_plan(arguments: tuple[Any, Any], name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=f"^{name} must be an int >= "):
         longest_plan(*arguments)
-    with pytest.raises(ValueError, match=r"^block must be an int >= 1, but is 0"):
-        longest_plan(3, 3, block=0)
+    with pytest.raises(ValueError, match=r"^block_size must be an int >= 1, but is 0"):
+        longest_plan(3, 3, block_size=0)
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
 @settings(deadline=None)
-def test_longest_plan(checkpoints: int, repetitions: int, block: int) -> None:
-    p = longest_plan(checkpoints, repetitions, block=block)
-    assert (p.checkpoints, p.block, p.repetitions) == (checkpoints, block, repetitions)
-    assert p.length == p.blocks * block
-    assert Plan(p.length + 1, checkpoints, block).repetitions == repetitions + 1
+def test_longest_plan(checkpoints: int, repetitions: int, block_size: int) -> None:
+    p = longest_plan(checkpoints, repetitions, block_size=block_size)
+    assert (p.checkpoints, p.block_size, p.repetitions) == (checkpoints, block_size, repetitions)
+    assert p.length == p.blocks * block_size
+    assert Plan(p.length + 1, checkpoints, block_size).repetitions == repetitions + 1
 
 
 # Budgets of memory
@@ -250,9 +254,9 @@ def test_longest_plan(checkpoints: int, repetitions: int, block: int) -> None:
 def every_plan(length: int) -> list[Plan]:
     """Of a loop of so many steps: checkpoints beyond the number of blocks are of no use."""
     return [
-        Plan(length, checkpoints, block)
-        for block in range(1, max(length, 1) + 1)
-        for checkpoints in range(1, max(-(-length // block), 1) + 1)
+        Plan(length, checkpoints, block_size)
+        for block_size in range(1, max(length, 1) + 1)
+        for checkpoints in range(1, max(-(-length // block_size), 1) + 1)
     ]
 
 
@@ -269,7 +273,7 @@ def test_budget_is_kept_and_made_the_most_of(
     fitting = [
         q.executed
         for q in every_plan(length)
-        if (q.checkpoints + 1) * state + q.block * residuals <= memory
+        if (q.checkpoints + 1) * state + q.block_size * residuals <= memory
     ]
     assert p.executed == min(fitting)
 
@@ -293,28 +297,36 @@ def test_more_memory_never_takes_more_evaluations(
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), few_bytes, st.none() | blocks)
 @settings(deadline=None)
-def test_least_budget(length: int, state: int, residuals: int, block: int | None) -> None:
+def test_least_budget(length: int, state: int, residuals: int, block_size: int | None) -> None:
     """It is stated, and it is enough."""
-    k = 1 if block is None else min(block, length)
+    k = 1 if block_size is None else min(block_size, length)
     least = 2 * state + k * residuals
 
     def within(memory: int) -> Plan:
-        return plan(length, memory=memory, state_bytes=state, residual_bytes=residuals, block=k)
+        return plan(
+            length, memory=memory, state_bytes=state, residual_bytes=residuals, block_size=k
+        )
 
     p = within(least)
-    assert (p.checkpoints, p.block) == (1, k)
+    assert (p.checkpoints, p.block_size) == (1, k)
     with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here, but is "):
         within(least - 1)
 
 
 @given(st.integers(1, 2000), blocks, st.integers(0, 10**6))
 @settings(deadline=None)
-def test_block_is_kept_within_a_budget(length: int, block: int, more: int) -> None:
-    block = min(block, length)
-    p = plan(length, memory=200 + 7 * block + more, state_bytes=100, residual_bytes=7, block=block)
-    assert p.block == block
+def test_block_is_kept_within_a_budget(length: int, block_size: int, more: int) -> None:
+    block_size = min(block_size, length)
+    p = plan(
+        length,
+        memory=200 + 7 * block_size + more,
+        state_bytes=100,
+        residual_bytes=7,
+        block_size=block_size,
+    )
+    assert p.block_size == block_size
     room = (100 + more) // 100
-    most = p.blocks - 1 if block > 1 else p.blocks
+    most = p.blocks - 1 if block_size > 1 else p.blocks
     assert p.checkpoints == min(room, max(most, 1))
 
 
@@ -326,7 +338,7 @@ def test_evaluations_within_some_states(states: int, evaluations: int) -> None:
     print(p)
     assert p.evaluations == p.executed == evaluations
     assert p.evaluations <= {100: 2000, 50: 2450}[states]
-    single = plan(1000, memory=states * 80_000, **sizes, block=1)
+    single = plan(1000, memory=states * 80_000, **sizes, block_size=1)
     assert single.evaluations >= 2900
 
 
@@ -342,15 +354,15 @@ def test_memory_in_words() -> None:
 def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
     """Once for the value, once taped, and what reversing each gap between checkpoints takes."""
     for length in range(80):
-        for block in (1, 2, 3, 7):
-            p = Plan(length, checkpoints, block)
+        for block_size in (1, 2, 3, 7):
+            p = Plan(length, checkpoints, block_size)
             gaps = pairwise([*online.positions_held(p.blocks, checkpoints), p.blocks])
             again = sum(
                 optimal_advances(stop - start, checkpoints - i)
                 for i, (start, stop) in enumerate(gaps)
             )
             counted = cost.evaluations(p, stops_by_itself=True)
-            assert counted == 2 * length + block * again
+            assert counted == 2 * length + block_size * again
 
 
 def test_evaluations_of_a_long_loop_that_stops_by_itself() -> None:
@@ -405,9 +417,9 @@ def test_quickest_has_the_least_predicted_time(
 
 def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
     """Which one is the last is not known when it is run, so that one is not taped before."""
-    chosen = quickest(6, Sizes(1, 1, 1, 1), 100, block=2, stops_by_itself=True)
+    chosen = quickest(6, Sizes(1, 1, 1, 1), 100, block_size=2, stops_by_itself=True)
     assert chosen == Plan(6, 3, 2)
-    assert quickest(6, Sizes(1, 1, 1, 1), 100, block=2) == Plan(6, 2, 2)
+    assert quickest(6, Sizes(1, 1, 1, 1), 100, block_size=2) == Plan(6, 2, 2)
 
 
 @given(st.integers(0, 100), all_sizes(), st.booleans())
@@ -446,9 +458,9 @@ def test_more_memory_is_fewer_evaluations(length: int, state: int, residuals: in
 
 @given(st.integers(0, 5000), all_sizes(), blocks)
 @settings(deadline=None, max_examples=30)
-def test_trade_off_of_one_block(length: int, sizes: Sizes, block: int) -> None:
-    plans = trade_off(length, sizes, block=min(block, max(length, 1)))
-    assert {p.block for p in plans} == {min(block, max(length, 1))}
+def test_trade_off_of_one_block(length: int, sizes: Sizes, block_size: int) -> None:
+    plans = trade_off(length, sizes, block_size=min(block_size, max(length, 1)))
+    assert {p.block_size for p in plans} == {min(block_size, max(length, 1))}
 
 
 # What is asked of a loop
@@ -462,12 +474,12 @@ def test_trade_off_of_one_block(length: int, sizes: Sizes, block: int) -> None:
         (for_scan(100, 200), Plan(100, 100)),
         (for_scan(100, 5, 4), Plan(100, 5, 4)),
         (for_scan(100, "all", 3), Plan(100, 34, 3)),
-        (for_scan(100, None, 4), plan(100, repetitions=2, block=4)),
+        (for_scan(100, None, 4), plan(100, repetitions=2, block_size=4)),
         (for_scan(100, None, 1000), Plan(100, 1, 100)),
         (for_scan(0, None, 3), Plan(0, 1)),
         (for_bound(100, 5), Plan(100, 5)),
         (for_bound(100, 5, 4), Plan(100, 5, 4)),
-        (for_bound(100, None, 4), plan(100, repetitions=3, block=4)),
+        (for_bound(100, None, 4), plan(100, repetitions=3, block_size=4)),
         (for_bound(None, 7), Plan(LARGEST_BOUND, 7)),
         (for_bound(None, 7, 4), Plan(LARGEST_BOUND, 7, 4)),
         (for_bound(None, None), None),
@@ -483,13 +495,13 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
     assert wanted == expected
 
 
-@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("block_size", [None, 3])
 @pytest.mark.parametrize("checkpoints", [5, "all", 0])
-def test_checkpoints_and_memory(checkpoints: Any, block: int | None) -> None:
+def test_checkpoints_and_memory(checkpoints: Any, block_size: int | None) -> None:
     message = f"^checkpoints must be None where memory is given, but is {checkpoints!r}: "
     for call in (for_scan, for_bound):
         with pytest.raises(ValueError, match=message):
-            call(100, checkpoints, block, "1GB")
+            call(100, checkpoints, block_size, "1GB")
 
 
 @pytest.mark.parametrize(
@@ -498,10 +510,10 @@ def test_checkpoints_and_memory(checkpoints: Any, block: int | None) -> None:
         ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
         ((None, 3, None, 0), "memory must be None where max_steps is None, but is 0"),
         ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
-        ((None, None, 0), "block must be an int >= 1, but is 0"),
+        ((None, None, 0), "block_size must be an int >= 1, but is 0"),
         ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),
         ((2**31, None), "max_steps must be None or an int from 0 to 2147483647, .* is 2147483648"),
-        ((10, None, 0), "block must be an int >= 1, but is 0"),
+        ((10, None, 0), "block_size must be an int >= 1, but is 0"),
         ((10, None, None, "1 XB"), "memory must be an int >= 0 of bytes .* but is '1 XB'"),
     ],
 )
@@ -533,16 +545,16 @@ def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online
 
 @given(st.integers(0, 200), all_sizes(), st.integers(0, 10**8), st.none() | st.integers(1, 40))
 @settings(deadline=None, max_examples=100)
-def test_request_for_memory(length: int, sizes: Sizes, more: int, block: int | None) -> None:
-    k = min(block or 1, max(length, 1))
+def test_request_for_memory(length: int, sizes: Sizes, more: int, block_size: int | None) -> None:
+    k = min(block_size or 1, max(length, 1))
     memory = cost.memory(Plan(length, 1, k), sizes) + more
     for call in (for_scan, for_bound):
-        request = call(length, None, block, memory)
+        request = call(length, None, block_size, memory)
         assert isinstance(request, Request)
         chosen = request.resolve(sizes)
         assert cost.memory(chosen, sizes) <= memory
-        assert block is None or chosen.block == k
-        too_little = call(length, None, block, memory - more - 1) if memory > more else None
+        assert block_size is None or chosen.block_size == k
+        too_little = call(length, None, block_size, memory - more - 1) if memory > more else None
         if isinstance(too_little, Request):
             with pytest.raises(ValueError, match=f"^memory must be at least {memory - more} "):
                 too_little.resolve(sizes)

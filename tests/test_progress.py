@@ -95,14 +95,14 @@ def until(x: Any, **options: Any) -> Any:
 LOOPS = {
     "scan": scan,
     "one checkpoint": partial(scan, checkpoints=1),
-    "all": partial(scan, checkpoints="all", block=1),
-    "blocks": partial(scan, checkpoints=2, block=5),
-    "one block": partial(scan, block=N),
+    "all": partial(scan, checkpoints="all", block_size=1),
+    "blocks": partial(scan, checkpoints=2, block_size=5),
+    "one block": partial(scan, block_size=N),
     "memory": partial(scan, memory="1kB"),
     "reverse": partial(scan, reverse=True),
     "while": while_loop,
     "while, one checkpoint": partial(while_loop, checkpoints=1),
-    "while, blocks": partial(while_loop, checkpoints=2, block=5),
+    "while, blocks": partial(while_loop, checkpoints=2, block_size=5),
     "while, unbounded": partial(while_loop, max_steps=None, checkpoints=3),
 }
 
@@ -181,9 +181,9 @@ def test_one_bar_for_each_sweep(loop: Callable[..., Any], transformation: str) -
     assert meter.of(lambda: run(X)) == [forward, REVERSE][: len(sweeps)]
 
 
-@pytest.mark.parametrize("block", [None, 3])
-def test_the_longest_example_counts(block: int | None) -> None:
-    gradient = jax.jit(jax.vmap(jax.grad(partial(until, block=block))))
+@pytest.mark.parametrize("block_size", [None, 3])
+def test_the_longest_example_counts(block_size: int | None) -> None:
+    gradient = jax.jit(jax.vmap(jax.grad(partial(until, block_size=block_size))))
     assert meter.of(lambda: gradient(X)) == [("forward", None, 12), ("reverse", 12, 12)]
 
 
@@ -227,27 +227,33 @@ def test_fori_loop() -> None:
 
 
 def test_inner_loops_are_not_shown_again_when_they_are_run_again() -> None:
-    def outer(x: Any, block: int) -> Any:
+    def outer(x: Any, block_size: int) -> Any:
         step = lambda x, _: (scan(x), None)  # noqa: E731
-        return checkpointed_scan(step, x, length=3, checkpoints=1, block=block, progress=meter)[0]
+        return checkpointed_scan(
+            step, x, length=3, checkpoints=1, block_size=block_size, progress=meter
+        )[0]
 
-    for block in (1, 2):
-        bars = meter.of(lambda block=block: jax.jit(jax.grad(outer), static_argnums=1)(0.5, block))
+    for block_size in (1, 2):
+        bars = meter.of(
+            lambda block_size=block_size: jax.jit(jax.grad(outer), static_argnums=1)(
+                0.5, block_size
+            )
+        )
         assert sorted(bars) == sorted([FORWARD, REVERSE] * 3 + [(s, 3, 3) for s in BOTH])
 
 
-@pytest.mark.parametrize("block", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_results_are_the_same(block: int) -> None:
+@pytest.mark.parametrize("block_size", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_results_are_the_same(block_size: int) -> None:
     loops = [
         lambda x, p: checkpointed_scan(
-            lambda x, y: (jnp.sin(x * y), x), x, jnp.arange(9.0), block=block, progress=p
+            lambda x, y: (jnp.sin(x * y), x), x, jnp.arange(9.0), block_size=block_size, progress=p
         ),
         lambda x, p: bounded_while_loop(
             lambda x: jnp.all(x < 9),
             lambda x: x * 1.1,
             x,
             max_steps=50,
-            block=block,
+            block_size=block_size,
             progress=p,
         ),
     ]
@@ -295,7 +301,7 @@ def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
     def texts() -> list[str]:
         jax.clear_caches()
         found = []
-        for options in ({"checkpoints": 3}, {"checkpoints": 2, "block": 5}):
+        for options in ({"checkpoints": 3}, {"checkpoints": 2, "block_size": 5}):
             for loop in (scan, while_loop):
                 silent = partial(loop, progress=False, **options)
                 found += [str(jax.make_jaxpr(f(silent))(0.5)) for f in (jax.grad, jax.hessian)]

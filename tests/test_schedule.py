@@ -37,13 +37,13 @@ def optimal_advances(length: int, checkpoints: int) -> int:
     )
 
 
-def run_abstract_machine(length: int, checkpoints: int, block: int = 1) -> int:
+def run_abstract_machine(length: int, checkpoints: int, block_size: int = 1) -> int:
     """Runs a schedule, checks every action and the storage limit, and counts the advances."""
     slots: dict[int, int] = {}
     current: int | None = 0
     still_to_tape = length
     advances = 0
-    for action in revolve(length, checkpoints, block):
+    for action in revolve(length, checkpoints, block_size):
         match action:
             case Store(slot, position):
                 assert current == position
@@ -60,7 +60,7 @@ def run_abstract_machine(length: int, checkpoints: int, block: int = 1) -> int:
             case Tape(start, stop):
                 assert current == start
                 assert stop == still_to_tape
-                assert start == block * ((stop - 1) // block)
+                assert start == block_size * ((stop - 1) // block_size)
                 still_to_tape, current = start, None
             case Free(slot):
                 assert slots.pop(slot) == still_to_tape

@@ -96,9 +96,9 @@ SLOTS, BLOCK, BATCH, WIDTH = 5, 3, 11, 14
 
 COMPILED = {
     "scan": partial(checkpointed_scan, checkpoints=SLOTS + 1),
-    "blocks": partial(checkpointed_scan, checkpoints=SLOTS + 1, block=BLOCK),
+    "blocks": partial(checkpointed_scan, checkpoints=SLOTS + 1, block_size=BLOCK),
     "while": as_while(checkpoints=SLOTS + 1),
-    "while_in_blocks": as_while(checkpoints=SLOTS + 1, block=BLOCK),
+    "while_in_blocks": as_while(checkpoints=SLOTS + 1, block_size=BLOCK),
 }
 
 
@@ -247,7 +247,7 @@ def test_examples_that_are_divided_in_the_type() -> None:
             jax.device_put(x, NamedSharding(EXPLICIT, s))
             for x, s in zip(arrays(), specs, strict=True)
         ]
-        for each in _same(gradient, *values, block=2):
+        for each in _same(gradient, *values, block_size=2):
             assert each.sharding.spec[0] == "data"
 
 
@@ -292,7 +292,7 @@ def test_xs_that_are_divided_in_time_are_refused_as_lax_does() -> None:
 @pytest.mark.parametrize("derivative", ["grad", "jvp", "forward_over_reverse"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"checkpoints": 3}, {"checkpoints": "all"}, {"checkpoints": 2, "block": 3}],
+    [{}, {"checkpoints": 3}, {"checkpoints": "all"}, {"checkpoints": 2, "block_size": 3}],
     ids=str,
 )
 def test_a_carry_without_a_mesh_beside_xs_that_have_one(

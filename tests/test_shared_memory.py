@@ -199,13 +199,13 @@ def test_loops_after_each_other(first: Outlays, data: Any) -> None:
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 1, 7]))
-def test_a_single_loop(memory: int, online: bool, block: int | None) -> None:
+def test_a_single_loop(memory: int, online: bool, block_size: int | None) -> None:
     """It is nearly as quick as it would be by itself, though fewer plans are looked at."""
     from jax_revolve.schedule.selection import quickest
 
     sizes = Sizes(1000, 4000, 3000, 1500, 0, 20000.0)
-    default = Plan(200, 10, block or 1)
-    loop = SharingLoop("loop", 200, block, online, lambda sizes: default, lambda held: sizes)
+    default = Plan(200, 10, block_size or 1)
+    loop = SharingLoop("loop", 200, block_size, online, lambda sizes: default, lambda held: sizes)
     outlays = together([loop.outlays(Outlays(Outlay(), Outlay()))], MANY)
     time = partial(cost.time, sizes=sizes, stops_by_itself=online)
     chosen = outlays.quickest(memory)
@@ -217,7 +217,7 @@ def test_a_single_loop(memory: int, online: bool, block: int | None) -> None:
     assert chosen is not None
     ((_, plan),) = chosen.plans
     assert cost.memory(plan, sizes) <= memory
-    alone = quickest(200, sizes, memory, block=block, stops_by_itself=online)
+    alone = quickest(200, sizes, memory, block_size=block_size, stops_by_itself=online)
     held = cost.held(alone, sizes, stops_by_itself=online)
     if held + cost.passing(alone, sizes, stops_by_itself=online) <= memory:
         assert chosen.time <= 1.05 * time(alone)

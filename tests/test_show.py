@@ -95,12 +95,12 @@ class Replay:
 
 def row(p: Plan, sweeps: list[Sweep], columns: int) -> str:
     """What the line for some sweeps has to look like, in a chart of so many columns."""
-    steps = p.blocks * p.block
+    steps = p.blocks * p.block_size
 
     def column(step: int) -> int:
         return step * columns // steps
 
-    low, high = sweeps[-1].taped[0], sweeps[0].taped[0] + p.block
+    low, high = sweeps[-1].taped[0], sweeps[0].taped[0] + p.block_size
     taped, end = -(-low * columns // steps), -(-high * columns // steps)
     advanced = column(min(sweep.first for sweep in sweeps))
     line = list("." * advanced + ">" * (taped - advanced) + "#" * (end - taped))
@@ -126,7 +126,7 @@ def check_text(p: Plan, width: int) -> None:
     chart, sweeps = lines(as_text(p, width)), Replay(p).sweeps
     count, columns = len(chart), len(chart[0][1])
     for i, (evaluations, line) in zip(reversed(range(count)), chart, strict=True):
-        low, high = (p.block * (p.blocks * j // count) for j in (i, i + 1))
+        low, high = (p.block_size * (p.blocks * j // count) for j in (i, i + 1))
         these = [s for s in sweeps if low <= s.taped[0] < high]
         assert evaluations == these[-1].after
         assert line == row(p, these, columns)
@@ -202,7 +202,7 @@ def test_picture_shows_the_actions(p: Plan) -> None:
     check_lines(p, *drawn(picture(p, Figure().subplots())))
 
 
-@given(plans.filter(lambda p: p.evaluations < 4000 * p.block))
+@given(plans.filter(lambda p: p.evaluations < 4000 * p.block_size))
 @settings(max_examples=50, deadline=None)
 def test_lines_show_the_actions(p: Plan) -> None:
     drawing = Drawing(p)

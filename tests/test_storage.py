@@ -72,12 +72,12 @@ def places(directory: Path) -> dict[str, dict[str, Any]]:
 PLACES = list(places(Path()))
 
 
-@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("block_size", [1, 3])
 @pytest.mark.parametrize("place", PLACES)
 def test_gradients_are_those_of_the_device_bit_for_bit(
-    place: str, block: int, tmp_path: Path
+    place: str, block_size: int, tmp_path: Path
 ) -> None:
-    options = {"block": block, **places(tmp_path)[place]}
+    options = {"block_size": block_size, **places(tmp_path)[place]}
     for length in (1, 2, 40, 41):
         run = jax.jit(jax.value_and_grad(partial(loss, length=length, **options)))
         on_device = jax.jit(jax.value_and_grad(partial(loss, length=length, checkpoints=4)))
@@ -106,13 +106,13 @@ def test_fori_loops(tmp_path: Path) -> None:
         assert traced(1.1, 9) == pytest.approx(9 * 1.1**8)
 
 
-@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("block_size", [1, 4])
 @pytest.mark.parametrize(
     ("length", "checkpoints", "storage"),
     [(200, 3, HostMemory()), (60, 2, HostMemory(3, 0.5)), (61, 1, HostMemory(transfer=0))],
 )
 def test_it_runs_as_often_as_the_plan_says(
-    length: int, checkpoints: int, storage: HostMemory, block: int
+    length: int, checkpoints: int, storage: HostMemory, block_size: int
 ) -> None:
     count = 0
 
@@ -135,14 +135,16 @@ def test_it_runs_as_often_as_the_plan_says(
         keep_going = lambda state: state[1] < length + 1  # noqa: E731
         return bounded_while_loop(keep_going, body, start, max_steps=length, **options)[0]
 
-    chosen = plan(length, checkpoints, block=block, storage=storage)
+    chosen = plan(length, checkpoints, block_size=block_size, storage=storage)
     assert chosen.stores
     for loop, expected in (
         (run, chosen.executed),
         (run_while, cost.evaluations(chosen, stops_by_itself=True)),
     ):
         count = 0
-        jax.jit(jax.grad(partial(loop, checkpoints=checkpoints, block=block, storage=storage)))(0.1)
+        jax.jit(
+            jax.grad(partial(loop, checkpoints=checkpoints, block_size=block_size, storage=storage))
+        )(0.1)
         jax.effects_barrier()
         assert count == expected
 
@@ -463,7 +465,7 @@ def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("outer", [{}, {"checkpoints": 2, "block": 2}], ids=str)
+@pytest.mark.parametrize("outer", [{}, {"checkpoints": 2, "block_size": 2}], ids=str)
 def test_a_loop_in_a_loop_with_checkpoints_in_the_hosts_memory(outer: dict[str, Any]) -> None:
     """What the inner loop holds is a residual of the outer step, which was put through a branch and
     into buffers as if it were on the device. Found by a random program."""

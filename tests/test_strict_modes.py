@@ -68,11 +68,11 @@ def repeated(x: jax.Array, **options: Any) -> jax.Array:
 
 KINDS = [
     {"checkpoints": 3},
-    {"checkpoints": 3, "block": 2, "progress": ProgressMeter()},
+    {"checkpoints": 3, "block_size": 2, "progress": ProgressMeter()},
     {"checkpoints": "all", "progress": ProgressMeter()},
     {"memory": 4000},
     {"checkpoints": 2, "storage": HostMemory(), "progress": ProgressMeter()},
-    {"checkpoints": 2, "block": 2, "storage": Disk(".")},
+    {"checkpoints": 2, "block_size": 2, "storage": Disk(".")},
 ]
 CASES = [
     *((scanned, kind) for kind in KINDS),

@@ -134,7 +134,7 @@ def run_abstract_machine(p: TwoLevelPlan) -> tuple[int, int, int]:
             case Tape(start, stop):
                 assert current == start
                 assert stop == still_to_tape
-                assert start == p.block * ((stop - 1) // p.block)
+                assert start == p.block_size * ((stop - 1) // p.block_size)
                 still_to_tape, current = start, None
     assert still_to_tape == 0
     assert not slots
@@ -220,7 +220,7 @@ def subsets(of: range) -> list[tuple[int, ...]]:
 
 def test_blocks_make_transfers_cheaper() -> None:
     """A block of ten steps takes ten times as long."""
-    p = plan(1000, 4, block=10, storage=HostMemory(transfer=30))
+    p = plan(1000, 4, block_size=10, storage=HostMemory(transfer=30))
     single = plan(100, 4, storage=HostMemory(transfer=3))
     assert (p.stores, p.tail, p.moves) == (single.stores, single.tail, single.moves)
     assert p.advances == 10 * single.advances

@@ -576,7 +576,9 @@ def test_blocks_of_a_batch_under_disable_jit() -> None:
     def run(steps: Any, x: Any) -> Any:
         body = lambda state: (state[0] + 1, jnp.sin(state[1]))  # noqa: E731
         goes_on = lambda state: state[0] < steps  # noqa: E731
-        return bounded_while_loop(goes_on, body, (0, x), max_steps=4, checkpoints=2, block=2)[1]
+        return bounded_while_loop(goes_on, body, (0, x), max_steps=4, checkpoints=2, block_size=2)[
+            1
+        ]
 
     steps, x = jnp.array([1, 3]), jnp.array([0.5, 0.7])
     gradient = jax.grad(lambda x: jnp.sum(jax.vmap(run)(steps, x)))

@@ -54,7 +54,7 @@ def _store_and_advance(
     slots = empty(slots_used(plan), pick(progress[0], steps.restart), plan)
     if not len(stops):
         return progress, slots
-    advances = _Advances(plan.block, starts, stops, ends=not tapes_the_last_block(plan))
+    advances = _Advances(plan.block_size, starts, stops, ends=not tapes_the_last_block(plan))
     return _advance_through(steps, keep_ys, bar, advances, write_slot, (progress, slots))
 
 
@@ -63,7 +63,7 @@ def _write_and_advance(
 ) -> tuple[CarryAndYs, Buffers]:
     """As far as the schedule writes to the storage, and what tells what is there."""
     stops = np.array([*plan.stores[1:], plan.tail])
-    advances = _Advances(plan.block, np.array(plan.stores), stops, ends=False)
+    advances = _Advances(plan.block_size, np.array(plan.stores), stops, ends=False)
     kept = in_storage(plan.storage, pick(progress[0], steps.restart), len(plan.stores))
     write_store = partial(put, plan.storage)
     return _advance_through(steps, keep_ys, bar, advances, write_store, (progress, kept))
@@ -73,7 +73,7 @@ class _Advances(NamedTuple):
     """Advances one after the other, from a checkpoint each, in blocks of so many steps. `ends` says
     whether the sweep ends with the last one."""
 
-    block: int
+    block_size: int
     starts: np.ndarray
     stops: np.ndarray
     ends: bool
@@ -88,7 +88,7 @@ def _advance_through(
     state: tuple[CarryAndYs, list[Any]],
 ) -> tuple[CarryAndYs, list[Any]]:
     """Advance after advance: `keep(kept, checkpoint, number)` is what is kept with one more."""
-    loop, (block, starts, stops, ends) = steps.loop, advances
+    loop, (block_size, starts, stops, ends) = steps.loop, advances
     are_alike = len(set(stops - starts)) == 1
 
     def step(i: jax.Array, progress: CarryAndYs) -> CarryAndYs:
@@ -102,21 +102,25 @@ def _advance_through(
     ) -> tuple[CarryAndYs, list[Any]]:
         progress, kept = state
         kept = keep(kept, pick(progress[0], steps.restart), number)
-        start, stop = (block * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
+        start, stop = (
+            block_size * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops)
+        )
         if not are_alike:
             return bar.fori_loop(start, stop, step, progress), kept
-        length = block * int(stops[0] - starts[0])  # known to XLA, which then needs no decision
+        length = block_size * int(
+            stops[0] - starts[0]
+        )  # known to XLA, which then needs no decision
         from_start = lambda i, progress: step(start + i, progress)  # noqa: E731
         return bar.fori_loop(0, length, from_start, progress, before=start), kept
 
     def before(number: jax.Array) -> jax.Array:
-        return block * jnp.asarray(starts, jnp.int32)[number]
+        return block_size * jnp.asarray(starts, jnp.int32)[number]
 
     return bar.outer_loop(
         len(stops),
         keep_and_advance,
         state,
-        size=block * int(stops[-1] - starts[0]) // len(stops),
+        size=block_size * int(stops[-1] - starts[0]) // len(stops),
         before=before,
         ends=ends,
     )
@@ -130,7 +134,7 @@ def _tape_the_last_block(
     bar: Bar,
     progress: CarryAndYs,
 ) -> tuple[CarryAndYs, Buffers]:
-    tape, first = Tape(steps, activity), plan.block * (plan.blocks - 1)
+    tape, first = Tape(steps, activity), plan.block_size * (plan.blocks - 1)
 
     def record(i: jax.Array, state: tuple[CarryAndYs, Buffers]) -> tuple[CarryAndYs, Buffers]:
         (carry, ys), entries = state
@@ -140,7 +144,7 @@ def _tape_the_last_block(
         return (carry, ys), write(entries, stored, i)
 
     # As long as any block's tape, for the reverse sweep writes the others over it.
-    entries = tape.empty(plan.block)
+    entries = tape.empty(plan.block_size)
     return bar.fori_loop(0, plan.length - first, record, (progress, entries), before=first)
 
 

@@ -70,9 +70,9 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         shown, held = state
         _, progress = shown
         count, _, carry = progress
-        held, stop = keeping.keep(held, pick(carry, steps.restart), count // plan.block)
+        held, stop = keeping.keep(held, pick(carry, steps.restart), count // plan.block_size)
         # Beyond the bound the product may overflow.
-        stop = jnp.where(stop < plan.blocks, plan.block * stop, plan.length)
+        stop = jnp.where(stop < plan.blocks, plan.block_size * stop, plan.length)
         return advance(shown, stop), held
 
     progress = (jnp.int32(0), loop.holds(consts, init), init)

@@ -46,8 +46,8 @@ def run_reverse(
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
-    bar, blocks = Bar(steps.loop, REVERSE, held.steps), -(-held.steps // plan.block)
-    if plan.block == 1:
+    bar, blocks = Bar(steps.loop, REVERSE, held.steps), -(-held.steps // plan.block_size)
+    if plan.block_size == 1:
         by, reversal = _OneByOne(steps, activity, cotangents), (gradient, [])
     else:
         by = _InBlocks(steps, plan, activity, held, cotangents)
@@ -95,7 +95,7 @@ class _InBlocks:
     def __init__(
         self, steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
     ) -> None:
-        self._tape, self._size = Tape(steps, activity), plan.block
+        self._tape, self._size = Tape(steps, activity), plan.block_size
         self._held, self._ct_ys = held, cotangents.ys
         self._same = self._tape.same_for_all()
 
@@ -138,7 +138,7 @@ class _Parts:
 
     def reverse(self, first: Any, blocks: Any, state: State) -> State:
         """From the cotangents after the first `blocks` blocks to those before block `first`."""
-        steps, plan, size = self._steps, self._plan, self._plan.block
+        steps, plan, size = self._steps, self._plan, self._plan.block_size
         taken = state[0].steps
         every = isinstance(blocks, int) and stores_every_block(plan)
 
@@ -184,7 +184,9 @@ class _Parts:
             store, start, stop, position, is_last = jnp.asarray(moves)[number]
             held, reversal = state
             restarted = get(plan.storage, stores, types, store, is_last)
-            restarted = steps.advance(restarted, plan.block * position, plan.block * start)
+            restarted = steps.advance(
+                restarted, plan.block_size * position, plan.block_size * start
+            )
             positions = held.positions.at[0].set(start)
             held = held._replace(start=restarted, positions=positions, top=jnp.zeros_like(held.top))
             return self.reverse(start, jnp.minimum(stop, blocks), (held, reversal))
@@ -225,7 +227,9 @@ def _store_on_the_way(
 
     def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
         held, carry, to = state
-        carry = steps.advance(carry, plan.block * held.positions[held.top], plan.block * to)
+        carry = steps.advance(
+            carry, plan.block_size * held.positions[held.top], plan.block_size * to
+        )
         top = held.top + 1
         slots = write_slot(held.slots, carry, held.place(top))
         positions = held.positions.at[top].set(to)

@@ -86,7 +86,7 @@ def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]
 def tapes_the_last_block(plan: AnyPlan) -> bool:
     """Whether the forward sweep of a loop of known length tapes its last block. For a single step
     the tape would cost more than it saves: buffers between programs, another copy of the step."""
-    return plan.block > 1
+    return plan.block_size > 1
 
 
 def stores_every_block(plan: AnyPlan) -> bool:

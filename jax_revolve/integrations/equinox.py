@@ -32,7 +32,7 @@ def filter_checkpointed_scan(
     _split_transpose: bool = False,
     *,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     plan: AnyPlan | None = None,
@@ -103,7 +103,7 @@ def filter_checkpointed_scan(
             unroll,
             _split_transpose,
             checkpoints=checkpoints,
-            block=block,
+            block_size=block_size,
             memory=memory,
             storage=storage,
             plan=plan,
@@ -122,7 +122,7 @@ def filter_bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     with_steps: Literal[False] = False,
@@ -139,7 +139,7 @@ def filter_bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     with_steps: Literal[True],
@@ -155,7 +155,7 @@ def filter_bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     with_steps: bool = False,
@@ -210,7 +210,7 @@ def filter_bounded_while_loop(
         def going(variables: Any) -> Any:
             return cond_fun(parts.whole(variables))
 
-        limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block": block}
+        limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block_size": block_size}
         limits |= {"memory": memory, "storage": storage, "throw": throw, "progress": progress}
         if not with_steps:
             return parts.whole(bounded_while_loop(going, body, parts.variables, **limits))

@@ -32,7 +32,7 @@ def explain(
     cond_fun: Callable[[Any], Any] | None = None,
     max_steps: int | None = None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
 ) -> Report:
@@ -50,7 +50,7 @@ def explain(
     - `cond_fun`, `max_steps`: for a loop that stops by itself, as
         [`jax_revolve.bounded_while_loop`][] takes them; `f` is then its `body_fun`, `init` its
         `init_val`.
-    - `checkpoints`, `block`, `memory`, `storage`: as those loops.
+    - `checkpoints`, `block_size`, `memory`, `storage`: as those loops.
 
     **Returns:**
 
@@ -81,16 +81,16 @@ def explain(
         ```
     """
     _check_kind(cond_fun, max_steps, xs, length)
-    options.check_arguments(checkpoints, block, memory, storage)
+    options.check_arguments(checkpoints, block_size, memory, storage)
     found: list[Report] = []
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         if steps is None:
-            wanted = options.for_bound(max_steps, checkpoints, block, memory, storage)
+            wanted = options.for_bound(max_steps, checkpoints, block_size, memory, storage)
             loop = Loop.of(equation, max_steps, wanted)
         else:
-            wanted = options.for_scan(steps, checkpoints, block, memory, storage)
+            wanted = options.for_scan(steps, checkpoints, block_size, memory, storage)
             loop = Loop.of(equation, steps, wanted)
         found.append(report_of(loop, operands))
         return [zeros(t) for t in equation.output_types]

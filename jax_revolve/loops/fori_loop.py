@@ -26,7 +26,7 @@ def checkpointed_fori_loop(
     init_val: Value,
     *,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     max_steps: int | None = None,
@@ -42,7 +42,7 @@ def checkpointed_fori_loop(
     **Arguments:**
 
     - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
-    - `checkpoints`, `block`, `memory`, `storage`: as in the loop that it is.
+    - `checkpoints`, `block_size`, `memory`, `storage`: as in the loop that it is.
     - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
         Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
         `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
@@ -71,7 +71,7 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    options.check_arguments(checkpoints, block, memory, storage)
+    options.check_arguments(checkpoints, block_size, memory, storage)
     options.for_bound(max_steps, None)
     listener = listener_of(progress)
 
@@ -81,13 +81,13 @@ def checkpointed_fori_loop(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         steps = equation.length
         if steps is None:
-            plan = options.for_bound(max_steps, checkpoints, block, memory, storage)
+            plan = options.for_bound(max_steps, checkpoints, block_size, memory, storage)
             try_storage(plan)
             loop = Loop.of(equation, max_steps, plan, listener)
             results = run_loop(loop, operands)
             return raise_if_stopped(loop, operands, results, results)
         check_steps(steps)
-        plan = options.for_scan(steps, checkpoints, block, memory, storage)
+        plan = options.for_scan(steps, checkpoints, block_size, memory, storage)
         try_storage(plan)
         return run_loop(Loop.of(equation, steps, plan, listener), operands)
 

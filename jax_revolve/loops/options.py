@@ -28,7 +28,7 @@ LARGEST_BOUND = 2**31 - 1
 def for_scan(
     length: int,
     checkpoints: Checkpoints,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
 ) -> AnyPlan | Request:
@@ -37,13 +37,13 @@ def for_scan(
         raise ValueError(
             f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
         )
-    return _request(length, checkpoints, block, memory, storage, stops_by_itself=False)
+    return _request(length, checkpoints, block_size, memory, storage, stops_by_itself=False)
 
 
 def for_bound(
     max_steps: int | None,
     checkpoints: Checkpoints,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
 ) -> AnyPlan | Request | None:
@@ -57,7 +57,7 @@ def for_bound(
         max_steps = check_integer("max_steps", max_steps, least=0, allowed=_ALLOWED_BOUND)
         if max_steps > LARGEST_BOUND:
             raise ValueError(f"max_steps must be {_ALLOWED_BOUND}, but is {max_steps}.")
-        return _request(max_steps, checkpoints, block, memory, storage, stops_by_itself=True)
+        return _request(max_steps, checkpoints, block_size, memory, storage, stops_by_itself=True)
     if isinstance(checkpoints, str):
         raise ValueError(
             f"checkpoints must be an int >= 1 or None where max_steps is None, but is "
@@ -68,7 +68,7 @@ def for_bound(
             f"memory must be None where max_steps is None, but is {memory!r}: what fits depends on "
             "how many steps there may be. Pass max_steps, or checkpoints."
         )
-    block, storage = check_block(block), check_place(storage)
+    block_size, storage = check_block(block_size), check_place(storage)
     if isinstance(storage, Storage):
         raise ValueError(
             f"storage must be None or a memory kind where max_steps is None, but is {storage!r}: "
@@ -76,35 +76,35 @@ def for_bound(
         )
     if checkpoints is None:
         return None
-    return kept_in(storage, plan(LARGEST_BOUND, checkpoints, block=block))
+    return kept_in(storage, plan(LARGEST_BOUND, checkpoints, block_size=block_size))
 
 
 def check_arguments(
-    checkpoints: object, block: object, memory: object, storage: object = None
+    checkpoints: object, block_size: object, memory: object, storage: object = None
 ) -> None:
     """Errors in our own arguments come before any of lax's, whatever the loop is like."""
-    for_scan(0, checkpoints, block, memory, storage)  # pyright: ignore[reportArgumentType]
+    for_scan(0, checkpoints, block_size, memory, storage)  # pyright: ignore[reportArgumentType]
 
 
 def _request(
     length: int,
     checkpoints: Checkpoints,
-    block: int | None,
+    block_size: int | None,
     memory: Budgets,
     storage: Place,
     *,
     stops_by_itself: bool,
 ) -> AnyPlan | Request:
-    block, storage = check_block(block), check_place(storage)
+    block_size, storage = check_block(block_size), check_place(storage)
     if memory is not None and checkpoints is not None:
         raise ValueError(
             f"checkpoints must be None where memory is given, but is {checkpoints!r}: as many are "
             f"taken as fit into memory={memory!r}."
         )
-    if block is not None:
-        block = min(block, max(length, 1))
+    if block_size is not None:
+        block_size = min(block_size, max(length, 1))
     if checkpoints is not None:
-        return kept_in(storage, plan(length, checkpoints, block=block))
+        return kept_in(storage, plan(length, checkpoints, block_size=block_size))
     storage_memory = None
     if isinstance(memory, Mapping):
         storage, memory, storage_memory = _budgets(memory, storage)
@@ -114,11 +114,11 @@ def _request(
             'memory={"device": ..., "pinned_host": ...}, or checkpoints.'
         )
     most = MOST_REPETITIONS_TO_A_BOUND if stops_by_itself else MOST_REPETITIONS_BY_DEFAULT
-    if block is not None and memory is None:
-        return kept_in(storage, plan(length, repetitions=most, block=block))
+    if block_size is not None and memory is None:
+        return kept_in(storage, plan(length, repetitions=most, block_size=block_size))
     fewest = binomial.fewest_checkpoints(length, most)
     budget = None if memory is None else parse_bytes(memory)
-    return Request(length, budget, fewest, block, stops_by_itself, storage, storage_memory)
+    return Request(length, budget, fewest, block_size, stops_by_itself, storage, storage_memory)
 
 
 def _budgets(memory: Mapping[str, int | str], storage: Place) -> tuple[Storage, Memory, int]:

@@ -32,7 +32,7 @@ def checkpointed_scan(
     _split_transpose: bool = False,
     *,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     plan: AnyPlan | None = None,
@@ -47,9 +47,9 @@ def checkpointed_scan(
 
     - Evaluated, it is `lax.scan`.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
-        and the residuals of `block` steps, and runs `f` as often as
-        `plan(n, checkpoints, block=block).executed` says. Cotangents of large weights are added up
-        once a block, by one product.
+        and the residuals of `block_size` steps, and runs `f` as often as
+        `plan(n, checkpoints, block_size=block_size).executed` says. Cotangents of large weights are
+        added up once a block, by one product.
     - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
         a loop that carries the tangents too.
     - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
@@ -68,8 +68,8 @@ def checkpointed_scan(
     - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
         `"all"` stores every one that a block starts from. More take more memory and less time;
         `jax_revolve.plan` tells beforehand how much less.
-    - `block`: how many steps to tape together, an int >= 1: their residuals are kept at once, and
-        checkpoints stand between blocks. Longer blocks take more memory and fewer evaluations.
+    - `block_size`: how many steps to tape together, an int >= 1: their residuals are kept at once,
+        and checkpoints stand between blocks. Longer blocks take more memory and fewer evaluations.
         With `checkpoints` alone it is 1.
     - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
         `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
@@ -77,7 +77,7 @@ def checkpointed_scan(
         values, and what a single step takes for itself. Under `jax.vmap` of a gradient it is for
         one example. It is for one device inside `jax.shard_map`, and where types tell the sharding
         (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not. Checkpoints and,
-        unless it is given, `block` are chosen for the least predicted time;
+        unless it is given, `block_size` are chosen for the least predicted time;
         `jax_revolve.explain` shows the choices.
         A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
         levels.
@@ -105,8 +105,8 @@ def checkpointed_scan(
 
     Whatever `jax.lax.scan` raises, and:
 
-    - `TypeError` or `ValueError` if `checkpoints`, `block`, `memory` or `plan` is not as above, or
-        excludes another one that is given;
+    - `TypeError` or `ValueError` if `checkpoints`, `block_size`, `memory` or `plan` is not as
+        above, or excludes another one that is given;
     - `ValueError` in reverse mode if `memory` is less than the least possible, which it states;
     - `FileNotFoundError` or `PermissionError` if the directory of a `Disk` cannot be written to;
         at run time, as a `JaxRuntimeError`, an `OSError` that tells which file could not be written
@@ -141,16 +141,18 @@ def checkpointed_scan(
 
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
-    options.check_arguments(checkpoints, block, memory, storage)
+    options.check_arguments(checkpoints, block_size, memory, storage)
     listener = listener_of(progress)
-    _check_plan(plan, checkpoints=checkpoints, block=block, memory=memory, storage=storage)
+    _check_plan(
+        plan, checkpoints=checkpoints, block_size=block_size, memory=memory, storage=storage
+    )
 
     def scan() -> tuple[Carry, Y]:
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
     def plan_for(steps: int) -> AnyPlan | Request:
         if plan is None:
-            return options.for_scan(steps, checkpoints, block, memory, storage)
+            return options.for_scan(steps, checkpoints, block_size, memory, storage)
         if plan.length != steps:
             raise ValueError(
                 f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "

@@ -39,7 +39,7 @@ def bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     with_steps: Literal[False] = False,
@@ -56,7 +56,7 @@ def bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     with_steps: Literal[True],
@@ -72,7 +72,7 @@ def bounded_while_loop(
     *,
     max_steps: int | None,
     checkpoints: Checkpoints = None,
-    block: int | None = None,
+    block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     with_steps: bool = False,
@@ -91,8 +91,8 @@ def bounded_while_loop(
     - Forward mode is that of `lax.while_loop`; reverse mode over it is first-order reverse mode
         again, of a loop that carries the tangents too.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
-        and the residuals of `block` steps. It places checkpoints without knowing how many steps
-        there will be, and then, with `block=1`, runs `body_fun` about as often as
+        and the residuals of `block_size` steps. It places checkpoints without knowing how many
+        steps there will be, and then, with `block_size=1`, runs `body_fun` about as often as
         `plan(steps, checkpoints).evaluations` says: not more than that, but for `repetitions + 1`
         evaluations, in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
         per cent more in a longer one.
@@ -116,8 +116,8 @@ def bounded_while_loop(
         for `checkpoints` first-order reverse mode, of a loop of less than `2**31` steps.
     - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
         `"all"` stores every one up to the bound that a block starts from.
-    - `block`, `memory`: as [`jax_revolve.checkpointed_scan`][]. `memory` is kept to even if the
-        bound is reached, and chooses what is the quickest then. Without `checkpoints`, it is by
+    - `block_size`, `memory`: as [`jax_revolve.checkpointed_scan`][]. `memory` is kept to even if
+        the bound is reached, and chooses what is the quickest then. Without `checkpoints`, it is by
         default as much as about `(6 * max_steps) ** (1 / 3)` carries and the residuals of one step
         take, 28 carries for 4096 steps, 180 for a million: the fewest checkpoints with which no
         step is advanced more than three times even if the bound is reached.
@@ -139,8 +139,8 @@ def bounded_while_loop(
 
     Whatever `jax.lax.while_loop` raises, and:
 
-    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block`, `memory` or `storage` is
-        not as above;
+    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block_size`, `memory` or `storage`
+        is not as above;
     - what [`jax_revolve.checkpointed_scan`][] raises if `storage` cannot be used;
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
         less than the least possible, and where a derivative of the gradient is taken of a loop
@@ -174,7 +174,7 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
         `jax_revolve/schedule/online.py`.
     """
-    plan = options.for_bound(max_steps, checkpoints, block, memory, storage)
+    plan = options.for_bound(max_steps, checkpoints, block_size, memory, storage)
     try_storage(plan)
     listener = listener_of(progress)
     if is_jit_disabled():

@@ -22,7 +22,7 @@ class _Options:
     """How one loop is to be checkpointed: as the arguments of the loops that take these names."""
 
     checkpoints: Checkpoints
-    block: int | None
+    block_size: int | None
     memory: Memory
     max_steps: int | None
 
@@ -33,11 +33,11 @@ class _Options:
 
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
-            plan = options.for_scan(loop.length, self.checkpoints, self.block, self.memory)
+            plan = options.for_scan(loop.length, self.checkpoints, self.block_size, self.memory)
             return Replacement(plan, None)
         if self.is_without_bound:
             return Replacement(None, None)
-        plan = options.for_bound(self.max_steps, self.checkpoints, self.block, self.memory)
+        plan = options.for_bound(self.max_steps, self.checkpoints, self.block_size, self.memory)
         return Replacement(plan, self.max_steps)
 
 
@@ -167,7 +167,7 @@ class _SharedMemory:
         default = options.replacement(loop)
         report = loop.measure({**self._own, **least}, default)
         if report is None:
-            plan = Plan(_length(loop, options), 1, options.block or 1)
+            plan = Plan(_length(loop, options), 1, options.block_size or 1)
             return inside(lambda o: replace(o, plans=((loop.key, plan), *o.plans)))
 
         def sizes(held: int) -> Sizes:
@@ -185,7 +185,7 @@ class _SharedMemory:
         return SharingLoop(
             loop.key,
             _length(loop, options),
-            options.block,
+            options.block_size,
             report.stops_by_itself,
             default_plan,
             sizes,

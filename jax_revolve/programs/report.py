@@ -73,7 +73,8 @@ class LoopsReport:
         plan = report.plan
         length = f"<= {plan.length}" if loop.length is None else str(plan.length)
         after = readable(report.memory(plan))
-        return loop.name, loop.source, length, before, after, str(plan.checkpoints), str(plan.block)
+        chosen = (str(plan.checkpoints), str(plan.block_size))
+        return loop.name, loop.source, length, before, after, *chosen
 
     def _unchanged(self, loop: FoundLoop) -> str:
         if loop.length is None:

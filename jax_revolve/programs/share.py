@@ -75,14 +75,14 @@ class SharingLoop:
 
     key: Hashable
     length: int
-    block: int | None
+    block_size: int | None
     stops_by_itself: bool
     default: Callable[[Sizes], Plan]
     sizes: Callable[[int], Sizes]
 
     @property
     def least(self) -> Plan:
-        return Plan(self.length, 1, self.block or 1)
+        return Plan(self.length, 1, self.block_size or 1)
 
     def outlays(self, inside: Outlays) -> Outlays:
         """Given those for everything that is in it."""
@@ -92,7 +92,9 @@ class SharingLoop:
         return Outlays(least, default, list(self._others(inside)))
 
     def _others(self, inside: Outlays) -> Iterator[Outlay]:
-        plans = candidates(self.length, block=self.block, stops_by_itself=self.stops_by_itself)
+        plans = candidates(
+            self.length, block_size=self.block_size, stops_by_itself=self.stops_by_itself
+        )
         for inner in inside.all:
             sizes = self.sizes(inner.held)
             for plan in (*plans, self.default(sizes)):
@@ -109,7 +111,7 @@ def of_plan(plan: Plan, sizes: Sizes, inner: Outlay, *, stops_by_itself: bool) -
     passing = cost.passing(plan, sizes, stops_by_itself=stops_by_itself)
     time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
     # What is in a step is reversed in a copy of what the tape of a block has of it.
-    inside = inner.memory if plan.block > 1 else inner.passing
+    inside = inner.memory if plan.block_size > 1 else inner.passing
     return Outlay(held, passing + inside, time + plan.length * inner.time)
 
 

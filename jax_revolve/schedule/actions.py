@@ -65,34 +65,34 @@ class Discard(NamedTuple):
 Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discard
 
 
-def revolve(length: int, checkpoints: int, block: int = 1, first: int = 0) -> Iterator[Action]:
+def revolve(length: int, checkpoints: int, block_size: int = 1, first: int = 0) -> Iterator[Action]:
     """Every action that reverses a loop of `length` steps with `checkpoints` slots, or its blocks
     from `first` on, which the current carry enters.
 
-    The slots are a stack of positions, lowest at the bottom. Blocks of `block` steps, of which the
-    last may be shorter, are taped from the last to the first; before each, checkpoints are placed
-    on the way from the top of the stack to that block. A checkpoint right where the block is taped
-    would never be read, so none is placed there.
+    The slots are a stack of positions, lowest at the bottom. Blocks of `block_size` steps, of which
+    the last may be shorter, are taped from the last to the first; before each, checkpoints are
+    placed on the way from the top of the stack to that block. A checkpoint right where the block is
+    taped would never be read, so none is placed there.
     """
-    if length <= block * first:
+    if length <= block_size * first:
         return
     stack, current = [first], first
-    yield Store(0, block * first)
-    for target in reversed(range(first, -(-length // block))):
+    yield Store(0, block_size * first)
+    for target in reversed(range(first, -(-length // block_size))):
         if current != stack[-1]:
             current = stack[-1]
-            yield Load(len(stack) - 1, block * current)
+            yield Load(len(stack) - 1, block_size * current)
         while len(stack) < checkpoints:
             position = current + split(target + 1 - current, checkpoints + 1 - len(stack))
             if position >= target:
                 break
-            yield Advance(block * current, block * position)
-            yield Store(len(stack), block * position)
+            yield Advance(block_size * current, block_size * position)
+            yield Store(len(stack), block_size * position)
             stack.append(position)
             current = position
         if current < target:
-            yield Advance(block * current, block * target)
-        yield Tape(block * target, min(block * (target + 1), length))
+            yield Advance(block_size * current, block_size * target)
+        yield Tape(block_size * target, min(block_size * (target + 1), length))
         current = -1
         if stack[-1] == target:
             stack.pop()

@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
     """Bytes that the plan holds, of such a loop."""
-    residuals = sizes.residuals if plan.block > 1 else sizes.alone
+    residuals = sizes.residuals if plan.block_size > 1 else sizes.alone
     return plan.memory(sizes.checkpoint, residuals, sizes.carry)
 
 
@@ -62,7 +62,7 @@ def held(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
     of its steps that is taped."""
     if stops_by_itself:
         return plan.checkpoints * (sizes.checkpoint + PLACE)
-    tape = plan.block * sizes.alone if plan.block > 1 else 0
+    tape = plan.block_size * sizes.alone if plan.block_size > 1 else 0
     return plan.checkpoints * sizes.checkpoint + tape
 
 
@@ -87,16 +87,16 @@ def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
     if is_optimal or blocks > MOST_BLOCKS_SIMULATED:
         return _least_evaluations(plan)
     again = online.evaluations(blocks, checkpoints) - 2 * blocks
-    return 2 * plan.length + plan.block * again
+    return 2 * plan.length + plan.block_size * again
 
 
 def _least_evaluations(plan: Reversal) -> int:
     """Of a loop that stops by itself, if its checkpoints are where they should be."""
     if isinstance(plan, TwoLevelPlan):
         # The tail is one more part that starts in the storage: see `engine.online`.
-        return 2 * plan.length + plan.advances - plan.block * plan.tail
+        return 2 * plan.length + plan.advances - plan.block_size * plan.tail
     again = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
-    return 2 * plan.length + plan.block * again
+    return 2 * plan.length + plan.block_size * again
 
 
 def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
@@ -108,7 +108,7 @@ def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> floa
     in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE
     return (
         runs * (sizes.work + EVALUATION)
-        + plan.length * (in_blocks if plan.block > 1 else alone)
+        + plan.length * (in_blocks if plan.block_size > 1 else alone)
         + memory(plan, sizes) * HELD_BYTE
         + plan.blocks * BLOCK
     )

@@ -11,7 +11,7 @@ step in the program, and every derivative multiplies the copies."""
 def levels(plan: Reversal) -> int:
     """How deep to nest: one level, which stores every carry, where the plan stores every carry or
     residual too; otherwise `DEEPEST`."""
-    stores_all = max(plan.checkpoints + 1, plan.block) >= plan.length
+    stores_all = max(plan.checkpoints + 1, plan.block_size) >= plan.length
     return 1 if stores_all else DEEPEST
 
 

@@ -9,7 +9,7 @@ from jax_revolve.schedule.actions import Action, revolve
 from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.storage import MemoryKind, check_memory_kind
 
-_LEAST = {"length": 0, "checkpoints": 1, "block": 1}
+_LEAST = {"length": 0, "checkpoints": 1, "block_size": 1}
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Reversal:
 
     length: int
     checkpoints: int
-    block: int = 1
+    block_size: int = 1
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -29,7 +29,7 @@ class Reversal:
     @property
     def blocks(self) -> int:
         """The number of blocks of steps that are taped together; the last may be shorter."""
-        return -(-self.length // self.block)
+        return -(-self.length // self.block_size)
 
     @property
     def repetitions(self) -> int:
@@ -61,7 +61,7 @@ class Reversal:
         of a block, of `residual_bytes` a step, and the carry that the loop runs on, which is as
         large as a checkpoint if nothing else is said."""
         carry_bytes = state_bytes if carry_bytes is None else carry_bytes
-        return self.checkpoints * state_bytes + self.block * residual_bytes + carry_bytes
+        return self.checkpoints * state_bytes + self.block_size * residual_bytes + carry_bytes
 
     def show(self, width: int = 79) -> str:
         """The schedule as text for a terminal, `width` characters wide."""
@@ -86,7 +86,7 @@ class Reversal:
         return show.picture(self, ax)
 
     def _summary(self, stored: str) -> str:
-        taped = f" blocks of {self.block} steps," if self.block > 1 else ""
+        taped = f" blocks of {self.block_size} steps," if self.block_size > 1 else ""
         return (
             f"{self.length} steps,{taped} {stored}: {self.evaluations} evaluations "
             f"({self.overhead:.2f} extra forward passes, no step advanced more than "
@@ -97,7 +97,7 @@ class Reversal:
 @dataclass(frozen=True)
 class Plan(Reversal):
     """How a loop of `length` steps is reversed with `checkpoints` stored carries, the steps taped
-    in blocks of `block`.
+    in blocks of `block_size`.
 
     Made by [`jax_revolve.plan`][]. Iterating over a plan gives its actions one by one, in the order
     in which they run; it takes no memory, however long the loop.
@@ -118,7 +118,7 @@ class Plan(Reversal):
     def advances(self) -> int:
         """Steps that run without being taped, k t(N, s) for N blocks of k steps: the least possible
         number. The last block, which may be shorter, is never advanced."""
-        return self.block * binomial.advances(self.blocks, self.checkpoints)
+        return self.block_size * binomial.advances(self.blocks, self.checkpoints)
 
     @property
     def executed(self) -> int:
@@ -128,12 +128,12 @@ class Plan(Reversal):
         value is computed; but a block of a single step is not, since that would cost more than it
         saves: it takes as many evaluations as one step more, whose last is the end of the loop.
         """
-        if self.block > 1 or self.length == 0:
+        if self.block_size > 1 or self.length == 0:
             return self.evaluations
         return self.length + binomial.advances(self.length + 1, self.checkpoints)
 
     def __iter__(self) -> Iterator[Action]:
-        return revolve(self.length, self.checkpoints, self.block)
+        return revolve(self.length, self.checkpoints, self.block_size)
 
     def __str__(self) -> str:
         return self._summary(f"{self.checkpoints} checkpoints")

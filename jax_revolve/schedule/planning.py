@@ -23,7 +23,7 @@ def plan(
     length: int,
     checkpoints: Checkpoints = None,
     *,
-    block: int | None = None,
+    block_size: int | None = None,
     repetitions: int | None = None,
     overhead: float | None = None,
     memory: Memory = None,
@@ -38,7 +38,7 @@ def plan(
     length: int,
     checkpoints: Checkpoints = None,
     *,
-    block: int | None = None,
+    block_size: int | None = None,
     repetitions: int | None = None,
     overhead: float | None = None,
     memory: Memory = None,
@@ -52,7 +52,7 @@ def plan(
     length: int,
     checkpoints: Checkpoints = None,
     *,
-    block: int | None = None,
+    block_size: int | None = None,
     repetitions: int | None = None,
     overhead: float | None = None,
     memory: Memory = None,
@@ -72,16 +72,16 @@ def plan(
         More than there are blocks are never used. `"all"` stores one for every block. `None`, the
         default, takes the fewest with which no step is advanced more than twice: about
         `sqrt(2 * length)`.
-    - `block`: how many steps are taped together, an int >= 1: their residuals are all kept until
-        they are transposed. The default is 1.
+    - `block_size`: how many steps are taped together, an int >= 1: their residuals are all kept
+        until they are transposed. The default is 1.
 
     At most one of the following, instead of `checkpoints`:
 
     - `repetitions`: the fewest checkpoints with which no step is advanced more often: an int >= 1.
     - `overhead`: the fewest checkpoints with which there are no more advances per step: a number.
     - `memory`: the fewest evaluations, `Plan.executed`, that so much memory allows: an int of bytes
-        or a string such as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block` are
-        chosen.
+        or a string such as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block_size`
+        are chosen.
         `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
         behind for its transposition; `jax_revolve.explain` finds both.
 
@@ -107,7 +107,7 @@ def plan(
 
         p = plan(1000, checkpoints=30)
         assert (p.repetitions, p.advances, p.evaluations) == (3, 2472, 3472)
-        assert plan(1000, checkpoints=84, block=12).evaluations == 1996
+        assert plan(1000, checkpoints=84, block_size=12).evaluations == 1996
         assert plan(1000, overhead=2).checkpoints == 43
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
         assert p.evaluations < 2000
@@ -122,9 +122,9 @@ def plan(
         computation", SIAM J. Sci. Comput. 38(3), 2016.
     """
     length = check_integer("length", length, least=0)
-    block = check_block(block)
-    if block is not None:
-        block = min(block, max(length, 1))
+    block_size = check_block(block_size)
+    if block_size is not None:
+        block_size = min(block_size, max(length, 1))
     _check_alternatives(
         checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
     )
@@ -136,23 +136,23 @@ def plan(
         state = check_integer("state_bytes", state_bytes, least=0, allowed=allowed)
         residuals = check_integer("residual_bytes", residual_bytes, least=0, allowed=allowed)
         sizes = Sizes(state, residuals, residuals, state)
-        return quickest(length, sizes, parse_bytes(memory), block=block)
-    block = 1 if block is None else block
-    blocks = -(-length // block)
+        return quickest(length, sizes, parse_bytes(memory), block_size=block_size)
+    block_size = 1 if block_size is None else block_size
+    blocks = -(-length // block_size)
     if repetitions is not None:
         repetitions = check_integer("repetitions", repetitions, least=1)
         wanted = binomial.fewest_checkpoints(blocks, repetitions)
     elif overhead is not None:
-        wanted = _fewest_for_overhead(length, block, overhead)
+        wanted = _fewest_for_overhead(length, block_size, overhead)
     else:
         wanted = _check_checkpoints(checkpoints, blocks)
     wanted = min(wanted, max(blocks, 1))
     if storage is not None:
-        return TwoLevelPlan(length, wanted, block, storage)
-    return Plan(length, wanted, block)
+        return TwoLevelPlan(length, wanted, block_size, storage)
+    return Plan(length, wanted, block_size)
 
 
-def longest_plan(checkpoints: int, repetitions: int, *, block: int = 1) -> Plan:
+def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> Plan:
     """The plan for the longest loop that so many stored carries reverse with no step advanced more
     than `repetitions` times: C(s + r, s) blocks.
 
@@ -160,7 +160,7 @@ def longest_plan(checkpoints: int, repetitions: int, *, block: int = 1) -> Plan:
 
     - `checkpoints`: how many carries may be stored at once, the initial one included: an int >= 1.
     - `repetitions`: how often a step may be advanced: an int >= 0.
-    - `block`: how many steps are taped together, an int >= 1.
+    - `block_size`: how many steps are taped together, an int >= 1.
 
     **Returns:**
 
@@ -180,12 +180,12 @@ def longest_plan(checkpoints: int, repetitions: int, *, block: int = 1) -> Plan:
     """
     checkpoints = check_integer("checkpoints", checkpoints, least=1)
     repetitions = check_integer("repetitions", repetitions, least=0)
-    block = check_integer("block", block, least=1)
-    return Plan(block * binomial.beta(checkpoints, repetitions), checkpoints, block)
+    block_size = check_integer("block_size", block_size, least=1)
+    return Plan(block_size * binomial.beta(checkpoints, repetitions), checkpoints, block_size)
 
 
-def check_block(block: object) -> int | None:
-    return None if block is None else check_integer("block", block, least=1)
+def check_block(block_size: object) -> int | None:
+    return None if block_size is None else check_integer("block_size", block_size, least=1)
 
 
 def _check_checkpoints(checkpoints: Checkpoints, blocks: int) -> int:
@@ -216,21 +216,23 @@ def _check_without_storage(**alternatives: object) -> None:
             )
 
 
-def _fewest_for_overhead(length: int, block: int, overhead: object) -> int:
+def _fewest_for_overhead(length: int, block_size: int, overhead: object) -> int:
     if isinstance(overhead, bool) or not isinstance(overhead, Real):
         raise TypeError(
             f"overhead must be a number of advances per step, but is {overhead!r} of type "
             f"{type(overhead).__name__}."
         )
-    blocks = -(-length // block)
-    least = Plan(length, max(blocks, 1), block).overhead
+    blocks = -(-length // block_size)
+    least = Plan(length, max(blocks, 1), block_size).overhead
     most = float(overhead)
     if not isfinite(most) or most < least:
         raise ValueError(
-            f"overhead must be at least {least!r} for {blocks} blocks of {block} steps, which is "
-            f"what storing all of them takes, but is {overhead!r}. Longer blocks take less."
+            f"overhead must be at least {least!r} for {blocks} blocks of {block_size} steps, which "
+            f"is what storing all of them takes, but is {overhead!r}. Longer blocks take less."
         )
-    return max(1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block).overhead <= most))
+    return max(
+        1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block_size).overhead <= most)
+    )
 
 
 _ALLOWED = 'an int >= 1 (stored carries, the initial one included), "all" or None'

@@ -30,7 +30,7 @@ class Request:
     length: int
     memory: int | None
     checkpoints: int
-    block: int | None
+    block_size: int | None
     stops_by_itself: bool
     storage: Place = None
     storage_memory: int | None = None
@@ -40,7 +40,7 @@ class Request:
         memory = self.memory
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
-        how = {"block": self.block, "stops_by_itself": self.stops_by_itself}
+        how = {"block_size": self.block_size, "stops_by_itself": self.stops_by_itself}
         if isinstance(self.storage, Storage):
             return quickest_with_storage(
                 self.length, sizes, memory, self.storage, self.storage_memory, **how
@@ -54,13 +54,13 @@ def quickest(
     sizes: Sizes,
     memory: int,
     *,
-    block: int | None = None,
+    block_size: int | None = None,
     stops_by_itself: bool = False,
 ) -> Plan:
     """The plan with the least predicted time that takes `memory` bytes at most."""
-    fitting = list(_fitting(length, sizes, memory, block, stops_by_itself))
+    fitting = list(_fitting(length, sizes, memory, block_size, stops_by_itself))
     if not fitting:
-        raise ValueError(_too_little(length, sizes, memory, block))
+        raise ValueError(_too_little(length, sizes, memory, block_size))
     return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
 
 
@@ -72,7 +72,7 @@ def quickest_with_storage(
     storage: Storage,
     storage_memory: int | None,
     *,
-    block: int | None = None,
+    block_size: int | None = None,
     stops_by_itself: bool = False,
 ) -> AnyPlan:
     """As `quickest`, with a storage that takes `storage_memory` bytes at most."""
@@ -81,12 +81,14 @@ def quickest_with_storage(
         most = storage_memory // sizes.checkpoint - stops_by_itself
         most = min(most, storage.checkpoints or most)
         if most < 1:
-            return quickest(length, sizes, memory, block=block, stops_by_itself=stops_by_itself)
+            return quickest(
+                length, sizes, memory, block_size=block_size, stops_by_itself=stops_by_itself
+            )
         storage = replace(storage, checkpoints=most)
-    plans = _fitting(length, sizes, memory, block, stops_by_itself)
-    both = [TwoLevelPlan(p.length, p.checkpoints, p.block, storage) for p in plans]
+    plans = _fitting(length, sizes, memory, block_size, stops_by_itself)
+    both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in plans]
     if not both:
-        raise ValueError(_too_little(length, sizes, memory, block))
+        raise ValueError(_too_little(length, sizes, memory, block_size))
     best = min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
     return best.without_empty_storage
 
@@ -94,23 +96,25 @@ def quickest_with_storage(
 def kept_in(storage: Place, plan: Plan) -> AnyPlan:
     """The plan, with its checkpoints, or further ones, in a storage."""
     if isinstance(storage, Storage):
-        both = TwoLevelPlan(plan.length, plan.checkpoints, plan.block, storage)
+        both = TwoLevelPlan(plan.length, plan.checkpoints, plan.block_size, storage)
         return both.without_empty_storage
     return replace(plan, memory_kind=storage or "device")
 
 
 def trade_off(
-    length: int, sizes: Sizes, *, block: int | None = None, stops_by_itself: bool = False
+    length: int, sizes: Sizes, *, block_size: int | None = None, stops_by_itself: bool = False
 ) -> list[Plan]:
     """The best plans for budgets from the least possible to whatever storing everything takes, each
     in less predicted time than all that take less memory."""
-    least = cost.memory(Plan(length, 1, block or 1), sizes)
+    least = cost.memory(Plan(length, 1, block_size or 1), sizes)
     most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
-    most = max(most, cost.memory(Plan(length, max(length, 1), block or 1), sizes))
+    most = max(most, cost.memory(Plan(length, max(length, 1), block_size or 1), sizes))
     plans: list[Plan] = []
     times: list[float] = []
     for budget in _spread(least, most):
-        plan = quickest(length, sizes, budget, block=block, stops_by_itself=stops_by_itself)
+        plan = quickest(
+            length, sizes, budget, block_size=block_size, stops_by_itself=stops_by_itself
+        )
         time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
         if not times or time < times[-1]:
             plans.append(plan)
@@ -120,13 +124,13 @@ def trade_off(
 
 @lru_cache(maxsize=64)
 def candidates(
-    length: int, *, block: int | None = None, stops_by_itself: bool = False
+    length: int, *, block_size: int | None = None, stops_by_itself: bool = False
 ) -> tuple[Plan, ...]:
     """Plans to choose from, whatever the sizes: the first is the one that takes the least memory,
     the others are about a twelfth part apart."""
-    shortest = block or 1
+    shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]
-    for k in _apart(_blocks(length)) if block is None else (block,):
+    for k in _apart(_blocks(length)) if block_size is None else (block_size,):
         most = _useful(length, k, stops_by_itself)
         counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
         blocks = -(-length // k)
@@ -164,9 +168,9 @@ def _spread(least: int, most: int) -> Iterator[int]:
 
 
 def _fitting(
-    length: int, sizes: Sizes, memory: int, block: int | None, stops_by_itself: bool
+    length: int, sizes: Sizes, memory: int, block_size: int | None, stops_by_itself: bool
 ) -> Iterator[Plan]:
-    for k in _blocks(length) if block is None else (block,):
+    for k in _blocks(length) if block_size is None else (block_size,):
         blocks = -(-length // k)
         left = memory - cost.memory(Plan(length, 1, k), sizes)
         useful = _useful(length, k, stops_by_itself)
@@ -177,11 +181,11 @@ def _fitting(
                 yield Plan(length, checkpoints, k)
 
 
-def _useful(length: int, block: int, stops_by_itself: bool) -> int:
+def _useful(length: int, block_size: int, stops_by_itself: bool) -> int:
     """The most checkpoints that are of use. A last block that is taped before anything else needs
     none: see `engine.slots`."""
-    blocks = -(-length // block)
-    return max(blocks if block == 1 or stops_by_itself else blocks - 1, 1)
+    blocks = -(-length // block_size)
+    return max(blocks if block_size == 1 or stops_by_itself else blocks - 1, 1)
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:
@@ -211,8 +215,8 @@ def _blocks(length: int) -> Iterator[int]:
         yield max(length, 1)
 
 
-def _too_little(length: int, sizes: Sizes, memory: int, block: int | None) -> str:
-    k = block or 1
+def _too_little(length: int, sizes: Sizes, memory: int, block_size: int | None) -> str:
+    k = block_size or 1
     least = cost.memory(Plan(length, 1, k), sizes)
     residuals = sizes.alone if k == 1 else k * sizes.residuals
     steps = "one step" if k == 1 else f"a block of {k} steps"

@@ -17,7 +17,7 @@ from jax_revolve.schedule.storage import HostMemory, Storage, check_storage
 @dataclass(frozen=True)
 class TwoLevelPlan(Reversal):
     """How a loop of `length` steps is reversed with `checkpoints` carries on the device, and more
-    of them in a `storage` beside it, the steps taped in blocks of `block`.
+    of them in a `storage` beside it, the steps taped in blocks of `block_size`.
 
     Made by [`jax_revolve.plan`][] with `storage`. No such schedule takes less time, that of
     transfers included: a carry is written at most once, while the value is computed, and read once
@@ -71,13 +71,13 @@ class TwoLevelPlan(Reversal):
     def advances(self) -> int:
         """Steps that run without being taped. The last block, which may be shorter, is never
         advanced."""
-        return self.block * multistage.advances(self.blocks, self.checkpoints, self._transfers)
+        return self.block_size * multistage.advances(self.blocks, self.checkpoints, self._transfers)
 
     @property
     def executed(self) -> int:
         """Steps that `jax.value_and_grad` of a scan runs, exactly: see `Plan.executed`. The tail
         takes as many evaluations as one step more if steps are taped one by one."""
-        if self.block > 1 or self.length == 0:
+        if self.block_size > 1 or self.length == 0:
             return self.evaluations
         tail = self.length - self.tail
         more = binomial.advances(tail + 1, self.checkpoints)
@@ -89,17 +89,17 @@ class TwoLevelPlan(Reversal):
 
     @cached_property
     def _transfers(self) -> multistage.Transfers:
-        transfer = Fraction(self.storage.transfer) / self.block
+        transfer = Fraction(self.storage.transfer) / self.block_size
         most = self.storage.checkpoints
         return multistage.best(self.blocks, self.checkpoints, transfer, most)
 
     @property
     def without_empty_storage(self) -> "Plan | TwoLevelPlan":
         """The ordinary plan that it is, if it stores nothing."""
-        return self if self.stores else Plan(self.length, self.checkpoints, self.block)
+        return self if self.stores else Plan(self.length, self.checkpoints, self.block_size)
 
     def __iter__(self) -> Iterator[Action]:
-        s, k, stores = self.checkpoints, self.block, self.stores
+        s, k, stores = self.checkpoints, self.block_size, self.stores
         for store, (start, stop) in enumerate(pairwise((*stores, self.tail))):
             yield Write(store, k * start)
             yield Advance(k * start, k * stop)

@@ -19,14 +19,16 @@ class Loops(NamedTuple):
     while_loop: Callable[..., Any]
 
 
-def ours(checkpoints: Any = None, block: int | None = None, **scan_options: Any) -> Loops:
-    scan = partial(checkpointed_scan, checkpoints=checkpoints, block=block, **scan_options)
-    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints, block=block))
+def ours(checkpoints: Any = None, block_size: int | None = None, **scan_options: Any) -> Loops:
+    scan = partial(
+        checkpointed_scan, checkpoints=checkpoints, block_size=block_size, **scan_options
+    )
+    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints, block_size=block_size))
 
 
 def ours_in_blocks(checkpoints: Any = None, **scan_options: Any) -> Loops:
     """Two steps taped together; the last block is shorter, unless the length is even."""
-    return ours(checkpoints, block=2, **scan_options)
+    return ours(checkpoints, block_size=2, **scan_options)
 
 
 def ours_stored(storage: Place, checkpoints: Any = None, **scan_options: Any) -> Loops:
@@ -37,9 +39,11 @@ def ours_stored(storage: Place, checkpoints: Any = None, **scan_options: Any) ->
     return Loops(scan, partial(bounded_while_loop, checkpoints=count, storage=storage))
 
 
-def scan_as_while(checkpoints: Any = None, block: int | None = None, **scan_options: Any) -> Loops:
+def scan_as_while(
+    checkpoints: Any = None, block_size: int | None = None, **scan_options: Any
+) -> Loops:
     """The scan as a while loop, so that everything a scan is tested with tests that loop too."""
-    options = {"checkpoints": checkpoints, "block": block}
+    options = {"checkpoints": checkpoints, "block_size": block_size}
     scan = partial(_scan_as_while, **options, **scan_options)
     return Loops(scan, partial(bounded_while_loop, **options))
 

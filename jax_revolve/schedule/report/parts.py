@@ -46,12 +46,12 @@ class Parts:
     def push(self, start: int, stop: int, slots: int, source: int | None = None) -> None:
         if start < stop:
             left = self.left + self.evaluations(start, stop, slots)
-            left += 0 if source is None else self.plan.block * (start - source)
+            left += 0 if source is None else self.plan.block_size * (start - source)
             self.stack.append(Part(start, stop, slots, left, source))
 
     def evaluations(self, start: int, stop: int, slots: int) -> int:
-        length = min(self.plan.block * stop, self.plan.length) - self.plan.block * start
-        return Plan(length, max(slots, 1), self.plan.block).evaluations
+        length = min(self.plan.block_size * stop, self.plan.length) - self.plan.block_size * start
+        return Plan(length, max(slots, 1), self.plan.block_size).evaluations
 
     def leave(self, target: int, least: int) -> tuple[list[int], int | None]:
         """Goes on until the block `target` has been taped; with it goes the part around it, once

@@ -86,7 +86,7 @@ class Report:
         runs = self.evaluations(plan)
         per_step = runs / max(plan.length, 1)
         memory = readable(self.memory(plan))
-        cells = (str(plan.checkpoints), str(plan.block), memory, str(runs), f"{per_step:.2f}")
+        cells = (str(plan.checkpoints), str(plan.block_size), memory, str(runs), f"{per_step:.2f}")
         if not isinstance(self.plan, TwoLevelPlan):
             return cells
         transfers = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
@@ -108,7 +108,7 @@ class Report:
 
         ax = new_axes() if ax is None else ax
         single = trade_off(
-            self.plan.length, self.sizes, block=1, stops_by_itself=self.stops_by_itself
+            self.plan.length, self.sizes, block_size=1, stops_by_itself=self.stops_by_itself
         )
         self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
         self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")

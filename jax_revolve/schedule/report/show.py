@@ -68,13 +68,13 @@ def _coarse(plan: Reversal) -> Reversal:
     """A plan that stores every carry looks the same in fewer blocks: it may store millions."""
     if plan.blocks <= RESOLUTION or plan.repetitions > 1 or stores(plan):
         return plan
-    block = -(-plan.length // RESOLUTION)
-    return replace(plan, checkpoints=-(-plan.length // block), block=block)
+    block_size = -(-plan.length // RESOLUTION)
+    return replace(plan, checkpoints=-(-plan.length // block_size), block_size=block_size)
 
 
 def _axis(plan: Reversal, columns: int, width: int) -> str:
     """Marks at round numbers of steps, each followed by its number."""
-    steps = plan.blocks * plan.block
+    steps = plan.blocks * plan.block_size
     least = len(str(plan.length)) + 2
     exponents = range(len(str(steps)) + 1)
     distances = (digit * 10**exponent for exponent in exponents for digit in (1, 2, 5))
@@ -165,7 +165,7 @@ class Drawing:
     """The lines of a picture, each from one (evaluations, step) to another."""
 
     def __init__(self, plan: Reversal) -> None:
-        self.block, self.length, self.total = plan.block, plan.length, plan.evaluations
+        self.block_size, self.length, self.total = plan.block_size, plan.length, plan.evaluations
         self.narrow, self.low = self.total // RESOLUTION, max(plan.blocks // RESOLUTION, 1)
         self.parts = Parts(plan)
         self.held: list[Line] = []
@@ -189,7 +189,7 @@ class Drawing:
         while slots < stop - start - 1 and self.parts.evaluations(start, stop, slots) > self.narrow:
             position = start + binomial.split(stop - start, slots)
             if slots == 1:
-                position -= self.narrow // (self.block * (stop - start))
+                position -= self.narrow // (self.block_size * (stop - start))
             self.parts.push(start, position, slots)
             clock = self.advance(clock, start, position)
             if slots > 1 and start // self.low < position // self.low:
@@ -199,10 +199,10 @@ class Drawing:
         if 1 < stop - start <= slots + 1 and end - clock > self.narrow:
             # There are slots for all blocks but the last one, which needs none.
             for i in range(self.low, stop - start - 1, self.low):
-                self.hold(start + i, clock + self.block * i, end - self.block * i)
+                self.hold(start + i, clock + self.block_size * i, end - self.block_size * i)
             clock = self.advance(clock, start, stop - 1)
-        top = min(self.block * stop, self.length)
-        _draw(self.taped, ((clock, top), (end, self.block * start)), self.narrow)
+        top = min(self.block_size * stop, self.length)
+        _draw(self.taped, ((clock, top), (end, self.block_size * start)), self.narrow)
 
     def begin(self, part: Part, clock: int, source: int) -> int:
         """Draws the advance to a part, and the checkpoints that are not needed when it is done."""
@@ -211,16 +211,20 @@ class Drawing:
         if end - clock > self.narrow or self.total == 0:
             self.hold(part.start, clock, end)
         if source == part.start and source in self.stores:
-            self.stored.append(_level(self.block * source, self.block * source, end))
+            self.stored.append(_level(self.block_size * source, self.block_size * source, end))
         return clock
 
     def advance(self, clock: int, start: int, stop: int) -> int:
-        end = clock + self.block * (stop - start)
-        _draw(self.advanced, ((clock, self.block * start), (end, self.block * stop)), self.total)
+        end = clock + self.block_size * (stop - start)
+        _draw(
+            self.advanced,
+            ((clock, self.block_size * start), (end, self.block_size * stop)),
+            self.total,
+        )
         return end
 
     def hold(self, position: int, clock: int, end: int) -> None:
-        self.held.append(_level(self.block * position, clock, end))
+        self.held.append(_level(self.block_size * position, clock, end))
 
 
 def _level(step: int, clock: int, end: int) -> Line:
