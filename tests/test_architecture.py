@@ -92,8 +92,18 @@ def test_public_names_are_imported_when_they_are_used() -> None:
     assert set(dir(jax_revolve)) >= {*jax_revolve._MODULES}
     with pytest.raises(AttributeError, match="has no attribute 'checkpointed_map'"):
         _ = jax_revolve.checkpointed_map  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("names", "unused"),
+    [
+        ("Disk, HostMemory, Plan, longest_plan, plan", "jax equinox numpy"),
+        ("bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, explain", "equinox"),
+    ],
+)
+def test_what_an_import_brings(names: str, unused: str) -> None:
     program = (
-        "import sys; from jax_revolve import Disk, HostMemory, Plan, longest_plan, plan; "
-        "plan(1000, 10).show(); assert not {'jax', 'equinox', 'numpy'} & {*sys.modules}"
+        f"import sys; from jax_revolve import {names}\n"
+        f"assert not {{*'{unused}'.split()}} & {{*sys.modules}}"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

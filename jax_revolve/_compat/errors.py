@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +16,9 @@ def one_unless(wrong: jax.Array, message: str) -> Any:
     ones = jnp.ones(jnp.shape(wrong))
     type_ = jax.ShapeDtypeStruct(ones.shape, ones.dtype)
     if not jax.config.jax_check_tracer_leaks:  # pyright: ignore[reportAttributeAccessIssue]
-        return eqx.error_if(ones, wrong, message)
+        import equinox
+
+        return equinox.error_if(ones, wrong, message)
 
     def check(wrong: Any) -> Any:
         if np.any(wrong):
