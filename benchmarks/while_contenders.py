@@ -11,7 +11,7 @@ from contenders import EQUINOX, OURS, Contender
 from jax import lax
 
 from jax_revolve import bounded_while_loop
-from jax_revolve.loops.options import for_bound
+from jax_revolve.loops.options import Options
 from jax_revolve.schedule import online
 from jax_revolve.schedule.planning import Checkpoints
 
@@ -34,7 +34,7 @@ def ours(steps: int, max_steps: int, wanted: Checkpoints = None) -> Contender:
 
 def checkpoints_for(max_steps: int, wanted: Checkpoints) -> int:
     """How many checkpoints are used if as many are wanted; `None` is the library's default."""
-    plan = for_bound(max_steps, wanted)
+    plan = Options(wanted).for_bound(max_steps)
     assert plan is not None
     return plan.checkpoints
 

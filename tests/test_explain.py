@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import pytest
+from asked import for_bound, for_scan
 from jax import lax
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from test_errors import REJECTED
 
 from jax_revolve import Plan, Report, bounded_while_loop, checkpointed_scan, explain, plan
-from jax_revolve.loops.options import for_bound, for_scan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked import for_bound, for_scan
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_schedule import optimal_advances, run_abstract_machine
 
 from jax_revolve import Plan, longest_plan, plan
-from jax_revolve.loops.options import LARGEST_BOUND, LONGEST, for_bound, for_scan
+from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import binomial, cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
 from jax_revolve.schedule.cost import Sizes
@@ -508,7 +509,7 @@ def test_checkpoints_and_memory(checkpoints: Any, block_size: int | None) -> Non
     ("arguments", "message"),
     [
         ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
-        ((None, 3, None, 0), "memory must be None where max_steps is None, but is 0"),
+        ((None, None, None, 0), "memory must be None where max_steps is None, but is 0"),
         ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
         ((None, None, 0), "block_size must be an int >= 1, but is 0"),
         ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import for_bound, for_scan
 from jax import lax
 
 import jax_revolve.loops.try_storage as storage_checks
@@ -26,7 +27,6 @@ from jax_revolve import (
     plan,
 )
 from jax_revolve._compat import default_device, to_device
-from jax_revolve.loops.options import for_bound, for_scan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request

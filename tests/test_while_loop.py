@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import for_bound
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -16,7 +17,6 @@ from jax.sharding import PartitionSpec
 from jax.test_util import check_grads
 
 from jax_revolve import _compat, bounded_while_loop, checkpointed_fori_loop
-from jax_revolve.loops.options import for_bound
 from jax_revolve.schedule import online
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")

@@ -17,7 +17,7 @@ except ImportError as error:
 
 from jax_revolve.integrations._stages import with_scanned_stages
 from jax_revolve.integrations.equinox import filter_bounded_while_loop
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.schedule.arguments import Memory
 
 TRIED = "0.6.2 to 0.7.2"
@@ -86,7 +86,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
 
     def __check_init__(self) -> None:
         check_interface()
-        options.check_arguments(self.checkpoints, None, self.memory)
+        Options(self.checkpoints, memory=self.memory)
 
     def loop(
         self,

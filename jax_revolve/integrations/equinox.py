@@ -125,6 +125,7 @@ def filter_bounded_while_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -142,6 +143,7 @@ def filter_bounded_while_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     with_steps: Literal[True],
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -158,6 +160,7 @@ def filter_bounded_while_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     with_steps: bool = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -211,7 +214,8 @@ def filter_bounded_while_loop(
             return cond_fun(parts.whole(variables))
 
         limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block_size": block_size}
-        limits |= {"memory": memory, "storage": storage, "throw": throw, "progress": progress}
+        limits |= {"memory": memory, "storage": storage, "plan": plan}
+        limits |= {"throw": throw, "progress": progress}
         if not with_steps:
             return parts.whole(bounded_while_loop(going, body, parts.variables, **limits))
         final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)

@@ -7,7 +7,7 @@ import equinox as eqx
 
 from jax_revolve.layers.stack import run_stack
 from jax_revolve.layers.unlike import run_unlike
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 
@@ -101,7 +101,7 @@ def checkpointed_chain(
         O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
         for heterogeneous chains: how to train deep neural networks with limited memory", 2019.
     """
-    options.check_arguments(checkpoints, None, memory)
+    Options(checkpoints, memory=memory)
     if isinstance(layers, eqx.nn.Sequential):
         layers = layers.layers
     if isinstance(layers, list | tuple):

@@ -9,7 +9,7 @@ from jax import lax
 from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.engine.tape import Tape
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.schedule.arguments import Budgets
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.planning import Checkpoints
@@ -28,6 +28,7 @@ def explain(
     init: Any,
     xs: Any = None,
     length: int | None = None,
+    reverse: bool = False,
     *,
     cond_fun: Callable[[Any], Any] | None = None,
     max_steps: int | None = None,
@@ -35,6 +36,7 @@ def explain(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
 ) -> Report:
     """What the gradient of a loop takes, for every sensible choice, and which one is chosen.
 
@@ -45,12 +47,12 @@ def explain(
 
     **Arguments:**
 
-    - `f`, `init`, `xs`, `length`: as [`jax_revolve.checkpointed_scan`][]. Arrays may be
+    - `f`, `init`, `xs`, `length`, `reverse`: as [`jax_revolve.checkpointed_scan`][]. Arrays may be
         `jax.ShapeDtypeStruct`s.
     - `cond_fun`, `max_steps`: for a loop that stops by itself, as
         [`jax_revolve.bounded_while_loop`][] takes them; `f` is then its `body_fun`, `init` its
         `init_val`.
-    - `checkpoints`, `block_size`, `memory`, `storage`: as those loops.
+    - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as those loops.
 
     **Returns:**
 
@@ -81,24 +83,17 @@ def explain(
         ```
     """
     _check_kind(cond_fun, max_steps, xs, length)
-    options.check_arguments(checkpoints, block_size, memory, storage)
+    asked = Options(checkpoints, block_size, memory, storage, plan)
     found: list[Report] = []
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        steps = equation.length
-        if steps is None:
-            wanted = options.for_bound(max_steps, checkpoints, block_size, memory, storage)
-            loop = Loop.of(equation, max_steps, wanted)
-        else:
-            wanted = options.for_scan(steps, checkpoints, block_size, memory, storage)
-            loop = Loop.of(equation, steps, wanted)
-        found.append(report_of(loop, operands))
+        found.append(report_of(asked.loop(equation, max_steps), operands))
         return [zeros(t) for t in equation.output_types]
 
     def look(init: Any, xs: Any) -> Any:
         def loop() -> Any:
             if cond_fun is None:
-                return lax.scan(f, init, xs, length)
+                return lax.scan(f, init, xs, length, reverse)
             return lax.while_loop(cond_fun, f, init)
 
         return run_around_loop(loop, run)

@@ -7,14 +7,14 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled
 from jax_revolve.autodiff.primitive import run_loop
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.loops.while_loop import raise_if_stopped, run_from
-from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Budgets
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Place
-from jax_revolve.step.loop import Loop
+from jax_revolve.schedule.two_level import AnyPlan
 
 Value = TypeVar("Value")
 
@@ -29,6 +29,7 @@ def checkpointed_fori_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,
 ) -> Value:
@@ -42,7 +43,7 @@ def checkpointed_fori_loop(
     **Arguments:**
 
     - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
-    - `checkpoints`, `block_size`, `memory`, `storage`: as in the loop that it is.
+    - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as in the loop that it is.
     - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
         Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
         `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
@@ -71,25 +72,19 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    options.check_arguments(checkpoints, block_size, memory, storage)
-    options.for_bound(max_steps, None)
-    listener = listener_of(progress)
+    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    Options().for_bound(max_steps)
 
     def fori(start: tuple[Any, Value]) -> Value:
         return lax.fori_loop(start[0], upper, body_fun, start[1])
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        steps = equation.length
-        if steps is None:
-            plan = options.for_bound(max_steps, checkpoints, block_size, memory, storage)
-            try_storage(plan)
-            loop = Loop.of(equation, max_steps, plan, listener)
-            results = run_loop(loop, operands)
-            return raise_if_stopped(loop, operands, results, results)
-        check_steps(steps)
-        plan = options.for_scan(steps, checkpoints, block_size, memory, storage)
-        try_storage(plan)
-        return run_loop(Loop.of(equation, steps, plan, listener), operands)
+        if equation.length is not None:
+            check_steps(equation.length)
+        loop = asked.loop(equation, max_steps)
+        try_storage(loop.plan)
+        results = run_loop(loop, operands)
+        return raise_if_stopped(loop, operands, results, results)
 
     def check_steps(steps: int) -> None:
         if max_steps is not None and steps > max_steps:

@@ -7,15 +7,13 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
 from jax_revolve.autodiff.primitive import run_loop
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.loops.try_storage import try_storage
-from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Budgets
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Place
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.loop import Loop
+from jax_revolve.schedule.two_level import AnyPlan
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
@@ -141,48 +139,16 @@ def checkpointed_scan(
 
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
-    options.check_arguments(checkpoints, block_size, memory, storage)
-    listener = listener_of(progress)
-    _check_plan(
-        plan, checkpoints=checkpoints, block_size=block_size, memory=memory, storage=storage
-    )
+    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
 
     def scan() -> tuple[Carry, Y]:
         return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
 
-    def plan_for(steps: int) -> AnyPlan | Request:
-        if plan is None:
-            return options.for_scan(steps, checkpoints, block_size, memory, storage)
-        if plan.length != steps:
-            raise ValueError(
-                f"plan must be for a loop of {steps} steps, but is for {plan.length}: {plan}. "
-                f"Make it with plan({steps}, ...)."
-            )
-        return plan.without_empty_storage if isinstance(plan, TwoLevelPlan) else plan
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        loop = asked.loop(equation)
+        try_storage(loop.plan)
+        return run_loop(loop, operands)
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()
-
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        steps = equation.length
-        assert steps is not None
-        wanted = plan_for(steps)
-        try_storage(wanted)
-        return run_loop(Loop.of(equation, steps, wanted, listener), operands)
-
     return run_around_loop(scan, run)
-
-
-def _check_plan(plan: object, **others: object) -> None:
-    if plan is None:
-        return
-    if not isinstance(plan, AnyPlan):
-        raise TypeError(
-            "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
-            f"or None, but is {plan!r} of type {type(plan).__name__}."
-        )
-    for name, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} must be None where a plan is given, but is {value!r}: the plan says it."
-            )

@@ -20,12 +20,13 @@ from jax_revolve._compat import (
     with_weak_type,
 )
 from jax_revolve.autodiff.primitive import run_counted, run_loop
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.loops.try_storage import try_storage
-from jax_revolve.progress.meters import ProgressMeter, listener_of
+from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Budgets
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")
@@ -42,6 +43,7 @@ def bounded_while_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -59,6 +61,7 @@ def bounded_while_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     with_steps: Literal[True],
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -75,6 +78,7 @@ def bounded_while_loop(
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
+    plan: AnyPlan | None = None,
     with_steps: bool = False,
     throw: bool = False,
     progress: bool | ProgressMeter = False,
@@ -124,6 +128,8 @@ def bounded_while_loop(
     - `storage`: as [`jax_revolve.checkpointed_scan`][]. On two levels the plan is that for a loop
         that reaches its bound, and room is made for it in the host's memory before the first step;
         `HostMemory(checkpoints=...)` limits it.
+    - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of `max_steps`
+        steps.
     - `with_steps`: whether to return the number of steps taken, too.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
@@ -139,8 +145,8 @@ def bounded_while_loop(
 
     Whatever `jax.lax.while_loop` raises, and:
 
-    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block_size`, `memory` or `storage`
-        is not as above;
+    - `TypeError` or `ValueError` if `max_steps`, `checkpoints`, `block_size`, `memory`, `storage`
+        or `plan` is not as above, or excludes another one that is given;
     - what [`jax_revolve.checkpointed_scan`][] raises if `storage` cannot be used;
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
         less than the least possible, and where a derivative of the gradient is taken of a loop
@@ -174,9 +180,8 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
         `jax_revolve/schedule/online.py`.
     """
-    plan = options.for_bound(max_steps, checkpoints, block_size, memory, storage)
-    try_storage(plan)
-    listener = listener_of(progress)
+    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    try_storage(asked.for_bound(max_steps))  # errors come before those of lax
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
@@ -185,7 +190,7 @@ def bounded_while_loop(
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = Loop.of(equation, max_steps, plan, listener)
+        loop = asked.loop(equation, max_steps)
         if with_steps:
             steps, results = run_counted(loop, operands)
         else:
@@ -232,7 +237,7 @@ def run_from(
 
 def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) -> Any:
     """The value, with an error at run time if the condition still holds of the loop's results."""
-    if loop.length is None:
+    if loop.condition is None or loop.length is None:
         return value
     return _raise_if(loop.holds(loop.operands(operands).consts, results), value, loop.length)
 

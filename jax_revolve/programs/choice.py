@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from jax_revolve.loops import options
+from jax_revolve.loops.options import Options
 from jax_revolve.programs.find import FoundLoop, Key, Replacement
 from jax_revolve.programs.nests import Nests
 from jax_revolve.programs.share import Outlay, Outlays, SharingLoop, of_each_step
@@ -33,12 +33,14 @@ class _Options:
 
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
-            plan = options.for_scan(loop.length, self.checkpoints, self.block_size, self.memory)
-            return Replacement(plan, None)
+            return Replacement(self._asked.for_scan(loop.length), None)
         if self.is_without_bound:
             return Replacement(None, None)
-        plan = options.for_bound(self.max_steps, self.checkpoints, self.block_size, self.memory)
-        return Replacement(plan, self.max_steps)
+        return Replacement(self._asked.for_bound(self.max_steps), self.max_steps)
+
+    @property
+    def _asked(self) -> Options:
+        return Options(self.checkpoints, self.block_size, self.memory)
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class Choice:
     where: Where | None
 
     def check(self) -> None:
-        options.check_arguments(self.checkpoints, None, self.memory)
-        options.for_bound(self.max_steps, None)
+        Options(self.checkpoints, memory=self.memory)
+        Options().for_bound(self.max_steps)
         check_integer("min_length", self.min_length, least=1)
         if self.where is not None and not callable(self.where):
             raise TypeError(

@@ -1,0 +1,104 @@
+"""What all loops can be asked for, by the same names."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_revolve import (
+    HostMemory,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    explain,
+    plan,
+)
+from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
+from jax_revolve.loops.options import Options
+
+N = 12
+X = jnp.linspace(0.1, 0.9, 5)
+LOOPS = [
+    checkpointed_scan,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    filter_checkpointed_scan,
+    filter_bounded_while_loop,
+    explain,
+]
+
+
+def scan(**asked: Any) -> Any:
+    return lambda x: checkpointed_scan(lambda x, _: (jnp.sin(x), None), x, length=N, **asked)[0]
+
+
+def fori(**asked: Any) -> Any:
+    return lambda x: checkpointed_fori_loop(0, N, lambda _, x: jnp.sin(x), x, **asked)
+
+
+def while_loop(max_steps: Any = N, **asked: Any) -> Any:
+    def run(x: Any) -> Any:
+        body = lambda state: (state[0] + 1, jnp.sin(state[1]))  # noqa: E731
+        start = (jnp.int32(0), x)
+        return bounded_while_loop(lambda s: s[0] < 7, body, start, max_steps=max_steps, **asked)[1]
+
+    return run
+
+
+def gradient(loop: Callable[..., Any], **asked: Any) -> Any:
+    return jax.make_jaxpr(jax.grad(lambda x: jnp.sum(loop(**asked)(x))))(X)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
+def test_names_and_defaults_are_the_same(loop: Any) -> None:
+    taken = signature(loop).parameters
+    names = [f.name for f in fields(Options) if loop is not explain or f.name != "progress"]
+    assert {name: taken[name].default for name in names} == {
+        f.name: f.default for f in fields(Options) if f.name in names
+    }
+
+
+@pytest.mark.parametrize("loop", [scan, fori, while_loop])
+def test_a_plan_is_what_it_says(loop: Any) -> None:
+    asked: dict[str, Any] = {"checkpoints": 3, "block_size": 2}
+    assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
+    assert str(gradient(loop, plan=plan(N, **asked))) != str(gradient(loop, checkpoints=2))
+    asked = {"checkpoints": 2, "storage": HostMemory(3)}
+    assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
+
+
+@pytest.mark.parametrize("loop", [scan, fori, while_loop])
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"plan": plan(9, 3)}, r"plan must be for a loop of 12 steps, but is for 9: .*plan\(12,"),
+        ({"plan": plan(N, 3), "checkpoints": 3}, "checkpoints must be None where a plan is given"),
+        ({"plan": plan(N, 3), "memory": "1MB"}, "memory must be None where a plan is given"),
+    ],
+)
+def test_plans_that_do_not_fit(loop: Any, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loop(**asked)(X)
+    with pytest.raises(TypeError, match=r"plan must be a jax_revolve\.Plan"):
+        loop(plan=3)(X)
+
+
+def test_a_plan_is_for_a_bound() -> None:
+    with pytest.raises(
+        ValueError, match=r"plan must be None where max_steps is None.*max_steps=12"
+    ):
+        while_loop(max_steps=None, plan=plan(N, 3))(X)
+
+
+def test_explain_takes_a_plan_and_a_direction() -> None:
+    chosen = plan(N, 3, block_size=2)
+    step = lambda x, y: (jnp.sin(x) * y, x)  # noqa: E731
+    report = explain(step, 1.0, jnp.ones(N), None, True, plan=chosen)
+    assert report.plan == chosen
+    assert str(report) == str(explain(step, 1.0, jnp.ones(N), checkpoints=3, block_size=2))
+    until = {"cond_fun": lambda x: x > 0.5, "max_steps": N}
+    assert explain(jnp.sin, 1.0, **until, plan=chosen).plan == chosen
