@@ -98,7 +98,7 @@ def _examples() -> Path:
 def _parsers() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
         prog="python -m jax_revolve",
-        description="Long loops in JAX, differentiable in little memory.",
+        description="Long loops in JAX, differentiable within a memory budget.",
         epilog="Without a command, the demonstration runs. "
         "COMMAND --help tells about the options of a command.",
     )

@@ -1,4 +1,4 @@
-"""`RevolveAdjoint`: `diffrax.diffeqsolve`, differentiable in both modes in little memory."""
+"""`RevolveAdjoint`: `diffrax.diffeqsolve`, differentiable in both modes within a memory budget."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`checkpointed_chain`: layers one after the other, differentiable in little memory."""
+"""`checkpointed_chain`: layers one after the other, differentiable within a memory budget."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""`checkpointed_fori_loop`: `lax.fori_loop`, differentiable in little memory."""
+"""`checkpointed_fori_loop`: `lax.fori_loop`, differentiable within a memory budget."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
