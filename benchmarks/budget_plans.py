@@ -6,7 +6,7 @@ from typing import Any
 
 from workloads import Workload
 
-from jax_revolve import Plan, Report, explain
+from jax_revolve import Plan, Report, explain_scan
 from jax_revolve.schedule.selection import quickest
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -14,7 +14,7 @@ MOST_OF_FEWEST = 1.5  # plans that run more steps than this times the fewest are
 
 
 class Plans:
-    """What `jax_revolve.explain` finds out about the loop of a workload."""
+    """What `jax_revolve.explain_scan` finds out about the loop of a workload."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -49,7 +49,7 @@ class Plans:
         reports: list[Report] = []
 
         def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
-            reports.append(explain(body, init, xs, length, **options))
+            reports.append(explain_scan(body, init, xs, length, **options))
             return init, None
 
         self._workload.loss(loop, self._workload.active, self._workload.passive)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import matplotlib
 from matplotlib import pyplot
 
-from jax_revolve import Plan, Report, explain, plan
+from jax_revolve import Plan, Report, explain_scan, plan
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -41,7 +41,7 @@ def heat_report() -> Report:
     def step(u: Any, _: Any) -> Any:
         return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
 
-    return explain(step, jax.ShapeDtypeStruct((20000,), "float32"), length=1000, memory="4MB")
+    return explain_scan(step, jax.ShapeDtypeStruct((20000,), "float32"), length=1000, memory="4MB")
 
 
 PICTURES: dict[str, Callable[[], Plan | Report]] = {

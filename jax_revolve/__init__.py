@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from jax_revolve.layers.chain import checkpointed_chain as checkpointed_chain
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
-    from jax_revolve.loops.explain import explain as explain
+    from jax_revolve.loops.explain import explain_fori_loop as explain_fori_loop
+    from jax_revolve.loops.explain import explain_scan as explain_scan
+    from jax_revolve.loops.explain import explain_while_loop as explain_while_loop
     from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
@@ -33,7 +35,9 @@ _MODULES = {
     "checkpointed_chain": "layers.chain",
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",
-    "explain": "loops.explain",
+    "explain_fori_loop": "loops.explain",
+    "explain_scan": "loops.explain",
+    "explain_while_loop": "loops.explain",
     "checkpointed_fori_loop": "loops.fori_loop",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",

@@ -131,7 +131,7 @@ def _plan_parser(commands: Any) -> Parser:
     add("--repetitions", type=int, metavar="R", help="no step is advanced more often than this")
     add("--overhead", type=float, metavar="X", help="no more advances per step than this")
     add("--memory", metavar="BYTES", help='bytes, such as "512MB" or "2GiB"; with the two below')
-    sizes = parser.add_argument_group("sizes, which jax_revolve.explain finds")
+    sizes = parser.add_argument_group("sizes, which jax_revolve.explain_scan finds")
     add = sizes.add_argument
     add("--state-bytes", type=int, metavar="BYTES", help="of a carry")
     add("--residual-bytes", type=int, metavar="BYTES", help="of what one taped step keeps")

@@ -20,7 +20,7 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import checkpoint_loops, explain, plan
+from jax_revolve import checkpoint_loops, explain_while_loop, plan
 from jax_revolve.integrations import diffrax, equinox
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +37,9 @@ PUBLIC = [
     jax_revolve.checkpointed_fori_loop,
     jax_revolve.checkpointed_scan,
     jax_revolve.Disk,
-    jax_revolve.explain,
+    jax_revolve.explain_fori_loop,
+    jax_revolve.explain_scan,
+    jax_revolve.explain_while_loop,
     jax_revolve.explain_loops,
     jax_revolve.HostMemory,
     jax_revolve.longest_plan,
@@ -188,7 +190,7 @@ def test_figures_in_the_text() -> None:
     for fun in (checkpoint_loops, jax_revolve.explain_loops):
         assert inspect.signature(fun).parameters["min_length"].default == 16
     for steps, checkpoints in {4096: 28, 10**6: 180}.items():
-        report = explain(jnp.sin, 1.0, cond_fun=lambda x: x > 0, max_steps=steps, block_size=1)
+        report = explain_while_loop(lambda x: x > 0, jnp.sin, 1.0, max_steps=steps, block_size=1)
         assert report.plan.checkpoints == checkpoints
         assert abs((6 * steps) ** (1 / 3) - checkpoints) < 2
     for n in (50, 1000, 10**6):

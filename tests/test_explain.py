@@ -1,4 +1,4 @@
-"""`explain`: bytes against hand counts, choices against what the loops really run."""
+"""`explain_scan`: bytes against hand counts, choices against what the loops really run."""
 
 import re
 import sys
@@ -15,7 +15,15 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from test_errors import REJECTED
 
-from jax_revolve import Plan, Report, bounded_while_loop, checkpointed_scan, explain, plan
+from jax_revolve import (
+    Plan,
+    Report,
+    bounded_while_loop,
+    checkpointed_scan,
+    explain_scan,
+    explain_while_loop,
+    plan,
+)
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request
@@ -83,7 +91,7 @@ def start() -> Any:
 def test_bytes() -> None:
     """The sine and its derivative are left behind, and the factors that are multiplied; what they
     are multiplied by is read again. The field and the factors are what running on takes."""
-    report = explain(step, *arguments())
+    report = explain_scan(step, *arguments())
     sizes = report.sizes
     assert sizes.checkpoint == 4 * (WIDTH + 10)
     assert sizes.carry == 4 * (WIDTH + 10 + 1)
@@ -106,7 +114,7 @@ def test_bytes_of_a_loop_that_stops_by_itself() -> None:
     def cond_fun(state: Any) -> Any:
         return going(state) & (state[1][0] < limit[0])
 
-    report = explain(body, start(), cond_fun=cond_fun, max_steps=100)
+    report = explain_while_loop(cond_fun, body, start(), max_steps=100)
     sizes = report.sizes
     assert sizes.checkpoint == sizes.carry == 4 * (WIDTH + 1)
     assert 0 <= sizes.residuals - 4 * 2 * WIDTH <= 8
@@ -125,7 +133,7 @@ def test_products_of_weights() -> None:
     """A block keeps what the weight's cotangent is a product of; a single step adds to it."""
     w = jnp.eye(256, dtype=jnp.float32)
     h = jax.ShapeDtypeStruct((16, 256), jnp.float32)
-    report = explain(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
+    report = explain_scan(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
     assert report.sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
     assert report.sizes.residuals == report.sizes.alone + 4 * 16 * 256
     assert f"- taped alone                      {report.sizes.alone / 1000:.1f} kB" in str(report)
@@ -137,7 +145,7 @@ def test_products_of_weights() -> None:
 
 def test_shapes_do() -> None:
     init, xs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments())
-    assert explain(step, init, xs) == explain(step, *arguments())
+    assert explain_scan(step, init, xs) == explain_scan(step, *arguments())
 
 
 @pytest.mark.parametrize("loop", ["scan", "while"])
@@ -151,13 +159,13 @@ def test_nothing_runs_and_functions_are_traced_once(loop: str) -> None:
         return result
 
     if loop == "scan":
-        explain(lambda c, x: noted("f", step(c, x)), *arguments())
+        explain_scan(lambda c, x: noted("f", step(c, x)), *arguments())
         assert traced == ["f"]
     else:
-        explain(
+        explain_while_loop(
+            lambda c: (traced.append("cond"), going(c))[1],
             lambda c: noted("body", body(c)),
             start(),
-            cond_fun=lambda c: (traced.append("cond"), going(c))[1],
             max_steps=100,
         )
         assert sorted(traced) == ["body", "cond"]
@@ -170,12 +178,12 @@ def test_within_another_trace() -> None:
     found: list[Report] = []
 
     def loss(u: Any) -> Any:
-        found.append(explain(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
+        found.append(explain_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
         chosen: Any = found[0].plan
         return checkpointed_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH, plan=chosen)[0]
 
     assert jnp.isfinite(jax.jit(jax.grad(loss))(1.0))
-    assert found[0].plan == explain(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan
+    assert found[0].plan == explain_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan
 
 
 # The table
@@ -226,7 +234,7 @@ def check_choices(report: Report, wanted: AnyPlan | Request | None) -> None:
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=str)
 def test_chosen_plan(asked: dict[str, Any]) -> None:
-    report = explain(step, *arguments(), **asked)
+    report = explain_scan(step, *arguments(), **asked)
     check_choices(report, for_scan(LENGTH, **{"checkpoints": None, **asked}))
     if "memory" in asked:
         assert report.memory(report.plan) <= {"1GB": 10**9, 30_000: 30_000}.get(
@@ -240,7 +248,7 @@ def test_chosen_plan(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=str)
 def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> None:
-    report = explain(body, start(), cond_fun=going, max_steps=LENGTH, **asked)
+    report = explain_while_loop(going, body, start(), max_steps=LENGTH, **asked)
     check_choices(report, for_bound(LENGTH, **{"checkpoints": None, **asked}))
     assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
     for p in report.choices:
@@ -248,7 +256,7 @@ def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> No
 
 
 def test_memory_of_a_plan() -> None:
-    report = explain(step, *arguments())
+    report = explain_scan(step, *arguments())
     sizes = report.sizes
     for p in report.choices:
         held = p.checkpoints * sizes.checkpoint + p.block_size * sizes.residuals + sizes.carry
@@ -257,7 +265,7 @@ def test_memory_of_a_plan() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_shortest_loops(length: int) -> None:
-    report = explain(lambda c, _: (jnp.sin(c), None), 1.0, length=length)
+    report = explain_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=length)
     assert report.plan == Plan(length, 1, 1)
     assert report.evaluations(report.plan) == plan(length).executed
     assert marked(report)[:2] == ["1", "1"]
@@ -265,7 +273,7 @@ def test_shortest_loops(length: int) -> None:
 
 def test_no_xs_to_step_over() -> None:
     """The loop does no step, and needs none to know what a step takes."""
-    report = explain(step, *arguments(0))
+    report = explain_scan(step, *arguments(0))
     assert report.plan == Plan(0, 1, 1)
     assert report.sizes.checkpoint == 4 * (WIDTH + 10)
 
@@ -274,8 +282,8 @@ def test_no_xs_to_step_over() -> None:
 
 
 def test_a_bound_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"^max_steps must be an int where cond_fun is given"):
-        explain(body, start(), cond_fun=going)
+    with pytest.raises(ValueError, match=r"^max_steps must be an int, but is None"):
+        explain_while_loop(going, body, start(), max_steps=None)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +296,7 @@ def test_a_bound_is_needed() -> None:
 )
 def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
     with pytest.raises(ValueError, match="must hold floating-point numbers that its results"):
-        explain(f, jnp.int32(0), xs)
+        explain_scan(f, jnp.int32(0), xs)
 
 
 @pytest.mark.parametrize(
@@ -302,21 +310,21 @@ def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
 )
 def test_bad_arguments(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        explain(step, *arguments(), **asked)
+        explain_scan(step, *arguments(), **asked)
     with pytest.raises(ValueError, match=f"^{message}"):
-        explain(body, start(), cond_fun=going, max_steps=LENGTH, **asked)
+        explain_while_loop(going, body, start(), max_steps=LENGTH, **asked)
 
 
 def test_too_little_memory() -> None:
-    sizes = explain(step, *arguments()).sizes
+    sizes = explain_scan(step, *arguments()).sizes
     least = sizes.checkpoint + sizes.residuals + sizes.carry
-    enough = explain(step, *arguments(), memory=least)
+    enough = explain_scan(step, *arguments(), memory=least)
     assert (enough.plan, enough.memory(enough.plan)) == (Plan(LENGTH, 1, 1), least)
     with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here"):
-        explain(step, *arguments(), memory=least - 1)
+        explain_scan(step, *arguments(), memory=least - 1)
 
 
-# explain() has no `unroll`, and Python values become arrays.
+# `explain_scan` has no `unroll`, and Python values become arrays.
 OTHERS = {"unroll", "unroll_type", "disable_jit_of_no_step", "scalar_xs", "string_carry"}
 
 
@@ -329,7 +337,7 @@ def test_same_error_as_lax_scan(name: str) -> None:
     else:
         pytest.skip("this version of lax.scan accepts it")
     with pytest.raises(type(expected)) as raised:
-        REJECTED[name](explain)
+        REJECTED[name](explain_scan)
     assert raised.type is type(expected)
     of_lax, ours = (str(error).split("\n-----")[0] for error in (expected, raised.value))
     assert ours == of_lax
@@ -339,7 +347,7 @@ def test_same_error_as_lax_scan(name: str) -> None:
 
 
 def test_plot() -> None:
-    report = explain(step, *arguments())
+    report = explain_scan(step, *arguments())
     ax = report.plot()
     assert ax.get_xscale() == "log"
     assert ax.figure in map(pyplot.figure, pyplot.get_fignums())
@@ -356,7 +364,7 @@ def test_plot() -> None:
 
 
 def test_plot_into_given_axes() -> None:
-    report = explain(body, start(), cond_fun=going, max_steps=LENGTH)
+    report = explain_while_loop(going, body, start(), max_steps=LENGTH)
     ax: Any = Figure().subplots()
     assert report.plot(ax) is ax
     assert not pyplot.get_fignums()
@@ -364,7 +372,7 @@ def test_plot_into_given_axes() -> None:
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = explain(step, *arguments())
+    report = explain_scan(step, *arguments())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "jax_revolve\[plot\]"'):
         report.plot()
@@ -410,7 +418,7 @@ def test_a_scan_runs_the_plan(length: int, asked: dict[str, Any]) -> None:
         return jnp.sum(u + total) + jnp.sum(ys)
 
     factor, u, xs = jnp.ones(3), jnp.ones(3), jnp.ones((length, 3))
-    report = explain(f([], factor), (u, jnp.zeros(3)), xs, **asked)
+    report = explain_scan(f([], factor), (u, jnp.zeros(3)), xs, **asked)
     if asked.get("block_size", 1) > 1 or "memory" in asked:
         assert length == 1 or report.plan.block_size > 1
     gradient = jax.value_and_grad(loss, argnums=(0, 1, 2))
@@ -442,7 +450,7 @@ def test_a_loop_that_stops_by_itself_runs_the_plan(length: int, asked: dict[str,
 
     factor, u = jnp.ones(3), jnp.ones(3)
     init = (jnp.int32(0), u)
-    report = explain(body_fun([], factor), init, cond_fun=going, max_steps=length, **asked)
+    report = explain_while_loop(going, body_fun([], factor), init, max_steps=length, **asked)
     gradient = jax.value_and_grad(loss, argnums=(0, 1))
     check_evaluations(
         lambda noted: jax.jit(lambda *args: gradient(*args, noted))(factor, u), report

@@ -23,7 +23,7 @@ from jax_revolve import (
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
-    explain,
+    explain_scan,
     plan,
 )
 from jax_revolve._compat import default_device, to_device
@@ -251,12 +251,12 @@ def test_two_budgets() -> None:
     f = lambda u, _: (jnp.sin(u), None)  # noqa: E731
     state = jax.ShapeDtypeStruct((1000,), jnp.float32)
     budgets = {"device": "60kB", "pinned_host": "100kB"}
-    report = explain(f, state, length=1000, memory=budgets)
+    report = explain_scan(f, state, length=1000, memory=budgets)
     chosen = report.plan
     assert isinstance(chosen, TwoLevelPlan)
     assert report.memory(chosen) <= 60_000
     assert chosen.storage_bytes(report.sizes.checkpoint) <= 100_000
-    alone = explain(f, state, length=1000, memory="60kB")
+    alone = explain_scan(f, state, length=1000, memory="60kB")
     assert report.evaluations(chosen) < alone.evaluations(alone.plan)
     assert "in the storage" in str(report)
     x = jnp.linspace(0.0, 1.0, 1000, dtype=jnp.float32)

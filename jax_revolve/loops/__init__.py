@@ -6,7 +6,7 @@ becomes one primitive (`autodiff.loop_primitive`), and JAX's transformations do 
 
 - `scan`, `while_loop`, `fori_loop`: the public functions, with the semantics, the order of checks
   and the errors of `jax.lax`.
-- `explain`: what the gradient of a loop takes for every sensible plan, before anything runs.
+- `explain`: what the gradient of each of them takes for every sensible plan, before it runs.
 - `options`: from `checkpoints=`, `block_size=`, `memory=` and `storage=` to a plan or a request.
 - `try_storage`: whether a storage works on this machine, tried before it is relied upon.
 

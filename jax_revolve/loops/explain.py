@@ -1,4 +1,4 @@
-"""`explain`: what a loop's reverse pass takes, for every sensible choice, before anything runs."""
+"""What a loop's reverse pass takes, for every sensible choice, before anything runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,43 +23,40 @@ from jax_revolve.step.restart import find_restart
 from jax_revolve.step.steps import Steps
 
 
-def explain(
+def explain_scan(
     f: Callable[..., Any],
     init: Any,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     *,
-    cond_fun: Callable[[Any], Any] | None = None,
-    max_steps: int | None = None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
     memory: Budgets = None,
     storage: Place = None,
     plan: AnyPlan | None = None,
 ) -> Report:
-    """What the gradient of a loop takes, for every sensible choice, and which one is chosen.
+    """What the gradient of a [`jax_revolve.checkpointed_scan`][] takes, for every sensible choice,
+    and which one is chosen.
 
-    Runs nothing: `f` is traced, and its linearisation measured. As if everything that can be
-    differentiated were so: `init`, `xs`, and the arrays that `f` closes over. A gradient with
-    respect to less leaves less behind. Bytes are those of one device inside of `jax.shard_map` and
-    where types tell the sharding (`AxisType.Explicit`), and those of whole arrays elsewhere.
+    Runs nothing: `f` is traced, and its linearization measured, as if `init`, `xs` and the arrays
+    that `f` closes over were all differentiated. A gradient with respect to less has fewer
+    residuals. Bytes are those of one device inside of `jax.shard_map` and where types tell the
+    sharding (`AxisType.Explicit`), and those of whole arrays elsewhere.
 
     **Arguments:**
 
     - `f`, `init`, `xs`, `length`, `reverse`: as [`jax_revolve.checkpointed_scan`][]. Arrays may be
         `jax.ShapeDtypeStruct`s.
-    - `cond_fun`, `max_steps`: for a loop that stops by itself, as
-        [`jax_revolve.bounded_while_loop`][] takes them; `f` is then its `body_fun`, `init` its
-        `init_val`.
-    - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as those loops.
+    - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as
+        [`jax_revolve.checkpointed_scan`][].
 
     **Returns:**
 
     A [`jax_revolve.Report`][], which prints as a table: the bytes of a checkpoint, of the residuals
     of a step, and of what is held whatever the plan; then a line for each choice with its
-    checkpoints, its block, its memory, and how many steps it runs. `report.plan` is the one that is
-    chosen, `report.plot()` draws the trade-off.
+    checkpoints, its block size, its memory, and how many steps it runs. `report.plan` is the one
+    that is chosen, `report.plot()` draws the trade-off.
 
     **Raises:**
 
@@ -71,54 +68,127 @@ def explain(
         ```python
         import jax
         import jax.numpy as jnp
-        from jax_revolve import explain
+        from jax_revolve import explain_scan
 
         def step(u, _):
             return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
 
         state = jax.ShapeDtypeStruct((20000,), jnp.float32)
-        report = explain(step, state, length=1000, memory="8MB")
+        report = explain_scan(step, state, length=1000, memory="8MB")
         print(report)
         assert report.memory(report.plan) <= 8_000_000
         ```
     """
-    _check_kind(cond_fun, max_steps, xs, length)
     asked = Options(checkpoints, block_size, memory, storage, plan)
+    return _explain(
+        asked, None, lambda args: lax.scan(f, args[0], args[1], length, reverse), (init, xs)
+    )
+
+
+def explain_while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    max_steps: int | None,
+    checkpoints: Checkpoints = None,
+    block_size: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    plan: AnyPlan | None = None,
+) -> Report:
+    """What the gradient of a [`jax_revolve.bounded_while_loop`][] takes that runs up to its bound,
+    for every sensible choice, and which one is chosen.
+
+    **Arguments:**
+
+    As [`jax_revolve.bounded_while_loop`][]. Arrays of `init_val` may be `jax.ShapeDtypeStruct`s,
+    and `max_steps` must be an int.
+
+    **Returns:**
+
+    As [`jax_revolve.explain_scan`][].
+
+    **Raises:**
+
+    As [`jax_revolve.explain_scan`][], and `ValueError` if `max_steps` is `None`.
+
+    !!! Example
+
+        ```python
+        from jax_revolve import explain_while_loop
+
+        print(explain_while_loop(lambda x: x > 1e-3, lambda x: x * 0.9, 1.0, max_steps=4096))
+        ```
+    """
+    asked = Options(checkpoints, block_size, memory, storage, plan)
+    return _explain(
+        asked, max_steps, lambda init: lax.while_loop(cond_fun, body_fun, init), init_val
+    )
+
+
+def explain_fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    checkpoints: Checkpoints = None,
+    block_size: int | None = None,
+    memory: Budgets = None,
+    storage: Place = None,
+    plan: AnyPlan | None = None,
+    max_steps: int | None = None,
+) -> Report:
+    """What the gradient of a [`jax_revolve.checkpointed_fori_loop`][] takes, for every sensible
+    choice, and which one is chosen.
+
+    **Arguments:**
+
+    As [`jax_revolve.checkpointed_fori_loop`][]. Arrays of `init_val` may be
+    `jax.ShapeDtypeStruct`s. `max_steps` must be an int where `lower` or `upper` is not known when
+    the loop is traced.
+
+    **Returns:**
+
+    As [`jax_revolve.explain_scan`][].
+
+    **Raises:**
+
+    As [`jax_revolve.explain_scan`][], and `ValueError` if `max_steps` is `None` where it is needed.
+
+    !!! Example
+
+        ```python
+        from jax_revolve import explain_fori_loop
+
+        print(explain_fori_loop(0, 1000, lambda i, x: x * 0.99, 1.0))
+        ```
+    """
+    asked = Options(checkpoints, block_size, memory, storage, plan)
+    return _explain(
+        asked, max_steps, lambda init: lax.fori_loop(lower, upper, body_fun, init), init_val
+    )
+
+
+def _explain(
+    asked: Options, max_steps: int | None, run: Callable[[Any], Any], arguments: Any
+) -> Report:
+    """Of `run(arguments)`, which calls a loop of `jax.lax`."""
     found: list[Report] = []
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+    def look(equation: LoopEquation, operands: list[Any]) -> Any:
+        if equation.length is None and max_steps is None:
+            raise ValueError(
+                "max_steps must be an int, but is None: what a while loop takes depends on how "
+                "many steps there may be."
+            )
         found.append(report_of(asked.loop(equation, max_steps), operands))
         return [zeros(t) for t in equation.output_types]
 
-    def look(init: Any, xs: Any) -> Any:
-        def loop() -> Any:
-            if cond_fun is None:
-                return lax.scan(f, init, xs, length, reverse)
-            return lax.while_loop(cond_fun, f, init)
-
-        return run_around_loop(loop, run)
-
     with jax.disable_jit(False):
-        jax.eval_shape(look, init, xs)
+        jax.eval_shape(lambda args: run_around_loop(lambda: run(args), look), arguments)
     return found[0]
-
-
-def _check_kind(cond_fun: object, max_steps: object, xs: object, length: object) -> None:
-    if cond_fun is None and max_steps is not None:
-        raise ValueError(
-            f"max_steps must be None where cond_fun is, but is {max_steps!r}. Pass length."
-        )
-    if cond_fun is not None and max_steps is None:
-        raise ValueError(
-            "max_steps must be an int where cond_fun is given, but is None: what a loop takes "
-            "depends on how many steps there may be."
-        )
-    for name, value in {"xs": xs, "length": length}.items():
-        if cond_fun is not None and value is not None:
-            raise ValueError(
-                f"{name} must be None where cond_fun is given, but is {value!r}: a loop that stops "
-                "by itself has a bound, max_steps, and neither xs nor a length."
-            )
 
 
 class NoDerivative(ValueError):

@@ -76,7 +76,7 @@ def checkpointed_scan(
         one example. It is for one device inside `jax.shard_map`, and where types tell the sharding
         (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not. Checkpoints and,
         unless it is given, `block_size` are chosen for the least predicted time;
-        `jax_revolve.explain` shows the choices.
+        `jax_revolve.explain_scan` shows the choices.
         A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
         levels.
     - `storage`: where checkpoints are kept. `"pinned_host"` keeps them in the host's memory, the

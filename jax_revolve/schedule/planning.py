@@ -83,7 +83,7 @@ def plan(
         or a string such as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block_size`
         are chosen.
         `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
-        behind for its transposition; `jax_revolve.explain` finds both.
+        behind for its transposition; `jax_revolve.explain_scan` finds both.
 
     With `checkpoints` alone:
 
@@ -132,7 +132,7 @@ def plan(
         storage = check_storage(storage, f"None, {STORAGES}")
         _check_without_storage(repetitions=repetitions, overhead=overhead, memory=memory)
     if memory is not None:
-        allowed = "an int >= 0 where memory is given (jax_revolve.explain finds it)"
+        allowed = "an int >= 0 where memory is given (jax_revolve.explain_scan finds it)"
         state = check_integer("state_bytes", state_bytes, least=0, allowed=allowed)
         residuals = check_integer("residual_bytes", residual_bytes, least=0, allowed=allowed)
         sizes = Sizes(state, residuals, residuals, state)

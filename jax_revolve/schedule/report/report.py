@@ -14,7 +14,7 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 @dataclass(frozen=True)
 class Report:
-    """What [`jax_revolve.explain`][] finds out. Prints as a table; sizes are in bytes.
+    """What [`jax_revolve.explain_scan`][] finds out. Prints as a table; sizes are in bytes.
 
     `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is what every plan
     takes besides, by name. `plan` is the one that is chosen, and `choices` are the sensible ones,
