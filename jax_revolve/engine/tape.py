@@ -1,6 +1,6 @@
 """A block of consecutive steps, taped whole: their residuals are kept until they are transposed.
 
-Of what the linearisation of a step leaves behind, a tape stores only what it must: a slice of the
+Of the residuals of a step, a tape stores only what it must: a slice of the
 xs is read again where it is, and what depends on neither carry nor xs, such as a weight or its
 cosine, is the same for every step.
 """

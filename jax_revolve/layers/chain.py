@@ -22,7 +22,7 @@ def checkpointed_chain(
     state: eqx.nn.State | None = None,
 ) -> Any:
     """As `equinox.nn.Sequential(layers)(x, state=state, key=key)`, but its reverse pass stores what
-    goes into a few of the layers, instead of what every layer leaves behind, and runs layers again
+    goes into a few of the layers, instead of the residuals of every layer, and runs layers again
     in the cheapest order there is.
 
     - A list of layers, unlike ones among them, follows the schedule that is optimal for their
@@ -46,7 +46,7 @@ def checkpointed_chain(
         layer by layer, each as often as it runs: a few checkpoints less can mean a much larger
         program.
     - `memory`: instead, the most bytes to hold: an int or a string such as `"512MB"`. Covers
-        carries and what layers leave behind. It cannot cover what any gradient takes: weights and
+        carries and the residuals of layers. It cannot cover what any gradient takes: weights and
         their cotangents, and what one layer takes for itself while it is computed. Under `jax.vmap`
         it is for one example. Sizes are those of layers that are differentiated with respect to all
         they are given.

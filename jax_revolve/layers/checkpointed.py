@@ -16,7 +16,7 @@ _FIELD = "_checkpointed_module"
 
 class Checkpointed(eqx.nn.StatefulLayer):
     """The module that it wraps, but the reverse pass of a call stores what the call is given,
-    instead of what it leaves behind, and runs it again.
+    instead of its residuals, and runs it again.
 
     It has the attributes, methods and `repr` of that module: reading a model, `equinox.tree_at`,
     `equinox.nn.inference_mode`, filters and serialisation are as before. Its type is another one,

@@ -33,9 +33,8 @@ def checkpointed_fori_loop(
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,
 ) -> Value:
-    """As `jax.lax.fori_loop`, but its reverse pass stores `checkpoints` values instead of what
-    every step leaves behind, and it has one even if the number of steps is not known when it is
-    traced.
+    """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
+    It has a reverse mode even if the number of steps is not known when it is traced.
 
     With bounds that are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
     [`jax_revolve.bounded_while_loop`][], and all that is said there holds for it.

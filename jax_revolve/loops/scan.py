@@ -36,8 +36,8 @@ def checkpointed_scan(
     plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
-    """As `jax.lax.scan`, but its reverse pass stores `checkpoints` carries instead of what every
-    step leaves behind, and recomputes the rest in the cheapest order there is.
+    """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
+    the fewest evaluations of `f`.
 
     Everything that a caller can see is `lax.scan`'s: results, dtypes, weak types, errors, and every
     transformation, in any order and nesting. What changes is the memory of reverse-mode
@@ -45,9 +45,9 @@ def checkpointed_scan(
 
     - Evaluated, it is `lax.scan`.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
-        and the residuals of `block_size` steps, and runs `f` as often as
-        `plan(n, checkpoints, block_size=block_size).executed` says. Cotangents of large weights are
-        added up once a block, by one product.
+        and the residuals of `block_size` steps, and evaluates `f`
+        `plan(n, checkpoints, block_size=block_size).executed` times. Cotangents of large weights
+        are added up once for each block, by one product.
     - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
         a loop that carries the tangents too.
     - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
@@ -71,11 +71,11 @@ def checkpointed_scan(
         With `checkpoints` alone it is 1.
     - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
         `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
-        It cannot cover what any gradient takes: xs, ys and their cotangents, those of closed-over
-        values, and what a single step takes for itself. Under `jax.vmap` of a gradient it is for
-        one example. It is for one device inside `jax.shard_map`, and where types tell the sharding
-        (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not. Checkpoints and,
-        unless it is given, `block_size` are chosen for the least predicted time;
+        The budget excludes what every gradient needs: xs, ys and their cotangents, those of
+        closed-over values, and the temporaries of a single step. Under `jax.vmap` of a gradient it
+        is for one example. It is for one device inside `jax.shard_map`, and where types tell the
+        sharding (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not.
+        Checkpoints and, unless it is given, `block_size` are chosen for the least predicted time;
         `jax_revolve.explain_scan` shows the choices.
         A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
         levels.
@@ -91,9 +91,9 @@ def checkpointed_scan(
         `jax.shard_map`. `jax.effects_barrier()` waits for the last of them. There are about a
         hundred updates, fewer if steps are quick.
 
-    Without any of them, checkpoints and block are chosen as for `memory`, which is then as much as
-    about `sqrt(2 * length)` carries and the residuals of one step take: the fewest checkpoints with
-    which no step is advanced more than twice.
+    By default, checkpoints and block size are chosen as for `memory`, with a budget of about
+    `sqrt(2 * length)` carries and the residuals of one step: the fewest checkpoints with which no
+    step is advanced more than twice.
 
     **Returns:**
 

@@ -83,9 +83,8 @@ def bounded_while_loop(
     throw: bool = False,
     progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
-    """As `jax.lax.while_loop`, but differentiable in both modes to any order, and stopping after
-    `max_steps` steps at the latest. If the bound stops the loop, it does so quietly, unless
-    `throw=True`.
+    """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
+    any order. If the bound stops the loop, it does so quietly, unless `throw=True`.
 
     Time follows the steps taken, not the bound, under `jax.vmap` too: the loop then runs until its
     longest example is done. What follows the bound is the default for `checkpoints`, and with it

@@ -59,7 +59,7 @@ class Reversal:
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
         """Bytes that the reverse pass holds: the checkpoints, of `state_bytes` each, the residuals
         of a block, of `residual_bytes` a step, and the carry that the loop runs on, which is as
-        large as a checkpoint if nothing else is said."""
+        large as a checkpoint by default."""
         carry_bytes = state_bytes if carry_bytes is None else carry_bytes
         return self.checkpoints * state_bytes + self.block_size * residual_bytes + carry_bytes
 

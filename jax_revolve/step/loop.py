@@ -51,7 +51,7 @@ class Loop:
     while loop: it has neither xs nor ys, its step does not take the condition's consts, and
     `length` is the most steps that it may run, or `None`. A plan is then for a loop that runs them
     all; there is none for a loop that cannot be reversed. It may be a request for a plan, which is
-    chosen when the loop is differentiated: what its steps leave behind is not known before.
+    chosen when the loop is differentiated: the size of its residuals is not known before.
     """
 
     jaxpr: ClosedJaxpr

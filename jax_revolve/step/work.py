@@ -1,6 +1,6 @@
 """How much work a step is: an estimate from its jaxpr, for choosing between plans.
 
-Only ratios matter: of recomputing a step to keeping what it leaves behind. The constants are those
+Only ratios matter: of recomputing a step to keeping its residuals. The constants are those
 of a CPU with two cores, in nanoseconds, as in `schedule.cost`. Products count by their operations,
 everything else by the bytes that it makes.
 """
