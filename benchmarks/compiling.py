@@ -23,7 +23,6 @@ import while_contenders
 from command import compile_quickly
 from contenders import OURS, Contender, equinox, nested, plain, rematerialised
 from nesting import blockings
-from report import align
 from timing import describe_machine, device_slug, interleave, seconds
 from tqdm import tqdm
 from while_workloads import WhileWorkload, until_limit
@@ -31,6 +30,7 @@ from workloads import Workload, rnn, stencil
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.schedule import selection
+from jax_revolve.schedule.report.table import aligned
 
 LENGTHS = (10, 100, 1000, 10_000, 100_000, 1_000_000)
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%\S+ = ", re.MULTILINE)
@@ -160,7 +160,9 @@ def table(found: list[Compilation]) -> str:
         times = (f"{t:.3f}" for t in (c.trace_seconds, c.lower_seconds, c.compile_seconds))
         sizes = (f"{size / 1e3:.1f}" for size in (c.text_bytes, c.code_bytes))
         rows.append((f"{c.contender} {c.detail}".strip(), *times, str(c.instructions), *sizes))
-    return "\n".join([f"{found[0].family}, n = {found[0].length}, {found[0].size}", *align(rows)])
+    return "\n".join(
+        [f"{found[0].family}, n = {found[0].length}, {found[0].size}", *aligned(rows, words=1)]
+    )
 
 
 def main() -> None:

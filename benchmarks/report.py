@@ -1,10 +1,12 @@
 """Tables of what was measured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from goals import Goal
 from measurements import Measurement
+
+from jax_revolve.schedule.report.table import aligned
 
 TimeRatios: TypeAlias = Callable[[Measurement, list[Measurement]], dict[str, float | None]]
 MemoryRatio: TypeAlias = Callable[[Measurement, list[Measurement]], float | None]
@@ -31,7 +33,7 @@ def measurement_table(
         ]
         titles = [title for title in rows[0] if any(row[title] for row in rows)]
         cells = [tuple(row[title] for title in titles) for row in rows]
-        lines += ["", quantity, *align([tuple(titles), *cells])]
+        lines += ["", quantity, *aligned([tuple(titles), *cells], words=1)]
     return "\n".join(lines)
 
 
@@ -40,7 +42,7 @@ def goal_table(goals: Sequence[Goal]) -> str:
     for goal in goals:
         bound = f"{'>=' if goal.at_least else '<='} {goal.bound:g}"
         rows.append((goal.workload, goal.what, bound, _number(goal.measured, 3), goal.verdict))
-    return "\n".join(align(rows, words=2))
+    return "\n".join(aligned(rows, words=2))
 
 
 def _cells(
@@ -76,14 +78,3 @@ def _ratio(value: float | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def align(rows: Sequence[tuple[str, ...]], words: int = 1) -> Iterator[str]:
-    """Rows as lines; the first `words` columns are set left, the numbers right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < words else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

@@ -26,11 +26,11 @@ import jax
 import jax.numpy as jnp
 from command import compile_quickly
 from programs import difference
-from report import align
 from third_party_programs import PROGRAMS, ThirdParty
 from timing import describe_machine, device_slug, interleave, seconds
 
 from jax_revolve import FoundLoop, checkpoint_loops
+from jax_revolve.schedule.report.table import aligned
 
 PLAIN = "jax.grad"
 DEFAULT = "checkpoint_loops"
@@ -196,7 +196,7 @@ def table(found: list[Measurement]) -> str:
                 "" if m.rounding is None else f"{m.rounding:.1e}",
             )
         )
-    return "\n".join([f"{found[0].program}, {found[0].size}", *align(rows)])
+    return "\n".join([f"{found[0].program}, {found[0].size}", *aligned(rows, words=1)])
 
 
 def main() -> None:

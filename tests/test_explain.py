@@ -191,19 +191,19 @@ def test_within_another_trace() -> None:
 
 TABLE = """\
 A loop of 10 steps.
-  a checkpoint             1 kB  what running on takes, of a carry of 1 kB
-  residuals of a step      3 kB  what its transposition takes
-  - taped alone            2 kB  then weights are added to at every step
+  a checkpoint             1 kB  the restart state, of a carry of 1 kB
+  residuals of a step      3 kB  kept until the step is transposed
+  - taped alone            2 kB  with block size 1: weight gradients are summed in each step
   xs                      12 MB  whatever the plan
   cotangents of xs      12.3 kB  whatever the plan
 
-  checkpoints  block  memory  evaluations  per step
-            1      1    4 kB           65      6.50
-            3      1    6 kB           28      2.80  <- chosen
-            2      2    9 kB           22      2.20
-            4      2   11 kB           18      1.80
-            1      5   17 kB           15      1.50
-            1     10   32 kB           10      1.00"""
+  checkpoints  block size  memory  evaluations  per step
+            1           1    4 kB           65      6.50
+            3           1    6 kB           28      2.80  <- chosen
+            2           2    9 kB           22      2.20
+            4           2   11 kB           18      1.80
+            1           5   17 kB           15      1.50
+            1          10   32 kB           10      1.00"""
 
 
 def test_table() -> None:

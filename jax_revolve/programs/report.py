@@ -10,6 +10,7 @@ from jax_revolve.programs.share import Outlays, of_each_step, of_plan
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.report.table import aligned
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,9 @@ class LoopsReport:
         return "\n".join([*(self._table() if self.loops else ["No loops."]), *self._left_alone()])
 
     def _table(self) -> Iterator[str]:
-        titles = ("loop", "from", "steps", *_BYTES, "checkpoints", "block")
+        titles = ("loop", "from", "steps", *_BYTES, "checkpoints", "block size")
         rows = [titles, *(self._row(*item) for item in self.loops.items()), self._total()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            cells = zip(row, widths, strict=True)
-            yield "  ".join(
-                cell.ljust(width) if i < 2 else cell.rjust(width)
-                for i, (cell, width) in enumerate(cells)
-            ).rstrip()
+        yield from aligned(rows, words=2)
 
     def _row(self, loop: FoundLoop, report: Report | None) -> tuple[str, ...]:
         before = "" if loop.plain_bytes is None else readable(loop.plain_bytes)

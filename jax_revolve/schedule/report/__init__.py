@@ -1,4 +1,5 @@
 """Plans to look at: a table of all sensible plans, one schedule as text, and both as pictures.
 
-`report` holds the table, `show` draws one schedule, and `parts` takes that apart as it runs.
+`report` compares all plans, in a `table` or a picture; `show` draws one schedule, and `parts` takes
+that apart as it runs.
 """

@@ -8,6 +8,7 @@ from typing import Any
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.report.table import aligned
 from jax_revolve.schedule.selection import trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
@@ -50,7 +51,7 @@ class Report:
             (
                 "a checkpoint",
                 self.sizes.checkpoint,
-                f"what running on takes, of a carry of {readable(self.sizes.carry)}",
+                f"the restart state, of a carry of {readable(self.sizes.carry)}",
             ),
             *self._residuals(),
             *self._stored(),
@@ -61,10 +62,13 @@ class Report:
             yield f"  {name:<{width}}  {readable(size):>8}  {meaning}"
 
     def _residuals(self) -> Iterator[tuple[str, int, str]]:
-        meaning = "what its transposition takes"
-        yield "residuals of a step", self.sizes.residuals, meaning
+        yield "residuals of a step", self.sizes.residuals, "kept until the step is transposed"
         if self.sizes.alone != self.sizes.residuals:
-            yield "- taped alone", self.sizes.alone, "then weights are added to at every step"
+            yield (
+                "- taped alone",
+                self.sizes.alone,
+                "with block size 1: weight gradients are summed in each step",
+            )
 
     def _stored(self) -> Iterator[tuple[str, int, str]]:
         if isinstance(self.plan, TwoLevelPlan):
@@ -72,15 +76,12 @@ class Report:
             yield "in the storage", size, f"{self.plan.writes} checkpoints in {self.plan.storage}"
 
     def _table(self) -> Iterator[str]:
-        titles = ("checkpoints", "block", "memory", "evaluations", "per step")
+        titles = ("checkpoints", "block size", "memory", "evaluations", "per step")
         if isinstance(self.plan, TwoLevelPlan):
             titles += ("writes", "reads")
-        rows = [titles, *map(self._cells, self.choices)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for plan, row in zip([None, *self.choices], rows, strict=True):
-            mark = "  <- chosen" if plan == self.plan else ""
-            cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            yield "  " + "  ".join(cells) + mark
+        lines = aligned([titles, *map(self._cells, self.choices)])
+        for plan, line in zip([None, *self.choices], lines, strict=True):
+            yield f"  {line}" + ("  <- chosen" if plan == self.plan else "")
 
     def _cells(self, plan: AnyPlan) -> Sequence[str]:
         runs = self.evaluations(plan)
