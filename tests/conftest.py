@@ -7,8 +7,13 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
+from hypothesis import settings
 
 jax.config.update("jax_enable_x64", True)
+
+# The same examples in every run, however busy the machine is.
+settings.register_profile("reproducible", derandomize=True, deadline=None)
+settings.load_profile("reproducible")
 
 
 @pytest.fixture

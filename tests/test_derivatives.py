@@ -87,7 +87,7 @@ def _loss(spec: dict[str, Any], scan: Any, weight: Any, init: Any, xs: Any) -> A
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(programs())
 def test_random_programs(spec: dict[str, Any]) -> None:
     draw = np.random.default_rng(spec["seed"])

@@ -27,7 +27,7 @@ def _public(module: Any) -> dict[str, Any]:
 
 
 NAMES = {
-    **_public(jax_revolve),
+    **{name: getattr(jax_revolve, name) for name in dir(jax_revolve)},
     **{n: v for n, v in _public(equinox).items() if n.startswith("filter_")},
     "RevolveAdjoint": diffrax.RevolveAdjoint,
 }
@@ -68,6 +68,8 @@ import sys
 import jax, equinox
 before = set(sys.modules)
 import jax_revolve
+for name in dir(jax_revolve):
+    getattr(jax_revolve, name)
 print(*set(sys.modules) - before)
 """
     command = [sys.executable, "-W", "error", "-c", program]

@@ -43,7 +43,6 @@ def test_schedule_in_blocks(checkpoints: int) -> None:
 
 
 @given(st.integers(1, 2000), st.integers(1, 30), blocks)
-@settings(deadline=None)
 def test_schedule_in_blocks_meets_the_formula(
     length: int, checkpoints: int, block_size: int
 ) -> None:
@@ -108,7 +107,6 @@ def test_a_block_is_capped_within_a_budget_as_well() -> None:
 
 
 @given(lengths, blocks)
-@settings(deadline=None)
 def test_default_is_the_fewest_checkpoints_with_two_repetitions(
     length: int, block_size: int
 ) -> None:
@@ -116,7 +114,6 @@ def test_default_is_the_fewest_checkpoints_with_two_repetitions(
 
 
 @given(lengths, st.integers(1, 10), blocks)
-@settings(deadline=None)
 def test_repetitions(length: int, repetitions: int, block_size: int) -> None:
     p = plan(length, repetitions=repetitions, block_size=block_size)
     assert p.repetitions <= repetitions
@@ -125,7 +122,6 @@ def test_repetitions(length: int, repetitions: int, block_size: int) -> None:
 
 
 @given(lengths, st.floats(1, 20), blocks)
-@settings(deadline=None)
 def test_overhead(length: int, overhead: float, block_size: int) -> None:
     p = plan(length, overhead=overhead, block_size=block_size)
     assert p.overhead <= overhead
@@ -134,7 +130,6 @@ def test_overhead(length: int, overhead: float, block_size: int) -> None:
 
 
 @given(st.integers(2, 10**6), blocks)
-@settings(deadline=None)
 def test_least_overhead(length: int, block_size: int) -> None:
     """Storing everything: a block less than there are is advanced once. It is stated if not met."""
     last = block_size * (-(-length // block_size) - 1)
@@ -240,7 +235,6 @@ def test_bad_argument_of_longest_plan(arguments: tuple[Any, Any], name: str) -> 
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
-@settings(deadline=None)
 def test_longest_plan(checkpoints: int, repetitions: int, block_size: int) -> None:
     p = longest_plan(checkpoints, repetitions, block_size=block_size)
     assert (p.checkpoints, p.block_size, p.repetitions) == (checkpoints, block_size, repetitions)
@@ -263,7 +257,7 @@ def every_plan(length: int) -> list[Plan]:
 
 @given(short, few_bytes, few_bytes, st.integers(0, 400))
 @example(7, 1, 1, 4)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_budget_is_kept_and_made_the_most_of(
     length: int, state: int, residuals: int, memory: int
 ) -> None:
@@ -280,7 +274,6 @@ def test_budget_is_kept_and_made_the_most_of(
 
 
 @given(st.integers(0, 10**6), few_bytes, few_bytes, st.lists(st.integers(0, 10**6), min_size=2))
-@settings(deadline=None)
 def test_more_memory_never_takes_more_evaluations(
     length: int, state: int, residuals: int, more: Sequence[int]
 ) -> None:
@@ -297,7 +290,6 @@ def test_more_memory_never_takes_more_evaluations(
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), few_bytes, st.none() | blocks)
-@settings(deadline=None)
 def test_least_budget(length: int, state: int, residuals: int, block_size: int | None) -> None:
     """It is stated, and it is enough."""
     k = 1 if block_size is None else min(block_size, length)
@@ -315,7 +307,6 @@ def test_least_budget(length: int, state: int, residuals: int, block_size: int |
 
 
 @given(st.integers(1, 2000), blocks, st.integers(0, 10**6))
-@settings(deadline=None)
 def test_block_is_kept_within_a_budget(length: int, block_size: int, more: int) -> None:
     block_size = min(block_size, length)
     p = plan(
@@ -404,7 +395,7 @@ def time_and_memory(
 @given(st.integers(0, 30), all_sizes(), st.integers(0, 10**7), st.booleans())
 @example(19, HEAVY, 800_000, False)
 @example(13, Sizes(80_000, 240_500, 240_000, 80_008), 800_000, True)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_quickest_has_the_least_predicted_time(
     length: int, sizes: Sizes, more: int, online: bool
 ) -> None:
@@ -424,7 +415,7 @@ def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
 
 
 @given(st.integers(0, 100), all_sizes(), st.booleans())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
     plans = trade_off(length, sizes, stops_by_itself=online)
     assert len(set(plans)) == len(plans)
@@ -435,7 +426,7 @@ def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
 @given(st.integers(0, 100), all_sizes(), st.booleans())
 @example(57, Sizes(10**6, 240_000, 240_000, 1_100_000, 10**5, 10_000.0), False)
 @example(19, HEAVY, False)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_more_memory_is_less_time(length: int, sizes: Sizes, online: bool) -> None:
     found = time_and_memory(trade_off(length, sizes, stops_by_itself=online), sizes, online)
     for (time, memory), (next_time, next_memory) in pairwise(found):
@@ -444,7 +435,7 @@ def test_more_memory_is_less_time(length: int, sizes: Sizes, online: bool) -> No
 
 
 @given(st.integers(0, 10**6), few_bytes, few_bytes)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_more_memory_is_fewer_evaluations(length: int, state: int, residuals: int) -> None:
     """Where evaluations are all that counts."""
     sizes = Sizes(state, residuals, residuals, state)
@@ -458,7 +449,7 @@ def test_more_memory_is_fewer_evaluations(length: int, state: int, residuals: in
 
 
 @given(st.integers(0, 5000), all_sizes(), blocks)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_trade_off_of_one_block(length: int, sizes: Sizes, block_size: int) -> None:
     plans = trade_off(length, sizes, block_size=min(block_size, max(length, 1)))
     assert {p.block_size for p in plans} == {min(block_size, max(length, 1))}
@@ -531,7 +522,7 @@ def test_longest_scan_and_largest_bound() -> None:
 
 
 @given(st.integers(0, 300), all_sizes(), st.booleans())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online: bool) -> None:
     """Than the fewest checkpoints with single steps, with few enough repetitions."""
     request = for_bound(length, None) if online else for_scan(length, None)
@@ -545,7 +536,7 @@ def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online
 
 
 @given(st.integers(0, 200), all_sizes(), st.integers(0, 10**8), st.none() | st.integers(1, 40))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_request_for_memory(length: int, sizes: Sizes, more: int, block_size: int | None) -> None:
     k = min(block_size or 1, max(length, 1))
     memory = cost.memory(Plan(length, 1, k), sizes) + more
@@ -639,7 +630,6 @@ def test_readable(size: int, expected: str) -> None:
 
 
 @given(st.integers(0, 10**15))
-@settings(deadline=None)
 def test_readable_is_read_again(size: int) -> None:
     """Three digits of it."""
     assert parse_bytes(readable(size)) == pytest.approx(size, rel=0.00501)

@@ -139,7 +139,7 @@ def test_text_shows_the_actions(p: Plan) -> None:
 
 
 @given(plans)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_text_shows_the_actions(p: Plan) -> None:
     check_text(p, 79)
 
@@ -203,7 +203,7 @@ def test_picture_shows_the_actions(p: Plan) -> None:
 
 
 @given(plans.filter(lambda p: p.evaluations < 4000 * p.block_size))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_lines_show_the_actions(p: Plan) -> None:
     drawing = Drawing(p)
     check_lines(p, drawing.held, drawing.advanced, drawing.taped)

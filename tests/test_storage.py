@@ -393,7 +393,7 @@ KILLED = """
 import os, signal, sys
 import jax, jax.numpy as jnp
 from jax_revolve import Disk, checkpointed_scan
-from jax_revolve.engine import files
+from jax_revolve.storage import files
 
 count, replace = 0, os.replace
 
@@ -443,7 +443,7 @@ def test_what_nobody_reads_is_removed_at_exit(tmp_path: Path) -> None:
 FORKED = """
 import os, sys
 import numpy as np
-from jax_revolve.engine import files
+from jax_revolve.storage import files
 
 ours = files.write_file(sys.argv[1], [np.zeros(4)])
 child = os.fork()

@@ -165,7 +165,7 @@ def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most:
 
 
 @given(plans)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
     assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
     assert len(p.stores) == p.writes

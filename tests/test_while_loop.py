@@ -198,7 +198,7 @@ def loops(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(loops())
 def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
     weights = jnp.asarray(np.random.default_rng(loop["seed"]).normal(size=(2, 2)))
