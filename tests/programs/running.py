@@ -320,7 +320,9 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
 
     def linearize(*args: Any) -> Any:
         value, linear = jax.linearize(f, *args)
-        return value, linear(*map(jnp.cos, args)), linear(*map(jnp.sin, args))
+        first, second = [*map(jnp.cos, args)], [*map(jnp.sin, args)]
+        both = map(jnp.stack, zip(first, second, strict=True))
+        return value, linear(*first), jax.vmap(linear)(*both), jax.jvp(linear, first, second)
 
     def in_scan(*args: Any) -> Any:
         scales = jnp.array([1.0, 0.5, 0.7], args[0].dtype)
