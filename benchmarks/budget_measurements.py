@@ -7,7 +7,7 @@ from math import ceil
 from budget_contenders import GIVEN, REVOLVE, equinox_within, for_budget, forced, ours
 from budget_plans import Plans
 from budget_workloads import BudgetWorkload
-from contenders import plain, rematerialised
+from contenders import plain, rematerialized
 from measurements import Measurement, measure_programs
 from nesting import NestedScans
 from programs import Program, gradient
@@ -91,7 +91,7 @@ class Programs:
 
     def _nested(self, loop: Program, budget: int) -> Iterator[Program]:
         """The best nested scans in the memory of ours."""
-        remat = gradient(self._workload, rematerialised(self._workload.length))
+        remat = gradient(self._workload, rematerialized(self._workload.length))
         scans = NestedScans(self._workload, self._plain, remat, LEVELS_TRIED)
         for program in scans.best(loop):
             contender = replace(program.contender, checkpoints=None)

@@ -21,7 +21,7 @@ STYLES = {
     REVOLVE: {"label": "pure Revolve (single steps)", "color": "#E69F00", "marker": "s"},
     OURS: {"label": "jax_revolve, memory=...", "color": "#0072B2", "marker": "o"},
 }
-"""Colours that the colour-blind tell apart (Okabe and Ito)."""
+"""Colors that the color-blind tell apart (Okabe and Ito)."""
 
 SIZES = {PLAIN: 14, NESTED: 11}
 TICKS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)

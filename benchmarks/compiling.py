@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import while_contenders
 from command import compile_quickly
-from contenders import OURS, Contender, equinox, nested, plain, rematerialised
+from contenders import OURS, Contender, equinox, nested, plain, rematerialized
 from nesting import blockings
 from timing import describe_machine, device_slug, interleave, seconds
 from tqdm import tqdm
@@ -40,7 +40,7 @@ CARRIES = 100
 
 @dataclass(frozen=True)
 class Compilation:
-    """Median seconds of a program's tracing, lowering and compiling, and the optimised program's
+    """Median seconds of a program's tracing, lowering and compiling, and the optimized program's
     size. `code_bytes` is that of the machine code, 0 where the compiler does not say. For a loop
     that stops by itself, `length` is the bound."""
 
@@ -118,7 +118,7 @@ def contenders(workload: Workload) -> list[Contender]:
     budget = CARRIES * sum(leaf.nbytes for leaf in jax.tree.leaves(workload.init))
     return [
         plain(n),
-        rematerialised(n),
+        rematerialized(n),
         nested(_square(n), taped=True),
         equinox(plan(n).checkpoints),
         Contender(OURS, checkpointed_scan, detail="by default"),

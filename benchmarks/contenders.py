@@ -46,7 +46,7 @@ def plain(length: int) -> Contender:
     return Contender(PLAIN, lax.scan, evaluations=length)
 
 
-def rematerialised(length: int) -> Contender:
+def rematerialized(length: int) -> Contender:
     def scan(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, Any]:
         return lax.scan(remat(body), init, xs, length)
 
@@ -68,8 +68,8 @@ def equinox(checkpoints: int) -> Contender:
 def nested(blocks: tuple[int, ...], taped: bool) -> Contender:
     """Scans in scans: `blocks` are their lengths from the outermost to the innermost.
 
-    Every scan but the innermost has its body rematerialised. The innermost one is plain (`taped`:
-    it keeps what the derivatives of its steps need) or rematerialised too (it keeps the carries
+    Every scan but the innermost has its body rematerialized. The innermost one is plain (`taped`:
+    it keeps what the derivatives of its steps need) or rematerialized too (it keeps the carries
     alone, and every step runs once more).
     """
     runs = len(blocks) if taped else len(blocks) + 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from command import Benchmark
-from contenders import OURS, Contender, equinox, plain, rematerialised
+from contenders import OURS, Contender, equinox, plain, rematerialized
 from goals import Goal, memory_ratio, time_ratios
 from headline_picture import draw
 from measurements import Measurement, measure_programs
@@ -32,7 +32,7 @@ def measure(workload: Workload, budget: float, least_rounds: int) -> list[Measur
     length = workload.length
     s = plan(length).checkpoints
     reference = gradient(workload, plain(length))
-    remat = gradient(workload, rematerialised(length))
+    remat = gradient(workload, rematerialized(length))
     ours = gradient(workload, Contender(OURS, partial(checkpointed_scan), s))
     nested = NestedScans(workload, reference, remat).best(ours)
     programs = [reference, remat, *nested, gradient(workload, equinox(s)), ours]

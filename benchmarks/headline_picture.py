@@ -14,7 +14,7 @@ STYLES = {
     EQUINOX: ("Equinox, checkpointed", "#CC79A7", "D"),
     OURS: ("jax_revolve", "#0072B2", "o"),
 }
-"""Colours that the colour-blind tell apart (Okabe and Ito)."""
+"""Colors that the color-blind tell apart (Okabe and Ito)."""
 
 
 def draw(results: Path) -> Path:
@@ -53,13 +53,13 @@ def _best(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _line(ax: Any, name: str, lengths: list[int], values: list[float]) -> None:
-    label, colour, marker = STYLES[name]
+    label, color, marker = STYLES[name]
     style = {"linewidth": 2.6 if name == OURS else 1.4}
     if name == REMAT:  # its memory is that of lax.scan here, whose line is to be seen too
         style |= {"dashes": (4, 4), "markersize": 5}
     if name == PLAIN:
         style |= {"markersize": 11}
-    ax.plot(lengths, values, label=label, color=colour, marker=marker, **style)
+    ax.plot(lengths, values, label=label, color=color, marker=marker, **style)
 
 
 def _finish(ax: Any, title: str) -> None:

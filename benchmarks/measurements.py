@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 import jax
-from contenders import Contender, equinox, ours, plain, rematerialised
+from contenders import Contender, equinox, ours, plain, rematerialized
 from nesting import NestedScans
 from programs import Program, difference, gradient, hvp, jvp, value
 from timing import MOST_ROUNDS, interleave
@@ -70,7 +70,7 @@ def _gradients(workload: Workload) -> list[Program]:
     """Every contender's gradient, that of `lax.scan` first."""
     length = workload.length
     baseline = gradient(workload, plain(length))
-    remat = gradient(workload, rematerialised(length))
+    remat = gradient(workload, rematerialized(length))
     programs = [baseline, remat]
     nested_scans = NestedScans(workload, baseline, remat)
     for s in tqdm(_checkpoints(workload), desc="Compiling", unit="set", leave=False):
@@ -86,7 +86,7 @@ def _products(workload: Workload) -> list[Program]:
     nested scans are the quickest whose products fit into the memory of ours.
     """
     length, s = workload.length, _checkpoints(workload)[0]
-    baseline, remat = hvp(workload, plain(length)), hvp(workload, rematerialised(length))
+    baseline, remat = hvp(workload, plain(length)), hvp(workload, rematerialized(length))
     loop = hvp(workload, ours(length, s))
     nested_scans = NestedScans(workload, baseline, remat, build=hvp)
     return [baseline, remat, loop, hvp(workload, equinox(s)), *nested_scans.best(loop)]

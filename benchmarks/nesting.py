@@ -34,7 +34,7 @@ class NestedScans:
         self,
         workload: Workload,
         plain: Program,
-        rematerialised: Program,
+        rematerialized: Program,
         levels_tried: int = LEVELS_TRIED,
         build: Callable[[Workload, Contender], Program] = gradient,
     ) -> None:
@@ -45,7 +45,7 @@ class NestedScans:
         self._x_bytes = _bytes(workload.active.get("xs")) // workload.length
         self._tape_bytes = (plain.temp_bytes or 0) / workload.length
         carries = workload.length * self._carry_bytes
-        self._fixed_bytes = max((rematerialised.temp_bytes or 0) - carries, 0)
+        self._fixed_bytes = max((rematerialized.temp_bytes or 0) - carries, 0)
         self._compiled: dict[tuple[Blocking, bool], Program] = {}
 
     def best(self, rival: Program) -> list[Program]:

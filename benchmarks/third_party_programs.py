@@ -266,15 +266,15 @@ def training(smoke: bool) -> Any:
 
     def loss(start: Any) -> Any:
         rate, weights = start
-        optimiser = optax.adam(rate)
+        optimizer = optax.adam(rate)
 
         def step(state: Any, batch: Any) -> Any:
             weights, moments = state
             gradient = jax.grad(network_loss)(weights, *batch)
-            updates, moments = optimiser.update(gradient, moments, weights)
+            updates, moments = optimizer.update(gradient, moments, weights)
             return (optax.apply_updates(weights, updates), moments), None
 
-        (weights, _), _ = lax.scan(step, (weights, optimiser.init(weights)), (xs, ys))
+        (weights, _), _ = lax.scan(step, (weights, optimizer.init(weights)), (xs, ys))
         return network_loss(weights, xs[0], ys[0])
 
     weights = [_normal(10, width) / 3, _normal(width, width) / width**0.5, _normal(width) / width]

@@ -24,7 +24,7 @@ DARK = {
     "#0072b2": "#56b4e9",  # advanced
     "#d55e00": "#ff9a4d",  # taped
 }
-"""What becomes of each colour on a dark page."""
+"""What becomes of each color on a dark page."""
 
 STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), "#222222"),

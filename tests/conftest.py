@@ -18,7 +18,7 @@ settings.load_profile("reproducible")
 
 @pytest.fixture
 def compile_quickly() -> Iterator[None]:
-    """Nearly all of the time goes into compiling; what the optimised code does, others test."""
+    """Nearly all of the time goes into compiling; what the optimized code does, others test."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

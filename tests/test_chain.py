@@ -449,7 +449,7 @@ def test_equal_layers_are_traced_a_few_times() -> None:
     assert traces <= 6  # three for the first layer, whose input is a number and not an array
 
 
-def test_sizes_are_those_of_the_linearisation() -> None:
+def test_sizes_are_those_of_the_linearization() -> None:
     layers = [jnp.sin, eqx.nn.Linear(10, 20, key=KEY), jnp.tanh]
     x = jnp.ones(10)
     sizes = measure([Layer.of(i, f) for i, f in enumerate(layers)], x, [None] * 3, None)

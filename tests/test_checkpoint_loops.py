@@ -293,7 +293,7 @@ def test_bounds_one_by_one() -> None:
 
 
 @pytest.mark.slow
-def test_nested_while_loops_of_an_optimiser() -> None:
+def test_nested_while_loops_of_an_optimizer() -> None:
     from jax.scipy.optimize import minimize
 
     def best(x: Any) -> Any:

@@ -121,7 +121,7 @@ def test_tree_at_and_inference_mode() -> None:
     np.testing.assert_array_equal(dropout(x), x)
 
 
-def test_copying_pickling_and_serialisation() -> None:
+def test_copying_pickling_and_serialization() -> None:
     block = Block(KEY)
     block = eqx.tree_at(lambda b: (b.linear.weight, b.linear.bias), block, (1.0, 2.0))
     for copied in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):

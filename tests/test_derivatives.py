@@ -311,7 +311,7 @@ def penalty(loss: Any) -> Any:
 )
 @quick
 def test_second_order_inside_a_scan(derivative: Any) -> None:
-    """lax.scan's linearisation takes custom_jvp functions in its body apart (up to jax 0.10), and
+    """lax.scan's linearization takes custom_jvp functions in its body apart (up to jax 0.10), and
     the forward sweep was one: derivatives of gradients met it without a rule."""
     x = jnp.linspace(0.1, 1.0, 3)
     ours, theirs = (
@@ -337,7 +337,7 @@ LOOPS = {
 @pytest.mark.parametrize("loop", LOOPS)
 @quick
 def test_no_tracer_leaves_its_trace(loop: str) -> None:
-    """What a step's linearisation was traced with was held until the trace had ended."""
+    """What a step's linearization was traced with was held until the trace had ended."""
 
     def loss(x: Any) -> Any:
         return jnp.sum(LOOPS[loop](lambda c, _: (jnp.sin(c), None), x, None, 10)[0])
@@ -418,7 +418,7 @@ AFTER_REVERSE = {
 @pytest.mark.parametrize("loop", LOOPS)
 @quick
 def test_rules_of_functions_in_the_body(loop: str, derivative: str) -> None:
-    """Derivatives of gradients linearised the step in all that it takes, also where that is an
+    """Derivatives of gradients linearized the step in all that it takes, also where that is an
     error, and at third order those of a scan forgot the rule of a custom_jvp function, as those of
     lax.scan do at second order."""
     ours, theirs = (

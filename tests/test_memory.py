@@ -126,7 +126,7 @@ def test_program_size_does_not_depend_on_length_or_checkpoints() -> None:
 
 
 def test_slots_are_updated_in_place() -> None:
-    """No copy, select, convert or gather of the whole slot buffer, but its initialisation."""
+    """No copy, select, convert or gather of the whole slot buffer, but its initialization."""
     scan = partial(checkpointed_scan, checkpoints=13)
     text = compiled(jax.grad(stencil(scan, 1000)), state()).as_text()
     made = re.findall(r"= f32\[12,20000\]\S* ([\w-]+)\(", text)

@@ -26,7 +26,7 @@ PUBLISHED_ADVANCES = [(50, 7, 105), (225, 15, 522), (13465, 116, 33374)]
 
 @cache
 def optimal_advances(length: int, checkpoints: int) -> int:
-    """The dynamic programme: advance k steps, store, reverse the rest, then the first k."""
+    """The dynamic program: advance k steps, store, reverse the rest, then the first k."""
     if length <= 1:
         return 0
     if checkpoints == 1:
@@ -70,7 +70,7 @@ def run_abstract_machine(length: int, checkpoints: int, block_size: int = 1) -> 
 
 
 @pytest.mark.parametrize("checkpoints", range(1, 13))
-def test_schedule_meets_the_dynamic_programme(checkpoints: int) -> None:
+def test_schedule_meets_the_dynamic_program(checkpoints: int) -> None:
     for length in range(161):
         expected = optimal_advances(length, checkpoints)
         assert binomial.advances(length, checkpoints) == expected

@@ -44,15 +44,15 @@ def optax_training() -> Program:
 
     def train(start: Any) -> Any:
         rate, weights = start
-        optimiser = optax.adam(rate)
+        optimizer = optax.adam(rate)
 
         def step(state: Any, batch: Any) -> Any:
             weights, moments = state
             value, gradient = jax.value_and_grad(loss)(weights, *batch)
-            updates, moments = optimiser.update(gradient, moments, weights)
+            updates, moments = optimizer.update(gradient, moments, weights)
             return (optax.apply_updates(weights, updates), moments), value
 
-        return lax.scan(step, (weights, optimiser.init(weights)), (xs, ys))[1][-1]
+        return lax.scan(step, (weights, optimizer.init(weights)), (xs, ys))[1][-1]
 
     weights = (0.1 * numbers(10, 32), 0.1 * numbers(32))
     return Program(train, (jnp.float32(1e-3), weights), 50, 1)

@@ -44,7 +44,7 @@ plans = st.builds(
 
 @cache
 def advances(slots: int) -> list[int]:
-    """The dynamic programme for the device alone: t(n, s) for each n up to the longest."""
+    """The dynamic program for the device alone: t(n, s) for each n up to the longest."""
     if slots == 1:
         return [n * (n - 1) // 2 for n in range(LONGEST + 1)]
     fewer, found = advances(slots - 1), [0, 0]

@@ -17,7 +17,7 @@ SHALLOWEST = 10.0  # m; the file gives narrow waters, whose depth it lacks, as 1
 
 @dataclass(frozen=True)
 class Bathymetry:
-    """Depths at the centres of a longitude-latitude grid; row 0 is the southernmost.
+    """Depths at the centers of a longitude-latitude grid; row 0 is the southernmost.
 
     - `longitude`: degrees east, one per column, evenly spaced.
     - `latitude`: degrees north, one per row, evenly spaced.

@@ -5,7 +5,7 @@ d(surface)/dt  = -div(depth * velocity)
 d(velocity)/dt = -gravity * grad(surface) - drag * |velocity| * velocity / depth
 ```
 
-The surface lives at cell centres and the flow on the faces between cells (an Arakawa C
+The surface lives at cell centers and the flow on the faces between cells (an Arakawa C
 grid). A step moves the flow with the old surface and then the surface with the new flow, which
 keeps an energy exactly when nothing dissipates it. The flow is carried as the volume that
 crosses a face each second, so water is conserved by construction, and a face with no
@@ -41,7 +41,7 @@ Scan = Callable[..., Any]
 class State(NamedTuple):
     """The sea at one time.
 
-    - `surface`: height above still water at cell centres, metres.
+    - `surface`: height above still water at cell centers, metres.
     - `eastward`: flow through the faces between columns, cubic metres per second.
     - `northward`: flow through the faces between rows, cubic metres per second.
     """

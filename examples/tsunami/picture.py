@@ -22,7 +22,7 @@ LAND = "#e9e4d8"
 INK = "#22303c"
 BEFORE = "#9aa5ad"
 AFTER = "#d1495b"
-SEA_COLOURS, SURFACE_COLOURS = "YlGnBu", "RdBu_r"
+SEA_COLORS, SURFACE_COLORS = "YlGnBu", "RdBu_r"
 CLOSE_UP = (-126.0, -124.25, 48.0, 49.15)  # degrees: west, east, south, north
 
 
@@ -86,7 +86,7 @@ def _depth_map(findings: Findings, axes: Axes, figure: SubFigure) -> None:
         sea_floor.longitude,
         sea_floor.latitude,
         np.ma.masked_where(~sea_floor.sea, sea_floor.depth),
-        cmap=SEA_COLOURS,
+        cmap=SEA_COLORS,
         norm=LogNorm(10.0, 1500.0),
     )
     ticks = [10, 30, 100, 300, 1000]
@@ -109,7 +109,7 @@ def _surface_map(findings: Findings, axes: Axes, surface: Array, limit: float) -
         sea_floor.longitude,
         sea_floor.latitude,
         np.ma.masked_where(~sea_floor.sea, surface),
-        cmap=SURFACE_COLOURS,
+        cmap=SURFACE_COLORS,
         vmin=-limit,
         vmax=limit,
     )
@@ -123,7 +123,7 @@ def _surface_map(findings: Findings, axes: Axes, surface: Array, limit: float) -
 
 
 def _coast(sea_floor: Bathymetry, axes: Axes) -> None:
-    """Land colour, coast line, and a map that is not stretched."""
+    """Land color, coast line, and a map that is not stretched."""
     axes.set_facecolor(LAND)
     wet = sea_floor.sea.astype(float)
     axes.contour(sea_floor.longitude, sea_floor.latitude, wet, [0.5], colors=INK, linewidths=0.6)

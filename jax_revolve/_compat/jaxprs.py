@@ -149,7 +149,7 @@ def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def kept_whole(fun: Callable[[], T], number: Any) -> T:
-    """`fun()`, which JAX's linearisation of a scan leaves whole, whatever is the same in all steps.
+    """`fun()`, which JAX's linearization of a scan leaves whole, whatever is the same in all steps.
 
     It is the only branch of a conditional on `number`, the step's, an int32. XLA removes it.
     """

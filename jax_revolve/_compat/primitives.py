@@ -52,7 +52,7 @@ def new_primitive(
     batching.fancy_primitive_batchers[primitive] = batch
 
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
-        # As under `jax.jit`: what nobody uses may not even have a lowering.
+        # As under `jax.jit`: an unused value may not even have a lowering.
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
         return call_jaxpr(without_dead_code(traced))(*operands)
 
@@ -83,7 +83,7 @@ class Split(NamedTuple):
     """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
 
     The operands are primals, then tangents; the results are those of `primal(*primals)`, then the
-    tangents. JAX knows the primals but not the tangents when it linearises for reverse mode.
+    tangents. JAX knows the primals but not the tangents when it linearizes for reverse mode.
     `primal_params(**params)` are the parameters of `primal`. `linearize(primals, **params)` returns
     its results, residuals such that `linear(*primals, *residuals, *tangents)` are the tangents, and
     the parameters of `linear`. `later_params(**params)` are those of the primitive itself where it

@@ -1,10 +1,10 @@
 """The slots engine's forward sweep as a primitive, for two reasons.
 
-Ys that nobody uses are not computed: JAX tells a primitive which of its results are used, and XLA
+Unused ys are not computed: JAX tells a primitive which of its results are used, and XLA
 does not find out by itself that a loop inside a loop only carries a buffer along.
 
 Its derivative rule belongs to it wherever it is. A `jax.custom_jvp` function loses its rule in the
-body of a `lax.scan` that is linearised: up to 0.10 JAX looks there for what is the same at every
+body of a `lax.scan` that is linearized: up to 0.10 JAX looks there for what is the same at every
 step by partial evaluation, which takes such functions apart.
 """
 

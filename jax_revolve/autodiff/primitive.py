@@ -7,7 +7,7 @@ and its tangents, the *tangent* primitive for the tangents alone:
 - batched, they are the same of the batched step;
 - differentiated, the loop is the jvp primitive, which in its turn is a loop whose carry holds the
   values and their tangents;
-- linearised for reverse mode, by JAX's partial evaluation, the jvp primitive is the slots engine's
+- linearized for reverse mode, by JAX's partial evaluation, the jvp primitive is the slots engine's
   forward sweep and the tangent primitive, which is linear and takes the slots as well;
 - transposed, the tangent primitive is the slots engine's reverse sweep.
 """
@@ -260,7 +260,7 @@ def _num_results(output_types: Any, **_: Any) -> int:
 
 
 def _loop_params(activity: Activity, **params: Any) -> dict[str, Any]:
-    """Those of the loop that computes the values, once it is linearised."""
+    """Those of the loop that computes the values, once it is linearized."""
     return with_primal_half(Loop(**params), activity).params()
 
 

@@ -4,7 +4,7 @@ A report is a call of a Python function, and takes as long as thousands of light
 run in chunks, with a report at the start of each, and the loop inside of a chunk is the one that it
 would be otherwise: a test in every step would take longer than all of the reports. There are about
 a hundred chunks, or fewer where the estimate of a step's work says that reports would come faster
-than anybody can read. Without progress nothing of this is traced.
+than a person can read. Without progress nothing of this is traced.
 
 The last report depends on the end of the loop that it is about; the order of the others does not
 matter to the host.

@@ -11,7 +11,7 @@ The pullback is written out level by level rather than left to JAX's transpositi
 derivatives stay as small: a reverse scan whose steps are under `jax.checkpoint` keeps one carry and
 one cotangent per step, and no residual.
 
-Before jax 0.12 the linearisation of a scan takes `custom_jvp` functions in its body apart; the next
+Before jax 0.12 the linearization of a scan takes `custom_jvp` functions in its body apart; the next
 derivative is then not one of their rules: wrong, or an error, where those matter. (It looks for
 what is the same in all steps by partial evaluation, which drops the rules of what depends on the
 carry.) It leaves a conditional whole that depends on the step. A while loop's blocks are in one;

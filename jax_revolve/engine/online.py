@@ -123,7 +123,7 @@ class _InSlots:
 
 class _InStorage:
     """In the storage, where the plan for a loop that reaches its bound has them, and where its tail
-    begins: nobody knows beforehand which part of the loop will be the last one."""
+    begins: which part of the loop will be the last one is not known beforehand."""
 
     def __init__(self, plan: TwoLevelPlan) -> None:
         self._plan = plan

@@ -2,7 +2,7 @@
 
 A step that multiplies by a weight adds to the weight's cotangent the product of an input and a
 cotangent. Taken step by step these products are as thin as the step's batch, and each reads and
-writes a whole weight. Over a block their sum is itself one product, of the inputs of all steps with
+writes a whole weight. Over a block they become one large product, of the inputs of all steps with
 the cotangents of all steps: sum_i a_i^T b_i contracts over i as well.
 
 So the pullback of a step is traced, and where a weight's cotangent is a product of two arrays that

@@ -30,7 +30,7 @@ from jax_revolve.storage.buffers import Buffers, read
 from jax_revolve.storage.stores import get
 
 Reversal = tuple[Operands, Buffers]
-"""The cotangents so far, and the tape, to be written over."""
+"""The accumulated cotangents, and the reusable residual buffers."""
 
 State = tuple[Held, Reversal]
 """The checkpoints, and the reversal so far."""
@@ -168,7 +168,7 @@ class _Parts:
 
     def reverse_stored(self, held: Held, blocks: Any, state: State) -> State:
         """From the cotangents before the tail to those before the loop: every part that starts in
-        the storage. If nobody knew how long the loop would be, the tail does so, too."""
+        the storage. In a loop of unknown length the tail does so, too."""
         steps, plan = self._steps, self._plan
         assert isinstance(plan, TwoLevelPlan)
         assert held.stores is not None

@@ -13,7 +13,7 @@ checkpoints and repetitions alone: the program does not grow with the length of 
 
 The shape of the code is made for XLA. The slot buffer is a loop variable that is read and updated
 in place, and so is the tape; neither goes through a `cond` or a gather, which would copy it. The
-vjp of the step stands only where a step is taped, never in an advance; on CPU the linearisation of
+vjp of the step stands only where a step is taped, never in an advance; on CPU the linearization of
 a step that is taped alone is a branch that is always taken (`reverse`). Slot 0 always holds the
 initial carry, which is an operand and is never overwritten, so the buffer holds the slots from 1
 up. A slot holds only those leaves of the carry that are needed to start again from it (`restart`).

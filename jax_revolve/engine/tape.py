@@ -17,7 +17,7 @@ from jax_revolve._compat import AbstractValue, ClosedJaxpr, Result, results_in, 
 from jax_revolve.engine.products import Products
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
-from jax_revolve.step.pullback import Cotangents, Linearised, accumulate, add, linearise, pull_back
+from jax_revolve.step.pullback import Cotangents, Linearized, accumulate, add, linearize, pull_back
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read, write
 
@@ -32,17 +32,17 @@ class Tape:
         self._activity = activity
         self._xs = steps.operands.xs
         self._inputs = [steps.operands.carry, read(self._xs, 0)]
-        found: list[Linearised] = []
+        found: list[Linearized] = []
 
         def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
-            linearised = self._linearise(carry, x)
-            found.append(linearised.without_values())
-            return linearised.residuals
+            linearized = self._linearize(carry, x)
+            found.append(linearized.without_values())
+            return linearized.residuals
 
         self._traced = jax.make_jaxpr(residuals)(*self._inputs)
         self._residuals = results_in(self._traced)
         self._stored = [self._is_stored(i, r) for i, r in enumerate(self._residuals)]
-        self._linearised = found[0]
+        self._linearized = found[0]
 
     @property
     def types(self) -> list[AbstractValue]:
@@ -57,17 +57,17 @@ class Tape:
 
         def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
             ct = Cotangents(cts[:num_carry], cts[num_carry:])
-            return [x for part in pull_back(self._linearised, residuals, ct) for x in part]
+            return [x for part in pull_back(self._linearized, residuals, ct) for x in part]
 
         def trace() -> list[Any]:
             """Values of the right types, which are never computed."""
             residuals = [zeros(r.aval) for r in self._residuals]
-            cts = list(map(zeros, self._linearised.types))
+            cts = list(map(zeros, self._linearized.types))
             traced.append(jax.make_jaxpr(pullback)(residuals, cts))
             return []
 
         jax.make_jaxpr(trace)()
-        num_cts = len(self._linearised.types)
+        num_cts = len(self._linearized.types)
         entries = iter(range(len(self.types)))
         own = [next(entries) if stored else None for stored in self._stored]
         stored = [own[r.same_as] for r in self._residuals]
@@ -89,9 +89,9 @@ class Tape:
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """One step: carry and y, and what is stored of it."""
-        linearised = self._linearise(carry, x)
-        carry, y = self._steps.loop.results(linearised.results)
-        return carry, y, pick(linearised.residuals, self._stored)
+        linearized = self._linearize(carry, x)
+        carry, y = self._steps.loop.results(linearized.results)
+        return carry, y, pick(linearized.residuals, self._stored)
 
     def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
         """The tape of `count` steps from `start`, where a checkpoint is given, written over another
@@ -137,17 +137,17 @@ class Tape:
             return some._replace(consts=consts), write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
-        totals = products.of_block(stored, kept, [*same, *self._linearised.types])
+        totals = products.of_block(stored, kept, [*same, *self._linearized.types])
         sums = add(pick(gradient.consts, products.deferred), totals)
         consts = substitute(gradient.consts, products.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
 
     def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
-        return zip(self._linearised.types[sum(self._activity.carry) :], ct_y, strict=True)
+        return zip(self._linearized.types[sum(self._activity.carry) :], ct_y, strict=True)
 
-    def _linearise(self, carry: list[Any], x: list[Any]) -> Linearised:
+    def _linearize(self, carry: list[Any], x: list[Any]) -> Linearized:
         inputs = Operands(self._steps.safe.consts, carry, x)
-        return linearise(self._steps.step_from(carry), self._activity, inputs)
+        return linearize(self._steps.step_from(carry), self._activity, inputs)
 
     def _is_stored(self, place: int, residual: Result) -> bool:
         return residual.varies and self._of_xs(residual) is None and residual.same_as == place

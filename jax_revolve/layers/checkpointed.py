@@ -19,7 +19,7 @@ class Checkpointed(eqx.nn.StatefulLayer):
     instead of its residuals, and runs it again.
 
     It has the attributes, methods and `repr` of that module: reading a model, `equinox.tree_at`,
-    `equinox.nn.inference_mode`, filters and serialisation are as before. Its type is another one,
+    `equinox.nn.inference_mode`, filters and serialization are as before. Its type is another one,
     `isinstance` says so, and of special methods it has `__call__` alone.
     As `equinox.filter_checkpoint`, but it also saves memory on a CPU, where XLA undoes
     `jax.checkpoint` outside of loops.

@@ -241,7 +241,7 @@ def _transpose_jvp(cotangents: Flat, *flat: Any, jaxpr: ClosedJaxpr, **params: A
 
 
 def _primal_params(jaxpr: ClosedJaxpr, mask: Mask, active: Mask) -> dict[str, Any]:
-    """Of the segment that computes the values, once it is linearised."""
+    """Of the segment that computes the values, once it is linearized."""
     del active
     return {"jaxpr": primal_half(jaxpr, mask)}
 

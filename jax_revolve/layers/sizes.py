@@ -12,20 +12,20 @@ from jax_revolve.step.work import work_of
 
 
 class LayerSizes(NamedTuple):
-    """The work of a run, and the bytes of the residuals that its linearisation keeps besides its
-    operands and results: a carry counts by itself, and nobody copies weights."""
+    """The work of a run, and the bytes of the residuals that its linearization keeps besides its
+    operands and results: a carry counts by itself, and weights are not copied."""
 
     work: int
     residuals: int
 
 
 def layer_sizes(fun: Callable[..., list[Any]], operands: list[Any]) -> LayerSizes:
-    """Of a function of arrays, linearised in all of its operands that can be."""
+    """Of a function of arrays, linearized in all of its operands that can be."""
     work = work_of(jax.make_jaxpr(fun)(*operands))
     mask = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in operands]
     counts: list[int] = []
 
-    def linearised(*operands: Any) -> list[Any]:
+    def linearized(*operands: Any) -> list[Any]:
         def run(chosen: list[Any]) -> list[Any]:
             return fun(*substitute(list(operands), mask, chosen))
 
@@ -33,7 +33,7 @@ def layer_sizes(fun: Callable[..., list[Any]], operands: list[Any]) -> LayerSize
         counts.append(len(results))
         return [*results, *jax.tree.leaves(pullback)]
 
-    found = results_in(jax.make_jaxpr(linearised)(*operands))
+    found = results_in(jax.make_jaxpr(linearized)(*operands))
     first = counts[0]
     kept = [
         r.aval

@@ -64,7 +64,7 @@ class Options:
 
     @property
     def listener(self) -> Listener | None:
-        """Who is told how far the loop is."""
+        """What the progress of the loop is reported to."""
         return listener_of(self.progress)
 
     def loop(self, equation: LoopEquation, max_steps: int | None = None) -> Loop:

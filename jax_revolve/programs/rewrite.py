@@ -155,7 +155,7 @@ def explain_loops(
 ) -> Callable[..., LoopsReport]:
     """Which loops a function runs, and what [`jax_revolve.checkpoint_loops`][] makes of them.
 
-    Runs nothing: `fun` is traced, and the linearisation of each loop's step measured, as if
+    Runs nothing: `fun` is traced, and the linearization of each loop's step measured, as if
     everything were differentiated that can be.
 
     **Arguments:**

@@ -1,4 +1,4 @@
-"""Who is told how far a loop is."""
+"""The protocol of progress callbacks."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ REVERSE = "reverse"
 
 @dataclass(frozen=True)
 class ReverseOnly:
-    """The progress of a loop that has been run before: nobody hears of its forward sweep again."""
+    """The progress of a loop that has run before: its forward sweep is not reported again."""
 
     listener: Listener
 
@@ -45,7 +45,7 @@ def when_run_again(progress: Progress | None) -> ReverseOnly | None:
 
 
 def listener_of_sweep(progress: Progress | None, sweep: str) -> Listener | None:
-    """Who is told about a sweep."""
+    """The listener that a sweep reports to."""
     if isinstance(progress, ReverseOnly):
         return progress.listener if sweep == REVERSE else None
     return progress

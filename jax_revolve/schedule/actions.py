@@ -21,14 +21,14 @@ class Load(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """Run the steps `start`, ..., `stop - 1` without keeping their linearisations."""
+    """Run the steps `start`, ..., `stop - 1` without keeping their linearizations."""
 
     start: int
     stop: int
 
 
 class Tape(NamedTuple):
-    """Run the steps `start`, ..., `stop - 1` keeping their linearisations, and transpose them, the
+    """Run the steps `start`, ..., `stop - 1` keeping their linearizations, and transpose them, the
     last one first. The carry is used up."""
 
     start: int

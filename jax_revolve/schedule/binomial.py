@@ -2,7 +2,7 @@
 
 A loop of `length` steps is reversed with `checkpoints` slots. A slot holds one saved carry, and the
 slot that holds the initial carry counts. To *advance* is to run a step without keeping its
-linearisation; to *tape* is to run it keeping the linearisation, which is then transposed.
+linearization; to *tape* is to run it keeping the linearization, which is then transposed.
 
 Sources: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000; A. Griewank and
 A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, chapter 12.

@@ -2,7 +2,7 @@
 
 The forward sweep holds at most `checkpoints` positions. Position 0 is one of them and is always
 kept. Wherever the loop stops, the reverse sweep knows its length and is optimal: the steps between
-two neighbouring checkpoints, a *gap*, are a loop of their own, reversed with all slots but those of
+two neighboring checkpoints, a *gap*, are a loop of their own, reversed with all slots but those of
 the earlier checkpoints. The optimum for n steps whose value has to be complete first is
 n + t(n + 1, s) evaluations, as for one step more, the last of which is the end of the loop. It is
 met if gap i is between beta(s - i, q - 1) and beta(s - i, q) steps long, for one q and every i.

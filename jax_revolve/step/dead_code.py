@@ -23,7 +23,7 @@ def prune_jvp(
     used: Sequence[bool], activity: Activity, **params: Any
 ) -> tuple[Mask, Mask, dict[str, Any]]:
     """As `prune_loop`, of the loop with its tangents. A result is kept if its tangent is used; a y
-    whose tangent nobody uses has none."""
+    whose tangent is not used has none."""
     if all(used):
         return (
             tuple(used),

@@ -67,7 +67,7 @@ class Loop:
     body_effects: Any
     plan: AnyPlan | Request | None
     progress: Progress | None = None
-    """Who is told how far the loop is, once for every sweep over it."""
+    """What the progress of the loop is reported to, once for each sweep over it."""
 
     @classmethod
     def of(
@@ -177,11 +177,11 @@ def plan_of(loop: Loop) -> AnyPlan:
 
 
 class NoReverseMode(ValueError):
-    """A while loop that nobody said how to reverse."""
+    """A while loop that has no plan to be reversed by."""
 
 
 def check_plan(loop: Loop) -> None:
-    """Refuse to reverse a loop of which nobody said how."""
+    """Refuse to reverse a loop that has no plan."""
     if loop.plan is None:
         raise NoReverseMode(
             "max_steps and checkpoints must not both be None where a while loop is differentiated "
@@ -196,7 +196,7 @@ def pick(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
 
 
 def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -> list[T]:
-    """The values, those that the mask marks replaced one after the other."""
+    """The values, those that the mask marks replaced in order."""
     replacements = iter(chosen)
     return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
 

@@ -1,8 +1,8 @@
-"""What is computed of a function that is linearised for reverse mode: the primal half of its vjp.
+"""What is computed of a function that is linearized for reverse mode: the primal half of its vjp.
 
 A `custom_vjp` function inside is then its forward rule, and a derivative of the result is one of
 that rule. Differentiating the function itself would meet the `custom_vjp` function, which has no
-forward mode. JAX's own linearisation does the same.
+forward mode. JAX's own linearization does the same.
 
 A function without any is its own primal half, and is left as it is: taking it apart would lose the
 rules of `custom_jvp` functions in scans, see `nested`.
@@ -21,7 +21,7 @@ from jax_revolve.step.once import once
 
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
-    """That of a function which is linearised in its active inputs. No other is differentiated: it
+    """That of a function which is linearized in its active inputs. No other is differentiated: it
     may be one whose derivative is an error, as `equinox.internal.nondifferentiable` makes it."""
     if not has_custom_vjp(jaxpr):
         return jaxpr

@@ -19,8 +19,8 @@ class Cotangents(NamedTuple):
     ys: list[Any]
 
 
-class Linearised(NamedTuple):
-    """One step, linearised: its results, the values that its pullback needs, how to put the
+class Linearized(NamedTuple):
+    """One step, linearized: its results, the values that its pullback needs, how to put the
     pullback together from them, and the types of its cotangents."""
 
     results: list[Any]
@@ -28,13 +28,13 @@ class Linearised(NamedTuple):
     pullback: Any
     types: list[Any]
 
-    def without_values(self) -> "Linearised":
+    def without_values(self) -> "Linearized":
         """What may leave the trace that it is made in: tracers must not."""
         return self._replace(results=[], residuals=[])
 
 
-def linearise(step: Step, activity: Activity, inputs: Operands) -> Linearised:
-    """One step, linearised in its active inputs."""
+def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
+    """One step, linearized in its active inputs."""
     masks = (activity.consts, activity.carry, activity.xs)
 
     def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -43,17 +43,17 @@ def linearise(step: Step, activity: Activity, inputs: Operands) -> Linearised:
         return pick(results, activity.results), results
 
     active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
-    return Linearised(results, *jax.tree.flatten(pullback), [tangent_type(r) for r in active])
+    return Linearized(results, *jax.tree.flatten(pullback), [tangent_type(r) for r in active])
 
 
-def pull_back(linearised: Linearised, residuals: list[Any], cotangents: Cotangents) -> Operands:
+def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
     """The cotangents of a step's active inputs, from those of its active results. Residuals may be
     those of another step of the same loop."""
     cotangents_in = [
         zeros(aval) if ct is None else ct
-        for aval, ct in zip(linearised.types, [*cotangents.carry, *cotangents.ys], strict=True)
+        for aval, ct in zip(linearized.types, [*cotangents.carry, *cotangents.ys], strict=True)
     ]
-    return Operands(*jax.tree.unflatten(linearised.pullback, residuals)(cotangents_in))
+    return Operands(*jax.tree.unflatten(linearized.pullback, residuals)(cotangents_in))
 
 
 def pull_back_step(
@@ -65,14 +65,14 @@ def pull_back_step(
 ) -> Operands:
     """As `pull_back`, with the residuals of this step.
 
-    `compute` runs the function that linearises the step, which takes nothing and returns residuals.
+    `compute` runs the function that linearizes the step, which takes nothing and returns residuals.
     """
-    known: list[Linearised] = []
+    known: list[Linearized] = []
 
     def residuals() -> list[Any]:
-        linearised = linearise(step, activity, inputs)
-        known[:] = [linearised.without_values()]
-        return linearised.residuals
+        linearized = linearize(step, activity, inputs)
+        known[:] = [linearized.without_values()]
+        return linearized.residuals
 
     values = compute(residuals)
     return pull_back(known[0], values, cotangents)

@@ -1,8 +1,8 @@
 """Which leaves of the carry a checkpoint must hold.
 
-To run steps again from a checkpoint one needs the leaves that the condition and the linearised step
+To run steps again from a checkpoint one needs the leaves that the condition and the linearized step
 depend on, and those that these depend on, after however many steps. A running sum or a trajectory
-that is written but not read is not among them: its linearisation does not depend on its value.
+that is written but not read is not among them: its linearization does not depend on its value.
 
 This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating Derivatives",
 SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX traces it.
@@ -14,7 +14,7 @@ from jax_revolve._compat import dependence
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.examples import going
 from jax_revolve.step.loop import Loop, Operands
-from jax_revolve.step.pullback import linearise
+from jax_revolve.step.pullback import linearize
 
 
 def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
@@ -22,7 +22,7 @@ def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
     inputs = operands._replace(xs=[x[0] for x in operands.xs])
 
     def read(carry: list[Any]) -> list[Any]:
-        residuals = linearise(loop.step, activity, inputs._replace(carry=carry)).residuals
+        residuals = linearize(loop.step, activity, inputs._replace(carry=carry)).residuals
         return [*residuals, going(loop, inputs.consts, carry)]
 
     def step(carry: list[Any]) -> list[Any]:

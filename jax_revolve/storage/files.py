@@ -1,4 +1,4 @@
-"""Checkpoints as files: written whole or not at all, and read by nobody but who wrote them.
+"""Checkpoints as files: written whole or not at all, and read only by the program that wrote them.
 
 A file is named by a *ticket*, three 32-bit numbers: two that are drawn once for a process, and the
 file's number. So files of another process, of an earlier run that was killed, say, are never taken
@@ -137,6 +137,6 @@ def _free_space(directory: str | os.PathLike[str]) -> str:
 
 @atexit.register
 def _remove_folders() -> None:
-    """What was written and never read, such as the checkpoints of a gradient that nobody used."""
+    """What was written and never read, such as the checkpoints of a gradient that was not used."""
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)

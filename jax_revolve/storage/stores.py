@@ -4,7 +4,7 @@ What tells them is a buffer with an entry for each: the carries themselves, in t
 the tickets of files (`files`).
 
 Files are written and read by `jax.pure_callback`, and that is what writing is to the program: a
-function from a carry to a ticket. It may be moved, left out where nobody needs the ticket, or done
+function from a carry to a ticket. It may be moved, left out where the ticket is not needed, or done
 twice, and nothing is wrong. Were files named by position instead, two sweeps that XLA runs at once,
 or a batch of them, would overwrite each other's.
 """

@@ -1,4 +1,4 @@
-"""The table of the dynamic programme for chains, in whole slots of memory."""
+"""The table of the dynamic program for chains, in whole slots of memory."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -29,7 +29,7 @@ class Costs(NamedTuple):
 class Table:
     """C(i, j, m) of every part of the chain, for m from 0 to `slots`.
 
-    A table of many layers would take too long. The lightest neighbours are then put together into
+    A table of many layers would take too long. The lightest neighbors are then put together into
     groups: carries are kept between groups, and, for as long as it alone is reversed, within one,
     which has a table of its own.
     """

@@ -27,7 +27,7 @@ HELD = ("checkpoint held", "#808080", 1)
 ADVANCED = ("advanced", "#0072B2", 1)
 TAPED = ("taped, transposed", "#D55E00", 2)
 STORED = "#009E73"
-"""Labels, weights and colours, which the colour-blind tell apart (Okabe and Ito)."""
+"""Labels, weights and colors, which the color-blind tell apart (Okabe and Ito)."""
 
 
 def as_text(plan: Reversal, width: int = 79) -> str:
