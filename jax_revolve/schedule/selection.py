@@ -189,8 +189,8 @@ def _useful(length: int, block_size: int, stops_by_itself: bool) -> int:
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:
-    """Numbers of checkpoints to try: the most, and the fewest for the next repetition numbers. Holding
-    fewer takes time too, and sometimes more of it than an evaluation."""
+    """Numbers of checkpoints to try: the most, and the fewest for the next repetition numbers.
+    Holding checkpoints takes time too, and sometimes more of it than an evaluation."""
     if most <= FEW:
         yield from range(1, most + 1)
         return
