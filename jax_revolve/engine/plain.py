@@ -1,5 +1,8 @@
-"""The plain engine: `lax.scan` or `lax.while_loop` itself, used unless the loop is differentiated in
-reverse mode. With progress it is the same loop in chunks."""
+"""The plain engine: `lax.scan` or `lax.while_loop` itself.
+
+It is used unless the loop is differentiated in reverse mode. With progress it is the same loop in
+chunks.
+"""
 
 from typing import Any
 

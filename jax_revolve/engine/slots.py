@@ -32,12 +32,13 @@ from jax_revolve.storage.buffers import Buffers, read, write
 
 
 class Held(NamedTuple):
-    """What the forward sweep leaves to the reverse sweep: the checkpoints, as a stack.
+    """What the forward sweep hands to the reverse sweep: the checkpoints, as a stack.
 
-    Level 0 of the stack is the initial carry and `top` the newest checkpoint. `positions` tells for
-    each level which block its carry enters, and `places` in which slot it is, if not in that of the
-    same number. Levels beyond the top are free, and so are their slots. `steps` ran in all. `tape`
-    is that of the last block, if the forward sweep knew which one is the last.
+    Level 0 of the stack is the initial carry, and level `top` the newest checkpoint. `positions`
+    are the blocks that the carries of the levels enter, and `places` the buffer slots of the
+    levels; `None` is the identity. Levels beyond the top are free, and so are their slots. `steps`
+    is the number of steps that ran. `tape` holds the residuals of the last block, if the forward
+    sweep knew which block is the last.
 
     With a storage beside the device, `stores` tells the carries there, and level 0 is `start`
     instead of the initial carry.
