@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
 """Which rooms each room may import."""
 
 MOST_FILES = 12
-MOST_LINES = 310
+MOST_LINES = 300
 
 
 def imports(tree: ast.AST) -> set[str]:

@@ -7,7 +7,7 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, is_jit_disabled
 from jax_revolve.autodiff.primitive import run_loop
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.loops.while_loop import raise_if_stopped, run_from
 from jax_revolve.progress.meters import ProgressMeter
@@ -72,7 +72,7 @@ def checkpointed_fori_loop(
         ```
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    Options().for_bound(max_steps)
+    check_bound(max_steps)
 
     def fori(start: tuple[Any, Value]) -> Value:
         return lax.fori_loop(start[0], upper, body_fun, start[1])

@@ -90,11 +90,9 @@ class Options:
         checkpoints take with which no step is advanced more than three times, even at the bound:
         about `(6 * max_steps) ** (1 / 3)`.
         """
+        max_steps = check_bound(max_steps)
         if max_steps is None:
             return self._without_bound()
-        max_steps = check_integer("max_steps", max_steps, least=0, allowed=_ALLOWED_BOUND)
-        if max_steps > LARGEST_BOUND:
-            raise ValueError(f"max_steps must be {_ALLOWED_BOUND}, but is {max_steps}.")
         return self._given(max_steps) or self._chosen(max_steps, stops_by_itself=True)
 
     def _without_bound(self) -> AnyPlan | None:
@@ -162,6 +160,16 @@ class Options:
         fewest = binomial.fewest_checkpoints(length, most)
         budget = None if memory is None else parse_bytes(memory)
         return Request(length, budget, fewest, block_size, stops_by_itself, storage, storage_memory)
+
+
+def check_bound(max_steps: int | None) -> int | None:
+    """Refuse a bound that is neither `None` nor a number of steps that can be counted."""
+    if max_steps is None:
+        return None
+    max_steps = check_integer("max_steps", max_steps, least=0, allowed=_ALLOWED_BOUND)
+    if max_steps > LARGEST_BOUND:
+        raise ValueError(f"max_steps must be {_ALLOWED_BOUND}, but is {max_steps}.")
+    return max_steps
 
 
 def _budgets(memory: Mapping[str, int | str], storage: Place) -> tuple[Storage, Memory, int]:

@@ -180,7 +180,8 @@ def bounded_while_loop(
         `jax_revolve/schedule/online.py`.
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    try_storage(asked.for_bound(max_steps))  # errors come before those of lax
+    chosen = asked.for_bound(max_steps)  # errors come before those of lax
+    try_storage(chosen)
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
@@ -189,7 +190,7 @@ def bounded_while_loop(
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = asked.loop(equation, max_steps)
+        loop = Loop.of(equation, max_steps, chosen, asked.listener)
         if with_steps:
             steps, results = run_counted(loop, operands)
         else:

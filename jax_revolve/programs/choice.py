@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from jax_revolve.loops.options import Options
-from jax_revolve.programs.find import FoundLoop, Key, Replacement
+from jax_revolve.loops.options import Options, check_bound
+from jax_revolve.programs.find import FoundLoop
+from jax_revolve.programs.location import Key, Replacement
 from jax_revolve.programs.nests import Nests
 from jax_revolve.programs.share import Outlay, Outlays, SharingLoop, of_each_step
 from jax_revolve.schedule.arguments import Memory, parse_bytes
@@ -55,7 +56,7 @@ class Choice:
 
     def check(self) -> None:
         Options(self.checkpoints, memory=self.memory)
-        Options().for_bound(self.max_steps)
+        check_bound(self.max_steps)
         check_integer("min_length", self.min_length, least=1)
         if self.where is not None and not callable(self.where):
             raise TypeError(

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from jax_revolve.programs.find import FoundLoop, Key
+from jax_revolve.programs.find import FoundLoop
+from jax_revolve.programs.location import Key
 from jax_revolve.programs.share import FEW, MANY, Outlays, recomputed, together
 
 OfLoop = Callable[[FoundLoop, Outlays], Outlays]

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from jax_revolve.programs.find import FoundLoop, Key, Replacement
+from jax_revolve.programs.find import FoundLoop
+from jax_revolve.programs.location import Key, Replacement
 from jax_revolve.programs.nests import Nests
 from jax_revolve.programs.share import Outlays, of_each_step, of_plan
 from jax_revolve.schedule.arguments import readable

@@ -9,7 +9,8 @@ import jax
 
 from jax_revolve._compat import call_jaxpr, is_jit_disabled, with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
-from jax_revolve.programs.find import find_loops, find_rules, replace_loops
+from jax_revolve.programs.find import find_loops, find_rules
+from jax_revolve.programs.replace import replace_loops
 from jax_revolve.programs.report import LoopsReport, report_on
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints

@@ -77,7 +77,7 @@ def quickest_with_storage(
 ) -> AnyPlan:
     """As `quickest`, with a storage that takes `storage_memory` bytes at most."""
     if storage_memory is not None and sizes.checkpoint:
-        # A loop that stops by itself keeps the start of its tail there, too.
+        # A while loop keeps the start of its tail there, too.
         most = storage_memory // sizes.checkpoint - stops_by_itself
         most = min(most, storage.checkpoints or most)
         if most < 1:
