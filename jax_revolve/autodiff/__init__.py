@@ -1,7 +1,7 @@
 """A loop as JAX primitives: what each transformation makes of it.
 
 The transformation picks the engine, never the caller. Begin with `primitive`, whose rules say which
-runs when; the table in its docstring is the plan of this room.
+runs when; the list in its docstring is the plan of this room.
 
 - `loop_primitive`: the primitive that stands for a whole loop, with its rules but for derivatives.
 - `primitive`: its derivative. A `jvp` runs the loop once with primals and tangents; partial
