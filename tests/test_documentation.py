@@ -171,7 +171,7 @@ def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
     assert len(second) <= 5 * length
     assert len(twice) <= 11 * length
     along = lambda loss: jax.grad(lambda x: jax.jvp(loss, (x,), (x,))[1])  # noqa: E731
-    executed = plan(length, checkpoints).executed
+    executed = plan(length, checkpoints).evaluations
     assert len(steps_executed(length, checkpoints, along)) == executed
     inside = steps_executed(length, checkpoints, lambda loss: jax.grad(jax.checkpoint(loss)))
     assert len(inside) <= executed + length
@@ -195,9 +195,9 @@ def test_figures_in_the_text() -> None:
         assert abs((6 * steps) ** (1 / 3) - checkpoints) < 2
     for n in (50, 1000, 10**6):
         assert abs(plan(n).checkpoints - (2 * n) ** 0.5) < 2
-        assert plan(n).executed < 3 * n
-        assert plan(n, "all").executed == 2 * n
-        assert plan(n, block_size=n).executed == n
+        assert plan(n).evaluations < 3 * n
+        assert plan(n, "all").evaluations == 2 * n
+        assert plan(n, block_size=n).evaluations == n
 
 
 def test_every_public_name_has_a_place_among_the_pages() -> None:

@@ -230,7 +230,7 @@ def test_arguments_are_passed_on() -> None:
 
     np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3))
     jax.effects_barrier()
-    assert len(counts) == plan.executed
+    assert len(counts) == plan.evaluations
 
 
 def test_arguments_of_the_while_loop_are_passed_on() -> None:

@@ -14,7 +14,7 @@ from test_schedule import optimal_advances, run_abstract_machine
 
 from jax_revolve import Plan, longest_plan, plan
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
-from jax_revolve.schedule import binomial, cost, online
+from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request, quickest, trade_off
@@ -37,9 +37,10 @@ def test_schedule_in_blocks(checkpoints: int) -> None:
     for length in range(LONGEST_IN_BLOCKS + 1):
         for block_size in range(1, length + 1):
             p = Plan(length, checkpoints, block_size)
-            expected = block_size * optimal_advances(-(-length // block_size), checkpoints)
+            end = block_size == 1
+            expected = block_size * optimal_advances(p.blocks + end, checkpoints)
             assert p.advances == expected
-            assert run_abstract_machine(length, checkpoints, block_size) == expected
+            assert run_abstract_machine(p, length, checkpoints, block_size) == expected
 
 
 @given(st.integers(1, 2000), st.integers(1, 30), blocks)
@@ -47,7 +48,7 @@ def test_schedule_in_blocks_meets_the_formula(
     length: int, checkpoints: int, block_size: int
 ) -> None:
     p = Plan(length, checkpoints, block_size)
-    assert run_abstract_machine(length, checkpoints, block_size) == p.advances
+    assert run_abstract_machine(p, length, checkpoints, block_size) == p.advances
     assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
     assert p.evaluations == length + p.advances
 
@@ -56,7 +57,6 @@ def test_plan_in_blocks() -> None:
     p = plan(1000, 84, block_size=12)
     assert (p.blocks, p.repetitions, p.advances, p.evaluations) == (84, 1, 996, 1996)
     assert p.overhead == 0.996
-    assert p.executed == p.evaluations
     assert p.memory(1000, 10) == 84 * 1000 + 12 * 10 + 1000
     assert p.memory(1000, 10, 7) == 84 * 1000 + 12 * 10 + 7
     assert str(p) == (
@@ -65,10 +65,9 @@ def test_plan_in_blocks() -> None:
     )
 
 
-def test_single_steps_are_executed_as_for_one_step_more() -> None:
-    assert plan(100, 5).evaluations == 416
-    assert plan(100, 5).executed == 100 + optimal_advances(101, 5)
-    assert plan(0).executed == 0
+def test_the_end_counts_as_a_step_where_steps_are_taped_one_by_one() -> None:
+    assert plan(100, 5).evaluations == 420 == 100 + optimal_advances(101, 5)
+    assert plan(0).evaluations == 0
 
 
 # What a plan is to keep to
@@ -82,7 +81,7 @@ def test_single_steps_are_executed_as_for_one_step_more() -> None:
         (plan(10, "all", block_size=3), Plan(10, 4, 3)),
         (plan(10, 99), Plan(10, 10, 1)),
         (plan(0, block_size=7), Plan(0, 1, 1)),
-        (plan(10, repetitions=1), Plan(10, 9, 1)),
+        (plan(10, repetitions=1), Plan(10, 10, 1)),
         (plan(10, repetitions=1, block_size=3), Plan(10, 3, 3)),
         (plan(10, repetitions=10**9), Plan(10, 1, 1)),
         (plan(10, overhead=0, block_size=10), Plan(10, 1, 10)),
@@ -132,7 +131,7 @@ def test_overhead(length: int, overhead: float, block_size: int) -> None:
 @given(st.integers(2, 10**6), blocks)
 def test_least_overhead(length: int, block_size: int) -> None:
     """Storing everything: a block less than there are is advanced once. It is stated if not met."""
-    last = block_size * (-(-length // block_size) - 1)
+    last = Plan(length, length, block_size).advances
     assume(last > 0)
     least = plan(length, overhead=last / length, block_size=block_size)
     assert least.advances == last
@@ -266,11 +265,11 @@ def test_budget_is_kept_and_made_the_most_of(
     p = plan(length, memory=memory, state_bytes=state, residual_bytes=residuals)
     assert p.memory(state, residuals) <= memory
     fitting = [
-        q.executed
+        q.evaluations
         for q in every_plan(length)
         if (q.checkpoints + 1) * state + q.block_size * residuals <= memory
     ]
-    assert p.executed == min(fitting)
+    assert p.evaluations == min(fitting)
 
 
 @given(st.integers(0, 10**6), few_bytes, few_bytes, st.lists(st.integers(0, 10**6), min_size=2))
@@ -283,7 +282,7 @@ def test_more_memory_never_takes_more_evaluations(
             memory=2 * state + residuals + extra,
             state_bytes=state,
             residual_bytes=residuals,
-        ).executed
+        ).evaluations
         for extra in sorted(more)
     ]
     assert runs == sorted(runs, reverse=True)
@@ -328,7 +327,7 @@ def test_evaluations_within_some_states(states: int, evaluations: int) -> None:
     sizes: dict[str, Any] = {"state_bytes": 80_000, "residual_bytes": 80_000}
     p = plan(1000, memory=states * 80_000, **sizes)
     print(p)
-    assert p.evaluations == p.executed == evaluations
+    assert p.evaluations == evaluations
     assert p.evaluations <= {100: 2000, 50: 2450}[states]
     single = plan(1000, memory=states * 80_000, **sizes, block_size=1)
     assert single.evaluations >= 2900
@@ -360,9 +359,9 @@ def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
 def test_evaluations_of_a_long_loop_that_stops_by_itself() -> None:
     """The offline optimum stands for the online schedule, which is near it."""
     long, simulated = Plan(2001, 30), Plan(2000, 30)
-    assert cost.evaluations(long, stops_by_itself=True) == long.executed
+    assert cost.evaluations(long, stops_by_itself=True) == long.evaluations
     counted = cost.evaluations(simulated, stops_by_itself=True)
-    assert simulated.executed <= counted <= 1.01 * simulated.executed
+    assert simulated.evaluations <= counted <= 1.01 * simulated.evaluations
 
 
 # Predicted time
@@ -443,9 +442,9 @@ def test_more_memory_is_fewer_evaluations(length: int, state: int, residuals: in
     assert plans[0].checkpoints == 1 or state == 0
     for p, q in pairwise(plans):
         assert cost.memory(p, sizes) < cost.memory(q, sizes)
-        assert p.executed > q.executed
+        assert p.evaluations > q.evaluations
     assert cost.memory(plans[0], sizes) == 2 * state + residuals
-    assert plans[-1].executed <= max(2 * length, 0)
+    assert plans[-1].evaluations <= max(2 * length, 0)
 
 
 @given(st.integers(0, 5000), all_sizes(), blocks)
@@ -527,7 +526,7 @@ def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online
     """Than the fewest checkpoints with single steps, with few enough repetitions."""
     request = for_bound(length, None) if online else for_scan(length, None)
     assert isinstance(request, Request)
-    single = Plan(length, binomial.fewest_checkpoints(length, 3 if online else 2))
+    single = plan(length, repetitions=3 if online else 2)
     chosen = request.resolve(sizes)
     assert chosen.length == length
     (time, memory), (least_time, most_memory) = time_and_memory([chosen, single], sizes, online)

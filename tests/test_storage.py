@@ -138,7 +138,7 @@ def test_it_runs_as_often_as_the_plan_says(
     chosen = plan(length, checkpoints, block_size=block_size, storage=storage)
     assert chosen.stores
     for loop, expected in (
-        (run, chosen.executed),
+        (run, chosen.evaluations),
         (run_while, cost.evaluations(chosen, stops_by_itself=True)),
     ):
         count = 0

@@ -180,7 +180,7 @@ def test_the_source_of_a_small_tsunami_is_found():
 def test_counted_evaluations_are_those_of_the_plan():
     schedule = plan(80)
     problem = small_problem(partial(checkpointed_scan, plan=schedule))
-    assert measurement.counted_evaluations(problem) == schedule.executed
+    assert measurement.counted_evaluations(problem) == schedule.evaluations
 
 
 def test_refining_keeps_the_given_depths():

@@ -127,7 +127,7 @@ def _print_evaluations(problem: Problem, schedule: Plan) -> None:
     counted = counted_evaluations(problem)
     print(
         f"Evaluations {counted} steps counted while one value and gradient ran; "
-        f"{schedule.executed} planned"
+        f"{schedule.evaluations} planned"
     )
 
 

@@ -7,6 +7,7 @@ from jax_revolve._compat import LoopEquation
 from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
+from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Budgets, Memory, parse_bytes
 from jax_revolve.schedule.planning import (
     MOST_REPETITIONS_BY_DEFAULT,
@@ -157,7 +158,7 @@ class Options:
         most = MOST_REPETITIONS_TO_A_BOUND if stops_by_itself else MOST_REPETITIONS_BY_DEFAULT
         if block_size is not None and memory is None:
             return kept_in(storage, plan(length, repetitions=most, block_size=block_size))
-        fewest = binomial.fewest_checkpoints(length, most)
+        fewest = binomial.fewest_checkpoints(scheduled_blocks(length, 1), most)
         budget = None if memory is None else parse_bytes(memory)
         return Request(length, budget, fewest, block_size, stops_by_itself, storage, storage_memory)
 

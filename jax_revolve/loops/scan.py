@@ -46,7 +46,7 @@ def checkpointed_scan(
     - Evaluated, it is `lax.scan`.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps, and evaluates `f`
-        `plan(n, checkpoints, block_size=block_size).executed` times. Cotangents of large weights
+        `plan(n, checkpoints, block_size=block_size).evaluations` times. Cotangents of large weights
         are added up once for each block, by one product.
     - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
         a loop that carries the tangents too.

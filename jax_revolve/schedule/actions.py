@@ -65,6 +65,27 @@ class Discard(NamedTuple):
 Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discard
 
 
+def scheduled_blocks(length: int, block_size: int) -> int:
+    """How many blocks `value_and_gradient` reverses, the end of the loop among them if it is one."""
+    return length + 1 if block_size == 1 and length else -(-length // block_size)
+
+
+def value_and_gradient(
+    length: int, checkpoints: int, block_size: int = 1, first: int = 0
+) -> Iterator[Action]:
+    """As `revolve`, where the loop's value is needed before the derivative is asked for.
+
+    The last block is taped while the value is computed. A block of a single step is not, since that
+    would cost more than it saves: the end of the loop then stands for one step more, which is
+    reached and not taped.
+    """
+    end = Tape(length, length + 1)
+    with_end = length + 1 if block_size == 1 and length else length
+    for action in revolve(with_end, checkpoints, block_size, first):
+        if action != end:
+            yield action
+
+
 def revolve(length: int, checkpoints: int, block_size: int = 1, first: int = 0) -> Iterator[Action]:
     """Every action that reverses a loop of `length` steps with `checkpoints` slots, or its blocks
     from `first` on, which the current carry enters.

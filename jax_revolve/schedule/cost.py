@@ -79,7 +79,7 @@ def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
     checkpoints are placed online.
     """
     if not stops_by_itself:
-        return plan.executed
+        return plan.evaluations
     if isinstance(plan, TwoLevelPlan):
         return _least_evaluations(plan)
     blocks, checkpoints = plan.blocks, plan.checkpoints
@@ -93,8 +93,11 @@ def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
 def _least_evaluations(plan: Reversal) -> int:
     """Of a loop that stops by itself, if its checkpoints are where they should be."""
     if isinstance(plan, TwoLevelPlan):
-        # The tail is one more part that starts in the storage: see `engine.online`.
-        return 2 * plan.length + plan.advances - plan.block_size * plan.tail
+        # The tail is one more part that starts in the storage, without the end of the loop: see
+        # `engine.online`.
+        end, blocks = plan.scheduled_blocks - plan.tail, plan.blocks - plan.tail
+        again = advances(blocks, plan.checkpoints) - advances(end, plan.checkpoints) - plan.tail
+        return 2 * plan.length + plan.advances + plan.block_size * again
     again = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
     return 2 * plan.length + plan.block_size * again
 
@@ -117,7 +120,7 @@ def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> floa
 @lru_cache(maxsize=2**14)
 def _runs(plan: Reversal, stops_by_itself: bool) -> float:
     """Evaluations, and what transfers take in evaluations."""
-    runs = float(_least_evaluations(plan) if stops_by_itself else plan.executed)
+    runs = float(_least_evaluations(plan) if stops_by_itself else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):
         runs += plan.storage.transfer * (plan.writes + plan.reads)
     return runs

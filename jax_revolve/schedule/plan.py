@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.actions import Action, revolve
+from jax_revolve.schedule.actions import Action, scheduled_blocks, value_and_gradient
 from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.storage import MemoryKind, check_memory_kind
 
@@ -32,6 +32,12 @@ class Reversal:
         return -(-self.length // self.block_size)
 
     @property
+    def scheduled_blocks(self) -> int:
+        """The number of blocks, and one more for the end of the loop if steps are taped one by one:
+        see `jax_revolve.schedule.actions.value_and_gradient`."""
+        return scheduled_blocks(self.length, self.block_size)
+
+    @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
         raise NotImplementedError
@@ -43,13 +49,9 @@ class Reversal:
 
     @property
     def evaluations(self) -> int:
-        """Steps that run in all: the advances, and every step once when it is taped."""
+        """Steps that `jax.value_and_grad` of a scan runs: the advances, and every step once when it
+        is taped."""
         return self.length + self.advances
-
-    @property
-    def executed(self) -> int:
-        """Steps that `jax.value_and_grad` of a scan runs."""
-        raise NotImplementedError
 
     @property
     def overhead(self) -> float:
@@ -112,28 +114,16 @@ class Plan(Reversal):
     @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
-        return binomial.repetition(self.blocks, self.checkpoints)
+        return binomial.repetition(self.scheduled_blocks, self.checkpoints)
 
     @property
     def advances(self) -> int:
-        """Steps that run without being taped, k t(N, s) for N blocks of k steps: the least possible
-        number. The last block, which may be shorter, is never advanced."""
-        return self.block_size * binomial.advances(self.blocks, self.checkpoints)
-
-    @property
-    def executed(self) -> int:
-        """Steps that `jax.value_and_grad` of a scan runs, exactly.
-
-        JAX wants the value before it asks for the derivative. The last block is taped while the
-        value is computed; but a block of a single step is not, since that would cost more than it
-        saves: it takes as many evaluations as one step more, whose last is the end of the loop.
-        """
-        if self.block_size > 1 or self.length == 0:
-            return self.evaluations
-        return self.length + binomial.advances(self.length + 1, self.checkpoints)
+        """Steps that run without being taped, the least possible number: k t(N, s) for N blocks of
+        k > 1 steps, the last of which is never advanced, and t(n + 1, s) for n single steps."""
+        return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
 
     def __iter__(self) -> Iterator[Action]:
-        return revolve(self.length, self.checkpoints, self.block_size)
+        return value_and_gradient(self.length, self.checkpoints, self.block_size)
 
     def __str__(self) -> str:
         return self._summary(f"{self.checkpoints} checkpoints")

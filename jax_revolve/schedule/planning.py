@@ -5,6 +5,7 @@ from numbers import Real
 from typing import Literal, TypeAlias, overload
 
 from jax_revolve.schedule import binomial
+from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.arguments import check_integer as check_integer
 from jax_revolve.schedule.cost import Sizes
@@ -79,7 +80,7 @@ def plan(
 
     - `repetitions`: the fewest checkpoints with which no step is advanced more often: an int >= 1.
     - `overhead`: the fewest checkpoints with which there are no more advances per step: a number.
-    - `memory`: the fewest evaluations, `Plan.executed`, that so much memory allows: an int of bytes
+    - `memory`: the fewest evaluations that so much memory allows: an int of bytes
         or a string such as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block_size`
         are chosen.
         `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
@@ -106,7 +107,7 @@ def plan(
         from jax_revolve import HostMemory, plan
 
         p = plan(1000, checkpoints=30)
-        assert (p.repetitions, p.advances, p.evaluations) == (3, 2472, 3472)
+        assert (p.repetitions, p.advances, p.evaluations) == (3, 2475, 3475)
         assert plan(1000, checkpoints=84, block_size=12).evaluations == 1996
         assert plan(1000, overhead=2).checkpoints == 43
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
@@ -138,7 +139,7 @@ def plan(
         sizes = Sizes(state, residuals, residuals, state)
         return quickest(length, sizes, parse_bytes(memory), block_size=block_size)
     block_size = 1 if block_size is None else block_size
-    blocks = -(-length // block_size)
+    blocks = scheduled_blocks(length, block_size)
     if repetitions is not None:
         repetitions = check_integer("repetitions", repetitions, least=1)
         wanted = binomial.fewest_checkpoints(blocks, repetitions)
@@ -146,7 +147,7 @@ def plan(
         wanted = _fewest_for_overhead(length, block_size, overhead)
     else:
         wanted = _check_checkpoints(checkpoints, blocks)
-    wanted = min(wanted, max(blocks, 1))
+    wanted = min(wanted, max(-(-length // block_size), 1))
     if storage is not None:
         return TwoLevelPlan(length, wanted, block_size, storage)
     return Plan(length, wanted, block_size)
@@ -154,7 +155,7 @@ def plan(
 
 def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> Plan:
     """The plan for the longest loop that so many stored carries reverse with no step advanced more
-    than `repetitions` times: C(s + r, s) blocks.
+    than `repetitions` times: C(s + r, s) blocks, or one step less if steps are taped one by one.
 
     **Arguments:**
 
@@ -175,13 +176,14 @@ def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> 
         ```python
         from jax_revolve import longest_plan
 
-        assert longest_plan(checkpoints=50, repetitions=3).length == 23426
+        assert longest_plan(checkpoints=50, repetitions=3).length == 23425
         ```
     """
     checkpoints = check_integer("checkpoints", checkpoints, least=1)
     repetitions = check_integer("repetitions", repetitions, least=0)
     block_size = check_integer("block_size", block_size, least=1)
-    return Plan(block_size * binomial.beta(checkpoints, repetitions), checkpoints, block_size)
+    longest = binomial.beta(checkpoints, repetitions)
+    return Plan(block_size * longest - (block_size == 1), checkpoints, block_size)
 
 
 def check_block(block_size: object) -> int | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from jax_revolve.schedule import binomial, cost
+from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Place, Storage
@@ -133,7 +134,7 @@ def candidates(
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
         most = _useful(length, k, stops_by_itself)
         counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
-        blocks = -(-length // k)
+        blocks = scheduled_blocks(length, k)
         counts |= {
             min(binomial.fewest_checkpoints(blocks, r), most) for r in range(1, MORE_REPETITIONS)
         }
@@ -171,7 +172,7 @@ def _fitting(
     length: int, sizes: Sizes, memory: int, block_size: int | None, stops_by_itself: bool
 ) -> Iterator[Plan]:
     for k in _blocks(length) if block_size is None else (block_size,):
-        blocks = -(-length // k)
+        blocks = scheduled_blocks(length, k)
         left = memory - cost.memory(Plan(length, 1, k), sizes)
         useful = _useful(length, k, stops_by_itself)
         if left >= 0:

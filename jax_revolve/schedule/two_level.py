@@ -7,8 +7,16 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
-from jax_revolve.schedule import binomial, multistage
-from jax_revolve.schedule.actions import Action, Advance, Discard, Read, Write, revolve
+from jax_revolve.schedule import multistage
+from jax_revolve.schedule.actions import (
+    Action,
+    Advance,
+    Discard,
+    Read,
+    Write,
+    revolve,
+    value_and_gradient,
+)
 from jax_revolve.schedule.multistage import Move
 from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.storage import HostMemory, Storage, check_storage
@@ -50,7 +58,7 @@ class TwoLevelPlan(Reversal):
     @cached_property
     def moves(self) -> tuple[Move, ...]:
         """What follows once the tail has been reversed, in order."""
-        return tuple(multistage.moves(self.blocks, self.checkpoints, self._transfers))
+        return tuple(multistage.moves(self.scheduled_blocks, self.checkpoints, self._transfers))
 
     @property
     def writes(self) -> int:
@@ -65,23 +73,13 @@ class TwoLevelPlan(Reversal):
     @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
-        return multistage.repetition(self.blocks, self.checkpoints, self._transfers)
+        return multistage.repetition(self.scheduled_blocks, self.checkpoints, self._transfers)
 
     @property
     def advances(self) -> int:
-        """Steps that run without being taped. The last block, which may be shorter, is never
-        advanced."""
-        return self.block_size * multistage.advances(self.blocks, self.checkpoints, self._transfers)
-
-    @property
-    def executed(self) -> int:
-        """Steps that `jax.value_and_grad` of a scan runs, exactly: see `Plan.executed`. The tail
-        takes as many evaluations as one step more if steps are taped one by one."""
-        if self.block_size > 1 or self.length == 0:
-            return self.evaluations
-        tail = self.length - self.tail
-        more = binomial.advances(tail + 1, self.checkpoints)
-        return self.evaluations + more - binomial.advances(tail, self.checkpoints)
+        """Steps that run without being taped."""
+        blocks = multistage.advances(self.scheduled_blocks, self.checkpoints, self._transfers)
+        return self.block_size * blocks
 
     def storage_bytes(self, state_bytes: int) -> int:
         """Bytes that the storage holds: its checkpoints, of `state_bytes` each."""
@@ -91,7 +89,7 @@ class TwoLevelPlan(Reversal):
     def _transfers(self) -> multistage.Transfers:
         transfer = Fraction(self.storage.transfer) / self.block_size
         most = self.storage.checkpoints
-        return multistage.best(self.blocks, self.checkpoints, transfer, most)
+        return multistage.best(self.scheduled_blocks, self.checkpoints, transfer, most)
 
     @property
     def without_empty_storage(self) -> "Plan | TwoLevelPlan":
@@ -103,7 +101,7 @@ class TwoLevelPlan(Reversal):
         for store, (start, stop) in enumerate(pairwise((*stores, self.tail))):
             yield Write(store, k * start)
             yield Advance(k * start, k * stop)
-        yield from revolve(self.length, s, k, first=self.tail)
+        yield from value_and_gradient(self.length, s, k, first=self.tail)
         for store, start, stop in self.moves:
             yield Read(store, k * stores[store])
             if start > stores[store]:

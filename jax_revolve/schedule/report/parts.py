@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.plan import Reversal
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
 
@@ -50,8 +50,9 @@ class Parts:
             self.stack.append(Part(start, stop, slots, left, source))
 
     def evaluations(self, start: int, stop: int, slots: int) -> int:
-        length = min(self.plan.block_size * stop, self.plan.length) - self.plan.block_size * start
-        return Plan(length, max(slots, 1), self.plan.block_size).evaluations
+        k = self.plan.block_size
+        taped = min(k * stop, self.plan.length) - k * start
+        return taped + k * binomial.advances(stop - start, max(slots, 1))
 
     def leave(self, target: int, least: int) -> tuple[list[int], int | None]:
         """Goes on until the block `target` has been taped; with it goes the part around it, once
@@ -90,4 +91,4 @@ def _from_a_source(plan: Reversal) -> Iterator[tuple[int, int, int]]:
         tail = plan.tail
         for store, start, stop in reversed(plan.moves):
             yield plan.stores[store], start, stop
-    yield 0, tail, plan.blocks
+    yield 0, tail, plan.scheduled_blocks

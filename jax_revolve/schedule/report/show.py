@@ -33,8 +33,9 @@ STORED = "#009E73"
 def as_text(plan: Reversal, width: int = 79) -> str:
     """The schedule as text: the steps run to the right, and time runs down.
 
-    A line is a *sweep*, from a checkpoint to the block that is taped next, the last one waiting. In
-    long loops a line sums up several: it shows whatever they advanced and taped, and which
+    A line is a *sweep*, from a checkpoint to the block that is taped next, the last one waiting;
+    where steps are taped one by one, the first line is the sweep to the end of the loop. In long
+    loops a line sums up several: it shows whatever they advanced and taped, and which
     checkpoints they held. On the left are the evaluations up to its end.
     """
     width = check_integer("width", width, least=NARROWEST_TEXT)
@@ -47,13 +48,15 @@ def as_text(plan: Reversal, width: int = 79) -> str:
     rows = min(drawn.blocks, MOST_ROWS, width - margin)
     cell = min((width - margin) // rows, WIDEST_BLOCK)
     lines.append("evaluations  ".rjust(margin)[:margin] + _axis(plan, rows * cell, width - margin))
-    for row, left in _rows(drawn, rows, cell):
+    drawn_rows = list(_rows(drawn, rows, cell))
+    for row, left in drawn_rows:
         lines.append(f"{plan.evaluations - left}  ".rjust(margin)[:margin] + row)
     entries = [*LEGEND, *(f"@ {label}" for label in _stored(plan))]
     legend = "   ".join(entries)
     lines += [legend] if len(legend) <= width else [x for e in entries for x in wrap(e, width)]
     if rows < plan.blocks:
-        lines += wrap(f"{plan.blocks} sweeps, summed up in {rows} lines", width)
+        sweeps = f"{plan.scheduled_blocks} sweeps, summed up in {len(drawn_rows)} lines"
+        lines += wrap(sweeps, width)
     return "\n".join(lines)
 
 
@@ -89,6 +92,7 @@ def _axis(plan: Reversal, columns: int, width: int) -> str:
 
 def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
     """Every row, each about `cell` columns shorter than the last, and the evaluations left then.
+    The end of the loop, where it is a block of the schedule, has a row and no columns.
 
     The lowest advance starts from where the last part begun in the row comes from. If none is, it
     starts from the newest of those checkpoints that are held at the beginning of the row and still
@@ -97,7 +101,10 @@ def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
     parts, before, columns = Parts(plan), [0], rows * cell
     least, end = max(plan.blocks // (16 * columns), 1), columns
     stored = stores(plan)
-    for target in (plan.blocks * i // rows for i in reversed(range(rows))):
+    targets = [plan.blocks * i // rows for i in reversed(range(rows))]
+    if plan.scheduled_blocks > plan.blocks:
+        targets.insert(0, plan.blocks)
+    for target in targets:
         held, source = parts.leave(target, least)
         taped = -(-target * columns // plan.blocks)
         source = max(set(before).intersection(held)) if source is None else source
