@@ -57,6 +57,8 @@ _MODULES = {
     "TwoLevelPlan": "schedule.two_level",
 }
 
+__all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
+
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
@@ -67,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(_MODULES)
+    return sorted({*globals(), *_MODULES})

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, cast
 
 import equinox as eqx
@@ -16,12 +17,15 @@ from jax.sharding import PartitionSpec as P
 
 from jax_revolve import (
     Checkpointed,
+    Disk,
     FoundLoop,
+    ProgressMeter,
     bounded_while_loop,
     checkpoint_loops,
     checkpointed_chain,
     checkpointed_scan,
     explain_loops,
+    plan,
 )
 
 quick = pytest.mark.usefixtures("compile_quickly")
@@ -595,3 +599,30 @@ def test_a_while_loop_that_devices_leave_at_different_steps() -> None:
     np.testing.assert_allclose(jax.grad(varying)(x), [1.5**6, 1.5**2], rtol=1e-12)
     with pytest.raises(NotImplementedError, match=r"'.*while' of test_checkpoint_loops\.py.*pcast"):
         checkpoint_loops(partial(total, lambda _: 0), max_steps=9)(x)
+
+
+def test_where_gives_any_option_of_a_loop(tmp_path: Path) -> None:
+    """Storage, a plan and progress, of one loop each."""
+    x = jnp.linspace(0.1, 0.9, 5)
+
+    def program(x: jax.Array) -> jax.Array:
+        for length in (20, 30, 40):
+            x = lax.scan(lambda c, _: (jnp.sin(1.1 * c), None), x, length=length)[0]
+        return x.sum()
+
+    sweeps: list[str] = []
+
+    class Meter(ProgressMeter):
+        def start(self, name: str, total: int | None) -> None:
+            sweeps.append(f"{name} {total}")
+
+    chosen: dict[int | None, dict[str, Any]] = {
+        20: {"checkpoints": 2, "storage": Disk(tmp_path, transfer=0)},
+        30: {"plan": plan(30, 4)},
+        40: {"progress": Meter()},
+    }
+    where = lambda loop: chosen[loop.length]  # noqa: E731
+    gradient = jax.grad(checkpoint_loops(program, where=where))(x)
+    jax.effects_barrier()
+    np.testing.assert_allclose(gradient, jax.grad(program)(x), rtol=1e-6)
+    assert sorted(sweeps) == ["forward 40", "reverse 40"]

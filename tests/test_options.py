@@ -5,6 +5,8 @@ from dataclasses import fields
 from inspect import signature
 from typing import Any
 
+import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +15,7 @@ from jax_revolve import (
     HostMemory,
     Report,
     bounded_while_loop,
+    checkpointed_chain,
     checkpointed_fori_loop,
     checkpointed_scan,
     explain_fori_loop,
@@ -20,6 +23,7 @@ from jax_revolve import (
     explain_while_loop,
     plan,
 )
+from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 from jax_revolve.loops.options import Options
 
@@ -34,7 +38,16 @@ LOOPS = [
     explain_scan,
     explain_while_loop,
     explain_fori_loop,
+    checkpointed_chain,
+    RevolveAdjoint,
 ]
+
+
+class Scale(eqx.Module):
+    by: Any
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.sin(self.by * x)
 
 
 def scan(**asked: Any) -> Any:
@@ -54,6 +67,22 @@ def while_loop(max_steps: Any = N, **asked: Any) -> Any:
     return run
 
 
+def stack(**asked: Any) -> Any:
+    weights = jnp.linspace(0.9, 1.1, N)
+    return lambda x: checkpointed_chain(Scale(weights), x, **asked)
+
+
+def solve(max_steps: Any = N, **asked: Any) -> Any:
+    def run(x: Any) -> Any:
+        term, adjoint = diffrax.ODETerm(lambda t, y, _: -y), RevolveAdjoint(**asked)
+        solution = diffrax.diffeqsolve(
+            term, diffrax.Euler(), 0.0, 1.0, 0.1, x, max_steps=max_steps, adjoint=adjoint
+        )
+        return solution.ys[-1]
+
+    return run
+
+
 def gradient(loop: Callable[..., Any], **asked: Any) -> Any:
     return jax.make_jaxpr(jax.grad(lambda x: jnp.sum(loop(**asked)(x))))(X)
 
@@ -68,7 +97,7 @@ def test_names_and_defaults_are_the_same(loop: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("loop", [scan, fori, while_loop])
+@pytest.mark.parametrize("loop", [scan, fori, while_loop, stack, solve])
 def test_a_plan_is_what_it_says(loop: Any) -> None:
     asked: dict[str, Any] = {"checkpoints": 3, "block_size": 2}
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
@@ -77,7 +106,7 @@ def test_a_plan_is_what_it_says(loop: Any) -> None:
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
 
 
-@pytest.mark.parametrize("loop", [scan, fori, while_loop])
+@pytest.mark.parametrize("loop", [scan, fori, while_loop, stack, solve])
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -127,3 +156,13 @@ def test_a_fori_loop_is_a_scan_or_a_while_loop() -> None:
     jax.eval_shape(unknown, 3)
     assert found[0].stops_by_itself
     assert found[0].plan.length == N
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"block_size": 2}, {"storage": HostMemory()}, {"plan": plan(2, 1)}, {"progress": True}],
+)
+def test_a_list_of_layers_has_a_schedule_of_its_own(asked: dict[str, Any]) -> None:
+    (name,) = asked
+    with pytest.raises(ValueError, match=f"^{name} must not be given for a list of layers"):
+        checkpointed_chain([jnp.sin, jnp.cos], X, **asked)

@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_schedule import optimal_advances, run_abstract_machine
 
-from jax_revolve import Plan, longest_plan, plan
+from jax_revolve import HostMemory, Plan, longest_plan, plan
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
@@ -209,10 +209,10 @@ def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
 
 
 def test_bad_place_of_a_plan() -> None:
-    with pytest.raises(ValueError, match=r'^memory_kind must be "device" or .* but is \'host\''):
+    with pytest.raises(TypeError, match=r"^storage must be None or a jax_revolve.HostMemory, but"):
         Plan(10, 3, 1, "host")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"^memory_kind must be .* but is None of type NoneType"):
-        Plan(10, 3, 1, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
+        TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
     with pytest.raises(TypeError, match=r"^storage must be a jax_revolve\.HostMemory or .* None"):
         TwoLevelPlan(10, 3, 1, None)  # pyright: ignore[reportArgumentType]
 

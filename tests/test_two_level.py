@@ -256,6 +256,38 @@ def test_values() -> None:
     )
 
 
+def test_a_storage_limits_its_bytes() -> None:
+    """The budget of the plan is that of the device alone."""
+    sizes: dict[str, Any] = {"state_bytes": 1000, "residual_bytes": 1000}
+    storage = HostMemory(memory="20.9 kB")
+    p = plan(1000, memory="12kB", storage=storage, **sizes)
+    assert p.memory(1000, 1000) <= 12_000
+    assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(20))
+    assert 0 < p.storage_bytes(1000) <= 20_000
+    assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
+    assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(20)
+    both = HostMemory(checkpoints=7, memory=20_000)
+    assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(7)
+    assert plan(1000, 10, storage=storage, state_bytes=0).storage == HostMemory()
+    with pytest.raises(TypeError, match=r"^state_bytes must be an int >= 0 where memory is given"):
+        plan(1000, 10, storage=storage)
+    with pytest.raises(ValueError, match=r"^memory of the storage must be at least 30000 bytes"):
+        plan(1000, 10, storage=storage, state_bytes=30_000)
+
+
+def test_all_checkpoints_in_the_memory_of_the_host() -> None:
+    p = plan(1000, 0, storage=HostMemory(30))
+    assert p == Plan(1000, 30, 1, HostMemory())
+    assert list(p) == list(plan(1000, 30))
+    assert p.memory(1000, 10) == 10 + 1000
+    assert p.storage_bytes(1000) == 30_000
+    assert "30 checkpoints in host memory: 3475 evaluations" in str(p)
+    assert plan(1000, 0, storage=HostMemory()).checkpoints == plan(1000).checkpoints
+    limited = plan(1000, 0, storage=HostMemory(memory=30_999), state_bytes=1000)
+    assert limited == p
+    assert plan(10, 0, block_size=4, storage=HostMemory(99)) == Plan(10, 3, 4, HostMemory())
+
+
 def test_long_loops() -> None:
     """The relaxation that bounds the cost from below is met within a few steps."""
     for length, slots, transfer in [(10**6, 30, 5), (10**6, 1, 5), (10**9, 50, 1000)]:
@@ -272,6 +304,9 @@ def test_long_loops() -> None:
         ("checkpoints", 2.0, TypeError),
         ("checkpoints", "all", TypeError),
         ("checkpoints", True, TypeError),
+        ("memory", -1, ValueError),
+        ("memory", "many", ValueError),
+        ("memory", 1.5, TypeError),
         ("transfer", -1, ValueError),
         ("transfer", float("nan"), ValueError),
         ("transfer", float("inf"), ValueError),
@@ -299,7 +334,7 @@ def test_bad_storage_of_a_plan(storage: Any) -> None:
         plan(10, 3, storage=storage)
 
 
-@pytest.mark.parametrize("given", [{"repetitions": 2}, {"overhead": 1.5}, {"memory": "1kB"}])
+@pytest.mark.parametrize("given", [{"repetitions": 2}, {"overhead": 1.5}])
 def test_what_storage_does_not_go_with(given: dict[str, Any]) -> None:
     (name, value), *_ = given.items()
     with pytest.raises(ValueError, match=f"^{name} must be None where storage is given") as caught:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import HOST_MEMORY, to_host
+from jax_revolve._compat import to_host
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -63,7 +63,7 @@ def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
 
     In the host's memory it is made of the carry there: a buffer that was made on the device and
     then moved would be on the device first, all of it."""
-    if isinstance(plan, Plan) and plan.memory_kind == HOST_MEMORY:
+    if isinstance(plan, Plan) and plan.storage is not None:
         carry = list(map(to_host, carry))
     return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import equinox.internal as eqxi
@@ -18,7 +19,10 @@ except ImportError as error:
 from jax_revolve.integrations._stages import with_scanned_stages
 from jax_revolve.integrations.equinox import filter_bounded_while_loop
 from jax_revolve.loops.options import Options
+from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.storage import Storage
+from jax_revolve.schedule.two_level import AnyPlan
 
 TRIED = "0.6.2 to 0.7.2"
 """The versions whose private interface is the one that is used here."""
@@ -50,14 +54,17 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
     - `checkpoints`: how many states of the solve to store at once in reverse mode, the initial one
         included: an int >= 1, or `"all"` for as many as `max_steps`.
     - `memory`: instead, the most bytes to hold, an int or a string such as `"512MB"`.
+    - `block_size`, `storage`, `plan`, `progress`: further options of
+        [`jax_revolve.bounded_while_loop`][]. A step of the loop is a step of the solver, accepted
+        or rejected, and a `plan` is for `max_steps` of them.
 
-    Without either, the memory is that of about `(6 * max_steps) ** (1 / 3)` states, 28 for the
-    4096 steps that are Diffrax's default. Both are as in [`jax_revolve.bounded_while_loop`][].
+    By default, the memory is that of about `(6 * max_steps) ** (1 / 3)` states, 28 for the
+    4096 steps that are Diffrax's default. All are as in [`jax_revolve.bounded_while_loop`][].
     With `max_steps=None`, reverse mode needs `checkpoints`, and higher orders of it a `max_steps`.
 
     **Raises:**
 
-    - `TypeError` or `ValueError` if `checkpoints` or `memory` is not as above.
+    - `TypeError` or `ValueError` if an option is not as above.
     - `NotImplementedError` with a version of Diffrax that works differently inside.
     - `ValueError` in reverse mode through an SDE driven by `diffrax.UnsafeBrownianPath`, whose
         values cannot be computed again. Forward mode works.
@@ -83,10 +90,18 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
 
     checkpoints: Any = None
     memory: Memory = None
+    block_size: int | None = None
+    storage: Storage | None = None
+    plan: AnyPlan | None = None
+    progress: bool | ProgressMeter = False
 
     def __check_init__(self) -> None:
         check_interface()
-        Options(self.checkpoints, memory=self.memory)
+        _ = self._asked
+
+    @property
+    def _asked(self) -> Options:
+        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
     def loop(
         self,
@@ -111,8 +126,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
                 body_fun,
                 init_val,
                 max_steps=max_steps,
-                checkpoints=self.checkpoints,
-                memory=self.memory,
+                **vars(self._asked),
             )
 
         final_state = self._loop(

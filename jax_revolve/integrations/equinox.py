@@ -11,9 +11,9 @@ from jax_revolve.integrations._filter import Parts, run_with_parts, variables_of
 from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 
 Carry = TypeVar("Carry")
@@ -33,8 +33,8 @@ def filter_checkpointed_scan(
     *,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
@@ -123,8 +123,8 @@ def filter_bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
@@ -141,8 +141,8 @@ def filter_bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[True],
     throw: bool = False,
@@ -158,8 +158,8 @@ def filter_bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: bool = False,
     throw: bool = False,

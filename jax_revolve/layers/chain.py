@@ -8,8 +8,11 @@ import equinox as eqx
 from jax_revolve.layers.stack import run_stack
 from jax_revolve.layers.unlike import run_unlike
 from jax_revolve.loops.options import Options
+from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.schedule.storage import Storage
+from jax_revolve.schedule.two_level import AnyPlan
 
 
 def checkpointed_chain(
@@ -17,7 +20,11 @@ def checkpointed_chain(
     x: Any,
     *,
     checkpoints: Checkpoints = None,
+    block_size: int | None = None,
     memory: Memory = None,
+    storage: Storage | None = None,
+    plan: AnyPlan | None = None,
+    progress: bool | ProgressMeter = False,
     key: Any = None,
     state: eqx.nn.State | None = None,
 ) -> Any:
@@ -41,8 +48,8 @@ def checkpointed_chain(
         `equinox.filter_vmap(make_layer)(keys)`.
     - `x`: what the first layer is called with: any pytree. Each layer gets what the one before it
         returns; those of a stack return what they take.
-    - `checkpoints`: how many carries to store at once, `x` included, besides what one layer leaves
-        behind: an int >= 1, or `"all"`. Fewer take less memory and more time. A list is compiled
+    - `checkpoints`: how many carries to store at once, `x` included, besides the residuals of one
+        layer: an int >= 1, or `"all"`. Fewer take less memory and more time. A list is compiled
         layer by layer, each as often as it runs: a few checkpoints less can mean a much larger
         program.
     - `memory`: instead, the most bytes to hold: an int or a string such as `"512MB"`. Covers
@@ -50,6 +57,9 @@ def checkpointed_chain(
         their cotangents, and what one layer takes for itself while it is computed. Under `jax.vmap`
         it is for one example. Sizes are those of layers that are differentiated with respect to all
         they are given.
+    - `block_size`, `storage`, `plan`, `progress`: of a stack, as
+        [`jax_revolve.checkpointed_scan`][]. A list, whose layers have sizes of their own, has none
+        of these.
     - `key`: split into one key for each layer, as by `equinox.nn.Sequential`. A layer is given
         `key=` if it has such a parameter.
     - `state`: an `equinox.nn.State`, if any layer is stateful: an `equinox.nn.StatefulLayer` that
@@ -67,8 +77,8 @@ def checkpointed_chain(
 
     Whatever a layer raises, and:
 
-    - `TypeError` or `ValueError` if `layers`, `checkpoints` or `memory` is not as above, or both of
-        the latter are given;
+    - `TypeError` or `ValueError` if `layers` or an option is not as above, or excludes another one
+        that is given;
     - `ValueError` if a layer does not take what the one before it returns; it names both;
     - `ValueError` if `memory` is less than the least possible, which it states;
     - `ValueError` if the arrays of a stack have different leading axes;
@@ -101,13 +111,13 @@ def checkpointed_chain(
         O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
         for heterogeneous chains: how to train deep neural networks with limited memory", 2019.
     """
-    Options(checkpoints, memory=memory)
+    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
     if isinstance(layers, eqx.nn.Sequential):
         layers = layers.layers
     if isinstance(layers, list | tuple):
-        result, new_state = run_unlike(layers, x, checkpoints, memory, key, state)
+        result, new_state = run_unlike(layers, x, asked, key, state)
     elif isinstance(layers, eqx.Module):
-        result, new_state = run_stack(layers, x, checkpoints, memory, key, state)
+        result, new_state = run_stack(layers, x, asked, key, state)
     else:
         raise TypeError(
             "layers must be a list or tuple of callables, an equinox.nn.Sequential, or a stack: an "

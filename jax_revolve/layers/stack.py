@@ -6,14 +6,11 @@ import equinox as eqx
 import jax
 
 from jax_revolve.layers.layer import Layer, check_state, is_array
+from jax_revolve.loops.options import Options
 from jax_revolve.loops.scan import checkpointed_scan
-from jax_revolve.schedule.arguments import Memory
-from jax_revolve.schedule.planning import Checkpoints
 
 
-def run_stack(
-    stack: eqx.Module, x: Any, checkpoints: Checkpoints, memory: Memory, key: Any, state: Any
-) -> tuple[Any, Any]:
+def run_stack(stack: eqx.Module, x: Any, asked: Options, key: Any, state: Any) -> tuple[Any, Any]:
     """The carry after the last layer, and the state."""
     layer = Layer.of(0, stack)
     check_state([layer], state)
@@ -36,9 +33,7 @@ def run_stack(
         return after, state
 
     inputs = (weights, keys, own)
-    after, own = checkpointed_scan(
-        step, start, inputs, length, checkpoints=checkpoints, memory=memory
-    )
+    after, own = checkpointed_scan(step, start, inputs, length, **vars(asked))
     x = eqx.combine(after, rest_of_carry)
     return x, None if state is None else state.update(own)
 

@@ -10,10 +10,10 @@ from jax_revolve._compat import is_jit_disabled
 from jax_revolve.layers.layer import Layer, check_state, is_array
 from jax_revolve.layers.measure import measure
 from jax_revolve.layers.segment import run_segment
-from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.loops.options import Options
+from jax_revolve.schedule.arguments import parse_bytes
 from jax_revolve.schedule.chain import schedules as chain
 from jax_revolve.schedule.chain.schedules import Layers, Schedule
-from jax_revolve.schedule.planning import Checkpoints
 
 Carry = tuple[Any, Any]
 """What goes from layer to layer, and the state, or `None`."""
@@ -22,31 +22,37 @@ Carry = tuple[Any, Any]
 def run_unlike(
     calls: Sequence[Callable[..., Any]],
     x: Any,
-    checkpoints: Checkpoints,
-    memory: Memory,
+    asked: Options,
     key: Any,
     state: Any,
 ) -> tuple[Any, Any]:
     """The carry after the last layer, and the state."""
     if not calls:
         raise ValueError("layers must be at least one layer, but there is none.")
+    for name in ("block_size", "storage", "plan", "progress"):
+        if value := getattr(asked, name):
+            raise ValueError(
+                f"{name} must not be given for a list of layers, but is {value!r}: their schedule "
+                "is found from the sizes of each. Pass checkpoints or memory, or a stack of "
+                "identical layers."
+            )
     layers = [Layer.of(i, call) for i, call in enumerate(calls)]
     check_state(layers, state)
     keys = [None] * len(layers) if key is None else list(jax.random.split(key, len(layers)))
     schedule: Schedule = tuple(range(len(layers)))
     if not is_jit_disabled():
-        schedule = schedule_for(measure(layers, x, keys, state), checkpoints, memory)
+        schedule = schedule_for(measure(layers, x, keys, state), asked)
     return _Run(layers, keys).entries(schedule, (x, state))
 
 
-def schedule_for(sizes: Layers, checkpoints: Checkpoints, memory: Memory) -> Schedule:
+def schedule_for(sizes: Layers, asked: Options) -> Schedule:
     """What the arguments ask for."""
-    if memory is not None:
-        return chain.within(sizes, parse_bytes(memory))
-    if checkpoints is None:
+    if asked.memory is not None:
+        return chain.within(sizes, parse_bytes(asked.memory))
+    if asked.checkpoints is None:
         return chain.by_default(sizes)
-    count = len(sizes.work)
-    return chain.with_checkpoints(sizes, count if checkpoints == "all" else checkpoints)
+    wanted = len(sizes.work) if asked.checkpoints == "all" else asked.checkpoints
+    return chain.with_checkpoints(sizes, wanted)
 
 
 class _Run:

@@ -10,12 +10,12 @@ from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.engine.tape import Tape
 from jax_revolve.loops.options import Options
-from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.report.report import Report
 from jax_revolve.schedule.selection import Request
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity
 from jax_revolve.step.loop import Loop, Operands, is_inexact, pick
@@ -32,8 +32,8 @@ def explain_scan(
     *,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
 ) -> Report:
     """What the gradient of a [`jax_revolve.checkpointed_scan`][] takes, for every sensible choice,
@@ -93,8 +93,8 @@ def explain_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
 ) -> Report:
     """What the gradient of a [`jax_revolve.bounded_while_loop`][] takes that runs up to its bound,
@@ -135,8 +135,8 @@ def explain_fori_loop(
     *,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     max_steps: int | None = None,
 ) -> Report:

@@ -11,9 +11,9 @@ from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.loops.while_loop import raise_if_stopped, run_from
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 
 Value = TypeVar("Value")
@@ -27,8 +27,8 @@ def checkpointed_fori_loop(
     *,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,

@@ -1,6 +1,5 @@
 """What a caller asks of a loop, before the sizes of the loop are known."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jax_revolve._compat import LoopEquation
@@ -8,17 +7,18 @@ from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import scheduled_blocks
-from jax_revolve.schedule.arguments import Budgets, Memory, parse_bytes
+from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.planning import (
     MOST_REPETITIONS_BY_DEFAULT,
     Checkpoints,
     check_block,
     check_integer,
+    is_zero,
     plan,
 )
-from jax_revolve.schedule.selection import Request, kept_in
-from jax_revolve.schedule.storage import MEMORY_KINDS, HostMemory, Place, Storage, check_place
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.storage import HostMemory, Storage, check_storage
+from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
 
 MOST_REPETITIONS_TO_A_BOUND = 3
@@ -40,8 +40,8 @@ class Options:
 
     checkpoints: Checkpoints = None
     block_size: int | None = None
-    memory: Budgets = None
-    storage: Place = None
+    memory: Memory = None
+    storage: Storage | None = None
     plan: AnyPlan | None = None
     progress: bool | ProgressMeter = False
 
@@ -96,7 +96,7 @@ class Options:
             return self._without_bound()
         return self._given(max_steps) or self._chosen(max_steps, stops_by_itself=True)
 
-    def _without_bound(self) -> AnyPlan | None:
+    def _without_bound(self) -> AnyPlan | Request | None:
         if self.plan is not None:
             raise ValueError(
                 f"plan must be None where max_steps is None, but is for {self.plan.length} steps: "
@@ -112,16 +112,18 @@ class Options:
                 f"memory must be None where max_steps is None, but is {self.memory!r}: what fits "
                 "depends on how many steps there may be. Pass max_steps, or checkpoints."
             )
-        if isinstance(self.storage, Storage):
+        storage, checkpoints = self.storage, self.checkpoints
+        if storage is not None and not (
+            is_zero(checkpoints) and (storage.checkpoints or storage.memory)
+        ):
             raise ValueError(
-                "storage must be None or a memory kind where max_steps is None, but is "
-                f"{self.storage!r}: how many checkpoints it would have to hold is not known. Pass "
-                "max_steps."
+                f"storage must be None where max_steps is None, but is {storage!r}: how many "
+                "checkpoints it would have to hold is not known. Pass max_steps, or checkpoints=0 "
+                "and HostMemory(checkpoints=...) to keep that many in the host's memory."
             )
-        if self.checkpoints is None:
+        if checkpoints is None:
             return None
-        made = plan(LARGEST_BOUND, self.checkpoints, block_size=check_block(self.block_size))
-        return kept_in(self.storage, made)
+        return self._fixed(LARGEST_BOUND, checkpoints, stops_by_itself=True)
 
     def _given(self, steps: int) -> AnyPlan | None:
         if self.plan is None:
@@ -131,13 +133,11 @@ class Options:
                 f"plan must be for a loop of {steps} steps, but is for {self.plan.length}: "
                 f"{self.plan}. Make it with plan({steps}, ...)."
             )
-        if isinstance(self.plan, TwoLevelPlan):
-            return self.plan.without_empty_storage
-        return self.plan
+        return self.plan.without_empty_storage
 
     def _chosen(self, length: int, *, stops_by_itself: bool) -> AnyPlan | Request:
         checkpoints, memory = self.checkpoints, self.memory
-        block_size, storage = check_block(self.block_size), check_place(self.storage)
+        block_size, storage = check_block(self.block_size), check_storage(self.storage)
         if memory is not None and checkpoints is not None:
             raise ValueError(
                 f"checkpoints must be None where memory is given, but is {checkpoints!r}: as many "
@@ -146,21 +146,30 @@ class Options:
         if block_size is not None:
             block_size = min(block_size, max(length, 1))
         if checkpoints is not None:
-            return kept_in(storage, plan(length, checkpoints, block_size=block_size))
-        storage_memory = None
-        if isinstance(memory, Mapping):
-            storage, memory, storage_memory = _budgets(memory, storage)
-        elif memory is not None and storage == "pinned_host":
-            raise ValueError(
-                f"memory must name two budgets where storage is {storage!r}, but is {memory!r}: "
-                'pass memory={"device": ..., "pinned_host": ...}, or checkpoints.'
-            )
+            return self._fixed(length, checkpoints, stops_by_itself=stops_by_itself)
         most = MOST_REPETITIONS_TO_A_BOUND if stops_by_itself else MOST_REPETITIONS_BY_DEFAULT
         if block_size is not None and memory is None:
-            return kept_in(storage, plan(length, repetitions=most, block_size=block_size))
+            fewest = plan(length, repetitions=most, block_size=block_size).checkpoints
+            return self._fixed(length, fewest, stops_by_itself=stops_by_itself)
         fewest = binomial.fewest_checkpoints(scheduled_blocks(length, 1), most)
         budget = None if memory is None else parse_bytes(memory)
-        return Request(length, budget, fewest, block_size, stops_by_itself, storage, storage_memory)
+        return Request(length, budget, fewest, block_size, stops_by_itself, storage)
+
+    def _fixed(
+        self, length: int, checkpoints: Checkpoints, *, stops_by_itself: bool
+    ) -> AnyPlan | Request:
+        """With so many checkpoints on the device."""
+        block_size, storage = check_block(self.block_size), self.storage
+        if storage is None:
+            return plan(length, checkpoints, block_size=block_size)
+        if storage.memory is None:
+            made = plan(length, checkpoints, block_size=block_size, storage=storage)
+            return made.without_empty_storage
+        none, k = is_zero(checkpoints), min(block_size or 1, max(length, 1))
+        if none and isinstance(storage, HostMemory):
+            return Request(length, None, 0, k, stops_by_itself, storage, is_fixed=True)
+        checkpoints = plan(length, checkpoints, block_size=k).checkpoints
+        return Request(length, None, checkpoints, k, stops_by_itself, storage, is_fixed=True)
 
 
 def check_bound(max_steps: int | None) -> int | None:
@@ -171,17 +180,6 @@ def check_bound(max_steps: int | None) -> int | None:
     if max_steps > LARGEST_BOUND:
         raise ValueError(f"max_steps must be {_ALLOWED_BOUND}, but is {max_steps}.")
     return max_steps
-
-
-def _budgets(memory: Mapping[str, int | str], storage: Place) -> tuple[Storage, Memory, int]:
-    """Two levels of checkpoints, with the memory for each."""
-    if set(memory) != set(MEMORY_KINDS) or not isinstance(storage, HostMemory | None):
-        raise ValueError(
-            'memory must be an int or a string, or name two budgets, {"device": ..., '
-            f'"pinned_host": ...}}, with storage None or a HostMemory; but is {dict(memory)!r} '
-            f"with storage={storage!r}."
-        )
-    return storage or HostMemory(), memory["device"], parse_bytes(memory["pinned_host"])
 
 
 _ALLOWED_BOUND = f"None or an int from 0 to {LARGEST_BOUND}, known when the loop is traced"

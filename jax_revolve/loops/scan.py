@@ -10,9 +10,9 @@ from jax_revolve.autodiff.primitive import run_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 
 Carry = TypeVar("Carry")
@@ -31,8 +31,8 @@ def checkpointed_scan(
     *,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
@@ -77,12 +77,10 @@ def checkpointed_scan(
         sharding (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not.
         Checkpoints and, unless it is given, `block_size` are chosen for the least predicted time;
         `jax_revolve.explain_scan` shows the choices.
-        A dict, `{"device": ..., "pinned_host": ...}`, names two budgets, for checkpoints on two
-        levels.
-    - `storage`: where checkpoints are kept. `"pinned_host"` keeps them in the host's memory, the
-        rest of the loop being on the device as ever. A [`jax_revolve.HostMemory`][] or a
-        [`jax_revolve.Disk`][] is a second level for more of them than the `checkpoints` on the
-        device. `None` and `"device"` keep all on the device.
+    - `storage`: where further checkpoints are kept: a [`jax_revolve.HostMemory`][], which can limit
+        the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and `memory`
+        are then those of the device. With `checkpoints=0` all are in a `HostMemory`. `None`, the
+        default, keeps all on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
         that is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows it in

@@ -26,13 +26,10 @@ from jax_revolve.storage.files import check_directory
 
 def try_storage(wanted: AnyPlan | Request | None) -> None:
     """Refuse a place for checkpoints that is not there, or that does not work."""
-    if isinstance(wanted, Request | TwoLevelPlan):
-        storage = wanted.storage
-    else:
-        storage = wanted.memory_kind if isinstance(wanted, Plan) else None
+    storage = None if wanted is None else wanted.storage
     if isinstance(storage, Disk):
         check_directory(storage.directory)
-    elif isinstance(storage, HostMemory) or storage == HOST_MEMORY:
+    elif storage is not None:
         check_host_memory(default_device().platform)
 
 
@@ -52,7 +49,7 @@ def check_host_memory(backend: str) -> None:
         )
     on_device, two_levels = Plan(_LENGTH, 4), TwoLevelPlan(_LENGTH, 3, 1, HostMemory(None, 1.0))
     expected = _gradient(on_device)
-    for plan in (Plan(_LENGTH, 4, 1, HOST_MEMORY), two_levels):
+    for plan in (Plan(_LENGTH, 4, 1, HostMemory()), two_levels):
         if not np.array_equal(_gradient(plan), expected):
             raise RuntimeError(
                 "A gradient with checkpoints in the host's memory is wrong on the "

@@ -23,9 +23,9 @@ from jax_revolve.autodiff.primitive import run_counted, run_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Budgets
+from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
 
@@ -41,8 +41,8 @@ def bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[False] = False,
     throw: bool = False,
@@ -59,8 +59,8 @@ def bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[True],
     throw: bool = False,
@@ -76,8 +76,8 @@ def bounded_while_loop(
     max_steps: int | None,
     checkpoints: Checkpoints = None,
     block_size: int | None = None,
-    memory: Budgets = None,
-    storage: Place = None,
+    memory: Memory = None,
+    storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: bool = False,
     throw: bool = False,
@@ -95,10 +95,9 @@ def bounded_while_loop(
         again, of a loop that carries the tangents too.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps. It places checkpoints without knowing how many
-        steps there will be, and then, with `block_size=1`, runs `body_fun` about as often as
-        `plan(steps, checkpoints).evaluations` says: not more than that, but for `repetitions + 1`
-        evaluations, in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
-        per cent more in a longer one.
+        steps there will be, and then, with `block_size=1`, runs `body_fun` as often as
+        `plan(steps, checkpoints).evaluations` says in a loop of up to
+        `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few per cent more in a longer one.
     - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
         carries that they hold grows as the square root of the bound.
 
@@ -124,7 +123,7 @@ def bounded_while_loop(
         default as much as about `(6 * max_steps) ** (1 / 3)` carries and the residuals of one step
         take, 28 carries for 4096 steps, 180 for a million: the fewest checkpoints with which no
         step is advanced more than three times even if the bound is reached.
-    - `storage`: as [`jax_revolve.checkpointed_scan`][]. On two levels the plan is that for a loop
+    - `storage`: as [`jax_revolve.checkpointed_scan`][]. The plan is that for a loop
         that reaches its bound, and room is made for it in the host's memory before the first step;
         `HostMemory(checkpoints=...)` limits it.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of `max_steps`

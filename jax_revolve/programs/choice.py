@@ -1,10 +1,11 @@
 """Which of the loops that were found are checkpointed, and how."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from jax_revolve.loops.options import Options, check_bound
+from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.programs.find import FoundLoop
 from jax_revolve.programs.location import Key, Replacement
 from jax_revolve.programs.nests import Nests
@@ -19,13 +20,10 @@ Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Options:
+class _LoopOptions(Options):
     """How one loop is to be checkpointed: as the arguments of the loops that take these names."""
 
-    checkpoints: Checkpoints
-    block_size: int | None
-    memory: Memory
-    max_steps: int | None
+    max_steps: int | None = None
 
     @property
     def is_without_bound(self) -> bool:
@@ -33,15 +31,14 @@ class _Options:
         return self.max_steps is None and self.checkpoints in (None, "all")
 
     def replacement(self, loop: FoundLoop) -> Replacement:
-        if loop.length is not None:
-            return Replacement(self._asked.for_scan(loop.length), None)
-        if self.is_without_bound:
+        if loop.length is None and self.is_without_bound:
             return Replacement(None, None)
-        return Replacement(self._asked.for_bound(self.max_steps), self.max_steps)
-
-    @property
-    def _asked(self) -> Options:
-        return Options(self.checkpoints, self.block_size, self.memory)
+        if loop.length is not None:
+            plan, bound = self.for_scan(loop.length), None
+        else:
+            plan, bound = self.for_bound(self.max_steps), self.max_steps
+        try_storage(plan)
+        return Replacement(plan, bound, self.listener)
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,8 @@ class Choice:
             if self.memory is not None
             and options.checkpoints is None
             and options.memory is None
+            and options.plan is None
+            and options.storage is None
             and (loop.length is not None or not options.is_without_bound)
         }
         own = {
@@ -84,11 +83,11 @@ class Choice:
             return own
         return {**own, **_SharedMemory(loops, sharing, own).replacements(parse_bytes(self.memory))}
 
-    def _options(self, loop: FoundLoop) -> _Options | None:
+    def _options(self, loop: FoundLoop) -> _LoopOptions | None:
         """`None` for a loop that is left alone."""
         if loop.length is not None and loop.length < self.min_length:
             return None
-        options = _Options(self.checkpoints, None, None, self.max_steps)
+        options = _LoopOptions(self.checkpoints, max_steps=self.max_steps)
         said = True if self.where is None else self.where(loop)
         if isinstance(said, dict):
             options = _changed(options, said, loop)
@@ -109,8 +108,8 @@ class Choice:
         return options
 
 
-def _changed(options: _Options, said: dict[str, Any], loop: FoundLoop) -> _Options:
-    allowed = tuple(options.__dataclass_fields__)
+def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _LoopOptions:
+    allowed = [field.name for field in fields(options)]
     for name in said:
         if name not in allowed:
             raise ValueError(
@@ -118,7 +117,7 @@ def _changed(options: _Options, said: dict[str, Any], loop: FoundLoop) -> _Optio
                 f"but the dict that it returns for the loop {loop.name!r} of {loop.source} has the "
                 f"key {name!r}."
             )
-    if said.get("memory") is not None:
+    if said.get("memory") is not None or said.get("plan") is not None:
         said = {"checkpoints": None, **said}
     options = replace(options, **said)
     options.replacement(loop)  # which checks the values
@@ -131,7 +130,7 @@ class _SharedMemory:
     def __init__(
         self,
         loops: Sequence[FoundLoop],
-        sharing: Mapping[FoundLoop, _Options],
+        sharing: Mapping[FoundLoop, _LoopOptions],
         own: Mapping[Key, Replacement],
     ) -> None:
         self._nests, self._sharing, self._own = Nests(loops), sharing, own
@@ -152,7 +151,7 @@ class _SharedMemory:
     def _with_plans(self, outlay: Outlay) -> dict[Key, Replacement]:
         plans = dict(outlay.plans)
         return {
-            loop.key: Replacement(plans[loop.key], options.max_steps)
+            loop.key: Replacement(plans[loop.key], options.max_steps, options.listener)
             for loop, options in self._sharing.items()
             if loop.key in plans
         }
@@ -195,7 +194,7 @@ class _SharedMemory:
         ).outlays(inside)
 
 
-def _length(loop: FoundLoop, options: _Options) -> int:
+def _length(loop: FoundLoop, options: _LoopOptions) -> int:
     length = options.max_steps if loop.length is None else loop.length
     assert length is not None
     return length

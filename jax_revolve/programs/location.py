@@ -27,12 +27,13 @@ class Replacement:
 
     plan: AnyPlan | Request | None
     max_steps: int | None
+    progress: Any = None
 
     def loop(self, eqn: Any) -> Loop:
         equation = _compat.read_loop(eqn)
         assert equation is not None
         length = self.max_steps if equation.condition is not None else equation.length
-        return Loop.of(equation, length, self.plan)
+        return Loop.of(equation, length, self.plan, self.progress)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def checkpoint_loops(
         they can then be differentiated once in reverse.
     - `where`: a function that is given each [`jax_revolve.FoundLoop`][] that is long enough, and
         says whether to checkpoint it; or how, by a dict with any of `checkpoints`, `block_size`,
-        `memory` (not part of the shared one) and `max_steps`, instead of what is said here.
+        `memory` (not part of the shared one), `storage`, `plan`, `progress` and `max_steps`,
+        instead of what is said here.
 
     Without `checkpoints` and `memory`, each loop gets its own default.
 

@@ -66,7 +66,7 @@ Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discar
 
 
 def scheduled_blocks(length: int, block_size: int) -> int:
-    """How many blocks `value_and_gradient` reverses, the end of the loop among them if it is one."""
+    """The number of blocks that `value_and_gradient` reverses, with the end of the loop as one."""
     return length + 1 if block_size == 1 and length else -(-length // block_size)
 
 

@@ -4,15 +4,11 @@ An error names the argument, its value and what is allowed.
 """
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
 from numbers import Integral
 from typing import TypeAlias
 
 Memory: TypeAlias = int | str | None
-
-Budgets: TypeAlias = Memory | Mapping[str, int | str]
-"""A number of bytes on the device, or such numbers by memory kind."""
 
 _ALLOWED = 'an int >= 0 of bytes or a string such as "512MB" or "2GiB"'
 _PREFIXES = " kmgt"

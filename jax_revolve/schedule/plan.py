@@ -7,7 +7,7 @@ from typing import Any
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, scheduled_blocks, value_and_gradient
 from jax_revolve.schedule.arguments import check_integer
-from jax_revolve.schedule.storage import MemoryKind, check_memory_kind
+from jax_revolve.schedule.storage import HostMemory, check_storage
 
 _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1}
 
@@ -58,12 +58,22 @@ class Reversal:
         """Advances per step: how many forward passes there are on top of the taped one."""
         return self.advances / self.length if self.length else 0.0
 
+    @property
+    def checkpoints_on_device(self) -> int:
+        """Those that are not in a storage."""
+        return self.checkpoints
+
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
-        """Bytes that the reverse pass holds: the checkpoints, of `state_bytes` each, the residuals
-        of a block, of `residual_bytes` a step, and the carry that the loop runs on, which is as
-        large as a checkpoint by default."""
+        """Bytes that the reverse pass holds on the device: the checkpoints there, of `state_bytes`
+        each, the residuals of a block, of `residual_bytes` a step, and the carry that the loop runs
+        on, which is as large as a checkpoint by default."""
         carry_bytes = state_bytes if carry_bytes is None else carry_bytes
-        return self.checkpoints * state_bytes + self.block_size * residual_bytes + carry_bytes
+        checkpoints = self.checkpoints_on_device * state_bytes
+        return checkpoints + self.block_size * residual_bytes + carry_bytes
+
+    def storage_bytes(self, state_bytes: int) -> int:
+        """Bytes that the storage holds: its checkpoints, of `state_bytes` each."""
+        return (self.checkpoints - self.checkpoints_on_device) * state_bytes
 
     def show(self, width: int = 79) -> str:
         """The schedule as text for a terminal, `width` characters wide."""
@@ -102,14 +112,20 @@ class Plan(Reversal):
     in blocks of `block_size`.
 
     Made by [`jax_revolve.plan`][]. Iterating over a plan gives its actions one by one, in the order
-    in which they run; it takes no memory, however long the loop.
+    in which they run; it takes no memory, however long the loop. All checkpoints are in the
+    `storage` if there is one, and otherwise on the device.
     """
 
-    memory_kind: MemoryKind = "device"
+    storage: HostMemory | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_memory_kind(self.memory_kind)
+        check_storage(self.storage, (type(None), HostMemory))
+
+    @property
+    def checkpoints_on_device(self) -> int:
+        """Those that are not in a storage."""
+        return self.checkpoints if self.storage is None else 0
 
     @property
     def repetitions(self) -> int:
@@ -122,8 +138,14 @@ class Plan(Reversal):
         k > 1 steps, the last of which is never advanced, and t(n + 1, s) for n single steps."""
         return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
 
+    @property
+    def without_empty_storage(self) -> "Plan":
+        """The plan itself: see `TwoLevelPlan.without_empty_storage`."""
+        return self
+
     def __iter__(self) -> Iterator[Action]:
         return value_and_gradient(self.length, self.checkpoints, self.block_size)
 
     def __str__(self) -> str:
-        return self._summary(f"{self.checkpoints} checkpoints")
+        stored = "" if self.storage is None else f" in {self.storage}"
+        return self._summary(f"{self.checkpoints} checkpoints{stored}")

@@ -10,8 +10,8 @@ from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.arguments import check_integer as check_integer
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import quickest
-from jax_revolve.schedule.storage import STORAGES, Storage, check_storage
+from jax_revolve.schedule.selection import all_stored, quickest, quickest_with_storage
+from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
@@ -31,6 +31,17 @@ def plan(
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
     storage: None = None,
+) -> Plan: ...
+
+
+@overload
+def plan(  # pyright: ignore[reportOverlappingOverload] (0 is an int, too)
+    length: int,
+    checkpoints: Literal[0],
+    *,
+    block_size: int | None = None,
+    state_bytes: int | None = None,
+    storage: HostMemory,
 ) -> Plan: ...
 
 
@@ -86,16 +97,17 @@ def plan(
         `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
         behind for its transposition; `jax_revolve.explain_scan` finds both.
 
-    With `checkpoints` alone:
+    With `checkpoints` or `memory`, both of which are then those of the device:
 
-    - `storage`: where checkpoints go beyond those on the device, which `checkpoints` then counts: a
-        [`jax_revolve.HostMemory`][] or a [`jax_revolve.Disk`][]. As many go there as make the loop
-        the quickest, the time of transfers included.
+    - `storage`: where checkpoints go beyond those on the device: a [`jax_revolve.HostMemory`][] or
+        a [`jax_revolve.Disk`][]. As many go there as make the loop the quickest, the time of
+        transfers included. If it limits its `memory`, `state_bytes` is needed. With
+        `checkpoints=0` all of them are in a `HostMemory`.
 
     **Returns:**
 
     A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With `storage`
-    a [`jax_revolve.TwoLevelPlan`][], which is all of that too.
+    a [`jax_revolve.TwoLevelPlan`][], which is all of that too, unless `checkpoints=0`.
 
     **Raises:**
 
@@ -113,7 +125,7 @@ def plan(
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
         assert p.evaluations < 2000
         p = plan(1000, checkpoints=10, storage=HostMemory(transfer=2))
-        assert (p.evaluations, p.writes, p.reads) == (2903, 85, 85)
+        assert (p.evaluations, p.writes, p.reads) == (2905, 85, 85)
         ```
 
     ??? cite "Source"
@@ -130,14 +142,17 @@ def plan(
         checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
     )
     if storage is not None:
-        storage = check_storage(storage, f"None, {STORAGES}")
-        _check_without_storage(repetitions=repetitions, overhead=overhead, memory=memory)
+        storage = check_storage(storage)
+        _check_without_storage(repetitions=repetitions, overhead=overhead)
+    if storage is not None and storage.memory is not None:
+        storage = with_room(storage, _check_bytes(state_bytes=state_bytes))
     if memory is not None:
-        allowed = "an int >= 0 where memory is given (jax_revolve.explain_scan finds it)"
-        state = check_integer("state_bytes", state_bytes, least=0, allowed=allowed)
-        residuals = check_integer("residual_bytes", residual_bytes, least=0, allowed=allowed)
-        sizes = Sizes(state, residuals, residuals, state)
-        return quickest(length, sizes, parse_bytes(memory), block_size=block_size)
+        state = _check_bytes(state_bytes=state_bytes)
+        residuals = _check_bytes(residual_bytes=residual_bytes)
+        sizes, memory = Sizes(state, residuals, residuals, state), parse_bytes(memory)
+        if storage is not None:
+            return quickest_with_storage(length, sizes, memory, storage, block_size=block_size)
+        return quickest(length, sizes, memory, block_size=block_size)
     block_size = 1 if block_size is None else block_size
     blocks = scheduled_blocks(length, block_size)
     if repetitions is not None:
@@ -145,6 +160,8 @@ def plan(
         wanted = binomial.fewest_checkpoints(blocks, repetitions)
     elif overhead is not None:
         wanted = _fewest_for_overhead(length, block_size, overhead)
+    elif is_zero(checkpoints) and isinstance(storage, HostMemory):
+        return all_stored(length, block_size, storage)
     else:
         wanted = _check_checkpoints(checkpoints, blocks)
     wanted = min(wanted, max(-(-length // block_size), 1))
@@ -188,6 +205,17 @@ def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> 
 
 def check_block(block_size: object) -> int | None:
     return None if block_size is None else check_integer("block_size", block_size, least=1)
+
+
+def is_zero(checkpoints: Checkpoints) -> bool:
+    """Whether there are to be none on the device: `False` is none of the allowed values."""
+    return checkpoints == 0 and not isinstance(checkpoints, bool)
+
+
+def _check_bytes(**size: int | None) -> int:
+    ((name, value),) = size.items()
+    allowed = "an int >= 0 where memory is given (jax_revolve.explain_scan finds it)"
+    return check_integer(name, value, least=0, allowed=allowed)
 
 
 def _check_checkpoints(checkpoints: Checkpoints, blocks: int) -> int:
@@ -237,4 +265,7 @@ def _fewest_for_overhead(length: int, block_size: int, overhead: object) -> int:
     )
 
 
-_ALLOWED = 'an int >= 1 (stored carries, the initial one included), "all" or None'
+_ALLOWED = (
+    'an int >= 1 (stored carries, the initial one included), "all" or None; 0 only with '
+    "storage=HostMemory(...)"
+)

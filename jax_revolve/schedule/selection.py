@@ -8,7 +8,7 @@ from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Place, Storage
+from jax_revolve.schedule.storage import HostMemory, Storage, with_room
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
@@ -24,29 +24,37 @@ MORE_REPETITIONS = 4
 
 @dataclass(frozen=True)
 class Request:
-    """A plan that is yet to be chosen: the quickest that fits into `memory` bytes or, without them,
-    into what `checkpoints` carries and the residuals of one step take. All that is on the device,
-    but for checkpoints kept elsewhere; a second level of them takes `storage_memory` bytes."""
+    """A plan that is yet to be chosen: the quickest that fits into `memory` bytes of the device or,
+    without them, into what `checkpoints` carries and the residuals of one step take. If it
+    `is_fixed`, the checkpoints and the block size are given, and only how many more the storage has
+    room for is not."""
 
     length: int
     memory: int | None
     checkpoints: int
     block_size: int | None
     stops_by_itself: bool
-    storage: Place = None
-    storage_memory: int | None = None
+    storage: Storage | None = None
+    is_fixed: bool = False
 
     def resolve(self, sizes: Sizes) -> AnyPlan:
         """The plan, for a loop of these sizes."""
+        storage = self.storage
+        if storage is not None:
+            # A while loop keeps the start of its tail there, too.
+            besides = int(self.stops_by_itself and self.checkpoints > 0)
+            storage = with_room(storage, sizes.checkpoint, besides)
+        if self.is_fixed:
+            assert storage is not None
+            return stored(self.length, self.checkpoints, self.block_size or 1, storage)
         memory = self.memory
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
         how = {"block_size": self.block_size, "stops_by_itself": self.stops_by_itself}
-        if isinstance(self.storage, Storage):
-            return quickest_with_storage(
-                self.length, sizes, memory, self.storage, self.storage_memory, **how
-            )
-        return kept_in(self.storage, quickest(self.length, sizes, memory, **how))
+        if storage is None:
+            return quickest(self.length, sizes, memory, **how)
+        both = quickest_with_storage(self.length, sizes, memory, storage, **how)
+        return both.without_empty_storage
 
 
 @lru_cache(maxsize=1024)
@@ -71,35 +79,34 @@ def quickest_with_storage(
     sizes: Sizes,
     memory: int,
     storage: Storage,
-    storage_memory: int | None,
     *,
     block_size: int | None = None,
     stops_by_itself: bool = False,
-) -> AnyPlan:
-    """As `quickest`, with a storage that takes `storage_memory` bytes at most."""
-    if storage_memory is not None and sizes.checkpoint:
-        # A while loop keeps the start of its tail there, too.
-        most = storage_memory // sizes.checkpoint - stops_by_itself
-        most = min(most, storage.checkpoints or most)
-        if most < 1:
-            return quickest(
-                length, sizes, memory, block_size=block_size, stops_by_itself=stops_by_itself
-            )
-        storage = replace(storage, checkpoints=most)
+) -> TwoLevelPlan:
+    """As `quickest`, with as many checkpoints more in the storage as are worth it."""
     plans = _fitting(length, sizes, memory, block_size, stops_by_itself)
     both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in plans]
     if not both:
         raise ValueError(_too_little(length, sizes, memory, block_size))
-    best = min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
-    return best.without_empty_storage
+    return min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
 
 
-def kept_in(storage: Place, plan: Plan) -> AnyPlan:
-    """The plan, with its checkpoints, or further ones, in a storage."""
-    if isinstance(storage, Storage):
-        both = TwoLevelPlan(plan.length, plan.checkpoints, plan.block_size, storage)
-        return both.without_empty_storage
-    return replace(plan, memory_kind=storage or "device")
+def stored(length: int, checkpoints: int, block_size: int, storage: Storage) -> AnyPlan:
+    """The plan with so many checkpoints on the device, and more in the storage; with none on the
+    device, the ordinary plan with all of them in the storage."""
+    if checkpoints:
+        return TwoLevelPlan(length, checkpoints, block_size, storage).without_empty_storage
+    assert isinstance(storage, HostMemory)
+    return all_stored(length, block_size, storage)
+
+
+def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
+    """The ordinary plan with all checkpoints in the host's memory: as many as are allowed there, or
+    by default the fewest with which no step is advanced more than twice."""
+    blocks = scheduled_blocks(length, block_size)
+    wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, 2)
+    wanted = min(wanted, max(-(-length // block_size), 1))
+    return Plan(length, wanted, block_size, replace(storage, checkpoints=None))
 
 
 def trade_off(

@@ -1,25 +1,30 @@
 """Where checkpoints go that the device has no room for."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from numbers import Real
-from typing import Literal, TypeAlias
+from typing import TypeAlias, TypeVar
 
-from jax_revolve.schedule.arguments import check_integer
+from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 
 TRANSFER = 5.0
-"""What writing or reading one carry costs unless something else is said, in steps."""
+"""What writing or reading one carry costs by default, in steps."""
 
 
 @dataclass(frozen=True)
 class HostMemory:
     """The memory of the host, for checkpoints beyond those on the device.
 
+    With `checkpoints=0` on the device, all checkpoints are in the host's memory, and are read and
+    written over there by the ordinary schedule.
+
     **Arguments:**
 
     - `checkpoints`: the most carries that may be kept there at once: an int >= 1. `None`, the
-        default, keeps as many as are worth their transfer.
+        default, keeps as many as are worth their transfer; with none on the device, the fewest with
+        which no step is advanced more than twice.
+    - `memory`: the most bytes that they may take there: an int or a string such as `"4GB"`.
     - `transfer`: what writing or reading one carry costs, in steps of the loop: a number >= 0. With
         5, the default, a carry is written or read in the time in which the loop takes five steps.
         Only how many checkpoints there are, and where, depends on it.
@@ -34,16 +39,17 @@ class HostMemory:
         from jax_revolve import HostMemory, plan
 
         p = plan(1000, checkpoints=10, storage=HostMemory())
-        assert (p.advances, p.writes, p.reads) == (1903, 85, 85)
-        assert plan(1000, checkpoints=10).advances == 3636
+        assert (p.advances, p.writes, p.reads) == (1905, 85, 85)
+        assert plan(1000, checkpoints=10).advances == 3640
         ```
     """
 
     checkpoints: int | None = None
     transfer: float = TRANSFER
+    memory: Memory = None
 
     def __post_init__(self) -> None:
-        _check(self, self.checkpoints, self.transfer)
+        _check(self)
 
     def __str__(self) -> str:
         return "host memory"
@@ -56,7 +62,8 @@ class Disk:
     **Arguments:**
 
     - `directory`: where the files go: a `str` or an `os.PathLike`.
-    - `checkpoints`, `transfer`: as [`jax_revolve.HostMemory`][].
+    - `checkpoints`, `memory`, `transfer`: as [`jax_revolve.HostMemory`][]. There must be at least
+        one checkpoint on the device.
 
     **Raises:**
 
@@ -68,13 +75,14 @@ class Disk:
         from jax_revolve import Disk, plan
 
         p = plan(1000, checkpoints=10, storage=Disk("/tmp", transfer=30))
-        assert (p.advances, p.writes) == (2790, 11)
+        assert (p.advances, p.writes) == (2793, 11)
         ```
     """
 
     directory: str | os.PathLike[str]
     checkpoints: int | None = None
     transfer: float = TRANSFER
+    memory: Memory = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str | os.PathLike):
@@ -82,7 +90,7 @@ class Disk:
                 f"directory must be a str or an os.PathLike, but is {self.directory!r} of type "
                 f"{type(self.directory).__name__}."
             )
-        _check(self, self.checkpoints, self.transfer)
+        _check(self)
 
     def __str__(self) -> str:
         return f"the directory {os.fspath(self.directory)}"
@@ -91,47 +99,41 @@ class Disk:
 Storage: TypeAlias = HostMemory | Disk
 """A second level of checkpoints, beside the device."""
 
-MemoryKind: TypeAlias = Literal["device", "pinned_host"]
-
-Place: TypeAlias = MemoryKind | Storage | None
-"""Where a loop's checkpoints are: all in one memory, or on two levels."""
-
-MEMORY_KINDS = ("device", "pinned_host")
-
-STORAGES = "a jax_revolve.HostMemory or a jax_revolve.Disk"
+AnyStorage = TypeVar("AnyStorage", bound=Storage)
 
 
-def check_place(storage: object) -> Place:
-    if storage is None or isinstance(storage, HostMemory | Disk):
-        return storage
-    if isinstance(storage, str) and storage in MEMORY_KINDS:
+def check_storage(
+    storage: object, types: tuple[type, ...] = (type(None), HostMemory, Disk)
+) -> Storage | None:
+    if isinstance(storage, types):
         return storage  # pyright: ignore[reportReturnType]
-    error = ValueError if isinstance(storage, str) else TypeError
-    raise error(
-        'storage must be None, "device", "pinned_host", a jax_revolve.HostMemory or a '
-        f"jax_revolve.Disk, but is {storage!r} of type {type(storage).__name__}."
+    names = ["None" if t is type(None) else f"a jax_revolve.{t.__name__}" for t in types]
+    allowed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 2 else names)
+    raise TypeError(
+        f"storage must be {allowed}, but is {storage!r} of type {type(storage).__name__}."
     )
 
 
-def check_memory_kind(kind: object) -> None:
-    if kind not in MEMORY_KINDS:
-        error = ValueError if isinstance(kind, str) else TypeError
-        raise error(
-            'memory_kind must be "device" or "pinned_host", but is '
-            f"{kind!r} of type {type(kind).__name__}."
+def with_room(storage: AnyStorage, checkpoint: int, besides: int = 0) -> AnyStorage:
+    """The storage with what its memory allows as a number of checkpoints of so many bytes each, and
+    `besides` more that a loop keeps there."""
+    if storage.memory is None:
+        return storage
+    least = checkpoint * (1 + besides)
+    if parse_bytes(storage.memory) < least:
+        raise ValueError(
+            f"memory of the storage must be at least {least} bytes here, but is {storage.memory}: "
+            f"a checkpoint takes {checkpoint}. Pass at least so much, or storage=None."
         )
+    if not checkpoint:
+        return replace(storage, memory=None)
+    most = parse_bytes(storage.memory) // checkpoint - besides
+    return replace(storage, memory=None, checkpoints=min(most, storage.checkpoints or most))
 
 
-def check_storage(storage: object, allowed: str = STORAGES) -> Storage:
-    if not isinstance(storage, HostMemory | Disk):
-        raise TypeError(
-            f"storage must be {allowed}, but is {storage!r} of type {type(storage).__name__}."
-        )
-    return storage
-
-
-def _check(storage: Storage, checkpoints: object, transfer: object) -> None:
+def _check(storage: Storage) -> None:
     """Numbers are kept as plain Python ones, which a plan can be looked up by."""
+    checkpoints, transfer, memory = storage.checkpoints, storage.transfer, storage.memory
     if checkpoints is not None:
         allowed = "an int >= 1 (carries in the storage) or None"
         checkpoints = check_integer("checkpoints", checkpoints, least=1, allowed=allowed)
@@ -142,5 +144,8 @@ def _check(storage: Storage, checkpoints: object, transfer: object) -> None:
         )
     if not isfinite(transfer) or transfer < 0:
         raise ValueError(f"transfer must be {allowed}, but is {transfer!r}.")
+    if memory is not None:
+        memory = parse_bytes(memory)
+    object.__setattr__(storage, "memory", memory)
     object.__setattr__(storage, "checkpoints", checkpoints)
     object.__setattr__(storage, "transfer", float(transfer))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
-from jax_revolve.schedule.storage import Place
+from jax_revolve.schedule.storage import Storage
 
 
 class Loops(NamedTuple):
@@ -31,10 +31,11 @@ def ours_in_blocks(checkpoints: Any = None, **scan_options: Any) -> Loops:
     return ours(checkpoints, block_size=2, **scan_options)
 
 
-def ours_stored(storage: Place, checkpoints: Any = None, **scan_options: Any) -> Loops:
-    """With checkpoints beside the device, of which it has two itself."""
+def ours_stored(
+    storage: Storage, count: int, checkpoints: Any = None, **scan_options: Any
+) -> Loops:
+    """With checkpoints in a storage, and `count` on the device."""
     del checkpoints
-    count = 5 if isinstance(storage, str) else 2
     scan = partial(checkpointed_scan, checkpoints=count, storage=storage, **scan_options)
     return Loops(scan, partial(bounded_while_loop, checkpoints=count, storage=storage))
 

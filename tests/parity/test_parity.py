@@ -188,13 +188,16 @@ def test_blocks(case: Case, transformation: str) -> None:
     _check(case, transformation, ours_in_blocks)
 
 
-@pytest.mark.parametrize("place", ["pinned_host", "two levels", "disk"])
+@pytest.mark.parametrize("place", ["host", "two levels", "disk"])
 @_pairs([*SCAN_CASES, *WHILE_CASES], _stored_marks)
 def test_stored(case: Case, transformation: str, place: str, tmp_path: Path) -> None:
     """The oracles of either loop, for one whose checkpoints are beside the device."""
     if place == "disk" and transformation in ("exported",):
         pytest.skip("JAX cannot export a program that calls Python")
-    two_levels = Disk(tmp_path, transfer=0) if place == "disk" else HostMemory(transfer=0)
-    storage = place if place == "pinned_host" else two_levels
-    _check(case, transformation, partial(ours_stored, storage))
+    storage, checkpoints = {
+        "host": (HostMemory(checkpoints=5), 0),
+        "two levels": (HostMemory(transfer=0), 2),
+        "disk": (Disk(tmp_path, transfer=0), 2),
+    }[place]
+    _check(case, transformation, partial(ours_stored, storage, checkpoints))
     assert not list(tmp_path.glob("*/*"))

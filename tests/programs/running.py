@@ -130,7 +130,7 @@ def options_of(program: Program, directory: str) -> dict[str, Any]:
         "least memory": {"memory": 0},
         "some memory": {"memory": 1500},
         "much memory": {"memory": "1MB"},
-        "host": {"checkpoints": 3, "storage": "pinned_host"},
+        "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3)},
         "host memory": {"checkpoints": 1, "storage": HostMemory(2)},
         "disk": {"checkpoints": 1, "storage": Disk(directory, 2)},
         "progress": {"progress": METER},

@@ -71,9 +71,11 @@ class Report:
             )
 
     def _stored(self) -> Iterator[tuple[str, int, str]]:
-        if isinstance(self.plan, TwoLevelPlan):
-            size = self.plan.storage_bytes(self.sizes.checkpoint)
-            yield "in the storage", size, f"{self.plan.writes} checkpoints in {self.plan.storage}"
+        plan = self.plan
+        if plan.storage is not None:
+            count = plan.writes if isinstance(plan, TwoLevelPlan) else plan.checkpoints
+            size = plan.storage_bytes(self.sizes.checkpoint)
+            yield "in the storage", size, f"{count} checkpoints in {plan.storage}"
 
     def _table(self) -> Iterator[str]:
         titles = ("checkpoints", "block size", "memory", "evaluations", "per step")
