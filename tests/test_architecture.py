@@ -89,7 +89,7 @@ def test_public_names_are_imported_when_they_are_used() -> None:
     source = (PACKAGE / "__init__.py").read_text()
     names = within(imports(ast.parse(source)), "jax_revolve")
     assert names == {f"jax_revolve.{m}.{n}" for n, m in jax_revolve._MODULES.items()}
-    assert dir(jax_revolve) == sorted(jax_revolve._MODULES)
+    assert dir(jax_revolve) == sorted(jax_revolve._MODULES) == sorted(jax_revolve.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'checkpointed_map'"):
         _ = jax_revolve.checkpointed_map  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import diffrax
 import equinox as eqx
@@ -78,7 +78,7 @@ def solve(max_steps: Any = N, **asked: Any) -> Any:
         solution = diffrax.diffeqsolve(
             term, diffrax.Euler(), 0.0, 1.0, 0.1, x, max_steps=max_steps, adjoint=adjoint
         )
-        return solution.ys[-1]
+        return cast(Any, solution.ys)[-1]
 
     return run
 
