@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from statistics import median, quantiles
 from typing import Any
 
 import jax
@@ -54,6 +55,17 @@ def interleave(
     for _ in tqdm(range(1, rounds), desc="Timing", unit="round", leave=False):
         run_round()
     return times
+
+
+def spread(times: Sequence[float]) -> dict[str, Any]:
+    """Of the times of one function, at least two."""
+    first, _, last = quantiles(times, n=4, method="inclusive")
+    return {
+        "median_ms": 1e3 * median(times),
+        "minimum_ms": 1e3 * min(times),
+        "quartiles_ms": [1e3 * first, 1e3 * last],
+        "repetitions": len(times),
+    }
 
 
 def describe_machine() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jax import lax
 
 @dataclass(frozen=True)
 class ThirdParty:
-    """A loss and where its gradient is taken. `build(smoke)` imports the package and returns both;
+    """A loss and where its gradient is taken. `build(quick)` imports the package and returns both;
     `packages` are names of distributions, for `pip`; `max_steps` bounds its while loops."""
 
     name: str
@@ -32,11 +32,11 @@ def _normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def _sum_of_squares(tree: Any) -> Any:
+def sum_of_squares(tree: Any) -> Any:
     return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
 
 
-def atmosphere(smoke: bool) -> Any:
+def atmosphere(quick: bool) -> Any:
     """A baroclinic wave on the sphere, by the spectral primitive equations; the loss is that of its
     divergence, as a function of the temperature at the start."""
     coordinates, equations, states = (
@@ -51,9 +51,9 @@ def atmosphere(smoke: bool) -> Any:
         )
     )
     specs = units.SimUnits.from_si()
-    grid = harmonics.Grid.T21() if smoke else harmonics.Grid.T42()
+    grid = harmonics.Grid.T21() if quick else harmonics.Grid.T42()
     coords = coordinates.CoordinateSystem(
-        grid, sigma.SigmaCoordinates.equidistant(2 if smoke else 8)
+        grid, sigma.SigmaCoordinates.equidistant(2 if quick else 8)
     )
     initial, features = states.steady_state_jw(coords, specs)
     start = initial() + states.baroclinic_perturbation_jw(coords, specs)
@@ -67,20 +67,20 @@ def atmosphere(smoke: bool) -> Any:
     step = steps.step_with_filters(
         steps.imex_rk_sil3(primitive, dt), [steps.exponential_step_filter(grid, dt)]
     )
-    run = steps.repeated(step, 4 if smoke else 72)
+    run = steps.repeated(step, 4 if quick else 72)
 
     def loss(temperature: Any) -> Any:
         end = run(start.replace(temperature_variation=temperature))
-        return _sum_of_squares(end.divergence)
+        return sum_of_squares(end.divergence)
 
     return loss, jnp.asarray(start.temperature_variation)
 
 
-def turbulence(smoke: bool) -> Any:
+def turbulence(quick: bool) -> Any:
     """Decaying turbulence in a periodic box; the loss is the energy at the end, as a function of
     the velocity at the start."""
     cfd = import_module("jax_cfd.base")
-    size, steps = (16, 4) if smoke else (128, 300)
+    size, steps = (16, 4) if quick else (128, 300)
     grid = cfd.grids.Grid((size, size), domain=((0, 2 * np.pi), (0, 2 * np.pi)))
     start = cfd.initial_conditions.filtered_velocity_field(
         jax.random.key(0), grid, maximum_velocity=3.0, peak_wavenumber=4
@@ -88,18 +88,18 @@ def turbulence(smoke: bool) -> Any:
     dt = cfd.equations.stable_time_step(3.0, 0.5, 1e-3, grid)
     step = cfd.equations.semi_implicit_navier_stokes(1.0, 1e-3, dt, grid)
     run = cfd.funcutils.repeated(step, steps)
-    return lambda start: _sum_of_squares(run(start)), start
+    return lambda start: sum_of_squares(run(start)), start
 
 
-def neuron(smoke: bool) -> Any:
+def neuron(quick: bool) -> Any:
     """A cell of five branches with Hodgkin and Huxley's channels; the loss is the distance of its
     voltage from rest, as a function of the conductances."""
     jaxley, channels = import_module("jaxley"), import_module("jaxley.channels")
     compartment = jaxley.Compartment()
-    branch = jaxley.Branch(compartment, ncomp=4 if smoke else 16)
+    branch = jaxley.Branch(compartment, ncomp=4 if quick else 16)
     cell = jaxley.Cell(branch, parents=[-1, 0, 0, 1, 1])
     cell.insert(channels.HH())
-    t_max = 0.5 if smoke else 100.0
+    t_max = 0.5 if quick else 100.0
     current = jaxley.step_current(i_delay=1.0, i_dur=1.0, i_amp=0.5, delta_t=0.025, t_max=t_max)
     cell.branch(0).loc(0.0).stimulate(current, verbose=False)
     cell.branch(3).loc(1.0).record("v", verbose=False)
@@ -127,11 +127,11 @@ BALL = """
 """
 
 
-def contacts(smoke: bool) -> Any:
+def contacts(quick: bool) -> Any:
     """Balls that fall on a floor and roll; the loss is where they are at the end, as a function of
     their velocities at the start. The contact forces are found by a while loop."""
     mujoco, mjx = import_module("mujoco"), import_module("mujoco.mjx")
-    count, steps = (1, 4) if smoke else (4, 500)
+    count, steps = (1, 4) if quick else (4, 500)
     balls = "".join(BALL.format(x=0.5 * i) for i in range(count))
     model = mujoco.MjModel.from_xml_string(BALLS.format(balls=balls))
     on_device = mjx.put_model(model)
@@ -147,7 +147,7 @@ def contacts(smoke: bool) -> Any:
     return loss, jnp.asarray(0.3 * _normal(model.nv))
 
 
-def robots(smoke: bool) -> Any:
+def robots(quick: bool) -> Any:
     """Robots that hop by actions given in advance; the loss is minus how far they get."""
     envs = import_module("brax.envs")
     environment = envs.get_environment("hopper", backend="spring")
@@ -160,18 +160,18 @@ def robots(smoke: bool) -> Any:
 
         return jnp.sum(lax.scan(step, start, actions)[1])
 
-    count, steps = (2, 4) if smoke else (32, 100)
+    count, steps = (2, 4) if quick else (32, 100)
     actions = jnp.asarray(0.1 * _normal(count, steps, environment.action_size))
     return lambda actions: -jnp.mean(jax.vmap(distance)(actions)), actions
 
 
-def molecules(smoke: bool) -> Any:
+def molecules(quick: bool) -> Any:
     """A gas of soft spheres at constant energy; the loss is the energy at the end, as a function of
     their diameters."""
     space, energy, simulate = (
         import_module(f"jax_md.{name}") for name in ("space", "energy", "simulate")
     )
-    side, steps = (3, 4) if smoke else (6, 300)
+    side, steps = (3, 4) if quick else (6, 300)
     box = 1.2 * side
     displacement, shift = space.periodic(box)
     lattice = np.stack(np.meshgrid(*[np.arange(side)] * 3), -1).reshape(-1, 3)
@@ -187,10 +187,10 @@ def molecules(smoke: bool) -> Any:
     return loss, jnp.float32(1.0)
 
 
-def hidden_states(smoke: bool) -> Any:
+def hidden_states(quick: bool) -> Any:
     """A hidden Markov model; the loss is minus the log likelihood of what is observed."""
     models = import_module("dynamax.hidden_markov_model")
-    states, steps = (2, 20) if smoke else (64, 20_000)
+    states, steps = (2, 20) if quick else (64, 20_000)
     model = models.GaussianHMM(states, 4)
     parameters, _ = model.initialize(
         jax.random.key(0),
@@ -201,39 +201,24 @@ def hidden_states(smoke: bool) -> Any:
     return lambda p: -model.marginal_log_prob(p, observed), parameters
 
 
-def _regression(smoke: bool) -> Any:
-    features = _normal(8, 3) if smoke else _normal(500, 20)
-    labels = (features.sum(1) > 0).astype(np.float32)
-
-    def log_density(scale: Any) -> Any:
-        def density(weights: Any) -> Any:
-            logits = jnp.sum(features * weights, axis=1)
-            fit = jnp.sum(labels * logits - jnp.logaddexp(0.0, logits))
-            return fit - 0.5 * jnp.sum((weights / scale) ** 2)
-
-        return density
-
-    return log_density, jnp.zeros(features.shape[1])
-
-
-def hmc(smoke: bool) -> Any:
+def hmc(quick: bool) -> Any:
     """Hamiltonian Monte Carlo for a logistic regression; the loss is the mean of the weights'
     squares, as a function of the scale of their prior."""
     build = partial(import_module("blackjax").hmc, num_integration_steps=20, step_size=0.02)
-    return _sampling(build, smoke, 500)
+    return _sampling(build, quick, 500)
 
 
-def nuts(smoke: bool) -> Any:
+def nuts(quick: bool) -> Any:
     """The same by the no-U-turn sampler, whose trajectories are while loops."""
     build = partial(import_module("blackjax").nuts, max_num_doublings=6, step_size=0.05)
-    return _sampling(build, smoke, 200)
+    return _sampling(build, quick, 200)
 
 
-def _sampling(build: Callable[..., Any], smoke: bool, samples: int) -> Any:
-    features = _normal(8, 3) if smoke else _normal(500, 20)
+def _sampling(build: Callable[..., Any], quick: bool, samples: int) -> Any:
+    features = _normal(8, 3) if quick else _normal(500, 20)
     labels = (features.sum(1) > 0).astype(np.float32)
     start = jnp.zeros(features.shape[1])
-    keys = jax.random.split(jax.random.key(0), 4 if smoke else samples)
+    keys = jax.random.split(jax.random.key(0), 4 if quick else samples)
 
     def loss(scale: Any) -> Any:
         def log_density(weights: Any) -> Any:
@@ -252,11 +237,11 @@ def _sampling(build: Callable[..., Any], smoke: bool, samples: int) -> Any:
     return loss, jnp.float32(1.0)
 
 
-def training(smoke: bool) -> Any:
+def training(quick: bool) -> Any:
     """Training a network by Adam; the loss is that of the network at the end, as a function of the
     weights at the start and the learning rate."""
     optax = import_module("optax")
-    steps, batch, width = (4, 2, 3) if smoke else (500, 64, 128)
+    steps, batch, width = (4, 2, 3) if quick else (500, 64, 128)
     xs = jnp.asarray(_normal(steps, batch, 10))
     ys = jnp.sin(xs.sum(-1))
 
