@@ -51,7 +51,7 @@ def _has(package: str) -> bool:
 
 def measured(program: ThirdParty, quick: bool) -> list[Record]:
     """What runs a while loop has no gradient by `jax.grad`, and is compared with forward mode."""
-    loss, argument = program.build(quick)
+    loss, argument = program.build()
     workload = Workload(
         *(program.name, program.size, "", 0),
         loss=lambda rewrite, active, _: rewrite(loss)(active["argument"]),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find, quickest
-from benchmarks.report.table import Column, Table, field, megabytes, number, over
+from benchmarks.report.table import Column, Table, field, megabytes, memory_of, number, over
 
 SCANS = [
     ("stencil, n = 1000, width 20000", 63),
@@ -13,6 +13,11 @@ SCANS = [
     ("rnn, n = 1000, batch 16, width 512", 63),
     ("lstm, n = 1000, batch 16, width 128", 44),
 ]
+SECOND_ORDER = [
+    ("stencil, n = 1000, width 20000", 63),
+    ("rnn, n = 1000, batch 16, width 512", 63),
+    ("lstm, n = 1000, batch 16, width 128", 63),
+]
 WHILE_LOOPS = [
     ("stencil, 1000 steps of 4096, width 20000", 63),
     ("stencil, 1000 steps of 4096, width 20000", 10),
@@ -20,8 +25,6 @@ WHILE_LOOPS = [
     ("rnn, 1000 steps of 4096, batch 16, width 128", 30),
     ("lstm, 1000 steps of 4096, batch 16, width 128", 28),
 ]
-BOUNDS = "bounds, 8 steps of 16 or 1024 or 1048576, stencil of width 20000"
-SECOND_ORDER = "second-order, 200 steps of 256, stencil of width 2000"
 BUDGETS = ["lstm, n = 1000, batch 16, width 128", "lstm, n = 1000, batch 32, width 512"]
 
 OF_LAX = {
@@ -29,14 +32,14 @@ OF_LAX = {
     names.REMAT: "`lax.scan(jax.checkpoint(f))`",
     names.NESTED: "the quickest nested scans tried",
 }
-OF_ALL = OF_LAX | {
+OF_CHECKPOINTS = {names.JAX_REVOLVE: "`checkpointed_scan(f, checkpoints={})`"}
+BY_DEFAULT = {
     names.EQUINOX: "Equinox's checkpointed loop",
     names.JAX_REVOLVE: "`checkpointed_scan(f)`",
 }
 OF_WHILE_LOOPS = {
     names.MASKED: "`lax.scan` up to the bound, steps that are done masked",
     names.EQUINOX_BOUNDED: 'Equinox\'s loop, `kind="bounded"`',
-    names.EQUINOX: 'Equinox\'s loop, `kind="checkpointed"`',
     names.JAX_REVOLVE: "`bounded_while_loop`",
 }
 WITHIN_BUDGETS = [
@@ -49,33 +52,29 @@ WITHIN_BUDGETS = [
 ]
 
 
-def _chosen(shown: list[tuple[str, int]]) -> Callable[[Results], list[Run]]:
-    """The gradients of jax_revolve for these workloads and numbers of checkpoints."""
+def _of_jax_revolve(shown: list[tuple[str, int]]) -> Callable[[Results], Iterator[Run]]:
+    """Gradients of these workloads with so many checkpoints."""
 
-    def rows(results: Results) -> list[Run]:
-        gradients = find(results.runs, quantity="gradient", contender=names.JAX_REVOLVE)
-        return [quickest(gradients, workload=w, checkpoints=s) for w, s in shown]
+    def rows(results: Results) -> Iterator[Run]:
+        runs = find(results.runs, quantity="gradient", contender=names.JAX_REVOLVE)
+        yield from (quickest(runs, workload=w, checkpoints=s) for w, s in shown)
 
     return rows
 
 
-def _memory_of(contender: str, digits: int = 2) -> Callable[[Run], str]:
-    return lambda run: megabytes(run.rivals(contender)[0], digits)
+def _by_contender(
+    quantity: str, shown: list[tuple[str, int]], labels: dict[str, str]
+) -> Callable[[Results], Iterator[tuple[str, Run]]]:
+    """A label and the best run of each contender, with so many checkpoints where it takes them."""
 
+    def rows(results: Results) -> Iterator[tuple[str, Run]]:
+        for workload, s in shown:
+            runs = find(results.runs, workload=workload, quantity=quantity)
+            runs = [run for run in runs if run["checkpoints"] in (None, s)]
+            for contender, label in labels.items():
+                yield label.format(s), quickest(runs, contender=contender)
 
-def _beside_remat(results: Results) -> Iterator[tuple[str, Run]]:
-    """A label and the gradient of each contender."""
-    for workload, s in (SCANS[0], SCANS[3], SCANS[4]):
-        labels = OF_LAX | {names.JAX_REVOLVE: f"`checkpointed_scan(f, checkpoints={s})`"}
-        runs = find(results.runs, workload=workload, quantity="gradient")
-        runs = [run for run in runs if run["checkpoints"] in (None, s)]
-        yield from ((label, quickest(runs, contender=name)) for name, label in labels.items())
-
-
-def _second_order_of_scans(results: Results) -> Iterator[tuple[str, Run]]:
-    for workload, _ in (SCANS[0], SCANS[3], SCANS[4]):
-        runs = find(results.runs, workload=workload, quantity="hvp")
-        yield from ((label, quickest(runs, contender=name)) for name, label in OF_ALL.items())
+    return rows
 
 
 def _labeled(title: str) -> list[Column]:
@@ -88,8 +87,13 @@ def _labeled(title: str) -> list[Column]:
 
 
 def _bounds(results: Results) -> list[Run]:
-    runs = find(results.runs, workload=BOUNDS, contender=names.JAX_REVOLVE)
+    runs = find(results.runs, family="bounds", contender=names.JAX_REVOLVE)
     return [run for run in runs if run["quantity"] != "value"]
+
+
+def _checkpoints(run: Run) -> str:
+    by_default = "default" in run["quantity"]
+    return f"{run['checkpoints']}, {'by default' if by_default else 'given'}"
 
 
 def _over_least_bound(run: Run) -> str:
@@ -100,24 +104,14 @@ def _over_least_bound(run: Run) -> str:
 
 def _within_budgets(results: Results) -> Iterator[tuple[str, dict[str, Run]]]:
     """A label and, for each workload, the gradient of one contender."""
-    gradients = find(results.runs, quantity="gradient")
-    everything = {
-        workload: quickest(gradients, workload=workload, contender=names.LAX_SCAN)
-        for workload in BUDGETS
-    }
     for label, contender, share in WITHIN_BUDGETS:
-        yield (
-            label,
-            {
-                workload: quickest(
-                    gradients,
-                    workload=workload,
-                    contender=contender,
-                    budget=None if share is None else int(share * plain["temp_bytes"]),
-                )
-                for workload, plain in everything.items()
-            },
-        )
+        row = {}
+        for workload in BUDGETS:
+            runs = find(results.runs, quantity="gradient", workload=workload)
+            everything = quickest(runs, contender=names.LAX_SCAN)["temp_bytes"]
+            budget = None if share is None else int(share * everything)
+            row[workload] = quickest(runs, contender=contender, budget=budget)
+        yield label, row
 
 
 def _columns_of_budget(workload: str) -> list[Column]:
@@ -136,11 +130,11 @@ LOOPS = {
         "scan-cpu",
         "Gradients {where}; times are ratios of medians, `jax_revolve` over the other"
         " (`benchmarks/scan.py`):",
-        _chosen(SCANS),
+        _of_jax_revolve(SCANS),
         [
             ("loop", field("workload")),
             ("checkpoints", field("checkpoints")),
-            ("memory, `lax.scan`", _memory_of(names.LAX_SCAN, 1)),
+            ("memory, `lax.scan`", memory_of(names.LAX_SCAN, 1)),
             ("memory, `jax_revolve`", megabytes),
             ("time / `lax.scan`", over(names.LAX_SCAN)),
             ("time / Equinox's", over(names.EQUINOX)),
@@ -149,44 +143,38 @@ LOOPS = {
     "checkpointed-scans": Table(
         "scan-cpu",
         "Gradients {where}; times are ratios of medians, over `lax.scan`'s (`benchmarks/scan.py`):",
-        _beside_remat,
+        _by_contender("gradient", [SCANS[0], *SCANS[3:]], OF_LAX | OF_CHECKPOINTS),
         _labeled("gradient of"),
     ),
     "second-order-of-scans": Table(
         "scan-cpu",
         "Hessian-vector products, forward over reverse, {where}; times are ratios of medians, over"
         " `lax.scan`'s (`benchmarks/scan.py`):",
-        _second_order_of_scans,
+        _by_contender("hvp", SECOND_ORDER, OF_LAX | BY_DEFAULT),
         _labeled("product through"),
     ),
     "while-loops": Table(
         "while-cpu",
         "Gradients of while loops {where} and Equinox {machine[versions][equinox]}; times are"
         " ratios of medians, `jax_revolve` over the other (`benchmarks/while_loop.py`):",
-        _chosen(WHILE_LOOPS),
+        _of_jax_revolve(WHILE_LOOPS),
         [
             ("loop", field("workload")),
             ("checkpoints", field("checkpoints")),
             ("memory, `jax_revolve`", megabytes),
-            ("memory, Equinox's checkpointed", _memory_of(names.EQUINOX)),
+            ("memory, Equinox's checkpointed", memory_of(names.EQUINOX)),
             ("time / Equinox's checkpointed", over(names.EQUINOX)),
             ("time / Equinox's bounded", over(names.EQUINOX_BOUNDED)),
         ],
     ),
     "bounds": Table(
         "while-cpu",
-        "The gradient of a loop that stops after 8 steps, {where}; times are over that with the"
-        " least bound (`benchmarks/while_loop.py`):",
+        "The gradient of a loop that stops after 8 steps, {where}; times are ratios of medians,"
+        " over that with the least bound (`benchmarks/while_loop.py`):",
         _bounds,
         [
             ("`max_steps`", field("max_steps")),
-            (
-                "checkpoints",
-                lambda run: (
-                    f"{run['checkpoints']}, "
-                    + ("by default" if "default" in run["quantity"] else "given")
-                ),
-            ),
+            ("checkpoints", _checkpoints),
             ("memory", megabytes),
             ("time", _over_least_bound),
         ],
@@ -195,7 +183,7 @@ LOOPS = {
         "while-cpu",
         "A Hessian-vector product through 200 steps of 256, of a stencil of width 2000, {where};"
         " times are ratios of medians, over Equinox's (`benchmarks/while_loop.py`):",
-        lambda results: find(results.runs, workload=SECOND_ORDER, quantity="hvp"),
+        lambda results: find(results.runs, family="second-order", quantity="hvp"),
         [
             ("loop", lambda run: OF_WHILE_LOOPS[run["contender"]]),
             ("memory", megabytes),

@@ -13,13 +13,16 @@ COMPILED = [
     ("scan", "stencil", names.EQUINOX, "", "Equinox's checkpointed loop"),
     ("scan", "stencil", names.JAX_REVOLVE, "by default", "`checkpointed_scan(f)`"),
     (
-        *("scan", "stencil", names.JAX_REVOLVE, "memory="),
+        "scan",
+        "stencil",
+        names.JAX_REVOLVE,
+        "memory=",
         "`checkpointed_scan(f, memory=)`, 100 carries",
     ),
     ("while loop", "stencil, while", names.EQUINOX, "", "Equinox's checkpointed loop"),
     ("while loop", "stencil, while", names.JAX_REVOLVE, "", "`bounded_while_loop`"),
 ]
-COMPILED_LENGTHS = (10, 1000, 100_000)
+LENGTHS = (10, 1000, 100_000)
 PROGRESS = [
     "stencil, 1000 x 20000",
     "stencil, every carry, 1000 x 20000",
@@ -28,8 +31,11 @@ PROGRESS = [
 ]
 
 
-def _run_by(run: Run) -> str:
-    """How the layers of a model are run."""
+def _all(results: Results) -> Iterator[Run]:
+    return iter(results.runs)
+
+
+def _layers_run_by(run: Run) -> str:
     if run["budget"] is not None:
         return f"{run['contender']}, memory={run['budget'] / 1e6:.1f} MB"
     if run["checkpoints"] is not None:
@@ -38,8 +44,7 @@ def _run_by(run: Run) -> str:
 
 
 def _adjoint(run: Run) -> str:
-    name = run["contender"]
-    return "`RevolveAdjoint`" if name == names.JAX_REVOLVE else f"`{name}`"
+    return f"`{run['contender'].replace(names.JAX_REVOLVE, 'RevolveAdjoint')}`"
 
 
 def _over_diffrax(run: Run) -> str:
@@ -47,10 +52,10 @@ def _over_diffrax(run: Run) -> str:
     return over(rival)(run)
 
 
-def _place(run: Run) -> str:
-    """Where checkpoints are; the default has no name in the API."""
-    place = run["contender"].removeprefix("jax_revolve, ")
-    return place if run["contender"] == names.ON_DEVICE else f"`{place}`"
+def _storage(run: Run) -> str:
+    """The default has no name in the API."""
+    storage = run["contender"].removeprefix("jax_revolve, ")
+    return storage if run["contender"] == names.ON_DEVICE else f"`{storage}`"
 
 
 def _compiled(results: Results) -> Iterator[tuple[str, str, dict[int, Run]]]:
@@ -63,12 +68,11 @@ def _seconds(run: Run) -> str:
     return f"{sum(run[f'{phase}_seconds'] for phase in ('trace', 'lower', 'compile')):.2f} s"
 
 
-def _by_length(title: str, cell: Callable[[Run], str]) -> list[Column]:
-    """A column for each length, the first of which says what they show."""
-    return [
-        (("" if i else f"{title}, ") + f"n = {n}", lambda row, n=n: cell(row[2][n]))
-        for i, n in enumerate(COMPILED_LENGTHS)
-    ]
+def _over_length(title: str, cell: Callable[[Run], str]) -> list[Column]:
+    """The first of the columns says what they show."""
+    titles = [f"n = {n}" for n in LENGTHS]
+    titles[0] = f"{title}, {titles[0]}"
+    return [(t, lambda row, n=n: cell(row[2][n])) for t, n in zip(titles, LENGTHS, strict=True)]
 
 
 def _progress(results: Results) -> Iterator[dict[str, Run]]:
@@ -76,52 +80,46 @@ def _progress(results: Results) -> Iterator[dict[str, Run]]:
         yield {run["program"]: run for run in find(results.runs, loop=loop)}
 
 
-def _third_party(results: Results) -> list[dict[str, Run]]:
-    programs: dict[str, dict[str, Run]] = {}
-    for run in results.runs:
-        programs.setdefault(run["program"], {})[run["contender"]] = run
-    return list(programs.values())
+def _by_program(results: Results) -> Iterator[dict[str, Run]]:
+    """The runs of each contender; a while loop has no gradient by `jax.grad`."""
+    for program in dict.fromkeys(run["program"] for run in results.runs):
+        yield {run["contender"]: run for run in find(results.runs, program=program)}
 
 
-def _title(found: dict[str, Run]) -> str:
-    run = found[names.CHECKPOINT_LOOPS]
+def _of_program(cell: Callable[[Run], str]) -> Callable[[dict[str, Run]], str]:
+    return lambda runs: cell(runs[names.CHECKPOINT_LOOPS])
+
+
+def _title(run: Run) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
     return f"{run['program']}: {run['size']} ({versions})"
 
 
-def _memory_by(contender: str, missing: str = "") -> Column:
-    """Programs with a while loop have no gradient by `jax.grad`, and no budget made from it."""
-    title = {names.JAX_GRAD: "memory", names.CHECKPOINT_LOOPS: "by default"}
-    return (
-        title.get(contender, "`memory=`"),
-        lambda found: megabytes(found[contender]) if contender in found else missing,
-    )
+def _memory_and_time(title: str, contender: str, missing: str = "") -> list[Column]:
+    """The time is a ratio where there is something to compare with."""
 
+    def memory(runs: dict[str, Run]) -> str:
+        return megabytes(runs[contender]) if contender in runs else missing
 
-def _time_by(contender: str) -> Column:
-    """A ratio where there is something to compare with."""
-
-    def time(found: dict[str, Run]) -> str:
-        if contender not in found:
+    def time(runs: dict[str, Run]) -> str:
+        if contender not in runs:
             return ""
-        milliseconds = found[contender]["median_ms"]
-        if contender == names.JAX_GRAD or names.JAX_GRAD not in found:
+        milliseconds = runs[contender]["median_ms"]
+        if contender == names.JAX_GRAD or names.JAX_GRAD not in runs:
             return f"{milliseconds:.0f} ms"
-        return number(milliseconds / found[names.JAX_GRAD]["median_ms"])
+        return number(milliseconds / runs[names.JAX_GRAD]["median_ms"])
 
-    return "time", time
+    return [(title, memory), ("time", time)]
 
 
-def _relative(name: str) -> Column:
+def _relative(name: str) -> Callable[[Run], str]:
     """A relative difference of numbers in single precision."""
 
-    def difference(found: dict[str, Run]) -> str:
-        value = found[names.CHECKPOINT_LOOPS][name]
-        if value is None:
-            return ""
-        return "< 1e-07" if value < 1e-7 else f"{value:.0e}"
+    def cell(run: Run) -> str:
+        value = run[name]
+        return "" if value is None else "< 1e-07" if value < 1e-7 else f"{value:.0e}"
 
-    return name, difference
+    return cell
 
 
 PROGRAMS = {
@@ -133,18 +131,18 @@ PROGRAMS = {
         [
             ("", lambda row: row[0]),
             ("gradient of", lambda row: row[1]),
-            *_by_length("instructions", field("instructions")),
-            *_by_length("time", _seconds),
+            *_over_length("instructions", field("instructions")),
+            *_over_length("time", _seconds),
         ],
     ),
     "layers": Table(
         "layers-cpu",
         "Gradients of models {where}; memory and time over the plain model's"
         " (`benchmarks/layers.py`):",
-        lambda results: results.runs,
+        _all,
         [
             ("model", field("workload")),
-            ("layers run by", _run_by),
+            ("layers run by", _layers_run_by),
             ("memory", megabytes),
             ("share", lambda run: number(run.memory_over(names.PLAIN_LAYERS), 3)),
             ("time", over(names.PLAIN_LAYERS)),
@@ -170,18 +168,15 @@ PROGRAMS = {
         "third-party-cpu",
         "Gradients of programs of other packages {where}: alone, with `checkpoint_loops` by"
         " default, and with `memory=` a tenth of the first column (`benchmarks/third_party.py`):",
-        _third_party,
+        _by_program,
         [
-            ("program", _title),
-            ("loops", lambda found: str(found[names.CHECKPOINT_LOOPS]["loops"])),
-            _memory_by(names.JAX_GRAD, missing="no gradient"),
-            _time_by(names.JAX_GRAD),
-            _memory_by(names.CHECKPOINT_LOOPS),
-            _time_by(names.CHECKPOINT_LOOPS),
-            _memory_by(names.WITHIN_BUDGET),
-            _time_by(names.WITHIN_BUDGET),
-            _relative("difference"),
-            _relative("rounding"),
+            ("program", _of_program(_title)),
+            ("loops", _of_program(field("loops"))),
+            *_memory_and_time("memory", names.JAX_GRAD, missing="no gradient"),
+            *_memory_and_time("by default", names.CHECKPOINT_LOOPS),
+            *_memory_and_time("`memory=`", names.WITHIN_BUDGET),
+            ("difference", _of_program(_relative("difference"))),
+            ("rounding", _of_program(_relative("rounding"))),
         ],
     ),
     "tpu-programs": Table(
@@ -189,7 +184,7 @@ PROGRAMS = {
         "Gradients of 1000 steps of a stencil, compiled for a TPU ({machine[compiled_for]}) with"
         " jax {machine[versions][jax]}; temporaries in states of 16 MiB"
         " (`benchmarks/tpu_programs.py`):",
-        lambda results: results.runs,
+        _all,
         [
             ("loop", lambda run: f"`{run['loop']}`"),
             ("options", lambda run: run["options"] and f"`{run['options']}`"),
@@ -202,19 +197,19 @@ PROGRAMS = {
         "Time with bars over time without, {where} (`benchmarks/progress.py`):",
         _progress,
         [
-            ("loop, steps x width", lambda found: found["value"]["loop"]),
-            ("value", lambda found: number(found["value"]["ratio"])),
-            ("gradient", lambda found: number(found["gradient"]["ratio"])),
+            ("loop, steps x width", lambda runs: runs["value"]["loop"]),
+            ("value", lambda runs: number(runs["value"]["ratio"])),
+            ("gradient", lambda runs: number(runs["gradient"]["ratio"])),
         ],
     ),
     "storage": Table(
         "storage-cpu",
         "Gradients with 10 checkpoints {where}; times are ratios of medians, over that with all of"
         " them on the device (`benchmarks/storage.py`):",
-        lambda results: results.runs,
+        _all,
         [
             ("loop", field("workload")),
-            ("checkpoints", _place),
+            ("checkpoints", _storage),
             ("memory", megabytes),
             ("time", over(names.ON_DEVICE)),
         ],

@@ -20,9 +20,6 @@ class Run:
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
 
-    def get(self, name: str) -> Any:
-        return self.fields.get(name)
-
     def rivals(self, contender: str) -> "list[Run]":
         """Its runs for the same result and, if it has any, with as many checkpoints."""
         same = {name: self[name] for name in ("workload", "quantity")}

@@ -1,4 +1,4 @@
-"""Tables as text: columns are names and functions of a row."""
+"""A table is data: where its rows come from, and a function of a row for each column."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,18 +30,20 @@ def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
     titles = [title for title, _ in columns]
     widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
     lines = [titles, ["-" * width for width in widths], *cells]
-    padded = [map(str.ljust, line, widths) for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
 
 
 def field(name: str) -> Callable[[Run], str]:
-    """Nothing where it is `None`."""
     return lambda run: "" if run[name] is None else str(run[name])
 
 
 def over(contender: str) -> Callable[[Run], str]:
     """The time as a ratio of medians."""
     return lambda run: number(run.time_over(contender))
+
+
+def memory_of(contender: str, digits: int = 2) -> Callable[[Run], str]:
+    return lambda run: megabytes(run.rivals(contender)[0], digits)
 
 
 def number(value: float | None, digits: int = 2) -> str:
