@@ -35,7 +35,7 @@ class Compilation:
     def __init__(self, workload: Workload, contender: Contender) -> None:
         self._workload, self._contender = workload, contender
         self._compiler = Compiler(workload, "gradient")
-        self._phases: list[tuple[float, ...]] = []
+        self._seconds: list[list[float]] = []
         self._compiled: Any = None
 
     def run(self) -> None:
@@ -43,28 +43,25 @@ class Compilation:
         jax.clear_caches()
         selection.quickest.cache_clear()
         stages: list[Any] = [jax.jit(self._compiler.traceable(self._contender))]
-        phases = (
-            lambda: stages[-1].trace(*self._compiler.arguments),
-            lambda: stages[-1].lower(),
-            lambda: stages[-1].compile(),
-        )
-        self._phases.append(tuple(seconds(lambda p=p: stages.append(p())) for p in phases))
+        trace = seconds(lambda: stages.append(stages[-1].trace(*self._compiler.arguments)))
+        lower = seconds(lambda: stages.append(stages[-1].lower()))
+        compile = seconds(lambda: stages.append(stages[-1].compile()))
+        self._seconds.append([trace, lower, compile])
         self._compiled = stages[-1]
 
     def record(self) -> Record:
         """The first time is left out: in it, modules are imported and much else is set up."""
+        phases = zip(*self._seconds[1:], strict=True)
+        fields = ("trace_seconds", "lower_seconds", "compile_seconds")
         text = self._compiled.as_text()
-        trace, lower, compile = map(median, zip(*self._phases[1:], strict=True))
         return {
             "family": self._workload.family,
             "size": self._workload.size,
             "length": self._workload.length,
             "contender": self._contender.name,
             "detail": self._contender.detail,
-            "trace_seconds": trace,
-            "lower_seconds": lower,
-            "compile_seconds": compile,
-            "rounds": len(self._phases) - 1,
+            **dict(zip(fields, map(median, phases), strict=True)),
+            "rounds": len(self._seconds) - 1,
             "instructions": len(INSTRUCTION.findall(text)),
             "text_bytes": len(text),
         }

@@ -7,7 +7,6 @@ how much.
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import LEAST_ROUNDS, Record
-from benchmarks.runner.programs import Compiler, Contender, Program
+from benchmarks.runner.programs import Compiler, Contender, Program, Workload
 from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import Recurrence, scanned, stencil, until_limit
 from jax_revolve import bounded_while_loop, checkpointed_scan
@@ -26,67 +25,61 @@ from jax_revolve import bounded_while_loop, checkpointed_scan
 SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Case:
-    """A recurrence whose loop has `options`."""
-
-    name: str
-    recurrence: Recurrence
-    options: dict[str, Any] = field(default_factory=dict)
-    stops_by_itself: bool = False
-
-    def program(self, quantity: str, progress: bool) -> Program:
-        options = self.options | {"progress": progress}
-        if self.stops_by_itself:
-            bound = 2 * self.recurrence.length
-            workload = until_limit(self.recurrence, bound)
-            loop = partial(bounded_while_loop, max_steps=bound, **options)
-        else:
-            workload, loop = scanned(self.recurrence), partial(checkpointed_scan, **options)
-        return Compiler(workload, quantity)(Contender("", loop))
-
-
-def scalar(length: int) -> Recurrence:
+def scalar(length: int, _: int = 1) -> Recurrence:
     def step(_parameters: None, u: jax.Array, _x: None) -> jax.Array:
         return u - 0.001 * jnp.sin(u)
 
     passive = {"parameters": None, "xs": None}
-    return Recurrence("scalar", "width 1", length, step, {"init": jnp.ones(1)}, passive)
+    return Recurrence("scalar", "", length, step, {"init": jnp.ones(1)}, passive)
 
 
-def cases(quick: bool) -> list[Case]:
-    few = 100 if quick else 1
-    n, width, many = 1000 // few, 20_000, 100_000 // few
-    short, size = stencil(n, width), f"{n} x {width}"
-    every_carry = {"checkpoints": "all", "block_size": 1}
-    found = [
-        Case("no time at all, 1 x 1", scalar(1)),
-        Case(f"stencil, every carry, {size}", short, every_carry),
-        Case(f"stencil, blocks, {size}", short, {"block_size": 10}),
-        Case(f"stencil, {size}", short),
-        Case(f"stencil, {10 * n} x {width}", stencil(10 * n, width)),
-        Case(f"stencil, while, {size}", short, stops_by_itself=True),
-        Case(f"scalar, {many} x 1", scalar(many)),
-        Case(f"scalar, while, {many} x 1", scalar(many), stops_by_itself=True),
-    ]
-    return [found[0], found[1], found[5]] if quick else found
+def by_scan(recurrence: Recurrence, **options: Any) -> tuple[Workload, Any]:
+    return scanned(recurrence), partial(checkpointed_scan, **options)
+
+
+def by_while_loop(recurrence: Recurrence) -> tuple[Workload, Any]:
+    bound = 2 * recurrence.length
+    return until_limit(recurrence, bound), partial(bounded_while_loop, max_steps=bound)
+
+
+every_carry = partial(by_scan, checkpoints="all", block_size=1)
+in_blocks = partial(by_scan, block_size=10)
+
+CASES = [
+    ("no time at all", by_scan, scalar, (1, 1)),
+    ("stencil", by_scan, stencil, (1000, 20_000)),
+    ("stencil", by_scan, stencil, (10_000, 20_000)),
+    ("stencil, every carry", every_carry, stencil, (1000, 20_000)),
+    ("stencil, blocks", in_blocks, stencil, (1000, 20_000)),
+    ("stencil, while", by_while_loop, stencil, (1000, 20_000)),
+    ("scalar", by_scan, scalar, (100_000, 1)),
+    ("scalar, while", by_while_loop, scalar, (100_000, 1)),
+]
+QUICK_CASES = [
+    ("stencil", every_carry, stencil, (10, 20)),
+    ("scalar", by_while_loop, scalar, (9, 1)),
+]
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
-    for case in cases(quick):
-        yield [compared(case, quantity, quick) for quantity in ("value", "gradient")]
+    for name, way, make, (steps, width) in QUICK_CASES if quick else CASES:
+        workload, loop = way(make(steps, width))
+        label = f"{name}, {steps} x {width}"
+        quantities = ("value", "gradient")
+        yield [{"loop": label} | compared(workload, loop, q, quick) for q in quantities]
 
 
-def compared(case: Case, quantity: str, quick: bool) -> Record:
+def compared(workload: Workload, loop: Any, quantity: str, quick: bool) -> Record:
     """Seconds, and the median of their ratios, round by round."""
-    runs = [partial(_run, case.program(quantity, progress)) for progress in (False, True)]
+    compile = Compiler(workload, quantity)
+    loops = [Contender("", partial(loop, progress=progress)) for progress in (False, True)]
+    runs = [partial(_run, compile(each)) for each in loops]
     seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
     with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
         for run in runs:
             run()
         off, on = interleave(runs, seconds, least)
     return {
-        "loop": case.name,
         "program": quantity,
         "off": median(off),
         "on": median(on),

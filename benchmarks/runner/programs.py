@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, isnan
 from typing import Any, TypeAlias
 
@@ -64,31 +64,26 @@ class Program:
         return jax.block_until_ready(self.compiled(*self.arguments))
 
 
-def _gradient(loss: Loss) -> Callable[..., Any]:
-    return lambda active, passive, _: jax.grad(loss)(active, passive)
+def _value(loss: Loss, active: Inputs, passive: Inputs, _: Inputs) -> Any:
+    return loss(active, passive)
 
 
-def _jvp(loss: Loss) -> Callable[..., Any]:
-    return lambda active, passive, tangents: jax.jvp(
-        lambda active: loss(active, passive), (active,), (tangents,)
-    )
+def _jvp(loss: Loss, active: Inputs, passive: Inputs, tangents: Inputs) -> Any:
+    return jax.jvp(lambda active: loss(active, passive), (active,), (tangents,))
 
 
-def _hvp(loss: Loss) -> Callable[..., Any]:
+def _gradient(loss: Loss, active: Inputs, passive: Inputs, _: Inputs) -> Any:
+    return jax.grad(loss)(active, passive)
+
+
+def _hvp(loss: Loss, active: Inputs, passive: Inputs, tangents: Inputs) -> Any:
     """Forward over reverse."""
-    return lambda active, passive, tangents: jax.jvp(
-        lambda active: jax.grad(loss)(active, passive), (active,), (tangents,)
-    )[1]
+    return jax.jvp(lambda active: jax.grad(loss)(active, passive), (active,), (tangents,))[1]
 
 
-QUANTITIES: dict[str, Callable[[Loss], Callable[..., Any]]] = {
-    "value": lambda loss: lambda active, passive, _: loss(active, passive),
-    "jvp": _jvp,
-    "gradient": _gradient,
-    "hvp": _hvp,
-}
-"""What is computed of a loss, from the active and passive inputs and a tangent of all ones. The
-tangent is an argument: the compiler would make use of a constant."""
+QUANTITIES = {"value": _value, "jvp": _jvp, "gradient": _gradient, "hvp": _hvp}
+"""What is computed of a loss. Tangents of all ones are an argument: the compiler would make use of
+constants."""
 
 
 class Compiler:
@@ -109,17 +104,12 @@ class Compiler:
 
     def traceable(self, contender: Contender) -> Callable[..., Any]:
         """The function, to be jitted."""
-
-        def loss(active: Inputs, passive: Inputs) -> jax.Array:
-            return self.workload.loss(contender.loop, active, passive)
-
-        return QUANTITIES[self.quantity](loss)
+        return partial(QUANTITIES[self.quantity], partial(self.workload.loss, contender.loop))
 
     def __call__(self, contender: Contender) -> Program:
         if contender not in self._programs:
             compiled = jax.jit(self.traceable(contender)).lower(*self.arguments).compile()
-            memory: Any = compiled.memory_analysis()
-            size = int(memory.temp_size_in_bytes)
+            size = int(compiled.memory_analysis().temp_size_in_bytes)  # pyright: ignore[reportOptionalMemberAccess]
             self._programs[contender] = Program(contender, compiled, self.arguments, size)
         return self._programs[contender]
 
@@ -127,12 +117,9 @@ class Compiler:
 def difference(result: Any, reference: Any) -> float:
     """The relative distance between two results, all their arrays taken together; inf for nan."""
 
-    def norm(tree: Any) -> jax.Array:
-        return jnp.sqrt(sum_of_squares(tree))
-
-    apart = jax.tree.map(jnp.subtract, result, reference)
-    relative = float(norm(apart) / jnp.maximum(norm(reference), jnp.finfo(jnp.float32).tiny))
-    return inf if isnan(relative) else relative
+    apart = jnp.sqrt(sum_of_squares(jax.tree.map(jnp.subtract, result, reference)))
+    size = jnp.maximum(jnp.sqrt(sum_of_squares(reference)), jnp.finfo(jnp.float32).tiny)
+    return inf if isnan(relative := float(apart / size)) else relative
 
 
 def sum_of_squares(tree: Any) -> jax.Array:
