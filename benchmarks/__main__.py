@@ -33,24 +33,16 @@ from importlib import import_module
 from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
-    "headline",
-    "scan",
-    "while_loop",
-    "budget",
-    "storage",
-    "layers",
-    "diffrax_adjoints",
-    "compiling",
-    "progress",
+    *("headline", "scan", "while_loop", "budget", "storage", "layers", "diffrax_adjoints"),
+    *("compiling", "progress"),
 )
 BY_NAME = ("third_party", "tpu_programs")
 
 
 def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        "python -m benchmarks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "python -m benchmarks", description=__doc__, formatter_class=raw
     )
     parser.add_argument("--quick", action="store_true", help="tiny loops; nothing is written")
     parser.add_argument("--only", choices=BENCHMARKS + BY_NAME, help="one of them")

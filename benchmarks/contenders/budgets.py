@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.contenders import names
 from benchmarks.contenders.nested import TOLERANCE, beside, last_of_jax_revolve
 from benchmarks.contenders.scans import equinox
-from benchmarks.runner.programs import Compiler, Contender, Program, Workload
+from benchmarks.runner.comparison import Search
+from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
 from jax_revolve import Plan, checkpointed_scan, explain_scan
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -23,7 +24,7 @@ class Within:
     is a plan for it, and then for those of the other searches."""
 
     share: float
-    others: tuple[Callable[[Compiler, list[Program]], list[Program]], ...] = ()
+    others: tuple[Search, ...] = ()
 
     def __call__(self, compile: Compiler, earlier: list[Program]) -> list[Program]:
         budget = int(self.share * earlier[0].temp_bytes)
@@ -31,7 +32,7 @@ class Within:
         if plan is None:
             return []
         loop = partial(checkpointed_scan, memory=budget)
-        found = [compile(_with_plan(names.JAX_REVOLVE, loop, budget, plan))]
+        found = [compile(recorded(names.JAX_REVOLVE, loop, budget, plan))]
         for search in self.others:
             found += search(compile, found)
         return found
@@ -47,11 +48,10 @@ def single_steps(compile: Compiler, earlier: list[Program]) -> list[Program]:
 def other_plans(compile: Compiler, earlier: list[Program]) -> list[Program]:
     """A few block lengths, from single steps to all, within the same budget."""
     rival = last_of_jax_revolve(earlier).contender
-    budget, length = rival.budget or 0, compile.workload.length
-    blocks = [*(k for k in BLOCKS if k < length), length]
-    found = [plan_within(compile.workload, budget, block_size=k) for k in blocks]
-    chosen = plan_within(compile.workload, budget)
-    plans = [plan for plan in found if plan is not None]
+    budget, workload = rival.budget or 0, compile.workload
+    blocks = [*(k for k in BLOCKS if k < workload.length), workload.length]
+    plans = [p for k in blocks if (p := plan_within(workload, budget, block_size=k))]
+    chosen = plan_within(workload, budget)
     most = MOST_OF_FEWEST * min(plan.executed for plan in plans)
     return [
         compile(given(names.PLAN_GIVEN, budget, plan))
@@ -86,10 +86,10 @@ def _nearer(compile: Compiler, limit: int, checkpoints: int) -> Iterator[Program
 
 def given(name: str, budget: int, plan: Plan) -> Contender:
     """The loop that is told the plan."""
-    return _with_plan(name, partial(checkpointed_scan, plan=plan), budget, plan)
+    return recorded(name, partial(checkpointed_scan, plan=plan), budget, plan)
 
 
-def _with_plan(name: str, loop: Callable[..., Any], budget: int, plan: Plan) -> Contender:
+def recorded(name: str, loop: Loop, budget: int, plan: Plan) -> Contender:
     return Contender(name, loop, plan.checkpoints, block=plan.block_size, budget=budget)
 
 

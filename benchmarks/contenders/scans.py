@@ -1,6 +1,5 @@
 """Loops that are called as `lax.scan`, with a length."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -17,9 +16,7 @@ from jax_revolve import checkpointed_scan
 remat = partial(jax.checkpoint, prevent_cse=False)
 
 
-def _scan_of_checkpoints(
-    body: Callable[..., Any], init: Any, xs: Any, length: int
-) -> tuple[Any, Any]:
+def _scan_of_checkpoints(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, Any]:
     return lax.scan(remat(body), init, xs, length)
 
 
@@ -46,21 +43,14 @@ def nested(blocks: tuple[int, ...], taped: bool) -> Contender:
     it keeps the residuals of its steps) or rematerialized too (it keeps the carries alone, and
     every step runs once more).
     """
-    scan = partial(_nested_scan, blocks=blocks, taped=taped)
+    scan = partial(_nested_scan, blocks, taped)
     detail = " x ".join(map(str, blocks)) + (", innermost taped" if taped else "")
     return Contender(names.NESTED, scan, detail=detail)
 
 
 def _nested_scan(
-    body: Callable[..., Any],
-    init: Any,
-    xs: Any,
-    length: int,
-    *,
-    blocks: tuple[int, ...],
-    taped: bool,
+    blocks: tuple[int, ...], taped: bool, body: Any, init: Any, xs: Any, _: int
 ) -> tuple[Any, Any]:
-    del length
     step = body if taped else remat(body)
 
     def run(level: int, carry: Any, xs: Any) -> tuple[Any, Any]:

@@ -101,15 +101,11 @@ def until_limit(recurrence: Recurrence, *bounds: int, family: str | None = None)
     r = recurrence
     active = {name: value for name, value in r.active.items() if name != "xs"}
     inputs = r.active | r.passive | {"limit": jnp.int32(r.length)}
-    return Workload(
-        family=family or r.family,
-        steps=f"{r.length} steps of {' or '.join(map(str, bounds))}",
-        size=f"{r.family} of {r.size}" if family else r.size,
-        length=r.length,
-        loss=partial(_loss_until_limit, r.step),
-        active=active,
-        passive={name: value for name, value in inputs.items() if name not in active},
-    )
+    passive = {name: value for name, value in inputs.items() if name not in active}
+    family, size = (family, f"{r.family} of {r.size}") if family else (r.family, r.size)
+    steps = f"{r.length} steps of {' or '.join(map(str, bounds))}"
+    loss = partial(_loss_until_limit, r.step)
+    return Workload(family, steps, size, r.length, loss, active, passive)
 
 
 def _loss_until_limit(

@@ -1,6 +1,5 @@
 """Solves of differential equations by Diffrax; the loop is an adjoint."""
 
-from collections.abc import Callable
 from typing import Any
 
 import diffrax
@@ -17,7 +16,7 @@ def stencil(length: int, width: int, **options: Any) -> Workload:
         return rate * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - u**3
 
     active = {"init": jnp.sin(0.01 * jnp.arange(width)), "parameters": jnp.float32(0.3)}
-    how = {"solver": diffrax.Tsit5(), "controller": diffrax.ConstantStepSize()} | options
+    how = {"solver": diffrax.Tsit5(), "stepsize_controller": diffrax.ConstantStepSize()} | options
     return _solve("tsit5", f"width {width}", length, field, active, dt=0.01, **how)
 
 
@@ -32,7 +31,7 @@ def stiff(length: int, reactors: int) -> Workload:
 
     init = jnp.zeros((3, reactors)).at[0].set(1 + 0.1 * jnp.cos(jnp.arange(reactors)))
     active = {"init": init, "parameters": jnp.array([0.04, 3e3, 1e2])}
-    how = {"solver": diffrax.Kvaerno5(), "controller": diffrax.PIDController(1e-4, 1e-6)}
+    how = {"solver": diffrax.Kvaerno5(), "stepsize_controller": diffrax.PIDController(1e-4, 1e-6)}
     return _solve("kvaerno5", f"{reactors} reactors", length, field, active, dt=0.01, **how)
 
 
@@ -50,40 +49,25 @@ def neural_ode(length: int, batch: int, width: int, **options: Any) -> Workload:
         "out": normal(keys[2], (width, 8)) / width**0.5,
     }
     active = {"init": normal(keys[3], (batch, 8)), "parameters": parameters}
-    how = {"solver": diffrax.Dopri5(), "controller": diffrax.PIDController(1e-6, 1e-8)} | options
+    how = {
+        "solver": diffrax.Dopri5(),
+        "stepsize_controller": diffrax.PIDController(1e-6, 1e-8),
+    } | options
     size = f"batch {batch}, width {width}"
     return _solve("neural ode", size, length, field, active, dt=0.1, **how)
 
 
 def _solve(
-    family: str,
-    size: str,
-    length: int,
-    field: Callable[[Any, Any], Any],
-    active: Inputs,
-    *,
-    dt: float,
-    solver: Any,
-    controller: Any,
-    max_steps: int = 4096,
+    family: str, size: str, length: int, field: Any, active: Inputs, dt: float, **options: Any
 ) -> Workload:
     """Over `length` steps of `dt`, of which an adaptive solver takes as many as it needs."""
+    options = {"max_steps": 4096, "throw": False} | options
 
-    def loss(adjoint: Any, active: Inputs, passive: Inputs) -> jax.Array:
-        del passive
-        solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda _, y, parameters: field(parameters, y)),
-            solver,
-            0.0,
-            dt * length,
-            dt,
-            active["init"],
-            active["parameters"],
-            stepsize_controller=controller,
-            adjoint=adjoint,
-            max_steps=max_steps,
-            throw=False,
-        )
+    def loss(adjoint: Any, active: Inputs, _: Inputs) -> jax.Array:
+        term = diffrax.ODETerm(lambda _, y, parameters: field(parameters, y))
+        times = {"t0": 0.0, "t1": dt * length, "dt0": dt}
+        inputs = {"y0": active["init"], "args": active["parameters"]}
+        solution = diffrax.diffeqsolve(term, **times, **inputs, adjoint=adjoint, **options)
         return sum_of_squares(solution.ys)
 
     return Workload(family, f"n = {length}", size, length, loss, active, {})
