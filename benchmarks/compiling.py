@@ -88,9 +88,9 @@ def of_while_loop(recurrence: Recurrence) -> list[Compilation]:
     """Equinox's has as many checkpoints as jax_revolve's has by default."""
     n, workload = recurrence.length, until_limit(recurrence, recurrence.length)
     workload = replace(workload, family=f"{workload.family}, while")
-    rival = while_loops.equinox(n, while_loops.default_checkpoints(n))
+    equinox = while_loops.equinox(n, while_loops.default_checkpoints(n))
     by_default = Contender(names.JAX_REVOLVE, partial(bounded_while_loop, max_steps=n))
-    return [Compilation(workload, contender) for contender in (rival, by_default)]
+    return [Compilation(workload, contender) for contender in (equinox, by_default)]
 
 
 def compilations(quick: bool) -> Iterator[list[Compilation]]:

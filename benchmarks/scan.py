@@ -40,10 +40,10 @@ def of(workload: Workload, checkpoints: list[int]) -> Iterator[Comparison]:
     first = checkpoints[0]
     for quantity in ("value", "jvp"):
         yield Comparison(workload, quantity, [LAX_SCAN, jax_revolve(first)], share=1 / 8)
-    rivals = [c for s in checkpoints for c in (jax_revolve(s), equinox(s), BestNested())]
-    yield Comparison(workload, "gradient", [LAX_SCAN, REMAT, *rivals])
+    others = [c for s in checkpoints for c in (jax_revolve(s), equinox(s), BestNested())]
+    yield Comparison(workload, "gradient", [LAX_SCAN, REMAT, *others])
     if workload.length <= MOST_OF_SECOND_ORDER:
-        yield Comparison(workload, "hvp", [LAX_SCAN, REMAT, *rivals[:3]], share=1 / 2)
+        yield Comparison(workload, "hvp", [LAX_SCAN, REMAT, *others[:3]], share=1 / 2)
 
 
 BENCHMARK = Benchmark("scan", comparing(comparisons))

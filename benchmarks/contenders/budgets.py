@@ -14,7 +14,7 @@ from jax_revolve import Plan, checkpointed_scan, explain_scan
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_OF_FEWEST = 1.5  # plans that run more steps than this times the fewest are not timed
-ENOUGH = 0.9  # of the memory of a rival, for Equinox to be compared with it
+ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
 TRIED = 4
 
 
@@ -47,17 +47,13 @@ def single_steps(compile: Compiler, earlier: list[Program]) -> list[Program]:
 
 def other_plans(compile: Compiler, earlier: list[Program]) -> list[Program]:
     """A few block lengths, from single steps to all, within the same budget."""
-    rival = last_of_jax_revolve(earlier).contender
-    budget, workload = rival.budget or 0, compile.workload
+    workload, budget = compile.workload, last_of_jax_revolve(earlier).contender.budget or 0
     blocks = [*(k for k in BLOCKS if k < workload.length), workload.length]
-    plans = [p for k in blocks if (p := plan_within(workload, budget, block_size=k))]
-    chosen = plan_within(workload, budget)
-    most = MOST_OF_FEWEST * min(plan.executed for plan in plans)
-    return [
-        compile(given(names.PLAN_GIVEN, budget, plan))
-        for plan in plans
-        if plan != chosen and plan.executed <= most
-    ]
+    asked = [{}, *({"block_size": k} for k in blocks)]
+    found = (plan_within(workload, budget, **options) for options in asked)
+    chosen, *plans = dict.fromkeys(plan for plan in found if plan is not None)
+    most = MOST_OF_FEWEST * min(plan.executed for plan in (chosen, *plans))
+    return [compile(given(names.PLAN_GIVEN, budget, p)) for p in plans if p.executed <= most]
 
 
 def equinox_as_lean(compile: Compiler, earlier: list[Program]) -> list[Program]:
@@ -66,10 +62,10 @@ def equinox_as_lean(compile: Compiler, earlier: list[Program]) -> list[Program]:
     How many states it stores for its checkpoints is unknown here; the compiler's figure is known,
     and part of it does not grow with them, so that a guess too low is followed by better ones.
     """
-    rival, checkpoints = last_of_jax_revolve(earlier), 3 * (earlier[-1].contender.checkpoints or 2)
-    programs = list(_nearer(compile, rival.temp_bytes, max(checkpoints // 4, 1)))
-    fit = [p for p in programs if p.temp_bytes <= TOLERANCE * rival.temp_bytes] or programs[-1:]
-    return [beside(rival, max(fit, key=lambda program: program.temp_bytes))]
+    lean, checkpoints = last_of_jax_revolve(earlier), 3 * (earlier[-1].contender.checkpoints or 2)
+    programs = list(_nearer(compile, lean.temp_bytes, max(checkpoints // 4, 1)))
+    fit = [p for p in programs if p.temp_bytes <= TOLERANCE * lean.temp_bytes] or programs[-1:]
+    return [beside(lean, max(fit, key=lambda program: program.temp_bytes))]
 
 
 def _nearer(compile: Compiler, limit: int, checkpoints: int) -> Iterator[Program]:

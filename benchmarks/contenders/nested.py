@@ -33,8 +33,8 @@ class BestNested:
 
     def __call__(self, compile: Compiler, earlier: list[Program]) -> list[Program]:
         """The quickest few, by a short timing. If none fits, the one that comes nearest."""
-        rival, expected = last_of_jax_revolve(earlier), expected_bytes(compile)
-        limit = TOLERANCE * rival.temp_bytes
+        lean, expected = last_of_jax_revolve(earlier), expected_bytes(compile)
+        limit = TOLERANCE * lean.temp_bytes
         found = list(self._fitting(compile, expected, limit, taped=True))
         found += self._fitting(compile, expected, limit, taped=False)
         if len(found) > FINALISTS:
@@ -44,7 +44,7 @@ class BestNested:
             choices = [blocks for levels in LEVELS for blocks in blockings(length, levels)]
             leanest = min(choices, key=lambda blocks: expected(blocks, False))
             found = [compile(nested(leanest, taped=False))]
-        return [beside(rival, program) for program in found[:FINALISTS]]
+        return [beside(lean, program) for program in found[:FINALISTS]]
 
     def _fitting(
         self, compile: Compiler, expected: ExpectedBytes, limit: float, taped: bool
@@ -103,7 +103,7 @@ def last_of_jax_revolve(programs: list[Program]) -> Program:
     return next(p for p in reversed(programs) if p.contender.name == names.JAX_REVOLVE)
 
 
-def beside(rival: Program, program: Program) -> Program:
-    """The program, recorded with the checkpoints and the budget of its rival."""
-    recorded = {"checkpoints": rival.contender.checkpoints, "budget": rival.contender.budget}
+def beside(other: Program, program: Program) -> Program:
+    """The program, recorded with the checkpoints and the budget of the other."""
+    recorded = {"checkpoints": other.contender.checkpoints, "budget": other.contender.budget}
     return replace(program, contender=replace(program.contender, **recorded))

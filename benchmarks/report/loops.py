@@ -47,8 +47,8 @@ WITHIN_BUDGETS = [
     ("`memory=` 5% of that", names.JAX_REVOLVE, 0.05),
     ("`memory=` 2% of that", names.JAX_REVOLVE, 0.02),
     ("pure Revolve, single steps, 5% of that", names.SINGLE_STEPS, 0.05),
-    ("quickest nested `jax.checkpoint` scans, memory of `memory=` 5%", names.NESTED, 0.05),
-    ("Equinox's checkpointed loop, memory of `memory=` 5%", names.EQUINOX, 0.05),
+    ("quickest nested `jax.checkpoint` scans, as much memory as `memory=` 5%", names.NESTED, 0.05),
+    ("Equinox's checkpointed loop, as much memory as `memory=` 5%", names.EQUINOX, 0.05),
 ]
 
 

@@ -48,8 +48,8 @@ def _adjoint(run: Run) -> str:
 
 
 def _over_diffrax(run: Run) -> str:
-    rival = {"jvp": names.FORWARD, "gradient": names.RECURSIVE}[run["quantity"]]
-    return over(rival)(run)
+    other = {"jvp": names.FORWARD, "gradient": names.RECURSIVE}[run["quantity"]]
+    return over(other)(run)
 
 
 def _storage(run: Run) -> str:

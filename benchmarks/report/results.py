@@ -20,19 +20,19 @@ class Run:
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
 
-    def rivals(self, contender: str) -> "list[Run]":
+    def beside(self, contender: str) -> "list[Run]":
         """Its runs for the same result and, if it has any, with as many checkpoints."""
         same = {name: self[name] for name in ("workload", "quantity")}
         runs = find(self.others, contender=contender, **same)
         return [run for run in runs if run["checkpoints"] in (None, self["checkpoints"])]
 
     def time_over(self, contender: str) -> float | None:
-        """The ratio of medians, over the quickest such rival; `None` if there is none."""
-        times = [run["median_ms"] for run in self.rivals(contender)]
+        """The ratio of medians, over the quickest such run; `None` if there is none."""
+        times = [run["median_ms"] for run in self.beside(contender)]
         return self["median_ms"] / min(times) if times else None
 
     def memory_over(self, contender: str) -> float:
-        return self["temp_bytes"] / self.rivals(contender)[0]["temp_bytes"]
+        return self["temp_bytes"] / self.beside(contender)[0]["temp_bytes"]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def over(contender: str) -> Callable[[Run], str]:
 
 
 def memory_of(contender: str, digits: int = 2) -> Callable[[Run], str]:
-    return lambda run: megabytes(run.rivals(contender)[0], digits)
+    return lambda run: megabytes(run.beside(contender)[0], digits)
 
 
 def number(value: float | None, digits: int = 2) -> str:
