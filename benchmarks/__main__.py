@@ -1,14 +1,17 @@
-"""Runs every benchmark, one after the other, and makes the tables and pictures of what they find.
+"""Runs benchmarks, and makes the tables and pictures of what they find.
 
-    python -m benchmarks           # an hour or two, on a machine that does nothing else
-    python -m benchmarks --quick   # under three minutes: tiny loops, to see that everything runs
+    python -m benchmarks              # an hour or two, on a machine that does nothing else
+    python -m benchmarks --quick      # minutes: tiny loops, to see that everything runs
+    python -m benchmarks --only scan  # one of them
+    python -m benchmarks --draw       # only the tables and pictures, of earlier results
 
 Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
-`benchmarks/results`, one file for each kind of device; a quick run writes nothing. They are:
+`benchmarks/results`, one file for each kind of device; a quick run writes nothing. They need
+`jax_revolve[bench,plot]`, and are:
 
 - `headline`: gradients over the length of the loop
 - `scan`: values, derivatives, gradients over the checkpoints, and second order, of scans
-- `while_loop`: the same of loops that stop by themselves
+- `while_loop`: the same of while loops
 - `budget`: gradients over the budget of memory
 - `storage`: gradients with checkpoints beside the device
 - `layers`: gradients of models
@@ -16,46 +19,45 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `compiling`: compile time and program size over the length of the loop
 - `progress`: what showing progress costs
 
-Not run here are `tpu_programs`, which needs a compiler for TPUs, and `third_party`, which needs the
-packages whose programs it measures.
+Two run only by name, since they need packages that the project does not depend on:
+
+- `third_party`: gradients of programs of other packages
+- `tpu_programs`: gradients compiled for a TPU, without one
 """
 
 import argparse
 import subprocess
 import sys
-from pathlib import Path
+from importlib import import_module
 
-HERE = Path(__file__).parent
+from benchmarks.report import pages, pictures
+
 BENCHMARKS = (
-    "headline",
-    "scan",
-    "while_loop",
-    "budget",
-    "storage",
-    "layers",
-    "diffrax_adjoints",
-    "compiling",
-    "progress",
+    *("headline", "scan", "while_loop", "budget", "storage", "layers", "diffrax_adjoints"),
+    *("compiling", "progress"),
 )
-PAGES = ("pages", "readme")
+BY_NAME = ("third_party", "tpu_programs")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=__doc__, formatter_class=raw
+    )
     parser.add_argument("--quick", action="store_true", help="tiny loops; nothing is written")
-    parser.add_argument("--only", choices=BENCHMARKS, help="one of them")
+    parser.add_argument("--only", choices=BENCHMARKS + BY_NAME, help="one of them")
+    parser.add_argument("--draw", action="store_true", help="only tables and pictures")
     options = parser.parse_args()
-    for name in BENCHMARKS:
-        if options.only in (None, name):
-            _run(name, *["--smoke"] * options.quick)
+    if options.only and not options.draw:
+        import_module(f"benchmarks.{options.only}").BENCHMARK.run(options.quick)
+    elif not options.draw:
+        for name in BENCHMARKS:
+            print(f"== {name}", flush=True)
+            command = [sys.executable, "-m", "benchmarks", "--only", name]
+            subprocess.run(command + ["--quick"] * options.quick, check=True)
     if not options.quick:
-        for name in PAGES:
-            _run(name)
-
-
-def _run(name: str, *arguments: str) -> None:
-    print(f"== {name}", flush=True)
-    subprocess.run([sys.executable, str(HERE / f"{name}.py"), *arguments], check=True)
+        pages.write()
+        pictures.write()
 
 
 if __name__ == "__main__":

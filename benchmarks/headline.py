@@ -1,70 +1,24 @@
-"""Times the gradient of one loop over its length: the picture of the README and of the first page.
-
-    python benchmarks/headline.py
-
-writes `benchmarks/results/headline-DEVICE.json` and a picture of it: a stencil of 1000 numbers, 100
-to 100000 steps of it, differentiated by `lax.scan`, with its steps under `jax.checkpoint`, by the
-best nested scans, by Equinox's checkpointed loop, and by `checkpointed_scan` with nothing said. The
-rivals have the memory or the checkpoints that it takes. It needs `jax_revolve[bench,plot]`; run it
-on a machine that does nothing else.
-"""
+"""The gradient of one loop over its length, and the picture of it on the first pages: other
+contenders have the memory or the checkpoints that `checkpointed_scan` takes by default."""
 
 from collections.abc import Iterator
-from functools import partial
 
-from command import Benchmark
-from contenders import OURS, Contender, equinox, plain, rematerialized
-from goals import Goal, memory_ratio, time_ratios
-from headline_picture import draw
-from measurements import Measurement, measure_programs
-from nesting import NestedScans
-from programs import gradient
-from workloads import Workload, stencil
-
+from benchmarks.contenders import names
+from benchmarks.contenders.nested import BestNested
+from benchmarks.contenders.scans import LAX_SCAN, REMAT, equinox
+from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.comparison import Comparison
+from benchmarks.runner.programs import Contender
+from benchmarks.workloads.recurrences import scanned, stencil
 from jax_revolve import checkpointed_scan, plan
 
-WIDTH = 1000
-LENGTHS = (100, 1000, 10_000, 100_000)
+
+def comparisons(quick: bool) -> Iterator[Comparison]:
+    for length, width in [(4, 16)] if quick else [(10**k, 1000) for k in (2, 3, 4, 5)]:
+        s = plan(length).checkpoints
+        by_default = Contender(names.JAX_REVOLVE, checkpointed_scan, s)
+        contenders = [LAX_SCAN, REMAT, by_default, BestNested(), equinox(s)]
+        yield Comparison(scanned(stencil(length, width)), "gradient", contenders)
 
 
-def measure(workload: Workload, budget: float, least_rounds: int) -> list[Measurement]:
-    """The gradient, by every contender."""
-    length = workload.length
-    s = plan(length).checkpoints
-    reference = gradient(workload, plain(length))
-    remat = gradient(workload, rematerialized(length))
-    ours = gradient(workload, Contender(OURS, partial(checkpointed_scan), s))
-    nested = NestedScans(workload, reference, remat).best(ours)
-    programs = [reference, remat, *nested, gradient(workload, equinox(s)), ours]
-    return measure_programs(workload, "gradient", programs, budget, least_rounds)
-
-
-def goals(measurements: list[Measurement]) -> Iterator[Goal]:
-    """None is stated: the goals are those of `scan.py`."""
-    del measurements
-    yield from ()
-
-
-def workloads() -> list[Workload]:
-    return [stencil(length, WIDTH, (None,)) for length in LENGTHS]
-
-
-def smoke_workloads() -> list[Workload]:
-    return [stencil(4, 16, (None,))]
-
-
-BENCHMARK = Benchmark(
-    name="headline",
-    description=__doc__ or "",
-    reference="the result of lax.scan",
-    workloads=workloads,
-    smoke_workloads=smoke_workloads,
-    measure=measure,
-    goals=goals,
-    time_ratios=time_ratios,
-    memory_ratio=memory_ratio,
-    draw=draw,
-)
-
-if __name__ == "__main__":
-    BENCHMARK.run()
+BENCHMARK = Benchmark("headline", comparing(comparisons))

@@ -1,21 +1,12 @@
-"""Times what showing progress costs: the same loops with and without `progress=True`.
+"""What showing progress costs: the same loops with and without `progress=True`.
 
-    python benchmarks/progress.py
-
-prints a table and writes `benchmarks/results/progress-DEVICE.json`. A bar costs a little when it
-is opened and closed, whatever the loop: the table tells how much, by a loop that takes no time. The
-rest is to be at most 2 %.
-
-It needs `jax_revolve[bench]`. All programs of a loop take turns in one process; run it on a machine
-that does nothing else, for five minutes.
+A bar costs a little when it is opened and closed, whatever the loop: one that takes no time tells
+how much.
 """
 
-import argparse
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,131 +14,83 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from timing import describe_machine, device_slug, interleave
 
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.comparison import LEAST_ROUNDS, Record
+from benchmarks.runner.programs import Compiler, Contender, Program, Workload
+from benchmarks.runner.timing import interleave
+from benchmarks.workloads.recurrences import Recurrence, scanned, stencil, until_limit
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
-GOAL = 1.02
+SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A loop of `steps` steps from a state of `size` numbers."""
+def scalar(length: int, _: int = 1) -> Recurrence:
+    def step(_parameters: None, u: jax.Array, _x: None) -> jax.Array:
+        return u - 0.001 * jnp.sin(u)
 
-    name: str
-    steps: int
-    size: int
-    step: Callable[[Any], Any]
-    options: tuple[tuple[str, Any], ...] = ()
-    stops_by_itself: bool = False
-
-    def loss(self, progress: bool, u: Any) -> jax.Array:
-        options = dict(self.options)
-        if self.stops_by_itself:
-            u, _ = bounded_while_loop(
-                lambda state: state[1] < self.steps,
-                lambda state: (self.step(state[0]), state[1] + 1),
-                (u, jnp.int32(0)),
-                max_steps=2 * self.steps,
-                progress=progress,
-                **options,
-            )
-        else:
-            u, _ = checkpointed_scan(
-                lambda u, _: (self.step(u), None),
-                u,
-                length=self.steps,
-                progress=progress,
-                **options,
-            )
-        return jnp.sum(u**2)
+    passive = {"parameters": None, "xs": None}
+    return Recurrence("scalar", "", length, step, {"init": jnp.ones(1)}, passive)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Median seconds of a program without and with progress, and the median of their ratios."""
-
-    loop: str
-    program: str
-    off: float
-    on: float
-    ratio: float
-    rounds: int
+def by_scan(recurrence: Recurrence, **options: Any) -> tuple[Workload, Any]:
+    return scanned(recurrence), partial(checkpointed_scan, **options)
 
 
-def stencil(u: Any) -> Any:
-    return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3
+def by_while_loop(recurrence: Recurrence) -> tuple[Workload, Any]:
+    bound = 2 * recurrence.length
+    return until_limit(recurrence, bound), partial(bounded_while_loop, max_steps=bound)
 
 
-def scalar(u: Any) -> Any:
-    return u - 0.001 * jnp.sin(u)
+every_carry = partial(by_scan, checkpoints="all", block_size=1)
+in_blocks = partial(by_scan, block_size=10)
+
+CASES = [
+    ("no time at all", by_scan, scalar, (1, 1)),
+    ("stencil", by_scan, stencil, (1000, 20_000)),
+    ("stencil", by_scan, stencil, (10_000, 20_000)),
+    ("stencil, every carry", every_carry, stencil, (1000, 20_000)),
+    ("stencil, blocks", in_blocks, stencil, (1000, 20_000)),
+    ("stencil, while", by_while_loop, stencil, (1000, 20_000)),
+    ("scalar", by_scan, scalar, (100_000, 1)),
+    ("scalar, while", by_while_loop, scalar, (100_000, 1)),
+]
+QUICK_CASES = [
+    ("stencil", every_carry, stencil, (10, 20)),
+    ("scalar", by_while_loop, scalar, (9, 1)),
+]
 
 
-def loops(smoke: bool) -> list[Loop]:
-    few = 100 if smoke else 1
-    n, many = 1000 // few, 100000 // few
-    found = [
-        Loop("no time at all", 1, 1, scalar),
-        Loop("stencil", n, 20000, stencil),
-        Loop("stencil", 10 * n, 20000, stencil),
-        Loop(
-            "stencil, every carry", n, 20000, stencil, (("checkpoints", "all"), ("block_size", 1))
-        ),
-        Loop("stencil, blocks", n, 20000, stencil, (("block_size", 10),)),
-        Loop("stencil, while", n, 20000, stencil, stops_by_itself=True),
-        Loop("scalar", many, 1, scalar),
-        Loop("scalar, while", many, 1, scalar, stops_by_itself=True),
-    ]
-    return [found[0], *found[4:6]] if smoke else found
+def measure(quick: bool) -> Iterator[list[Record]]:
+    for name, way, make, (steps, width) in QUICK_CASES if quick else CASES:
+        workload, loop = way(make(steps, width))
+        label = f"{name}, {steps} x {width}"
+        quantities = ("value", "gradient")
+        yield [{"loop": label} | compared(workload, loop, q, quick) for q in quantities]
 
 
-def compare(loop: Loop, budget: float, least_rounds: int) -> list[Comparison]:
-    u = jnp.cos(jnp.arange(loop.size, dtype=jnp.float32))
-    found = []
-    for name, transform in {"value": lambda f: f, "gradient": jax.grad}.items():
-        programs = [jax.jit(transform(partial(loop.loss, on))) for on in (False, True)]
-        runs = [partial(_run, program, u) for program in programs]
-        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
-            for run in runs:
-                run()
-            off, on = interleave(runs, budget, least_rounds)
-        ratio = median(b / a for a, b in zip(off, on, strict=True))
-        label = f"{loop.name}, {loop.steps} x {loop.size}"
-        found.append(Comparison(label, name, median(off), median(on), ratio, len(off)))
-    return found
+def compared(workload: Workload, loop: Any, quantity: str, quick: bool) -> Record:
+    """Seconds, and the median of their ratios, round by round."""
+    compile = Compiler(workload, quantity)
+    loops = [Contender("", partial(loop, progress=progress)) for progress in (False, True)]
+    runs = [partial(_run, compile(each)) for each in loops]
+    seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
+    with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        for run in runs:
+            run()
+        off, on = interleave(runs, seconds, least)
+    return {
+        "program": quantity,
+        "off": median(off),
+        "on": median(on),
+        "ratio": median(b / a for a, b in zip(off, on, strict=True)),
+        "rounds": len(off),
+    }
 
 
-def _run(program: Callable[[Any], Any], u: Any) -> None:
-    jax.block_until_ready(program(u))
+def _run(program: Program) -> None:
+    program.run()
     jax.effects_barrier()
 
 
-def table(found: list[Comparison]) -> str:
-    lines = ["| loop | program | off, ms | on, ms | on / off |", "|---|---|---|---|---|"]
-    for c in found:
-        ms = f"{1e3 * c.off:.2f} | {1e3 * c.on:.2f}"
-        lines.append(f"| {c.loop} | {c.program} | {ms} | {c.ratio:.3f} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="tiny loops, to see that all runs")
-    parser.add_argument("--output", type=Path, help="JSON to write")
-    parser.add_argument("--budget", type=float, default=15.0, help="seconds for each program")
-    options = parser.parse_args()
-    budget, rounds = (0.0, 2) if options.smoke else (options.budget, 5)
-    found = [c for loop in loops(options.smoke) for c in compare(loop, budget, rounds)]
-    print(table(found))
-    output = options.output
-    if output is None and not options.smoke:
-        output = Path(__file__).parent / "results" / f"progress-{device_slug()}.json"
-    if output:
-        record = {"machine": describe_machine(), "goal": GOAL}
-        record["comparisons"] = [asdict(c) for c in found]
-        output.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"Written: {output}")
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("progress", measure)

@@ -1,238 +1,105 @@
-"""Measures `checkpoint_loops` on programs of packages that know nothing of it.
+"""`checkpoint_loops` on programs of packages that know nothing of it: the memory and the time of a
+gradient by `jax.grad` alone, by `checkpoint_loops` with its defaults, and within a budget.
 
-    pip install dinosaur jax-cfd jaxley mujoco mujoco-mjx jax-md dynamax blackjax optax
-    python benchmarks/third_party.py
-
-prints a table per program and writes `benchmarks/results/third-party-DEVICE.json`: the memory and
-the time of the gradient of a loss by `jax.grad` alone, by `checkpoint_loops` with its defaults, and
-with a budget. The packages are not dependencies of the project. Programs whose packages are missing
-are named and left out; nothing is written then, unless `--output` names a file. It needs
-`jax_revolve[bench]`; all contenders of a table take turns in one process; run it on a machine that
-does nothing else.
+The packages are not dependencies of the project. A quick run leaves out programs whose packages are
+missing; a full one says what to install.
 """
 
-import argparse
-import json
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from statistics import median, quantiles
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from command import compile_quickly
-from programs import difference
-from third_party_programs import PROGRAMS, ThirdParty
-from timing import describe_machine, device_slug, interleave, seconds
 
-from jax_revolve import FoundLoop, checkpoint_loops
-from jax_revolve.schedule.report.table import aligned
-
-PLAIN = "jax.grad"
-DEFAULT = "checkpoint_loops"
-BUDGET = "checkpoint_loops(memory=)"
+from benchmarks.contenders import names
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.comparison import Comparison, Record, Search
+from benchmarks.runner.programs import Compiler, Contender, Program, Workload, difference
+from benchmarks.workloads.packages import PROGRAMS, ThirdParty
+from jax_revolve import checkpoint_loops, explain_loops
 
 SHARE = 0.1
 """Of the plain gradient's temporaries, the budget."""
 
-NOT_REVERSIBLE = "Reverse-mode differentiation does not work"
 LEAST = re.compile(r"memory must be at least (\d+) bytes")
+RECORDED = (
+    *("contender", "budget", "temp_bytes", "median_ms", "minimum_ms", "quartiles_ms"),
+    *("repetitions", "difference"),
+)
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """The cost of a program's gradient. `loops` counts the checkpointed ones, `budget` is that of
-    `memory=`, and `asked` a smaller one that was refused. `difference` is relative to the plain
-    gradient; if there is none, it compares the derivative along all ones with that of forward
-    mode. `rounding` is how far the plain gradient moves with the last digit of its argument."""
-
-    program: str
-    size: str
-    versions: dict[str, str]
-    contender: str
-    loops: int
-    budget: int | None
-    asked: int | None
-    temp_bytes: int
-    compile_seconds: float
-    median_ms: float
-    quartiles_ms: tuple[float, float]
-    repetitions: int
-    difference: float
-    rounding: float | None
+def measure(quick: bool) -> Iterator[list[Record]]:
+    missing = {package for program in PROGRAMS for package in program.packages if not _has(package)}
+    if missing and not quick:
+        raise SystemExit(f"pip install {' '.join(sorted(missing))}")
+    yield from (measured(p, quick) for p in PROGRAMS if not missing & {*p.packages})
 
 
-class Gradient:
-    """A compiled gradient, and what is known of it before it is timed."""
-
-    def __init__(
-        self, contender: str, loss: Callable[[Any], Any], argument: Any, **options: Any
-    ) -> None:
-        found: set[FoundLoop] = set()
-
-        def where(loop: FoundLoop) -> bool:
-            found.add(loop)
-            return True
-
-        if contender != PLAIN:
-            loss = checkpoint_loops(loss, where=where, **options)
-        stages: list[Any] = [jax.jit(jax.grad(loss))]
-        self.contender = contender
-        self.argument = argument
-        self.budget: int | None = options.get("memory")
-        self.compile_seconds = seconds(lambda: stages.append(stages[0].lower(argument).compile()))
-        self.compiled = stages[-1]
-        self.temp_bytes = int(self.compiled.memory_analysis().temp_size_in_bytes)
-        self.loops = len({loop.key for loop in found})
-
-    def run(self) -> Any:
-        return jax.block_until_ready(self.compiled(self.argument))
-
-    def rounding(self) -> float:
-        """By how much the gradient changes, relatively, with the last digit of the argument."""
-        moved = jax.tree.map(lambda x: x * (1 + jnp.finfo(x.dtype).eps), self.argument)
-        return difference(self.compiled(moved), self.run())
-
-
-def plain_gradient(loss: Callable[[Any], Any], argument: Any) -> Gradient | None:
-    """`None` if the program runs a while loop, which has no reverse mode."""
+def _has(package: str) -> bool:
     try:
-        return Gradient(PLAIN, loss, argument)
-    except ValueError as error:
-        if NOT_REVERSIBLE in str(error):
-            return None
-        raise
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
-def within_budget(gradient: Callable[..., Gradient], asked: int) -> Gradient:
-    """The gradient within so many bytes or, if that is refused, within the least that is stated."""
+def measured(program: ThirdParty, quick: bool) -> list[Record]:
+    """What runs a while loop has no gradient by `jax.grad`, and is compared with forward mode."""
+    loss, argument = program.build()
+    rewrite = partial(checkpoint_loops, max_steps=program.max_steps)
+    contenders: list[Contender | Search] = [Contender(names.CHECKPOINT_LOOPS, rewrite)]
+    known: Record
+    if program.max_steps is None:
+        contenders = [Contender(names.JAX_GRAD, lambda loss: loss), *contenders, _within_share]
+        known = {"rounding": _rounding(loss, argument)}
+    else:
+        known = {"rounding": None, "difference": _along_ones(loss, rewrite(loss), argument)}
+
+    def rewritten(rewrite: Any, active: Any, _: Any) -> Any:
+        return rewrite(loss)(active["argument"])
+
+    report = explain_loops(loss, max_steps=program.max_steps)(argument)
+    about = {
+        "program": program.name,
+        "size": program.size,
+        "versions": {package: version(package) for package in program.packages},
+        "loops": sum(of_loop is not None for of_loop in report.loops.values()),
+    }
+    workload = Workload(program.name, program.size, "", 0, rewritten, {"argument": argument}, {})
+    records = Comparison(workload, "gradient", contenders, share=0.6).measured(quick)
+    return [about | {name: record[name] for name in RECORDED} | known for record in records]
+
+
+def _within_share(compile: Compiler, earlier: list[Program]) -> list[Program]:
+    """Or, if that is refused, within the least that is stated."""
+
+    def within(memory: int) -> Program:
+        rewrite = partial(checkpoint_loops, memory=memory)
+        return compile(Contender(names.WITHIN_BUDGET, rewrite, budget=memory))
+
     try:
-        return gradient(memory=asked)
+        return [within(int(SHARE * earlier[0].temp_bytes))]
     except ValueError as error:
         if found := LEAST.search(str(error)):
-            return gradient(memory=int(found[1]))
+            return [within(int(found[1]))]
         raise
 
 
-def measure(program: ThirdParty, smoke: bool, budget: float, rounds: int) -> list[Measurement]:
-    """The first of them is the plain gradient, if there is one."""
-    loss, argument = program.build(smoke)
-    plain = plain_gradient(loss, argument)
-    ours = partial(Gradient, loss=loss, argument=argument, max_steps=program.max_steps)
-    gradients = [ours(DEFAULT)]
-    asked = None
-    if plain is not None:
-        asked = int(SHARE * plain.temp_bytes)
-        gradients = [plain, *gradients, within_budget(partial(ours, BUDGET), asked)]
-    results = [gradient.run() for gradient in gradients]
-    apart = partial(difference, reference=results[0])
-    if plain is None:
-        apart = partial(_difference_along_ones, loss, argument)
-    rounding = None if plain is None else plain.rounding()
-    times = interleave([gradient.run for gradient in gradients], budget, rounds)
-    return [
-        Measurement(
-            program=program.name,
-            size=program.size,
-            versions={package: version(package) for package in program.packages},
-            contender=gradient.contender,
-            loops=gradient.loops,
-            budget=gradient.budget,
-            asked=None if gradient.budget in (None, asked) else asked,
-            temp_bytes=gradient.temp_bytes,
-            compile_seconds=gradient.compile_seconds,
-            median_ms=1e3 * median(taken),
-            quartiles_ms=_quartiles(taken),
-            repetitions=len(taken),
-            difference=apart(result),
-            rounding=rounding,
-        )
-        for gradient, taken, result in zip(gradients, times, results, strict=True)
-    ]
+def _rounding(loss: Callable[[Any], Any], argument: Any) -> float:
+    """By how much the plain gradient changes, relatively, with the last digit of its argument."""
+    gradient = jax.jit(jax.grad(loss))
+    moved = jax.tree.map(lambda x: x * (1 + jnp.finfo(x.dtype).eps), argument)
+    return difference(gradient(moved), gradient(argument))
 
 
-def _quartiles(times: list[float]) -> tuple[float, float]:
-    first, _, last = quantiles(times, n=4, method="inclusive")
-    return 1e3 * first, 1e3 * last
-
-
-def _difference_along_ones(loss: Callable[[Any], Any], argument: Any, gradient: Any) -> float:
+def _along_ones(loss: Any, rewritten: Any, argument: Any) -> float:
+    """The difference of the gradient's sum to the derivative in forward mode."""
     ones = jax.tree.map(jnp.ones_like, argument)
     _, expected = jax.jit(lambda x: jax.jvp(loss, (x,), (ones,)))(argument)
-    along = sum((jnp.sum(leaf) for leaf in jax.tree.leaves(gradient)), jnp.zeros(()))
-    return difference(along, expected)
+    gradient = jax.jit(jax.grad(rewritten))(argument)
+    return difference(sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gradient)), expected)
 
 
-def table(found: list[Measurement]) -> str:
-    """One program."""
-    titles = (
-        "loops",
-        "MB",
-        "budget MB",
-        "ms",
-        "quartiles",
-        "runs",
-        "compile s",
-        "difference",
-        "rounding",
-    )
-    rows: list[tuple[str, ...]] = [("gradient", *titles)]
-    for m in found:
-        rows.append(
-            (
-                m.contender,
-                str(m.loops),
-                f"{m.temp_bytes / 1e6:.2f}",
-                "" if m.budget is None else f"{m.budget / 1e6:.2f}",
-                f"{m.median_ms:.1f}",
-                "{:.1f} - {:.1f}".format(*m.quartiles_ms),
-                str(m.repetitions),
-                f"{m.compile_seconds:.1f}",
-                f"{m.difference:.1e}",
-                "" if m.rounding is None else f"{m.rounding:.1e}",
-            )
-        )
-    return "\n".join([f"{found[0].program}, {found[0].size}", *aligned(rows, words=1)])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="tiny programs, to see that all runs")
-    parser.add_argument("--output", type=Path, help="JSON to write")
-    parser.add_argument("--only", choices=[p.name for p in PROGRAMS], help="one of them")
-    parser.add_argument("--budget", type=float, default=15.0, help="seconds to time each program")
-    parser.add_argument("--rounds", type=int, default=5, help="least rounds, whatever the budget")
-    options = parser.parse_args()
-    budget, rounds = (0.0, 2) if options.smoke else (options.budget, options.rounds)
-    if options.smoke:
-        compile_quickly()
-    found: list[Measurement] = []
-    missing: list[str] = []
-    for program in PROGRAMS:
-        if options.only not in (None, program.name):
-            continue
-        try:
-            measurements = measure(program, options.smoke, budget, rounds)
-        except ModuleNotFoundError as error:
-            print(
-                f"{program.name} is left out: {error}. pip install {' '.join(program.packages)}\n"
-            )
-            missing.append(program.name)
-            continue
-        print(table(measurements), end="\n\n", flush=True)
-        found += measurements
-    output = options.output
-    if output is None and not (options.smoke or options.only or missing):
-        output = Path(__file__).parent / "results" / f"third-party-{device_slug()}.json"
-    if output:
-        record = {"machine": describe_machine(), "measurements": [asdict(m) for m in found]}
-        output.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"Written: {output}")
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark("third-party", measure)

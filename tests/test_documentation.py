@@ -1,11 +1,10 @@
 """The README and the documentation say what the code does, and their code runs."""
 
 import doctest
+import importlib
 import importlib.util
 import inspect
-import json
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -108,56 +107,34 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), (page.name, target)
 
 
-@pytest.mark.parametrize(
-    ("results", "table"),
-    [
-        ("scan-cpu", "with_table"),
-        ("while-cpu", "with_while_table"),
-        ("budget-cpu", "with_budget_table"),
-    ],
-)
-def test_numbers_of_the_readme_are_those_of_the_benchmark(results: str, table: str) -> None:
-    readme = _module(ROOT / "benchmarks" / "readme.py")
-    record = json.loads((ROOT / "benchmarks" / "results" / f"{results}.json").read_text())
-    text = README.read_text()
-    assert getattr(readme, table)(text, record) == text
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("benchmarks.report.pages")
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda p: str(p.relative_to(ROOT)))
-def test_tables_of_a_page_are_those_of_the_benchmarks(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tables_of_a_page_are_those_of_the_benchmarks(page: Path, report: ModuleType) -> None:
     text = page.read_text()
-    tables = _module(ROOT / "benchmarks" / "pages.py")
-    assert tables.with_tables(text) == text
-    assert len(tables.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+    assert report.with_tables(text) == text
+    assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
 
 
-def test_scans_without_second_order_have_no_table_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    pages = _module(ROOT / "benchmarks" / "pages.py")
-    workload = {"workload": pages.CHECKPOINTED[0][0], "time_ratios": {"plain": 0.5}}
-    costs = {"contender": "jax_revolve", "checkpoints": 63, "temp_bytes": 2e6, "median_ms": 1.0}
-    machine = {"cores": 2, "versions": {"jax": "0.10.2"}}
-
-    def table(quantity: str) -> str:
-        run = workload | costs | {"quantity": quantity}
-        return pages.second_order_of_scans_table({"machine": machine, "measurements": [run]})
-
-    assert table("gradient") == ""
-    assert "| `checkpointed_scan(f)` | 2.00 MB | 0.50 |" in table("hvp")
+def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
+    shown = {name for page in PAGES for _, name, _ in report.BLOCK.findall(page.read_text())}
+    assert shown == set(report.TABLES)
+    results = {table.results for table in report.TABLES.values()} | {"headline-cpu"}
+    assert results == {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
 
 
-def test_every_benchmark_is_in_the_report() -> None:
-    """Each but those that need a compiler for another device or packages not installed here."""
-    report = runpy.run_path(str(ROOT / "benchmarks" / "__main__.py"), run_name="report")
-    files = (ROOT / "benchmarks").glob("*.py")
-    programs = {path.stem for path in files if '"__main__":' in path.read_text()}
-    others = {"tpu_programs", "third_party"}
-    assert programs - {"__main__", *others, *report["PAGES"]} == set(report["BENCHMARKS"])
-    for name in report["BENCHMARKS"]:
-        assert f"- `{name}`: " in report["__doc__"]
+@pytest.mark.usefixtures("report")
+def test_every_benchmark_runs_with_the_others_or_by_name() -> None:
+    command = importlib.import_module("benchmarks.__main__")
+    names = [*command.BENCHMARKS, *command.BY_NAME]
+    programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert programs == {"__init__", "__main__", *names}
+    for name in names:
+        assert f"- `{name}`: " in (command.__doc__ or "")
 
 
 @pytest.mark.usefixtures("compile_quickly")

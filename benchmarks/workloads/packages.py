@@ -1,12 +1,11 @@
 """Losses that call packages which know nothing of jax_revolve, as their users would.
 
-Each package is imported when its loss is built, so that those that are missing are found out one by
-one. The functions are typed loosely: the packages need not be there when this file is checked.
+Each package is imported when its loss is built. The functions are typed loosely: the packages need
+not be installed when this file is checked.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,92 +14,75 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from benchmarks.runner.programs import sum_of_squares
+
 
 @dataclass(frozen=True)
 class ThirdParty:
-    """A loss and where its gradient is taken. `build(smoke)` imports the package and returns both;
-    `packages` are names of distributions, for `pip`; `max_steps` bounds its while loops."""
+    """A loss and where its gradient is taken, which `build` returns; `packages` are names of
+    distributions, for `pip`; `max_steps` bounds its while loops."""
 
     name: str
     size: str
     packages: tuple[str, ...]
-    build: Callable[[bool], tuple[Callable[[Any], Any], Any]]
+    build: Callable[[], tuple[Callable[[Any], Any], Any]]
     max_steps: int | None = None
+
+
+def _modules(package: str, *names: str) -> list[Any]:
+    return [import_module(f"{package}.{name}") for name in names]
 
 
 def _normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-def _sum_of_squares(tree: Any) -> Any:
-    return sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree))
-
-
-def atmosphere(smoke: bool) -> Any:
+def atmosphere() -> Any:
     """A baroclinic wave on the sphere, by the spectral primitive equations; the loss is that of its
     divergence, as a function of the temperature at the start."""
-    coordinates, equations, states = (
-        import_module(f"dinosaur.{name}")
-        for name in ("coordinate_systems", "primitive_equations", "primitive_equations_states")
+    coordinates, sigma, harmonics, units, scales, steps, equations, states, xarray = _modules(
+        *("dinosaur", "coordinate_systems", "sigma_coordinates", "spherical_harmonic", "units"),
+        *("scales", "time_integration", "primitive_equations", "primitive_equations_states"),
+        "xarray_utils",
     )
-    sigma, harmonics, steps, units, scales, xarray_utils = (
-        import_module(f"dinosaur.{name}")
-        for name in (
-            *("sigma_coordinates", "spherical_harmonic", "time_integration", "units", "scales"),
-            "xarray_utils",
-        )
-    )
-    specs = units.SimUnits.from_si()
-    grid = harmonics.Grid.T21() if smoke else harmonics.Grid.T42()
-    coords = coordinates.CoordinateSystem(
-        grid, sigma.SigmaCoordinates.equidistant(2 if smoke else 8)
-    )
+    specs, grid = units.SimUnits.from_si(), harmonics.Grid.T42()
+    coords = coordinates.CoordinateSystem(grid, sigma.SigmaCoordinates.equidistant(8))
     initial, features = states.steady_state_jw(coords, specs)
     start = initial() + states.baroclinic_perturbation_jw(coords, specs)
-    primitive = equations.PrimitiveEquationsSigma(
-        features[xarray_utils.REF_TEMP_KEY],
-        np.zeros(grid.modal_shape, np.float32),
-        coords,
-        specs,
-    )
+    temperature, orography = features[xarray.REF_TEMP_KEY], np.zeros(grid.modal_shape, np.float32)
+    primitive = equations.PrimitiveEquationsSigma(temperature, orography, coords, specs)
     dt = specs.nondimensionalize(20 * scales.units.minute)
-    step = steps.step_with_filters(
-        steps.imex_rk_sil3(primitive, dt), [steps.exponential_step_filter(grid, dt)]
-    )
-    run = steps.repeated(step, 4 if smoke else 72)
+    filters = [steps.exponential_step_filter(grid, dt)]
+    run = steps.repeated(steps.step_with_filters(steps.imex_rk_sil3(primitive, dt), filters), 72)
 
     def loss(temperature: Any) -> Any:
-        end = run(start.replace(temperature_variation=temperature))
-        return _sum_of_squares(end.divergence)
+        return sum_of_squares(run(start.replace(temperature_variation=temperature)).divergence)
 
     return loss, jnp.asarray(start.temperature_variation)
 
 
-def turbulence(smoke: bool) -> Any:
+def turbulence() -> Any:
     """Decaying turbulence in a periodic box; the loss is the energy at the end, as a function of
     the velocity at the start."""
     cfd = import_module("jax_cfd.base")
-    size, steps = (16, 4) if smoke else (128, 300)
-    grid = cfd.grids.Grid((size, size), domain=((0, 2 * np.pi), (0, 2 * np.pi)))
+    grid = cfd.grids.Grid((128, 128), domain=((0, 2 * np.pi), (0, 2 * np.pi)))
     start = cfd.initial_conditions.filtered_velocity_field(
         jax.random.key(0), grid, maximum_velocity=3.0, peak_wavenumber=4
     )
     dt = cfd.equations.stable_time_step(3.0, 0.5, 1e-3, grid)
     step = cfd.equations.semi_implicit_navier_stokes(1.0, 1e-3, dt, grid)
-    run = cfd.funcutils.repeated(step, steps)
-    return lambda start: _sum_of_squares(run(start)), start
+    run = cfd.funcutils.repeated(step, 300)
+    return lambda start: sum_of_squares(run(start)), start
 
 
-def neuron(smoke: bool) -> Any:
+def neuron() -> Any:
     """A cell of five branches with Hodgkin and Huxley's channels; the loss is the distance of its
     voltage from rest, as a function of the conductances."""
     jaxley, channels = import_module("jaxley"), import_module("jaxley.channels")
-    compartment = jaxley.Compartment()
-    branch = jaxley.Branch(compartment, ncomp=4 if smoke else 16)
+    branch = jaxley.Branch(jaxley.Compartment(), ncomp=16)
     cell = jaxley.Cell(branch, parents=[-1, 0, 0, 1, 1])
     cell.insert(channels.HH())
-    t_max = 0.5 if smoke else 100.0
-    current = jaxley.step_current(i_delay=1.0, i_dur=1.0, i_amp=0.5, delta_t=0.025, t_max=t_max)
+    current = jaxley.step_current(i_delay=1.0, i_dur=1.0, i_amp=0.5, delta_t=0.025, t_max=100.0)
     cell.branch(0).loc(0.0).stimulate(current, verbose=False)
     cell.branch(3).loc(1.0).record("v", verbose=False)
     cell.branch("all").comp("all").make_trainable("HH_gNa", verbose=False)
@@ -127,12 +109,11 @@ BALL = """
 """
 
 
-def contacts(smoke: bool) -> Any:
+def contacts() -> Any:
     """Balls that fall on a floor and roll; the loss is where they are at the end, as a function of
     their velocities at the start. The contact forces are found by a while loop."""
     mujoco, mjx = import_module("mujoco"), import_module("mujoco.mjx")
-    count, steps = (1, 4) if smoke else (4, 500)
-    balls = "".join(BALL.format(x=0.5 * i) for i in range(count))
+    balls = "".join(BALL.format(x=0.5 * i) for i in range(4))
     model = mujoco.MjModel.from_xml_string(BALLS.format(balls=balls))
     on_device = mjx.put_model(model)
     start = mjx.make_data(on_device)
@@ -141,16 +122,15 @@ def contacts(smoke: bool) -> Any:
         def step(data: Any, _: None) -> tuple[Any, None]:
             return mjx.step(on_device, data), None
 
-        end, _ = lax.scan(step, start.replace(qvel=velocities), length=steps)
+        end, _ = lax.scan(step, start.replace(qvel=velocities), length=500)
         return jnp.sum(end.qpos**2)
 
     return loss, jnp.asarray(0.3 * _normal(model.nv))
 
 
-def robots(smoke: bool) -> Any:
+def robots() -> Any:
     """Robots that hop by actions given in advance; the loss is minus how far they get."""
-    envs = import_module("brax.envs")
-    environment = envs.get_environment("hopper", backend="spring")
+    environment = import_module("brax.envs").get_environment("hopper", backend="spring")
     start = jax.jit(environment.reset)(jax.random.key(0))
 
     def distance(actions: Any) -> Any:
@@ -160,80 +140,55 @@ def robots(smoke: bool) -> Any:
 
         return jnp.sum(lax.scan(step, start, actions)[1])
 
-    count, steps = (2, 4) if smoke else (32, 100)
-    actions = jnp.asarray(0.1 * _normal(count, steps, environment.action_size))
+    actions = jnp.asarray(0.1 * _normal(32, 100, environment.action_size))
     return lambda actions: -jnp.mean(jax.vmap(distance)(actions)), actions
 
 
-def molecules(smoke: bool) -> Any:
+def molecules() -> Any:
     """A gas of soft spheres at constant energy; the loss is the energy at the end, as a function of
     their diameters."""
-    space, energy, simulate = (
-        import_module(f"jax_md.{name}") for name in ("space", "energy", "simulate")
-    )
-    side, steps = (3, 4) if smoke else (6, 300)
-    box = 1.2 * side
-    displacement, shift = space.periodic(box)
-    lattice = np.stack(np.meshgrid(*[np.arange(side)] * 3), -1).reshape(-1, 3)
+    space, energy, simulate = _modules("jax_md", "space", "energy", "simulate")
+    displacement, shift = space.periodic(1.2 * 6)
+    lattice = np.stack(np.meshgrid(*[np.arange(6)] * 3), -1).reshape(-1, 3)
     positions = jnp.asarray(1.2 * (lattice + 0.5), jnp.float32)
 
     def loss(diameter: Any) -> Any:
         potential = energy.soft_sphere_pair(displacement, sigma=diameter)
         init, apply = simulate.nve(potential, shift, dt=2e-3)
         state = init(jax.random.PRNGKey(0), positions, kT=1.0)
-        state = lax.fori_loop(0, steps, lambda _, state: apply(state), state)
+        state = lax.fori_loop(0, 300, lambda _, state: apply(state), state)
         return jnp.mean(jnp.square(state.momentum)) + potential(state.position)
 
     return loss, jnp.float32(1.0)
 
 
-def hidden_states(smoke: bool) -> Any:
+def hidden_states() -> Any:
     """A hidden Markov model; the loss is minus the log likelihood of what is observed."""
-    models = import_module("dynamax.hidden_markov_model")
-    states, steps = (2, 20) if smoke else (64, 20_000)
-    model = models.GaussianHMM(states, 4)
+    model = import_module("dynamax.hidden_markov_model").GaussianHMM(64, 4)
+    means, covariances = jnp.asarray(_normal(64, 4)), jnp.tile(jnp.eye(4), (64, 1, 1))
     parameters, _ = model.initialize(
-        jax.random.key(0),
-        emission_means=jnp.asarray(_normal(states, 4)),
-        emission_covariances=jnp.tile(jnp.eye(4), (states, 1, 1)),
+        jax.random.key(0), emission_means=means, emission_covariances=covariances
     )
-    observed = jnp.asarray(_normal(steps, 4))
+    observed = jnp.asarray(_normal(20_000, 4))
     return lambda p: -model.marginal_log_prob(p, observed), parameters
 
 
-def _regression(smoke: bool) -> Any:
-    features = _normal(8, 3) if smoke else _normal(500, 20)
-    labels = (features.sum(1) > 0).astype(np.float32)
-
-    def log_density(scale: Any) -> Any:
-        def density(weights: Any) -> Any:
-            logits = jnp.sum(features * weights, axis=1)
-            fit = jnp.sum(labels * logits - jnp.logaddexp(0.0, logits))
-            return fit - 0.5 * jnp.sum((weights / scale) ** 2)
-
-        return density
-
-    return log_density, jnp.zeros(features.shape[1])
-
-
-def hmc(smoke: bool) -> Any:
+def hmc() -> Any:
     """Hamiltonian Monte Carlo for a logistic regression; the loss is the mean of the weights'
     squares, as a function of the scale of their prior."""
-    build = partial(import_module("blackjax").hmc, num_integration_steps=20, step_size=0.02)
-    return _sampling(build, smoke, 500)
+    return _sampling("hmc", 500, num_integration_steps=20, step_size=0.02)
 
 
-def nuts(smoke: bool) -> Any:
+def nuts() -> Any:
     """The same by the no-U-turn sampler, whose trajectories are while loops."""
-    build = partial(import_module("blackjax").nuts, max_num_doublings=6, step_size=0.05)
-    return _sampling(build, smoke, 200)
+    return _sampling("nuts", 200, max_num_doublings=6, step_size=0.05)
 
 
-def _sampling(build: Callable[..., Any], smoke: bool, samples: int) -> Any:
-    features = _normal(8, 3) if smoke else _normal(500, 20)
+def _sampling(name: str, samples: int, **options: Any) -> Any:
+    build = getattr(import_module("blackjax"), name)
+    features = _normal(500, 20)
     labels = (features.sum(1) > 0).astype(np.float32)
-    start = jnp.zeros(features.shape[1])
-    keys = jax.random.split(jax.random.key(0), 4 if smoke else samples)
+    start, keys = jnp.zeros(20), jax.random.split(jax.random.key(0), samples)
 
     def loss(scale: Any) -> Any:
         def log_density(weights: Any) -> Any:
@@ -241,7 +196,7 @@ def _sampling(build: Callable[..., Any], smoke: bool, samples: int) -> Any:
             fit = jnp.sum(labels * logits - jnp.logaddexp(0.0, logits))
             return fit - 0.5 * jnp.sum((weights / scale) ** 2)
 
-        sampler = build(log_density, inverse_mass_matrix=jnp.ones_like(start))
+        sampler = build(log_density, inverse_mass_matrix=jnp.ones_like(start), **options)
 
         def step(state: Any, key: Any) -> Any:
             state, _ = sampler.step(key, state)
@@ -252,12 +207,11 @@ def _sampling(build: Callable[..., Any], smoke: bool, samples: int) -> Any:
     return loss, jnp.float32(1.0)
 
 
-def training(smoke: bool) -> Any:
+def training() -> Any:
     """Training a network by Adam; the loss is that of the network at the end, as a function of the
     weights at the start and the learning rate."""
     optax = import_module("optax")
-    steps, batch, width = (4, 2, 3) if smoke else (500, 64, 128)
-    xs = jnp.asarray(_normal(steps, batch, 10))
+    width, xs = 128, jnp.asarray(_normal(500, 64, 10))
     ys = jnp.sin(xs.sum(-1))
 
     def network_loss(w: Any, x: Any, y: Any) -> Any:

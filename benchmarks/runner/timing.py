@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from statistics import median, quantiles
 from typing import Any
 
 import jax
@@ -20,14 +21,6 @@ def seconds(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
-
-
-def quickest(function: Callable[[], Any], enough: float = 0.2) -> float:
-    """The least time of a few calls; after `enough` seconds no more are made."""
-    times = [seconds(function)]
-    while sum(times) < enough and len(times) < 5:
-        times.append(seconds(function))
-    return min(times)
 
 
 def interleave(
@@ -56,11 +49,24 @@ def interleave(
     return times
 
 
+def spread(times: Sequence[float]) -> dict[str, Any]:
+    """Of the times of one function, at least two."""
+    first, _, last = quantiles(times, n=4, method="inclusive")
+    return {
+        "median_ms": 1e3 * median(times),
+        "minimum_ms": 1e3 * min(times),
+        "quartiles_ms": [1e3 * first, 1e3 * last],
+        "repetitions": len(times),
+    }
+
+
 def describe_machine() -> dict[str, Any]:
     return {
         "device": jax.devices()[0].device_kind,
         "platform": f"{platform.system()} {platform.machine()}",
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: version(name) for name in ("jax", "jaxlib", "equinox")},
@@ -70,10 +76,3 @@ def describe_machine() -> dict[str, Any]:
 def device_slug() -> str:
     """The kind of device as part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
-
-
-def _cores() -> int | None:
-    """The cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()

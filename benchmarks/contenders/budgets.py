@@ -1,0 +1,104 @@
+"""Scans whose gradient is to keep to a share of the memory that storing everything takes."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.contenders import names
+from benchmarks.contenders.nested import TOLERANCE, beside, last_of_jax_revolve
+from benchmarks.contenders.scans import equinox
+from benchmarks.runner.comparison import Search
+from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
+from jax_revolve import Plan, checkpointed_scan, explain_scan
+
+BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_OF_FEWEST = 1.5  # plans that run more steps than this times the fewest are not timed
+ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
+TRIED = 4
+
+
+@dataclass(frozen=True)
+class Within:
+    """A search for jax_revolve's program within a share of what the first program takes, if there
+    is a plan for it, and then for those of the other searches."""
+
+    share: float
+    others: tuple[Search, ...] = ()
+
+    def __call__(self, compile: Compiler, earlier: list[Program]) -> list[Program]:
+        budget = int(self.share * earlier[0].temp_bytes)
+        plan = plan_within(compile.workload, budget)
+        if plan is None:
+            return []
+        loop = partial(checkpointed_scan, memory=budget)
+        found = [compile(recorded(names.JAX_REVOLVE, loop, budget, plan))]
+        for search in self.others:
+            found += search(compile, found)
+        return found
+
+
+def single_steps(compile: Compiler, earlier: list[Program]) -> list[Program]:
+    """Revolve in its original form, within the budget of the last program of jax_revolve."""
+    budget = last_of_jax_revolve(earlier).contender.budget or 0
+    plan = plan_within(compile.workload, budget, block_size=1)
+    return [] if plan is None else [compile(given(names.SINGLE_STEPS, budget, plan))]
+
+
+def other_plans(compile: Compiler, earlier: list[Program]) -> list[Program]:
+    """A few block lengths, from single steps to all, within the same budget."""
+    workload, budget = compile.workload, last_of_jax_revolve(earlier).contender.budget or 0
+    blocks = [*(k for k in BLOCKS if k < workload.length), workload.length]
+    asked = [{}, *({"block_size": k} for k in blocks)]
+    found = (plan_within(workload, budget, **options) for options in asked)
+    chosen, *plans = dict.fromkeys(plan for plan in found if plan is not None)
+    most = MOST_OF_FEWEST * min(plan.executed for plan in (chosen, *plans))
+    return [compile(given(names.PLAN_GIVEN, budget, p)) for p in plans if p.executed <= most]
+
+
+def equinox_as_lean(compile: Compiler, earlier: list[Program]) -> list[Program]:
+    """Equinox's loop with nearly as much memory as the last program of jax_revolve.
+
+    How many states it stores for its checkpoints is unknown here; the compiler's figure is known,
+    and part of it does not grow with them, so that a guess too low is followed by better ones.
+    """
+    lean, checkpoints = last_of_jax_revolve(earlier), 3 * (earlier[-1].contender.checkpoints or 2)
+    programs = list(_nearer(compile, lean.temp_bytes, max(checkpoints // 4, 1)))
+    fit = [p for p in programs if p.temp_bytes <= TOLERANCE * lean.temp_bytes] or programs[-1:]
+    return [beside(lean, max(fit, key=lambda program: program.temp_bytes))]
+
+
+def _nearer(compile: Compiler, limit: int, checkpoints: int) -> Iterator[Program]:
+    """Programs that come nearer and nearer to the limit."""
+    for _ in range(TRIED):
+        program = compile(equinox(checkpoints))
+        yield program
+        part = limit / program.temp_bytes
+        better = min(max(int(part * checkpoints), 1), compile.workload.length)
+        if better == checkpoints or 1 <= part < 1 / ENOUGH:
+            return
+        checkpoints = better
+
+
+def given(name: str, budget: int, plan: Plan) -> Contender:
+    """The loop that is told the plan."""
+    return recorded(name, partial(checkpointed_scan, plan=plan), budget, plan)
+
+
+def recorded(name: str, loop: Loop, budget: int, plan: Plan) -> Contender:
+    return Contender(name, loop, plan.checkpoints, block=plan.block_size, budget=budget)
+
+
+def plan_within(workload: Workload, budget: int, **options: Any) -> Plan | None:
+    """The plan that jax_revolve chooses within the budget; `None` if there is none."""
+    plans: list[Any] = []
+
+    def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
+        plans.append(explain_scan(body, init, xs, length, memory=budget, **options).plan)
+        return init, None
+
+    try:
+        workload.loss(loop, workload.active, workload.passive)
+    except ValueError:
+        return None
+    return plans[0]

@@ -1,0 +1,27 @@
+"""The names under which contenders are recorded, and found again by the report."""
+
+JAX_REVOLVE = "jax_revolve"
+EQUINOX = "equinox checkpointed"
+
+LAX_SCAN = "lax.scan"
+REMAT = "lax.scan(checkpoint)"
+NESTED = "nested remat scan"
+
+LAX_WHILE_LOOP = "lax.while_loop"
+EQUINOX_BOUNDED = "equinox bounded"
+MASKED = "masked lax.scan"
+
+SINGLE_STEPS = "pure Revolve"
+PLAN_GIVEN = "jax_revolve, plan given"
+
+ON_DEVICE = "jax_revolve, checkpoints on the device"
+PLAIN_LAYERS = "plain"
+
+FORWARD = "ForwardMode"
+DIRECT = "DirectAdjoint"
+RECURSIVE = "RecursiveCheckpointAdjoint"
+BACKSOLVE = "BacksolveAdjoint"
+
+JAX_GRAD = "jax.grad"
+CHECKPOINT_LOOPS = "checkpoint_loops"
+WITHIN_BUDGET = "checkpoint_loops(memory=)"

@@ -1,0 +1,60 @@
+"""Loops that are called as `lax.scan`, with a length."""
+
+from functools import cache, partial
+from typing import Any
+
+import equinox.internal as eqxi
+import jax
+from jax import lax
+
+from benchmarks.contenders import names
+from benchmarks.runner.programs import Contender
+from jax_revolve import checkpointed_scan
+
+# Inside a scan XLA cannot merge the recomputation with the original, so JAX's guard against that
+# is not needed; leaving it out is what JAX advises and gives other contenders their best time.
+remat = partial(jax.checkpoint, prevent_cse=False)
+
+
+def _scan_of_checkpoints(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, Any]:
+    return lax.scan(remat(body), init, xs, length)
+
+
+LAX_SCAN = Contender(names.LAX_SCAN, lax.scan)
+REMAT = Contender(names.REMAT, _scan_of_checkpoints)
+
+
+def jax_revolve(checkpoints: int) -> Contender:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints)
+    return Contender(names.JAX_REVOLVE, scan, checkpoints)
+
+
+def equinox(checkpoints: int) -> Contender:
+    """For as many checkpoints it stores about twice as many states as jax_revolve."""
+    scan = partial(eqxi.scan, kind="checkpointed", checkpoints=checkpoints)
+    return Contender(names.EQUINOX, scan, checkpoints)
+
+
+@cache
+def nested(blocks: tuple[int, ...], taped: bool) -> Contender:
+    """Scans in scans: `blocks` are their lengths from the outermost to the innermost.
+
+    Every scan but the innermost has its body rematerialized. The innermost one is plain (`taped`:
+    it keeps the residuals of its steps) or rematerialized too (it keeps the carries alone, and
+    every step runs once more).
+    """
+    scan = partial(_nested_scan, blocks, taped)
+    detail = " x ".join(map(str, blocks)) + (", innermost taped" if taped else "")
+    return Contender(names.NESTED, scan, detail=detail)
+
+
+def _nested_scan(
+    blocks: tuple[int, ...], taped: bool, body: Any, init: Any, xs: Any, _: int
+) -> tuple[Any, Any]:
+    step = body if taped else remat(body)
+
+    def run(level: int, carry: Any, xs: Any) -> tuple[Any, Any]:
+        inner = step if level == len(blocks) - 1 else remat(partial(run, level + 1))
+        return lax.scan(inner, carry, xs, blocks[level])
+
+    return run(0, init, jax.tree.map(lambda x: x.reshape(*blocks, *x.shape[1:]), xs))

@@ -1,0 +1,200 @@
+"""The tables of scans and while loops."""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.contenders import names
+from benchmarks.report.results import Results, Run, find, quickest
+from benchmarks.report.table import Column, Table, field, megabytes, memory_of, number, over
+
+SCANS = [
+    ("stencil, n = 1000, width 20000", 63),
+    ("stencil, n = 1000, width 20000", 10),
+    ("stencil, n = 100000, width 1000", 63),
+    ("rnn, n = 1000, batch 16, width 512", 63),
+    ("lstm, n = 1000, batch 16, width 128", 44),
+]
+SECOND_ORDER = [
+    ("stencil, n = 1000, width 20000", 63),
+    ("rnn, n = 1000, batch 16, width 512", 63),
+    ("lstm, n = 1000, batch 16, width 128", 63),
+]
+WHILE_LOOPS = [
+    ("stencil, 1000 steps of 4096, width 20000", 63),
+    ("stencil, 1000 steps of 4096, width 20000", 10),
+    ("stencil, 10000 steps of 16384, width 1000", 63),
+    ("rnn, 1000 steps of 4096, batch 16, width 128", 30),
+    ("lstm, 1000 steps of 4096, batch 16, width 128", 28),
+]
+BUDGETS = ["lstm, n = 1000, batch 16, width 128", "lstm, n = 1000, batch 32, width 512"]
+
+OF_LAX = {
+    names.LAX_SCAN: "`lax.scan(f)`",
+    names.REMAT: "`lax.scan(jax.checkpoint(f))`",
+    names.NESTED: "the quickest nested scans tried",
+}
+OF_CHECKPOINTS = {names.JAX_REVOLVE: "`checkpointed_scan(f, checkpoints={})`"}
+BY_DEFAULT = {
+    names.EQUINOX: "Equinox's checkpointed loop",
+    names.JAX_REVOLVE: "`checkpointed_scan(f)`",
+}
+OF_WHILE_LOOPS = {
+    names.MASKED: "`lax.scan` up to the bound, steps that are done masked",
+    names.EQUINOX_BOUNDED: 'Equinox\'s loop, `kind="bounded"`',
+    names.JAX_REVOLVE: "`bounded_while_loop`",
+}
+WITHIN_BUDGETS = [
+    ("`lax.scan`, stores everything", names.LAX_SCAN, None),
+    ("`memory=` 5% of that", names.JAX_REVOLVE, 0.05),
+    ("`memory=` 2% of that", names.JAX_REVOLVE, 0.02),
+    ("pure Revolve, single steps, 5% of that", names.SINGLE_STEPS, 0.05),
+    ("quickest nested `jax.checkpoint` scans, as much memory as `memory=` 5%", names.NESTED, 0.05),
+    ("Equinox's checkpointed loop, as much memory as `memory=` 5%", names.EQUINOX, 0.05),
+]
+
+
+def _of_jax_revolve(shown: list[tuple[str, int]]) -> Callable[[Results], Iterator[Run]]:
+    """Gradients of these workloads with so many checkpoints."""
+
+    def rows(results: Results) -> Iterator[Run]:
+        runs = find(results.runs, quantity="gradient", contender=names.JAX_REVOLVE)
+        yield from (quickest(runs, workload=w, checkpoints=s) for w, s in shown)
+
+    return rows
+
+
+def _by_contender(
+    quantity: str, shown: list[tuple[str, int]], labels: dict[str, str]
+) -> Callable[[Results], Iterator[tuple[str, Run]]]:
+    """A label and the best run of each contender, with so many checkpoints where it takes them."""
+
+    def rows(results: Results) -> Iterator[tuple[str, Run]]:
+        for workload, s in shown:
+            runs = find(results.runs, workload=workload, quantity=quantity)
+            runs = [run for run in runs if run["checkpoints"] in (None, s)]
+            for contender, label in labels.items():
+                yield label.format(s), quickest(runs, contender=contender)
+
+    return rows
+
+
+def _labeled(title: str) -> list[Column]:
+    return [
+        ("loop", lambda row: row[1]["workload"]),
+        (title, lambda row: row[0]),
+        ("memory", lambda row: megabytes(row[1])),
+        ("time", lambda row: over(names.LAX_SCAN)(row[1])),
+    ]
+
+
+def _bounds(results: Results) -> list[Run]:
+    runs = find(results.runs, family="bounds", contender=names.JAX_REVOLVE)
+    return [run for run in runs if run["quantity"] != "value"]
+
+
+def _checkpoints(run: Run) -> str:
+    by_default = "default" in run["quantity"]
+    return f"{run['checkpoints']}, {'by default' if by_default else 'given'}"
+
+
+def _over_least_bound(run: Run) -> str:
+    same = {name: run[name] for name in ("workload", "quantity", "contender")}
+    least = min(find(run.others, **same), key=lambda other: other["max_steps"])
+    return number(run["median_ms"] / least["median_ms"])
+
+
+def _within_budgets(results: Results) -> Iterator[tuple[str, dict[str, Run]]]:
+    """A label and, for each workload, the gradient of one contender."""
+    for label, contender, share in WITHIN_BUDGETS:
+        row = {}
+        for workload in BUDGETS:
+            runs = find(results.runs, quantity="gradient", workload=workload)
+            everything = quickest(runs, contender=names.LAX_SCAN)["temp_bytes"]
+            budget = None if share is None else int(share * everything)
+            row[workload] = quickest(runs, contender=contender, budget=budget)
+        yield label, row
+
+
+def _columns_of_budget(workload: str) -> list[Column]:
+    def memory(run: Run) -> str:
+        is_plain = run["contender"] == names.LAX_SCAN
+        return megabytes(run, 1) if is_plain else f"{run.memory_over(names.LAX_SCAN):.1%}"
+
+    return [
+        (f"memory, {workload}", lambda row: memory(row[1][workload])),
+        ("time", lambda row: over(names.LAX_SCAN)(row[1][workload])),
+    ]
+
+
+LOOPS = {
+    "scans": Table(
+        "scan-cpu",
+        "Gradients {where}; times are ratios of medians, `jax_revolve` over the other"
+        " (`benchmarks/scan.py`):",
+        _of_jax_revolve(SCANS),
+        [
+            ("loop", field("workload")),
+            ("checkpoints", field("checkpoints")),
+            ("memory, `lax.scan`", memory_of(names.LAX_SCAN, 1)),
+            ("memory, `jax_revolve`", megabytes),
+            ("time / `lax.scan`", over(names.LAX_SCAN)),
+            ("time / Equinox's", over(names.EQUINOX)),
+        ],
+    ),
+    "checkpointed-scans": Table(
+        "scan-cpu",
+        "Gradients {where}; times are ratios of medians, over `lax.scan`'s (`benchmarks/scan.py`):",
+        _by_contender("gradient", [SCANS[0], *SCANS[3:]], OF_LAX | OF_CHECKPOINTS),
+        _labeled("gradient of"),
+    ),
+    "second-order-of-scans": Table(
+        "scan-cpu",
+        "Hessian-vector products, forward over reverse, {where}; times are ratios of medians, over"
+        " `lax.scan`'s (`benchmarks/scan.py`):",
+        _by_contender("hvp", SECOND_ORDER, OF_LAX | BY_DEFAULT),
+        _labeled("product through"),
+    ),
+    "while-loops": Table(
+        "while-cpu",
+        "Gradients of while loops {where} and Equinox {machine[versions][equinox]}; times are"
+        " ratios of medians, `jax_revolve` over the other (`benchmarks/while_loop.py`):",
+        _of_jax_revolve(WHILE_LOOPS),
+        [
+            ("loop", field("workload")),
+            ("checkpoints", field("checkpoints")),
+            ("memory, `jax_revolve`", megabytes),
+            ("memory, Equinox's checkpointed", memory_of(names.EQUINOX)),
+            ("time / Equinox's checkpointed", over(names.EQUINOX)),
+            ("time / Equinox's bounded", over(names.EQUINOX_BOUNDED)),
+        ],
+    ),
+    "bounds": Table(
+        "while-cpu",
+        "The gradient of a loop that stops after 8 steps, {where}; times are ratios of medians,"
+        " over that with the least bound (`benchmarks/while_loop.py`):",
+        _bounds,
+        [
+            ("`max_steps`", field("max_steps")),
+            ("checkpoints", _checkpoints),
+            ("memory", megabytes),
+            ("time", _over_least_bound),
+        ],
+    ),
+    "second-order": Table(
+        "while-cpu",
+        "A Hessian-vector product through 200 steps of 256, of a stencil of width 2000, {where};"
+        " times are ratios of medians, over Equinox's (`benchmarks/while_loop.py`):",
+        lambda results: find(results.runs, family="second-order", quantity="hvp"),
+        [
+            ("loop", lambda run: OF_WHILE_LOOPS[run["contender"]]),
+            ("memory", megabytes),
+            ("time", over(names.EQUINOX_BOUNDED)),
+        ],
+    ),
+    "budgets": Table(
+        "budget-cpu",
+        "Gradients within a budget {where}, over those that store everything"
+        " (`benchmarks/budget.py`):",
+        _within_budgets,
+        [("", lambda row: row[0]), *(c for w in BUDGETS for c in _columns_of_budget(w))],
+    ),
+}

@@ -1,0 +1,25 @@
+"""Writes each table between its markers in the README and in `docs`."""
+
+import re
+from pathlib import Path
+
+from benchmarks.report.loops import LOOPS
+from benchmarks.report.programs import PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+TABLES = LOOPS | PROGRAMS
+BLOCK = re.compile(
+    r"(<!-- table of (?P<name>[\w-]+), made by benchmarks/report -->\n+)"
+    r".*?(\n+<!-- end of table -->)",
+    re.DOTALL,
+)
+
+
+def with_tables(page: str) -> str:
+    """The page with fresh tables between their markers."""
+    return BLOCK.sub(lambda match: f"{match[1]}{TABLES[match['name']]}{match[3]}", page)
+
+
+def write() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        page.write_text(with_tables(page.read_text()))

@@ -1,0 +1,65 @@
+"""Files of results, and how one measurement compares with others in its file."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One measurement, among `others`: all of its file."""
+
+    fields: dict[str, Any]
+    others: "Sequence[Run]"
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def beside(self, contender: str) -> "list[Run]":
+        """Its runs for the same result and, if it has any, with as many checkpoints."""
+        same = {name: self[name] for name in ("workload", "quantity")}
+        runs = find(self.others, contender=contender, **same)
+        return [run for run in runs if run["checkpoints"] in (None, self["checkpoints"])]
+
+    def time_over(self, contender: str) -> float | None:
+        """The ratio of medians, over the quickest such run; `None` if there is none."""
+        times = [run["median_ms"] for run in self.beside(contender)]
+        return self["median_ms"] / min(times) if times else None
+
+    def memory_over(self, contender: str) -> float:
+        return self["temp_bytes"] / self.beside(contender)[0]["temp_bytes"]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A file of results: the machine, and what was measured on it."""
+
+    machine: dict[str, Any]
+    runs: Sequence[Run]
+
+    @property
+    def where(self) -> str:
+        return f"on {self.machine['cores']} CPU cores with jax {self.machine['versions']['jax']}"
+
+
+@cache
+def load(name: str) -> Results:
+    """The results of a name such as `scan-cpu`."""
+    record = json.loads((FOLDER / f"{name}.json").read_text())
+    runs: list[Run] = []
+    runs += [Run(fields, runs) for fields in record["measurements"]]
+    return Results(record["machine"], runs)
+
+
+def find(runs: Iterable[Run], **wanted: Any) -> list[Run]:
+    return [run for run in runs if wanted.items() <= run.fields.items()]
+
+
+def quickest(runs: Iterable[Run], **wanted: Any) -> Run:
+    """Some contenders, as nested scans, are tried in several ways."""
+    return min(find(runs, **wanted), key=lambda run: run["median_ms"])

@@ -1,0 +1,54 @@
+"""A table is data: where its rows come from, and a function of a row for each column."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from benchmarks.report.results import Results, Run, load
+
+Column: TypeAlias = tuple[str, Callable[[Any], str]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a file of results; `{where}` in its caption is the machine."""
+
+    results: str
+    caption: str
+    rows: Callable[[Results], Iterable[Any]]
+    columns: Sequence[Column]
+
+    def __str__(self) -> str:
+        results = load(self.results)
+        caption = self.caption.format(where=results.where, machine=results.machine)
+        return f"{caption}\n\n{markdown(self.columns, self.rows(results))}"
+
+
+def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+    """Padded, so that it can be read as text too."""
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    titles = [title for title, _ in columns]
+    widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
+    lines = [titles, ["-" * width for width in widths], *cells]
+    return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
+
+
+def field(name: str) -> Callable[[Run], str]:
+    return lambda run: "" if run[name] is None else str(run[name])
+
+
+def over(contender: str) -> Callable[[Run], str]:
+    """The time as a ratio of medians."""
+    return lambda run: number(run.time_over(contender))
+
+
+def memory_of(contender: str, digits: int = 2) -> Callable[[Run], str]:
+    return lambda run: megabytes(run.beside(contender)[0], digits)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def megabytes(run: Run, digits: int = 2) -> str:
+    return f"{run['temp_bytes'] / 1e6:.{digits}f} MB"
