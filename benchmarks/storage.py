@@ -20,14 +20,20 @@ from jax_revolve import Disk, HostMemory, checkpointed_scan
 def comparisons(quick: bool) -> Iterator[Comparison]:
     for length, width in [(12, 16)] if quick else [(1000, 20_000), (1000, 1_000_000)]:
         with TemporaryDirectory() as directory:
-            places: dict[str, Any] = {
-                names.ON_DEVICE: None,
-                "jax_revolve, pinned_host": "pinned_host",
-                "jax_revolve, HostMemory": HostMemory(),
-                "jax_revolve, Disk": Disk(directory),
+            count = 2 if quick else 10
+            places: dict[str, dict[str, Any]] = {
+                names.ON_DEVICE: {"checkpoints": count},
+                "jax_revolve, checkpoints=0, HostMemory": {
+                    "checkpoints": 0,
+                    "storage": HostMemory(count),
+                },
+                "jax_revolve, HostMemory": {"checkpoints": count, "storage": HostMemory()},
+                "jax_revolve, Disk": {"checkpoints": count, "storage": Disk(directory)},
             }
-            scan = partial(checkpointed_scan, checkpoints=2 if quick else 10)
-            loops = [Contender(name, partial(scan, storage=s)) for name, s in places.items()]
+            loops = [
+                Contender(name, partial(checkpointed_scan, **options))
+                for name, options in places.items()
+            ]
             yield Comparison(scanned(stencil(length, width)), "gradient", loops)
 
 

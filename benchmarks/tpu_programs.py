@@ -32,7 +32,7 @@ SHAPE = (4096, 1024)
 OPTIONS: dict[str, dict[str, Any]] = {
     "checkpoints=30": {"checkpoints": 30},
     "checkpoints=30, block_size=4": {"checkpoints": 30, "block_size": 4},
-    'checkpoints=30, storage="pinned_host"': {"checkpoints": 30, "storage": "pinned_host"},
+    "checkpoints=0, storage=HostMemory(30)": {"checkpoints": 0, "storage": HostMemory(30)},
     "checkpoints=10": {"checkpoints": 10},
     "checkpoints=10, storage=HostMemory()": {"checkpoints": 10, "storage": HostMemory()},
 }

@@ -52,8 +52,8 @@ def other_plans(compile: Compiler, earlier: list[Program]) -> list[Program]:
     asked = [{}, *({"block_size": k} for k in blocks)]
     found = (plan_within(workload, budget, **options) for options in asked)
     chosen, *plans = dict.fromkeys(plan for plan in found if plan is not None)
-    most = MOST_OF_FEWEST * min(plan.executed for plan in (chosen, *plans))
-    return [compile(given(names.PLAN_GIVEN, budget, p)) for p in plans if p.executed <= most]
+    most = MOST_OF_FEWEST * min(plan.evaluations for plan in (chosen, *plans))
+    return [compile(given(names.PLAN_GIVEN, budget, p)) for p in plans if p.evaluations <= most]
 
 
 def equinox_as_lean(compile: Compiler, earlier: list[Program]) -> list[Program]:
