@@ -72,7 +72,7 @@ def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block_size: 
 
     blocks = -(-length // block_size)
     taken = Plan(length, min(checkpoints, blocks), block_size)
-    assert len(executed(loss)) == cost.evaluations(taken, stops_by_itself=True)
+    assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
 def test_a_hundred_states_take_two_evaluations_per_step() -> None:

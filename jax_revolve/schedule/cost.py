@@ -57,28 +57,28 @@ def memory(plan: Reversal, sizes: Sizes) -> int:
     return plan.memory(sizes.checkpoint, residuals, sizes.carry)
 
 
-def held(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
+def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     """Bytes that the forward sweep leaves to the reverse sweep: in a loop, they exist once for each
     of its steps that is taped."""
-    if stops_by_itself:
+    if is_while:
         return plan.checkpoints * (sizes.checkpoint + PLACE)
     tape = plan.block_size * sizes.alone if plan.block_size > 1 else 0
     return plan.checkpoints * sizes.checkpoint + tape
 
 
-def passing(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
+def passing(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     """Bytes that the plan holds besides, only while the loop is reversed."""
-    places = plan.checkpoints * PLACE if stops_by_itself else 0
-    return memory(plan, sizes) + places - held(plan, sizes, stops_by_itself=stops_by_itself)
+    places = plan.checkpoints * PLACE if is_while else 0
+    return memory(plan, sizes) + places - held(plan, sizes, is_while=is_while)
 
 
-def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
+def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
     """Steps that `jax.value_and_grad` of a loop runs, all of `plan.length` being taken.
 
     Of a loop that may stop by itself the last block is not known when it is run for the value, and
     checkpoints are placed online.
     """
-    if not stops_by_itself:
+    if not is_while:
         return plan.evaluations
     if isinstance(plan, TwoLevelPlan):
         return _least_evaluations(plan)
@@ -102,10 +102,10 @@ def _least_evaluations(plan: Reversal) -> int:
     return 2 * plan.length + plan.block_size * again
 
 
-def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
+def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     """Nanoseconds, without what all plans have in common; or evaluations, if those are all. A
     transfer to a storage or from there takes as long as the evaluations that it is said to."""
-    runs = _runs(plan, stops_by_itself)
+    runs = _runs(plan, is_while)
     if sizes.work is None:
         return runs
     in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE
@@ -118,9 +118,9 @@ def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> floa
 
 
 @lru_cache(maxsize=2**14)
-def _runs(plan: Reversal, stops_by_itself: bool) -> float:
+def _runs(plan: Reversal, is_while: bool) -> float:
     """Evaluations, and what transfers take in evaluations."""
-    runs = float(_least_evaluations(plan) if stops_by_itself else plan.evaluations)
+    runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):
         runs += plan.storage.transfer * (plan.writes + plan.reads)
     return runs

@@ -33,7 +33,7 @@ class Request:
     memory: int | None
     checkpoints: int
     block_size: int | None
-    stops_by_itself: bool
+    is_while: bool
     storage: Storage | None = None
     is_fixed: bool = False
 
@@ -42,7 +42,7 @@ class Request:
         storage = self.storage
         if storage is not None:
             # A while loop keeps the start of its tail there, too.
-            besides = int(self.stops_by_itself and self.checkpoints > 0)
+            besides = int(self.is_while and self.checkpoints > 0)
             storage = with_room(storage, sizes.checkpoint, besides)
         if self.is_fixed:
             assert storage is not None
@@ -50,7 +50,7 @@ class Request:
         memory = self.memory
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
-        how = {"block_size": self.block_size, "stops_by_itself": self.stops_by_itself}
+        how = {"block_size": self.block_size, "is_while": self.is_while}
         if storage is None:
             return quickest(self.length, sizes, memory, **how)
         both = quickest_with_storage(self.length, sizes, memory, storage, **how)
@@ -64,13 +64,13 @@ def quickest(
     memory: int,
     *,
     block_size: int | None = None,
-    stops_by_itself: bool = False,
+    is_while: bool = False,
 ) -> Plan:
     """The plan with the least predicted time that takes `memory` bytes at most."""
-    fitting = list(_fitting(length, sizes, memory, block_size, stops_by_itself))
+    fitting = list(_fitting(length, sizes, memory, block_size, is_while))
     if not fitting:
         raise ValueError(_too_little(length, sizes, memory, block_size))
-    return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+    return min(fitting, key=lambda p: cost.time(p, sizes, is_while=is_while))
 
 
 @lru_cache(maxsize=1024)
@@ -81,14 +81,14 @@ def quickest_with_storage(
     storage: Storage,
     *,
     block_size: int | None = None,
-    stops_by_itself: bool = False,
+    is_while: bool = False,
 ) -> TwoLevelPlan:
     """As `quickest`, with as many checkpoints more in the storage as are worth it."""
-    plans = _fitting(length, sizes, memory, block_size, stops_by_itself)
+    plans = _fitting(length, sizes, memory, block_size, is_while)
     both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in plans]
     if not both:
         raise ValueError(_too_little(length, sizes, memory, block_size))
-    return min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+    return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
 
 
 def stored(length: int, checkpoints: int, block_size: int, storage: Storage) -> AnyPlan:
@@ -110,7 +110,7 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 
 
 def trade_off(
-    length: int, sizes: Sizes, *, block_size: int | None = None, stops_by_itself: bool = False
+    length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
 ) -> list[Plan]:
     """The best plans for budgets from the least possible to whatever storing everything takes, each
     in less predicted time than all that take less memory."""
@@ -120,10 +120,8 @@ def trade_off(
     plans: list[Plan] = []
     times: list[float] = []
     for budget in _spread(least, most):
-        plan = quickest(
-            length, sizes, budget, block_size=block_size, stops_by_itself=stops_by_itself
-        )
-        time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
+        plan = quickest(length, sizes, budget, block_size=block_size, is_while=is_while)
+        time = cost.time(plan, sizes, is_while=is_while)
         if not times or time < times[-1]:
             plans.append(plan)
             times.append(time)
@@ -132,14 +130,14 @@ def trade_off(
 
 @lru_cache(maxsize=64)
 def candidates(
-    length: int, *, block_size: int | None = None, stops_by_itself: bool = False
+    length: int, *, block_size: int | None = None, is_while: bool = False
 ) -> tuple[Plan, ...]:
     """Plans to choose from, whatever the sizes: the first is the one that takes the least memory,
     the others are about a twelfth part apart."""
     shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
-        most = _useful(length, k, stops_by_itself)
+        most = _useful(length, k, is_while)
         counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
         blocks = scheduled_blocks(length, k)
         counts |= {
@@ -176,12 +174,12 @@ def _spread(least: int, most: int) -> Iterator[int]:
 
 
 def _fitting(
-    length: int, sizes: Sizes, memory: int, block_size: int | None, stops_by_itself: bool
+    length: int, sizes: Sizes, memory: int, block_size: int | None, is_while: bool
 ) -> Iterator[Plan]:
     for k in _blocks(length) if block_size is None else (block_size,):
         blocks = scheduled_blocks(length, k)
         left = memory - cost.memory(Plan(length, 1, k), sizes)
-        useful = _useful(length, k, stops_by_itself)
+        useful = _useful(length, k, is_while)
         if left >= 0:
             more = left // sizes.checkpoint if sizes.checkpoint else useful
             most = min(1 + more, useful)
@@ -189,11 +187,11 @@ def _fitting(
                 yield Plan(length, checkpoints, k)
 
 
-def _useful(length: int, block_size: int, stops_by_itself: bool) -> int:
+def _useful(length: int, block_size: int, is_while: bool) -> int:
     """The most checkpoints that are of use. A last block that is taped before anything else needs
     none: see `engine.slots`."""
     blocks = -(-length // block_size)
-    return max(blocks if block_size == 1 or stops_by_itself else blocks - 1, 1)
+    return max(blocks if block_size == 1 or is_while else blocks - 1, 1)
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:

@@ -26,11 +26,11 @@ class Report:
     plan: AnyPlan
     sizes: Sizes
     always: dict[str, int]
-    stops_by_itself: bool
+    is_while: bool
 
     @cached_property
     def choices(self) -> list[AnyPlan]:
-        plans = trade_off(self.plan.length, self.sizes, stops_by_itself=self.stops_by_itself)
+        plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
         return sorted({*plans, self.plan}, key=self.memory)
 
     def memory(self, plan: AnyPlan) -> int:
@@ -39,13 +39,13 @@ class Report:
 
     def evaluations(self, plan: AnyPlan) -> int:
         """Steps that `jax.value_and_grad` of the loop runs, up to its bound if it has one."""
-        return cost.evaluations(plan, stops_by_itself=self.stops_by_itself)
+        return cost.evaluations(plan, is_while=self.is_while)
 
     def __str__(self) -> str:
         return "\n".join([*self._what_it_takes(), "", *self._table()])
 
     def _what_it_takes(self) -> Iterator[str]:
-        at_most = "at most " if self.stops_by_itself else ""
+        at_most = "at most " if self.is_while else ""
         yield f"A loop of {at_most}{self.plan.length} steps."
         rows = [
             (
@@ -110,9 +110,7 @@ class Report:
         from jax_revolve.schedule.report.show import new_axes
 
         ax = new_axes() if ax is None else ax
-        single = trade_off(
-            self.plan.length, self.sizes, block_size=1, stops_by_itself=self.stops_by_itself
-        )
+        single = trade_off(self.plan.length, self.sizes, block_size=1, is_while=self.is_while)
         self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
         self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
         self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label="chosen")
