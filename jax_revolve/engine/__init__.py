@@ -11,7 +11,7 @@
 What they are made of:
 
 - `slots`: the buffer of checkpoints. `tape`: the residuals of a block of steps.
-- `products`: gradients of weights, added up over a block by one product.
+- `weight_gradients`: cotangents of weights, one matrix product for each block of steps.
 - `split`, `placement`: the schedule's decisions in 32-bit integers, as the device makes them.
 - `bars`: loops that report how far they are, if progress is asked for.
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import AbstractValue, ClosedJaxpr, Result, results_in, with_outputs, zeros
-from jax_revolve.engine.products import Products
+from jax_revolve.engine.weight_gradients import WeightGradients
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, Linearized, accumulate, add, linearize, pull_back
@@ -50,7 +50,7 @@ class Tape:
         return [r.aval for r in pick(self._residuals, self._stored)]
 
     @cached_property
-    def products(self) -> Products:
+    def weight_gradients(self) -> WeightGradients:
         """The cotangents of consts that are left to the end of a block."""
         num_carry = sum(self._activity.carry)
         traced: list[ClosedJaxpr] = []
@@ -72,7 +72,7 @@ class Tape:
         own = [next(entries) if stored else None for stored in self._stored]
         stored = [own[r.same_as] for r in self._residuals]
         varies = [r.varies for r in self._residuals]
-        return Products(
+        return WeightGradients(
             traced[0],
             [*varies, *[True] * num_cts],
             [*stored, *[None] * num_cts],
@@ -85,7 +85,7 @@ class Tape:
 
     def complete(self, tape: Buffers, length: int) -> Buffers:
         """The tape with the buffers that its transposition needs."""
-        return [*tape, *_buffers(self.products.types, length)]
+        return [*tape, *_buffers(self.weight_gradients.types, length)]
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """One step: carry and y, and what is stored of it."""
@@ -120,9 +120,9 @@ class Tape:
         """The cotangents before the taped steps, from those after them. The tape, which has to be
         `complete`, is returned to be written over; `same` is what is `same_for_all` steps, `loop`
         is `lax.fori_loop` or one that tells how far it is."""
-        steps, products = self._steps, self.products
+        steps, weights = self._steps, self.weight_gradients
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
-        now = [not d for d in products.deferred]
+        now = [not d for d in weights.deferred]
 
         def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
             gradient, kept = state
@@ -130,16 +130,16 @@ class Tape:
             at = steps.loop.index(start + entry)
             residuals = self._put_together(read(stored, entry), read(self._xs, at), same)
             ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
-            flat, new = products.of_step([*residuals, *gradient.carry, *ct_y])
+            flat, new = weights.of_step([*residuals, *gradient.carry, *ct_y])
             ct = _take_apart(flat, sum(now), len(gradient.carry))
             some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
             consts = substitute(gradient.consts, now, some.consts)
             return some._replace(consts=consts), write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
-        totals = products.of_block(stored, kept, [*same, *self._linearized.types])
-        sums = add(pick(gradient.consts, products.deferred), totals)
-        consts = substitute(gradient.consts, products.deferred, sums)
+        totals = weights.of_block(stored, kept, [*same, *self._linearized.types])
+        sums = add(pick(gradient.consts, weights.deferred), totals)
+        consts = substitute(gradient.consts, weights.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
 
     def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:

@@ -47,7 +47,7 @@ LINEAR = {
 """Linear in their first operand or, as a product, in either; that is the one that may vary."""
 
 
-class Products:
+class WeightGradients:
     """The cotangents of consts that are products over a block."""
 
     def __init__(
