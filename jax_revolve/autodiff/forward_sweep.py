@@ -83,7 +83,7 @@ def _run(
     results, held = run_forward_online(steps, plan)
     if held.stores is not None:
         return results, [*held.stores, held.steps]
-    return results, [*held.slots, held.positions, held.places, held.top, held.steps]
+    return results, [*held.slots, held.positions, held.slot_index, held.top, held.steps]
 
 
 def _sweep(

@@ -2,7 +2,7 @@
 
 It stores according to `schedule.online`: wherever the loop stops, the checkpoints are where the
 reverse sweep wants them, or nearly. A checkpoint that is dropped gives its slot to the new one, so
-slots are not in the order of their positions; `Held.places` keeps track.
+slots are not in the order of their positions; `Held.slot_index` keeps track.
 """
 
 from typing import Any, Protocol
@@ -110,9 +110,9 @@ class _InSlots:
     def begin(self, checkpoint: list[Any]) -> Held:
         checkpoints = self._plan.checkpoints
         free = jnp.full(checkpoints, NEVER, jnp.int32)
-        places = jnp.arange(checkpoints, dtype=jnp.int32)
+        slot_index = jnp.arange(checkpoints, dtype=jnp.int32)
         slots = empty(checkpoints, checkpoint, self._plan)
-        return Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)
+        return Held(slots, free, slot_index, jnp.int32(-1), jnp.int32(0), None)
 
     def keep(
         self, held: Held, checkpoint: list[Any], position: jax.Array
@@ -152,19 +152,19 @@ def after_unknown_steps(plan: TwoLevelPlan, stores: Buffers, steps: jax.Array) -
 
 def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:
     """The stack with a checkpoint more, in place of another one if there is no free slot."""
-    assert held.places is not None
+    assert held.slot_index is not None
     levels = held.positions.size
     is_full = held.top + 1 == levels
     top = jnp.minimum(held.top + 1, levels - 1)
     dropped = top
     if levels > 1:
         dropped = jnp.where(is_full, placement.drop(held.positions, position), top)
-    place = held.places[dropped]
-    slots = write_slot(held.slots, carry, place)
+    slot = held.slot_index[dropped]
+    slots = write_slot(held.slots, carry, slot)
     positions = _without(held.positions, dropped).at[top].set(position)
-    places = _without(held.places, dropped).at[top].set(place)
-    places = jnp.where(is_full, places, held.places)
-    return held._replace(slots=slots, positions=positions, places=places, top=top)
+    slot_index = _without(held.slot_index, dropped).at[top].set(slot)
+    slot_index = jnp.where(is_full, slot_index, held.slot_index)
+    return held._replace(slots=slots, positions=positions, slot_index=slot_index, top=top)
 
 
 def _without(values: jax.Array, index: jax.Array) -> jax.Array:

@@ -46,15 +46,15 @@ class Held(NamedTuple):
 
     slots: list[Any]
     positions: jax.Array
-    places: jax.Array | None
+    slot_index: jax.Array | None
     top: jax.Array
     steps: jax.Array | int
     tape: Buffers | None
     start: list[Any] | None = None
     stores: Buffers | None = None
 
-    def place(self, level: jax.Array) -> jax.Array:
-        return level if self.places is None else self.places[level]
+    def slot(self, level: jax.Array) -> jax.Array:
+        return level if self.slot_index is None else self.slot_index[level]
 
 
 def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
@@ -73,7 +73,7 @@ def newest(initial: list[Any], held: Held) -> list[Any]:
     initial = initial if held.start is None else held.start
     if held.positions.size == 1:
         return initial
-    stored = read(held.slots, jnp.maximum(held.place(held.top) - 1, 0))
+    stored = read(held.slots, jnp.maximum(held.slot(held.top) - 1, 0))
     return [lax.select(held.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
 
 
