@@ -95,14 +95,14 @@ class Bar:
         ends = jnp.asarray(before + size * stop == self._total, jnp.int32)
 
         def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
-            turn, state = chunked
-            over, past = turn == stop, (first + turn) % group
-            self._report(size * (first + turn), (past == 0) & ~over, over)
-            end = turn + jnp.minimum(stop - turn, group - past)
-            return end + over.astype(jnp.int32), lax.fori_loop(turn, end, body, state)
+            i, state = chunked
+            over, past = i == stop, (first + i) % group
+            self._report(size * (first + i), (past == 0) & ~over, over)
+            end = i + jnp.minimum(stop - i, group - past)
+            return end + over.astype(jnp.int32), lax.fori_loop(i, end, body, state)
 
-        first_turn = vary_as(jnp.asarray(start, jnp.int32), ends, first, group)
-        chunked = (first_turn, state)
+        start_at = vary_as(jnp.asarray(start, jnp.int32), ends, first, group)
+        chunked = (start_at, state)
         return lax.while_loop(lambda chunked: chunked[0] < stop + ends, chunk, chunked)[1]
 
     def outer_loop(
@@ -129,11 +129,11 @@ class Bar:
         more = jnp.asarray(ends, jnp.int32)
 
         def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
-            turn, state = chunked
-            over = turn == loops
-            self._report(before(turn), ~over, over)
-            end = turn + jnp.minimum(loops - turn, group)
-            state = lax.fori_loop(turn, end, partial(body, silent), state)
+            i, state = chunked
+            over = i == loops
+            self._report(before(i), ~over, over)
+            end = i + jnp.minimum(loops - i, group)
+            state = lax.fori_loop(i, end, partial(body, silent), state)
             return end + over.astype(jnp.int32), state
 
         chunked = (vary_as(jnp.int32(0), loops, group), state)

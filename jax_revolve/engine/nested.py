@@ -79,15 +79,15 @@ def pull_back_nested(
     half, operands = with_primal_half(loop, activity), with_layout(loop, operands)
     shared = _Shared(loop, half, activity, operands.consts, safe_operands(loop, operands))
     carry, parts = operands.carry, []
-    for lengths, place in _nests(loop):
-        xs = _cut(operands.xs, place)
+    for lengths, rows in _nests(loop):
+        xs = _cut(operands.xs, rows)
         carry, starts = _keep_starts(shared, lengths, carry, xs)
-        parts.append((lengths, place, starts, xs))
+        parts.append((lengths, rows, starts, xs))
 
     ct_carry, ct_xs = cotangents.carry, []
     ct_consts = zero_cotangents(operands.consts, activity.consts)
-    for lengths, place, starts, xs in reversed(parts):
-        part = Cotangents(ct_carry, _cut(cotangents.ys, place))
+    for lengths, rows, starts, xs in reversed(parts):
+        part = Cotangents(ct_carry, _cut(cotangents.ys, rows))
         ct = _pull_back_nest(shared, lengths, starts, xs, part)
         ct_consts, ct_carry = add(ct_consts, ct.consts), ct.carry
         ct_xs.append(ct.xs)
@@ -173,8 +173,8 @@ def _nests(loop: Loop) -> list[tuple[Lengths, slice]]:
     return result
 
 
-def _cut(buffers: list[Any], place: slice) -> list[Any]:
-    return [b if b is None else b[place] for b in buffers]
+def _cut(buffers: list[Any], rows: slice) -> list[Any]:
+    return [b if b is None else b[rows] for b in buffers]
 
 
 def _join(loop: Loop, parts: list[list[Any]]) -> list[Any]:

@@ -59,7 +59,7 @@ def _run_while(loop: Loop, consts: list[Any], init: list[Any]) -> list[Any]:
 
 def _scan_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
     consts, init, xs = operands
-    turns, rest = divmod(loop.steps, loop.unroll)
+    iterations, rest = divmod(loop.steps, loop.unroll)
 
     def steps(first: Any, count: int, progress: Any) -> Any:
         carry, ys = progress
@@ -69,13 +69,13 @@ def _scan_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
             ys = write(ys, y, at)
         return carry, ys
 
-    def turn(i: jax.Array, progress: Any) -> Any:
+    def iteration(i: jax.Array, progress: Any) -> Any:
         return steps(rest + loop.unroll * i, loop.unroll, progress)
 
     ys = list(map(zeros, loop.results(loop.output_types)[1]))
     progress = steps(0, rest, (init, ys))
     bar = Bar(loop, FORWARD, loop.steps)
-    carry, ys = bar.fori_loop(0, turns, turn, progress, size=loop.unroll, before=rest)
+    carry, ys = bar.fori_loop(0, iterations, iteration, progress, size=loop.unroll, before=rest)
     return [*carry, *ys]
 
 

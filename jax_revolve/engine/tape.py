@@ -149,8 +149,8 @@ class Tape:
         inputs = Operands(self._steps.safe.consts, carry, x)
         return linearize(self._steps.step_from(carry), self._activity, inputs)
 
-    def _is_stored(self, place: int, residual: Result) -> bool:
-        return residual.varies and self._of_xs(residual) is None and residual.same_as == place
+    def _is_stored(self, i: int, residual: Result) -> bool:
+        return residual.varies and self._of_xs(residual) is None and residual.same_as == i
 
     def _of_xs(self, residual: Result) -> int | None:
         """Which of the xs a residual is a slice of, if it is."""
@@ -171,14 +171,14 @@ class Tape:
     def _put_together(self, stored: list[Any], x: list[Any], same: list[Any]) -> list[Any]:
         entries = iter(stored)
         values: list[Any] = []
-        for place, residual in enumerate(self._residuals):
+        for i, residual in enumerate(self._residuals):
             of_xs = self._of_xs(residual)
-            if self._stored[place]:
+            if self._stored[i]:
                 values.append(next(entries))
             elif of_xs is not None:
                 values.append(x[of_xs])
             else:
-                values.append(values[residual.same_as] if residual.varies else same[place])
+                values.append(values[residual.same_as] if residual.varies else same[i])
         return values
 
 

@@ -69,8 +69,8 @@ class WeightGradients:
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
         self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._varying = varying_variables(jaxpr, pick(jaxpr.invars, varies))
-        places = zip(jaxpr.invars, stored, strict=True)
-        self._stored = {v: place for v, place in places if place is not None}
+        buffers = zip(jaxpr.invars, stored, strict=True)
+        self._stored = {v: buffer for v, buffer in buffers if buffer is not None}
         self._kept: list[Variable] = []
         self.deferred = tuple(map(self._defer, self._consts))
         """Which cotangents of consts are left to the end of the block."""
@@ -94,7 +94,7 @@ class WeightGradients:
     def of_block(self, stored: list[Any], kept: list[Any], inputs: Sequence[Any]) -> list[Any]:
         """The deferred cotangents, from buffers with an entry for each step. Entries after the end
         of the block have to be zero. Of the inputs those are used that do not vary."""
-        buffers = {v: stored[place] for v, place in self._stored.items()}
+        buffers = {v: stored[i] for v, i in self._stored.items()}
         buffers.update(zip(self._kept, kept, strict=True))
 
         def total(v: Variable) -> Any:
