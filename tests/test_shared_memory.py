@@ -209,7 +209,7 @@ def test_a_single_loop(memory: int, online: bool, block_size: int | None) -> Non
     outlays = together([loop.outlays(Outlays(Outlay(), Outlay()))], MANY)
     time = partial(cost.time, sizes=sizes, is_while=online)
     chosen = outlays.quickest(memory)
-    least = cost.memory(loop.least, sizes) + (cost.PLACE if online else 0)
+    least = cost.memory(loop.least, sizes) + (cost.STACK_LEVEL if online else 0)
     assert outlays.least.memory == least
     if memory < least:
         assert chosen is None
