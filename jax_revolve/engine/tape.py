@@ -1,8 +1,8 @@
-"""A block of consecutive steps, taped whole: their residuals are kept until they are transposed.
+"""The tape of a block of consecutive steps: their residuals, kept until they are transposed.
 
-Of the residuals of a step, a tape stores only what it must: a slice of the
-xs is read again where it is, and what depends on neither carry nor xs, such as a weight or its
-cosine, is the same for every step.
+A tape stores as few residuals of a step as possible. Slices of the xs are read again from the xs. A
+residual that depends on neither carry nor xs, such as a weight or its cosine, is the same for every
+step.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,8 +20,6 @@ from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, Linearized, accumulate, add, linearize, pull_back
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read, write
-
-"""Residuals of a block: a leading axis of steps for each that is stored."""
 
 
 class Tape:
@@ -46,12 +44,12 @@ class Tape:
 
     @property
     def types(self) -> list[AbstractValue]:
-        """What is stored for each step."""
+        """The types of the residuals that are stored for each step."""
         return [r.aval for r in pick(self._residuals, self._stored)]
 
     @cached_property
     def weight_gradients(self) -> WeightGradients:
-        """The cotangents of consts that are left to the end of a block."""
+        """The cotangents of consts that are computed at the end of a block."""
         num_carry = sum(self._activity.carry)
         traced: list[ClosedJaxpr] = []
 
@@ -88,14 +86,13 @@ class Tape:
         return [*tape, *_buffers(self.weight_gradients.types, length)]
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """One step: carry and y, and what is stored of it."""
+        """One step: carry and y, and the residuals that are stored."""
         linearized = self._linearize(carry, x)
         carry, y = self._steps.loop.results(linearized.results)
         return carry, y, pick(linearized.residuals, self._stored)
 
     def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
-        """The tape of `count` steps from `start`, where a checkpoint is given, written over another
-        one."""
+        """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
         steps = self._steps
 
         def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
@@ -117,9 +114,9 @@ class Tape:
         ct_ys: list[Any],
         loop: Callable[..., Any],
     ) -> tuple[Operands, Buffers]:
-        """The cotangents before the taped steps, from those after them. The tape, which has to be
-        `complete`, is returned to be written over; `same` is what is `same_for_all` steps, `loop`
-        is `lax.fori_loop` or one that tells how far it is."""
+        """The cotangents before the taped steps, from those after them. The tape must be
+        `complete`, and is returned for reuse. `same` is `same_for_all()`. `loop` is
+        `lax.fori_loop`, or one that reports progress."""
         steps, weights = self._steps, self.weight_gradients
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
         now = [not d for d in weights.deferred]
@@ -153,7 +150,7 @@ class Tape:
         return residual.varies and self._of_xs(residual) is None and residual.same_as == i
 
     def _of_xs(self, residual: Result) -> int | None:
-        """Which of the xs a residual is a slice of, if it is."""
+        """The index of the x that a residual is a slice of, if it is one."""
         first = self._steps.loop.num_carry
         if residual.input is None or residual.input < first:
             return None
