@@ -1,8 +1,11 @@
-"""Progress: who is told how far a loop is, and how it is shown.
+"""Progress: the protocol of reports on a loop, and the meters that show them.
 
-- `listener`: the protocol of progress callbacks, which a loop carries along as a static value.
-- `meters`: what `progress=` takes. `ProgressMeter` is for subclasses; it sorts the reports that
-  compiled programs send, which cannot say which run they are about.
+Begin with `meters`, whose `ProgressMeter` is the base class of all meters.
 
-The reports are made on the device by `engine.bars`. Nothing here imports JAX or another room.
+- `listener`: the protocol of progress callbacks, which a loop has as a static value.
+- `meters`: the values of `progress=`. A meter also sorts the reports of compiled programs, which
+  cannot tell their run.
+
+`engine.bars` makes the reports on the device. Imports NumPy and the standard library, and no other
+room. `step`, `engine` and the rooms above import this one.
 """

@@ -6,21 +6,22 @@ from typing import Any, Protocol
 
 
 class Listener(Hashable, Protocol):
-    """Hears about the sweeps over loops, which are called "forward" and "reverse".
+    """Receives reports on the sweeps over loops, which are named "forward" and "reverse".
 
-    `report` holds two 32-bit integers: how many steps the sweep has taken, and how many it takes,
-    or `UNKNOWN`. The first report of a sweep may be the last. Equal listeners make equal programs.
+    `report` holds two 32-bit integers: the number of steps that the sweep has taken, and the number
+    that it takes in total, or `UNKNOWN`. The first report of a sweep may be its last. Equal
+    listeners make equal programs.
     """
 
     def reached(self, sweep: str, report: Any) -> None:
-        """A sweep that begins with no step taken, or goes on."""
+        """A sweep begins, with no step taken, or goes on."""
 
     def finished(self, sweep: str, report: Any) -> None:
-        """A sweep that is over."""
+        """A sweep is over."""
 
 
 UNKNOWN = -1
-"""In place of a number of steps that is not known before the end."""
+"""In place of a number of steps that is unknown before the end."""
 
 FORWARD = "forward"
 REVERSE = "reverse"
@@ -38,7 +39,7 @@ Progress = Listener | ReverseOnly
 
 
 def when_run_again(progress: Progress | None) -> ReverseOnly | None:
-    """The progress of the same loop when it is run again."""
+    """The progress of the same loop when it runs again."""
     if progress is None or isinstance(progress, ReverseOnly):
         return progress
     return ReverseOnly(progress)

@@ -1,4 +1,4 @@
-"""Progress meters: what `progress=` takes."""
+"""Progress meters: the values of `progress=`."""
 
 import sys
 import time
@@ -16,12 +16,12 @@ from jax_revolve.progress.listener import UNKNOWN, Listener
 
 
 class ProgressMeter:
-    """Shows how far loops are. Subclass it to show that in a way of your own.
+    """Shows the progress of loops. Subclass it to show progress in your own way.
 
-    An object is used for any number of loops, at the same time as well. Its methods are called from
-    threads of JAX's, one call at a time, while the loop waits: they should be quick, and must not
-    call JAX. If one of them raises an exception, that is a warning, and from then on the object
-    shows nothing: the loop goes on.
+    One object serves any number of loops, also at the same time. Threads of JAX call its methods,
+    one call at a time, while the loop waits. So methods should be quick, and must not call JAX. If
+    a method raises an exception, a warning is issued, and the object shows nothing from then on.
+    The loop goes on.
 
     !!! Example
 
@@ -50,16 +50,17 @@ class ProgressMeter:
     """
 
     def start(self, name: str, total: int | None) -> Any:
-        """Begins a bar, and returns anything that stands for it. `name` is `"forward"` or
-        `"reverse"`, `total` the number of steps, or `None` if only the end will tell."""
+        """Begins a bar, and returns any object that stands for it. `name` is `"forward"` or
+        `"reverse"`, `total` the number of steps, or `None` if it is unknown before the end."""
         raise NotImplementedError
 
     def update(self, bar: Any, steps: int) -> None:
-        """Shows that `steps` steps were taken in all. Numbers grow; the last one is exact."""
+        """Shows that `steps` steps have been taken in total. The numbers increase, and the last one
+        is exact."""
         raise NotImplementedError
 
     def close(self, bar: Any) -> None:
-        """Ends a bar, of a loop that is over or was given up."""
+        """Ends the bar of a loop that is over, or that no longer reports."""
         raise NotImplementedError
 
     @property
@@ -68,7 +69,7 @@ class ProgressMeter:
 
 
 def listener_of(progress: object) -> Listener | None:
-    """Whom the engines are to tell, from the argument of a loop."""
+    """The listener for the engines, from the argument `progress` of a loop."""
     if isinstance(progress, ProgressMeter):
         return progress._listener
     if not isinstance(progress, bool):
@@ -88,7 +89,7 @@ def _default_meter() -> ProgressMeter:
 
 
 class TqdmMeter(ProgressMeter):
-    """Bars of tqdm's, which has to be installed: in a terminal or as widgets in a notebook."""
+    """Bars of tqdm, in a terminal or as widgets in a notebook. tqdm must be installed."""
 
     def __init__(self) -> None:
         with warnings.catch_warnings():
@@ -133,8 +134,8 @@ class _Line:
 
 
 class TextMeter(ProgressMeter):
-    """Lines of text on the standard error stream. In a terminal a line is written over until its
-    bar ends; elsewhere, as in the log of a job, there is one every ten seconds."""
+    """Lines of text on the standard error stream. In a terminal, a line is overwritten until its
+    bar ends. Elsewhere, as in the log of a job, a line is written every ten seconds."""
 
     def __init__(self) -> None:
         self._open: list[_Line] = []
@@ -175,8 +176,8 @@ def _clock(seconds: float) -> str:
 
 @dataclass
 class _Run:
-    """A sweep that is under way. `silent` counts what was heard of equal ones since another one
-    began, and this one was last heard of; `None` if none began."""
+    """A sweep that is running. Once an equal sweep has begun after this one's last report, `silent`
+    counts the reports of equal sweeps; before, it is `None`."""
 
     bar: Any
     steps: int
@@ -186,19 +187,17 @@ class _Run:
 
 @dataclass(eq=False)
 class _Runs:
-    """Whose report is it? Sorts reports by runs, and calls the meter.
+    """Sorts reports by run, and calls the meter.
 
-    A report cannot say which run it is about: programs are run many times, at the same time as
-    well, and under `vmap` or `jax.checkpoint` nothing may come back from the host that would tell
-    them apart. But those that are the same sweep over the same number of steps report the same
-    numbers. A report then belongs to the run that is next to it; if there are two of them, either
-    will do.
+    A report cannot tell its run: a program may run many times at the same time, and under `vmap` or
+    `jax.checkpoint` the host cannot send an identifier to it. But equal sweeps, over the same
+    number of steps, report the same numbers. So a report belongs to the run that is closest before
+    it; among several such runs, any will do.
 
-    A run that failed is never heard of again. It is given up when some reports of another one that
-    began later have come.
+    A run that failed sends no more reports. It is closed after a few reports of equal runs that
+    began later.
 
-    An exception that left here would take the loop's result with it, so a meter that raises one is
-    given up.
+    An exception here would fail the loop, so a meter that raises one is not called again.
     """
 
     meter: ProgressMeter
@@ -240,7 +239,7 @@ class _Runs:
             return
         before = [run for run in runs if run.steps < steps]
         if not before and runs:
-            return  # it comes after a later one
+            return  # a later report came first
         self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps)
 
     def _end(self, sweep: str, steps: int, total: int) -> None:
@@ -279,4 +278,4 @@ def _warn(message: str) -> None:
 
 
 PATIENCE = 3
-"""Reports."""
+"""The reports of equal sweeps after which a silent run is closed."""

@@ -1,22 +1,23 @@
-"""One step of a loop as data, and what can be known of it before it runs.
+"""One step of a loop as data, and what tracing it tells.
 
-Begin with `loop`: a `Loop` is what `jax.lax` made of a caller's function, a jaxpr with the number
-of its consts, carry and xs, and how it is to be reversed. The other files each answer one question
-about it, by tracing the step and never by running it:
+Begin with `loop`: a `Loop` is what `jax.lax` makes of a user's function, a jaxpr with the numbers
+of its consts, carry and xs, together with the plan of its reversal. These files answer one question
+about it each, by tracing the step and never by running it:
 
 - `activity`: which values have derivatives.
-- `restart`: which leaves of the carry a checkpoint has to hold.
-- `dead_code`: what is left of a loop if some results are unused, or some operands known.
-- `work`: an estimate of the time of a step.
-- `batching`: which results have an axis under `jax.vmap`.
-- `once`: the memory of such answers, so that each is found by one trace.
+- `restart`: which leaves of the carry a checkpoint holds.
+- `dead_code`: which part of a loop is left if some results are unused, or some operands known.
+- `work`: how long a step takes, as an estimate.
+- `batching`: which results are batched under `jax.vmap`.
+- `once`: the cache of such answers, so that each takes one trace.
 
-And how a step is run in a reverse pass:
+These files run steps in a reverse pass:
 
-- `steps`: from a restart state to later ones.
-- `pullback`: one step linearized, and its cotangents.
+- `steps`: from one restart state to a later one.
+- `pullback`: one step linearized, and its pullback.
 - `primal_half`: the part of a linearized function that runs before the cotangents are known.
-- `examples`: steps under `jax.vmap`, where some examples of a while loop have stopped.
+- `examples`: steps under `jax.vmap`, where some examples of a while loop are done.
 
-May import `storage` and `progress`, `schedule` and `_compat`. `engine` and `autodiff` stand on it.
+May import `storage`, `progress`, `schedule` and `_compat`. `engine`, `autodiff` and the rooms above
+import this one.
 """

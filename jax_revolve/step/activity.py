@@ -1,4 +1,4 @@
-"""Which values of a loop carry derivatives: those that depend on a differentiated operand."""
+"""The values of a loop that have derivatives: those that depend on a differentiated operand."""
 
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ Mask = tuple[bool, ...]
 
 
 class Activity(NamedTuple):
-    """One flag per value. `init` tells which initial carries are differentiated; `carry` tells
-    which carries depend on any differentiated operand, after however many steps."""
+    """One flag per value. `init` flags the initial carries that are differentiated; `carry` flags
+    the carries that depend on any differentiated operand, after any number of steps."""
 
     consts: Mask
     init: Mask
@@ -30,7 +30,7 @@ class Activity(NamedTuple):
 
 
 def find_activity(loop: Loop, operands: Operands, differentiated: list[bool]) -> Activity:
-    """The least fixed point over the carry, from which operands are differentiated."""
+    """The least fixed point over the carry, given which operands are differentiated."""
     consts, init, xs = loop.operands(differentiated)
     carry = init
     while True:
@@ -46,9 +46,10 @@ def _step_activity(
 ) -> tuple[list[bool], list[bool]]:
     """Which results of one step have a derivative that is not symbolically zero.
 
-    JAX itself answers, as in `lax.scan`: the step's derivative is traced, and nothing is run.
+    JAX answers, as in `lax.scan`: the derivative of the step is traced, and nothing runs.
     """
-    found = [False] * len(loop.output_types)  # if nothing has a derivative JAX does not ask
+    # JAX calls the rule below only if something has a derivative.
+    found = [False] * len(loop.output_types)
 
     @jax.custom_jvp
     def look(results: list[Any]) -> list[Any]:

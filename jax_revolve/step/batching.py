@@ -1,4 +1,4 @@
-"""What is batched under `vmap`, and what is not."""
+"""Batching rules: which results are batched under `vmap`, and along which axis."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,8 @@ from jax_revolve._compat import as_array
 def batched_dims(
     axis: Any, run: Callable[..., Sequence[Any]], operands: Sequence[Any], dims: Sequence[Any]
 ) -> list[Any]:
-    """Which results of a batched function are batched, along their first axis."""
+    """The batch axis of each result of a batched function: the first axis, or `None` if it is not
+    batched."""
     batched = _find_batched(
         lambda look: vmap_over(axis, lambda *operands: look(run(*operands)), dims)(*operands)
     )
@@ -23,7 +24,7 @@ def batched_dims(
 def vmap_over(
     axis: Any, fun: Callable[..., Sequence[Any]], dims: Sequence[Any], dims_out: Any = 0
 ) -> Any:
-    """`jax.vmap` over the axis that a batching rule was called for."""
+    """`jax.vmap` over the axis of a batching rule."""
     return jax.vmap(
         fun,
         in_axes=tuple(dims),
@@ -37,7 +38,8 @@ def vmap_over(
 def batched_as(
     axis: Any, values: Sequence[Any], dims: Sequence[Any], wanted: Sequence[Any]
 ) -> list[Any]:
-    """The values, batched along the axes wanted or, where that is `None`, not batched."""
+    """The values, batched along the wanted axes; a value whose wanted axis is `None` is not
+    batched."""
 
     def move(value: Any, dim: Any, to: Any) -> Any:
         if dim is not None:
@@ -51,13 +53,13 @@ def batched_as(
 
 
 def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
-    """Which values depend on the batched ones. `trace(look)` is to call `look(values)` once, under
-    `jax.vmap`; nothing is run."""
+    """Which values depend on batched ones. `trace(look)` must call `look(values)` once under
+    `jax.vmap`; nothing runs."""
     found: list[bool] = []
 
     @custom_vmap
     def look(values: list[Any]) -> list[Any]:
-        found[:] = [False] * len(values)  # the rule below is not asked if nothing is batched
+        found[:] = [False] * len(values)  # JAX calls the rule below only if something is batched
         return values
 
     @look.def_vmap

@@ -1,4 +1,4 @@
-"""Parts of a loop, as JAX asks for them: what is used of it, and what depends on known operands."""
+"""The part of a loop whose results are used, and the part that depends on known operands."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,8 +90,8 @@ def _follows(needs: Sequence[bool], given: Sequence[bool]) -> bool:
 
 
 def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
-    """The loop that computes the results that are used, which those are, and which operands it
-    takes. Carries that lead to no used result are dropped, as by `lax.scan`."""
+    """The loop that computes the used results, and which results and operands it has. Carries that
+    no used result depends on are dropped, as by `lax.scan`."""
     first = loop.num_condition_consts
     num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
     carry, ys = loop.results(list(used))

@@ -1,17 +1,17 @@
-"""Loops under `vmap` whose examples take different numbers of steps.
+"""While loops under `vmap`, whose examples take different numbers of steps.
 
-A loop whose condition depends on the example runs until the last one is done. Its predicate is
-reduced over the batch, so that it stays a scalar: a batched one would make JAX run both branches of
-every `cond` and select whole slot buffers. An example that is done keeps its carry, by a select of
-its own.
+A loop whose condition depends on the example runs until the last example is done. Its predicate is
+reduced over the batch, so that it stays a scalar. A batched predicate would make JAX run both
+branches of every `cond`, and select whole slot buffers. An example that is done keeps its carry by
+a select of its own.
 
-Its step is computed all the same, and must be computed on something: at the state where an example
-stopped the step may well have no derivative, and zero times infinity is not zero. So it gets values
-for which the step has run before: the example's own initial carry or, if it was done from the
-start, carry and consts of an example that was not.
+The step of such an example is still computed. At the state where the example stopped, the step may
+have no derivative, and zero times infinity is not zero. So the step gets values for which it has
+run before: the example's own initial carry or, if the example was done from the start, the carry
+and the consts of an example that was not.
 
-Nothing but booleans and values without tangents goes through a `custom_vmap` function, so JAX can
-differentiate around them. Without `vmap` all of them are constants and cost nothing.
+Only booleans and values without tangents pass through a `custom_vmap` function, so JAX can
+differentiate around it. Without `vmap`, these values are constants and cost nothing.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def _(axis_size: int, batched: Sequence[bool], going: jax.Array) -> tuple[jax.Ar
 
 @custom_vmap
 def done(going: jax.Array) -> jax.Array:
-    """Which examples are done although the loop runs on: none, if there is but one."""
+    """Which examples are done while the loop still runs. Without `vmap`, none is."""
     return jnp.zeros_like(going)
 
 
@@ -52,8 +52,8 @@ def _(axis_size: int, batched: Sequence[bool], going: jax.Array) -> tuple[jax.Ar
 
 @custom_vmap
 def _donate(going: jax.Array, values: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    """Per value: whether it needs a replacement, because it belongs to an example that is done from
-    the start, and the replacement."""
+    """For each value: whether it needs a replacement, because its example is done from the start,
+    and the replacement."""
     return [(jnp.zeros_like(going), value) for value in values]
 
 
@@ -74,32 +74,32 @@ def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -
 
 
 def going(loop: Loop, consts: list[Any], carry: list[Any]) -> Any:
-    """For which examples the loop goes on from this carry, before its bound."""
+    """Which examples go on from this carry, apart from the bound."""
     return True if loop.condition is None else loop.holds(consts, carry)
 
 
 def safe_operands(loop: Loop, operands: Operands) -> Operands:
-    """Consts and carry with which each example's step can be computed when it is done."""
+    """Consts and carry with which the step of an example that is done can be computed."""
     if loop.condition is None:
         return operands
     consts, carry, xs = operands
     first = loop.num_condition_consts
     going = loop.holds(consts, carry)
-    # What is the same on every device, while examples are not, has no replacement that is so too.
+    # A const that is the same on every device, while examples are not, has no such replacement.
     axes = varying_axes(jax.typeof(going))
     replaced = [i >= first and axes <= varying_axes(jax.typeof(c)) for i, c in enumerate(consts)]
     values = [*pick(consts, replaced), *carry]
     donated = _donate(going, [lax.stop_gradient(v) for v in values])
     safe = [lax.select(n, r, v) for (n, r), v in zip(donated, values, strict=True)]
     num_consts = sum(replaced)
-    # What is computed from a safe carry is dropped, and so has no derivative in it.
+    # Results from a safe carry are dropped, so they need no derivative with respect to it.
     safe_carry = [lax.stop_gradient(x) for x in safe[num_consts:]]
     return Operands(substitute(consts, replaced, safe[:num_consts]), safe_carry, xs)
 
 
 def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
-    """The loop's step, which leaves the carry of examples that are done as it is. `going` tells
-    which are not, `safe` are carries to compute the others' with."""
+    """The loop's step, which does not change the carry of examples that are done. `going` flags the
+    other examples. The step of done examples is computed with the carry `safe`."""
     if loop.condition is None:
         return loop.step
     is_done = done(going)
@@ -116,7 +116,7 @@ def _select(which: jax.Array, true: list[Any], false: list[Any]) -> list[Any]:
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:
-    """Final carry of a while loop, without its bound, as it is to be batched."""
+    """The final carry of a while loop without its bound, in the form that is batched."""
     consts, init, _ = operands
     safe = safe_operands(loop, operands)
 

@@ -1,4 +1,4 @@
-"""The loop as data, made from what `lax.scan` or `lax.while_loop` makes of its arguments."""
+"""A loop as data, made from the equation that `lax.scan` or `lax.while_loop` traces."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], l
 
 
 class Operands(NamedTuple):
-    """The operands of a loop, or something about each of them."""
+    """The operands of a loop, or one value for each of them."""
 
     consts: list[Any]
     carry: list[Any]
@@ -77,10 +77,10 @@ class Loop:
         plan: AnyPlan | Request | None,
         progress: Progress | None = None,
     ) -> "Loop":
-        """The loop of an equation of lax's, with the given length or bound.
+        """The loop of an equation of `jax.lax`, with the given length or bound.
 
-        What a step computes without need, as `lax.scan` traces it, is left out, as `jax.jit` would:
-        a call of a function that cannot be differentiated in forward mode may be among it.
+        Dead code in the step is removed, as `jax.jit` would. It may contain a call of a function
+        that has no forward mode.
         """
         own = {"jaxpr": without_dead_code(equation.jaxpr), "length": length}
         return cls(**{**equation._asdict(), **own}, plan=plan, progress=progress)
@@ -118,8 +118,8 @@ class Loop:
         return go_on
 
     def run_again(self) -> "Loop":
-        """The loop as its steps are when they have been run before: loops inside of them show no
-        forward sweep again."""
+        """The loop for steps that have run before: the loops inside report no forward sweep
+        again."""
 
         def change(name: str, params: dict[str, Any]) -> dict[str, Any]:
             if not name.startswith(NAME) or "progress" not in params:
@@ -146,10 +146,10 @@ class Loop:
 
 
 def with_layout(loop: Loop, operands: Operands) -> Operands:
-    """The operands, all of them laid out over the explicit mesh that some of them have.
+    """The operands, all of them laid out over the explicit mesh of some of them.
 
-    lax takes an initial carry that belongs to no mesh for one of the type that the step returns,
-    and so are later carries. Slots are made of the first one, and hold the others.
+    `jax.lax` accepts an initial carry without a mesh where the step returns one with a mesh. Slots
+    are made from the initial carry and hold later ones, so both need the same layout.
     """
     types = [*map(jax.typeof, operands.consts), *loop.output_types, *map(jax.typeof, operands.xs)]
     mesh = explicit_mesh(types)
@@ -170,18 +170,18 @@ def with_layout(loop: Loop, operands: Operands) -> Operands:
 
 
 def plan_of(loop: Loop) -> AnyPlan:
-    """The plan of a loop that is to be reversed, once it is chosen."""
+    """The plan of a loop that is reversed. It must have been chosen."""
     check_plan(loop)
     assert not isinstance(loop.plan, Request | None)
     return loop.plan
 
 
 class NoReverseMode(ValueError):
-    """A while loop that has no plan to be reversed by."""
+    """A while loop without a plan, which cannot be reversed."""
 
 
 def check_plan(loop: Loop) -> None:
-    """Refuse to reverse a loop that has no plan."""
+    """Refuse to reverse a loop without a plan."""
     if loop.plan is None:
         raise NoReverseMode(
             "max_steps and checkpoints must not both be None where a while loop is differentiated "
@@ -196,7 +196,7 @@ def pick(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
 
 
 def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -> list[T]:
-    """The values, those that the mask marks replaced in order."""
+    """The values, with those that the mask marks replaced in order."""
     replacements = iter(chosen)
     return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
 

@@ -1,8 +1,8 @@
 """What is found out by tracing a loop, once for each loop.
 
-JAX traces the step of an outer loop several times, and with it whatever is found out about the
-loops inside, whose own inner loops are then traced several times as often: without a memory, the
-time would grow exponentially with the depth of the nest.
+JAX traces the step of an outer loop several times. Each trace asks the same questions about the
+loops inside, and each answer traces their steps again. Without a cache, the time would grow
+exponentially with the depth of the nest.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -1,11 +1,11 @@
-"""What is computed of a function that is linearized for reverse mode: the primal half of its vjp.
+"""The primal half of a function's vjp, which runs before the cotangents are known.
 
-A `custom_vjp` function inside is then its forward rule, and a derivative of the result is one of
-that rule. Differentiating the function itself would meet the `custom_vjp` function, which has no
-forward mode. JAX's own linearization does the same.
+In it, a `custom_vjp` function is its forward rule, and a derivative of the result is a derivative
+of that rule. The function itself could not be differentiated again, because `custom_vjp` functions
+have no forward mode. JAX's own linearization does the same.
 
-A function without any is its own primal half, and is left as it is: taking it apart would lose the
-rules of `custom_jvp` functions in scans, see `nested`.
+A function without `custom_vjp` functions is its own primal half, and stays unchanged. To trace its
+vjp would lose the rules of `custom_jvp` functions in scans, see `engine.nested`.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ from jax_revolve.step.once import once
 
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
-    """That of a function which is linearized in its active inputs. No other is differentiated: it
-    may be one whose derivative is an error, as `equinox.internal.nondifferentiable` makes it."""
+    """The primal half of a function that is linearized in its active inputs. The other inputs are
+    not differentiated, because that may be an error, as `equinox.internal.nondifferentiable` makes
+    it."""
     if not has_custom_vjp(jaxpr):
         return jaxpr
 

@@ -1,4 +1,4 @@
-"""One step, transposed: what both engines that reverse a loop do at each of its steps."""
+"""One step, linearized and pulled back, for both engines that reverse a loop."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,16 +12,16 @@ from jax_revolve.storage.buffers import write
 
 
 class Cotangents(NamedTuple):
-    """Cotangents of a loop's results: of every active carry, and of every active y or, where the
-    cotangent is zero all along, `None`."""
+    """Cotangents of a loop's results: of every active carry, and of every active y, with `None` for
+    a y whose cotangent is zero at every step."""
 
     carry: list[Any]
     ys: list[Any]
 
 
 class Linearized(NamedTuple):
-    """One step, linearized: its results, the values that its pullback needs, how to put the
-    pullback together from them, and the types of its cotangents."""
+    """One linearized step: its results, its residuals, the tree that makes the pullback from the
+    residuals, and the types of its cotangents."""
 
     results: list[Any]
     residuals: list[Any]
@@ -29,7 +29,7 @@ class Linearized(NamedTuple):
     types: list[Any]
 
     def without_values(self) -> "Linearized":
-        """What may leave the trace that it is made in: tracers must not."""
+        """The part without tracers, which may leave its trace."""
         return self._replace(results=[], residuals=[])
 
 
@@ -63,9 +63,9 @@ def pull_back_step(
     cotangents: Cotangents,
     compute: Callable[[Callable[[], list[Any]]], list[Any]] = lambda residuals: residuals(),
 ) -> Operands:
-    """As `pull_back`, with the residuals of this step.
+    """`pull_back` with the residuals of this step.
 
-    `compute` runs the function that linearizes the step, which takes nothing and returns residuals.
+    `compute` calls a function without arguments that linearizes the step and returns the residuals.
     """
     known: list[Linearized] = []
 
@@ -79,7 +79,7 @@ def pull_back_step(
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
-    """Where the cotangents of the active values are added up."""
+    """Zero cotangents of the active values, to which cotangents are added."""
     return [zeros(tangent_type(v)) for v in pick(values, active)]
 
 
@@ -97,5 +97,5 @@ def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
-    """Of the cotangents of every active carry, those of the differentiated initial carries."""
+    """The cotangents of the differentiated initial carries, from those of all active carries."""
     return pick(ct_carry, pick(activity.init, activity.carry))

@@ -1,4 +1,4 @@
-"""The steps of a loop that is reversed: run again from what a checkpoint holds."""
+"""The steps of a loop that is reversed, run again from a checkpoint."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from jax_revolve.storage.buffers import read
 
 
 class Steps(NamedTuple):
-    """A loop, its operands, and which leaves of its carry a checkpoint holds (`restart`). `safe`
+    """A loop, its operands, and the leaves of its carry that a checkpoint holds (`restart`). `safe`
     are operands with which the step of an example that is done can be computed."""
 
     loop: Loop
@@ -30,7 +30,8 @@ class Steps(NamedTuple):
         return pick(self.operands.carry, self.restart)
 
     def whole(self, restarted: list[Any]) -> list[Any]:
-        """A carry with whatever is at hand for those leaves that nothing here depends on."""
+        """The whole carry. Leaves that a checkpoint does not hold have arbitrary values: nothing
+        depends on them."""
         return substitute(self.operands.carry, self.restart, restarted)
 
     def step_from(self, carry: list[Any]) -> Step:
@@ -42,7 +43,7 @@ class Steps(NamedTuple):
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.index(step)))
 
     def advance(self, restarted: list[Any], start: Any, stop: Any) -> list[Any]:
-        """The checkpoint at `stop`, from that at `start`."""
+        """The checkpoint at `stop`, from the one at `start`."""
 
         def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
             carry = self.whole(restarted)

@@ -1,8 +1,8 @@
-"""How much work a step is: an estimate from its jaxpr, for choosing between plans.
+"""An estimate of a step's time, from its jaxpr, for choosing between plans.
 
-Only ratios matter: of recomputing a step to keeping its residuals. The constants are those
-of a CPU with two cores, in nanoseconds, as in `schedule.cost`. Products count by their operations,
-everything else by the bytes that it makes.
+Only ratios matter: between recomputing a step and keeping its residuals. The constants are
+nanoseconds on a CPU with two cores, as in `schedule.cost`. Matrix products count by their
+operations, everything else by the bytes of its results.
 """
 
 from math import prod
@@ -30,8 +30,8 @@ def work_of(jaxpr: ClosedJaxpr) -> float:
 
 
 def is_estimated(jaxpr: ClosedJaxpr) -> bool:
-    """Whether `work_of` can know: there is no loop of unknown length, nor a program that is not
-    JAX's own."""
+    """Whether `work_of` can estimate the jaxpr: it has no loop of unknown length, and no program
+    that is not JAX's own."""
     return all(
         eqn.primitive.name != "while"
         and not any(word in eqn.primitive.name for word in FOREIGN)

@@ -1,10 +1,12 @@
-"""Buffers, and checkpoints that are kept beside the device.
+"""Buffers, and checkpoints that are not on the device.
+
+Begin with `stores`: `put` and `get` are all that the engines call, and so where another storage is
+added.
 
 - `buffers`: arrays with a leading axis of slots or steps, on the device or in the host's memory.
-- `stores`: the storage level of a plan with two levels: buffers in the host's memory, or tickets
-  of files. Begin here to add another storage: `put` and `get` are all that the engines call.
+- `stores`: the storage of a two-level plan: buffers in the host's memory, or tickets of files.
 - `files`: one file for each checkpoint, written whole or not at all.
 
-What a user passes as `storage=` is data, in `schedule.storage`, as plans are made for it. This room
-may import `schedule` and `_compat`; `step` and `engine` stand on it.
+The value of `storage=` is data in `schedule.storage`, because plans depend on it. May import
+`schedule` and `_compat`. `step`, `engine` and the rooms above import this one.
 """

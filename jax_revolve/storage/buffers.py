@@ -1,7 +1,7 @@
 """Buffers: arrays with a leading axis of slots or steps, read and written one entry at a time.
 
-A buffer in the host's memory is written from the device and read back to it: what is computed is
-computed on the device, whichever memory the entries are kept in.
+A buffer in the host's memory is written from the device and read back to the device, where all
+computation is.
 """
 
 from functools import partial
@@ -14,11 +14,11 @@ from jax.custom_batching import custom_vmap
 from jax_revolve._compat import is_on_host, to_device, to_host
 
 Buffers: TypeAlias = list[Any]
-"""One for each leaf of what is kept."""
+"""One buffer for each leaf."""
 
 
 def read(buffers: list[Any], index: Any) -> list[Any]:
-    """The entry of each buffer; `None` of one that is `None`."""
+    """The entry of each buffer; `None` for a buffer that is `None`."""
     return [None if b is None else _read(b, index) for b in buffers]
 
 
@@ -39,9 +39,9 @@ def _write(buffer: Any, value: Any, index: Any) -> Any:
     return lax.dynamic_update_index_in_dim(buffer, value, index, 0)
 
 
-# JAX batches a slice at an index as a gather, and its update as a scatter, both of which compute
-# with the index where the buffer is. Here the index is the same for all examples, so a slice of a
-# batched buffer is a slice, one axis further to the right.
+# JAX batches a slice at an index as a gather, and its update as a scatter. Both compute with the
+# index in the memory of the buffer, which may be the host's. Here the index is the same for all
+# examples, so a slice of a batched buffer is a slice, one axis further to the right.
 
 
 def _entry(axis: int) -> Any:

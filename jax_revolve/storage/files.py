@@ -1,11 +1,11 @@
 """Checkpoints as files: written whole or not at all, and read only by the program that wrote them.
 
-A file is named by a *ticket*, three 32-bit numbers: two that are drawn once for a process, and the
-file's number. So files of another process, of an earlier run that was killed, say, are never taken
-for one's own. A file is written under another name and renamed when it is complete, and it begins
-with its ticket and a checksum.
+The name of a file is its *ticket*, three 32-bit numbers: two that are drawn once for each process,
+and the number of the file. So a process never takes the files of another process for its own, such
+as those of an earlier run that was killed. A file is written under another name and renamed when it
+is complete. It begins with its ticket and a checksum.
 
-Nothing here is JAX: these functions are called from compiled programs (`storage`).
+Nothing here uses JAX: compiled programs call these functions (`stores`).
 """
 
 import atexit
@@ -33,8 +33,8 @@ _lock = threading.Lock()
 
 
 def _begin() -> None:
-    """Draw the numbers of this process. A forked one would write over its parent's files, and
-    remove them when it ends."""
+    """Draw the numbers of this process. With its parent's numbers, a forked process would overwrite
+    its parent's files, and remove them when it ends."""
     global _process
     _process = (secrets.randbits(32), secrets.randbits(32))
     _folders.clear()
@@ -46,12 +46,12 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
-    """Refuse a directory that is not there, or that cannot be written to."""
+    """Refuse a directory that does not exist, or that cannot be written to."""
     path = Path(directory)
     if not path.is_dir():
         raise FileNotFoundError(
-            f"storage=Disk({os.fspath(directory)!r}): there is no such directory. Make it, or name "
-            "another one; checkpoints are written to a folder of their own in it."
+            f"storage=Disk({os.fspath(directory)!r}): there is no such directory. Create it, or "
+            "pass another one; checkpoints are written to a folder of their own in it."
         )
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(
@@ -60,7 +60,7 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
 
 
 def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Keep the arrays in a file of their own. Returns its ticket."""
+    """Write the arrays to a new file. Returns its ticket."""
     ticket = (*_process, next(_numbers))
     path = _path(directory, ticket)
     content = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
@@ -90,8 +90,8 @@ def read_file(
     *,
     is_last: bool,
 ) -> list[np.ndarray]:
-    """The arrays that were kept under a ticket, of these shapes and dtypes. The file is removed if
-    this `is_last`."""
+    """The arrays of a ticket, which have these shapes and dtypes. The file is removed if this read
+    `is_last`."""
     first, second, number = ticket
     ticket = (first, second, number)
     path = _path(directory, ticket)
@@ -99,9 +99,9 @@ def read_file(
         stored = path.read_bytes()
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"The checkpoint {path} is not there. A checkpoint on disk is removed once the reverse "
-            "pass has used it, so a function that jax.vjp returned can be called once; call "
-            "jax.vjp again, or use jax.vmap of it for several cotangents."
+            f"The checkpoint {path} does not exist. A checkpoint on disk is removed once the "
+            "reverse pass has used it, so a function that jax.vjp returned can be called once; "
+            "call jax.vjp again, or use jax.vmap of it for several cotangents."
         ) from error
     header, content = stored[: _HEADER.size], stored[_HEADER.size :]
     expected = (_MAGIC, *ticket, zlib.crc32(content), len(content))
@@ -137,6 +137,7 @@ def _free_space(directory: str | os.PathLike[str]) -> str:
 
 @atexit.register
 def _remove_folders() -> None:
-    """What was written and never read, such as the checkpoints of a gradient that was not used."""
+    """Remove files that were written and never read, such as the checkpoints of a gradient that was
+    not used."""
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)

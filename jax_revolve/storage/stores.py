@@ -1,12 +1,12 @@
-"""Checkpoints beside the device: in the host's memory, or in files.
+"""Checkpoints in a storage: in the host's memory, or in files.
 
-What tells them is a buffer with an entry for each: the carries themselves, in the host's memory, or
-the tickets of files (`files`).
+The buffers have one entry for each checkpoint: the carry itself in the host's memory, or the ticket
+of its file (`files`).
 
-Files are written and read by `jax.pure_callback`, and that is what writing is to the program: a
-function from a carry to a ticket. It may be moved, left out where the ticket is not needed, or done
-twice, and nothing is wrong. Were files named by position instead, two sweeps that XLA runs at once,
-or a batch of them, would overwrite each other's.
+Files are written and read by `jax.pure_callback`. To the program, a write is a pure function from a
+carry to a ticket. XLA may move it, omit it if the ticket is not needed, or run it twice, without
+harm. If files were named by position instead, two sweeps that XLA runs at the same time, or a batch
+of them, would overwrite each other's files.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ from jax_revolve.storage.buffers import Buffers, read, write
 
 
 def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
-    """Buffers for so many carries like this one, yet to be filled."""
+    """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
         return [vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)]
@@ -31,12 +31,12 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
 
 
 def buffers_of(storage: Storage, size: int) -> int:
-    """How many buffers there are for a carry of `size` leaves."""
+    """The number of buffers for a carry of `size` leaves."""
     return 1 if isinstance(storage, Disk) else size
 
 
 def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
-    """Keep a carry, as number `store`."""
+    """Store a carry as number `store`."""
     if not isinstance(storage, Disk):
         return write(stores, carry, store)
     write_file = partial(_write_file, storage.directory)
@@ -48,7 +48,7 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
 def get(
     storage: Storage, stores: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
 ) -> list[Any]:
-    """The carry of that number, of these types. It can be thrown away if this `is_last`."""
+    """Carry number `store`, which has these types. It may be removed if this read `is_last`."""
     if not isinstance(storage, Disk):
         return read(stores, store)
     (ticket,) = read(stores, store)
@@ -68,7 +68,7 @@ def _read_file(directory: Any, like: list[Any], ticket: Any, is_last: Any) -> li
 
 
 def _data(value: Any) -> Any:
-    """The value, as what NumPy knows: a PRNG key as its bits."""
+    """The value in a dtype of NumPy: a PRNG key as its bits."""
     is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(value) if is_key else value
 
