@@ -28,50 +28,50 @@ def checkpointed_chain(
     key: Any = None,
     state: eqx.nn.State | None = None,
 ) -> Any:
-    """As `equinox.nn.Sequential(layers)(x, state=state, key=key)`, but its reverse pass stores what
-    goes into a few of the layers, instead of the residuals of every layer, and runs layers again
-    in the cheapest order there is.
+    """`equinox.nn.Sequential(layers)(x, state=state, key=key)` whose reverse pass stores the inputs
+    of a few layers, instead of the residuals of every layer, and runs layers again in the cheapest
+    order.
 
-    - A list of layers, unlike ones among them, follows the schedule that is optimal for their
-        measured work and sizes, found by dynamic programming.
-    - A stack of identical layers goes through [`jax_revolve.checkpointed_scan`][]: it is traced and
-        compiled once, however many layers there are.
+    - A list of layers, which may differ, follows the schedule that is optimal for their measured
+        work and sizes, found by dynamic programming.
+    - A stack of identical layers is a [`jax_revolve.checkpointed_scan`][]: it is traced and
+        compiled once, whatever the number of layers.
 
     Every layer draws the same random numbers when it runs again, and state, such as the running
-    statistics of batch norm, advances once. Every transformation works. First-order reverse mode
-    is what takes little memory; forward mode and evaluation run every layer once.
+    statistics of batch norm, advances once. Every transformation works. Only first-order reverse
+    mode saves memory; forward mode and evaluation run every layer once.
 
     **Arguments:**
 
     - `layers`: a list or tuple of callables, or an `equinox.nn.Sequential`; or a stack: any other
         `equinox.Module`, whose arrays all have a leading axis of layers. Make one with
         `equinox.filter_vmap(make_layer)(keys)`.
-    - `x`: what the first layer is called with: any pytree. Each layer gets what the one before it
-        returns; those of a stack return what they take.
-    - `checkpoints`: how many carries to store at once, `x` included, besides the residuals of one
-        layer: an int >= 1, or `"all"`. Fewer take less memory and more time. A list is compiled
-        layer by layer, each as often as it runs: a few checkpoints less can mean a much larger
-        program.
+    - `x`: the input of the first layer: any pytree. Each layer gets the output of the one before.
+        The output of a layer in a stack has the types of its input.
+    - `checkpoints`: the number of carries to store at once, `x` included, in addition to the
+        residuals of one layer: an int >= 1, or `"all"`. Fewer take less memory and more time. A
+        list is compiled layer by layer, once for each run of a layer: a few checkpoints fewer can
+        mean a much larger program.
     - `memory`: instead, the most bytes to hold: an int or a string such as `"512MB"`. Covers
-        carries and the residuals of layers. It cannot cover what any gradient takes: weights and
-        their cotangents, and what one layer takes for itself while it is computed. Under `jax.vmap`
-        it is for one example. Sizes are those of layers that are differentiated with respect to all
-        they are given.
-    - `block_size`, `storage`, `plan`, `progress`: of a stack, as
-        [`jax_revolve.checkpointed_scan`][]. A list, whose layers have sizes of their own, has none
-        of these.
-    - `key`: split into one key for each layer, as by `equinox.nn.Sequential`. A layer is given
-        `key=` if it has such a parameter.
-    - `state`: an `equinox.nn.State`, if any layer is stateful: an `equinox.nn.StatefulLayer` that
-        says so, or a callable that requires an argument `state`. Of a stack it is stacked too, as
-        `equinox.filter_vmap(equinox.nn.make_with_state(Layer))(keys)` returns it.
+        carries and the residuals of layers. The budget excludes what every gradient needs: weights
+        and their cotangents, and the temporaries of a single layer. Under `jax.vmap` it is for one
+        example. Sizes are those of layers that are differentiated with respect to all their inputs
+        and weights.
+    - `block_size`, `storage`, `plan`, `progress`: for a stack, as
+        [`jax_revolve.checkpointed_scan`][]. A list, whose layers have different sizes, has none of
+        these.
+    - `key`: split into one key for each layer, as by `equinox.nn.Sequential`. A layer gets `key=`
+        if it has such a parameter.
+    - `state`: an `equinox.nn.State`, if any layer is stateful: an `equinox.nn.StatefulLayer` whose
+        `is_stateful()` is true, or a callable that requires an argument `state`. For a stack it is
+        stacked, too, as `equinox.filter_vmap(equinox.nn.make_with_state(Layer))(keys)` returns it.
 
-    Without `checkpoints` and `memory`, a list takes the least memory with which no layer runs more
-    than twice, and within that the least time; a stack what `checkpointed_scan` does.
+    By default, a list has the least time within the least memory with which no layer runs more than
+    twice, and a stack has the default of `checkpointed_scan`.
 
     **Returns:**
 
-    What the last layer returns, or that and the new state if `state` is given.
+    The output of the last layer, or a tuple of that and the new state if `state` is given.
 
     **Raises:**
 
@@ -79,8 +79,8 @@ def checkpointed_chain(
 
     - `TypeError` or `ValueError` if `layers` or an option is not as above, or excludes another one
         that is given;
-    - `ValueError` if a layer does not take what the one before it returns; it names both;
-    - `ValueError` if `memory` is less than the least possible, which it states;
+    - `ValueError` if a layer does not take the output of the one before; the error names both;
+    - `ValueError` if `memory` is less than the least possible, which the error states;
     - `ValueError` if the arrays of a stack have different leading axes;
     - `ValueError` if `state` is missing, or given without need.
 

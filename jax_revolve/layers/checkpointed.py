@@ -1,4 +1,4 @@
-"""`Checkpointed` and `checkpoint_layers`: modules that are computed again in the reverse pass."""
+"""`Checkpointed` and `checkpoint_layers`: modules that are recomputed in the reverse pass."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,22 +15,22 @@ _FIELD = "_checkpointed_module"
 
 
 class Checkpointed(eqx.nn.StatefulLayer):
-    """The module that it wraps, but the reverse pass of a call stores what the call is given,
-    instead of its residuals, and runs it again.
+    """A module whose reverse pass stores the inputs of a call, instead of its residuals, and runs
+    the call again.
 
-    It has the attributes, methods and `repr` of that module: reading a model, `equinox.tree_at`,
-    `equinox.nn.inference_mode`, filters and serialization are as before. Its type is another one,
-    `isinstance` says so, and of special methods it has `__call__` alone.
-    As `equinox.filter_checkpoint`, but it also saves memory on a CPU, where XLA undoes
-    `jax.checkpoint` outside of loops.
+    It has the attributes, methods and `repr` of the wrapped module, so reading a model,
+    `equinox.tree_at`, `equinox.nn.inference_mode`, filters and serialization work as before. Its
+    type is `Checkpointed`, as `isinstance` says, and its only special method is `__call__`. It is
+    like `equinox.filter_checkpoint`, but also saves memory on a CPU, where XLA undoes
+    `jax.checkpoint` outside loops.
 
     Values, keys and state are those of a plain call: dropout draws the same mask again, and running
-    statistics advance once. Derivatives of every order, forward mode and `vmap` work; only reverse
-    mode of first order saves memory.
+    statistics advance once. Derivatives of every order, forward mode and `vmap` work; only
+    first-order reverse mode saves memory.
 
     **Arguments:**
 
-    - `module`: an `equinox.Module` with a `__call__`. One that is wrapped already stays as it is.
+    - `module`: an `equinox.Module` with a `__call__`. A `Checkpointed` module is not wrapped twice.
 
     !!! Example
 
@@ -61,33 +61,33 @@ class Checkpointed(eqx.nn.StatefulLayer):
 
     @property
     def wrapped(self) -> Any:
-        """The module itself."""
+        """The wrapped module."""
         return self._checkpointed_module
 
     def is_stateful(self) -> bool:
-        """As the module: whether `equinox.nn.Sequential` is to pass it the state."""
+        """Whether `equinox.nn.Sequential` passes the state to the module."""
         module = self.wrapped
         return isinstance(module, eqx.nn.StatefulLayer) and module.is_stateful()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the module."""
+        """Call the module."""
         return checkpoint(self.wrapped, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Copying and pickling look for special methods on objects that have no fields yet.
+        # Copying and pickling look up special methods on objects that have no fields yet.
         if name == _FIELD or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped, name)
 
     def __pdoc__(self, **kwargs: Any) -> Any:
-        """What Equinox prints: the module."""
-        import wadler_lindig  # which calls this
+        """The text of the module, for Equinox."""
+        import wadler_lindig  # the caller of this, so imported already
 
         return wadler_lindig.pdoc(self.wrapped, **kwargs)
 
 
 def checkpoint(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`call(*args, **kwargs)` as a segment; its arguments and results may be any pytrees."""
+    """`call(*args, **kwargs)` as a segment. Arguments and results may be any pytrees."""
     if is_jit_disabled():
         return call(*args, **kwargs)
     arrays, rest = eqx.partition((call, args, kwargs), eqx.is_array)
@@ -114,16 +114,16 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
 
     - `model`: any pytree of Equinox modules.
     - `layer_type`: a type of modules, or a tuple of them. Submodules of submodules are wrapped too.
-        Those that are wrapped already, and the model itself, stay as they are.
+        Those that are already wrapped, and the model itself, stay as they are.
 
     **Returns:**
 
-    A model of the same kind, which computes the same.
+    A model of the same type, with the same results.
 
     **Raises:**
 
     - `TypeError` if `layer_type` is not a type of Equinox modules;
-    - `ValueError` if there is no such submodule; it names the types that there are.
+    - `ValueError` if no such submodule exists; the error names the types that do.
 
     !!! Example
 
@@ -155,7 +155,7 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
 
 
 def _wrap_inside(node: Any, types: tuple[type, ...], found: set[type]) -> Any:
-    """The same node with its submodules wrapped, those that are nested in others first."""
+    """The same node with its submodules wrapped, inner ones first."""
 
     def wrap(child: Any) -> Any:
         if not _is_module(child):

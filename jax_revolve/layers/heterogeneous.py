@@ -16,7 +16,7 @@ from jax_revolve.schedule.chain import schedules as chain
 from jax_revolve.schedule.chain.schedules import Layers, Schedule
 
 Carry = tuple[Any, Any]
-"""What goes from layer to layer, and the state, or `None`."""
+"""The value that goes from layer to layer, and the state, or `None`."""
 
 
 def run_heterogeneous(
@@ -33,7 +33,7 @@ def run_heterogeneous(
         if value := getattr(asked, name):
             raise ValueError(
                 f"{name} must not be given for a list of layers, but is {value!r}: their schedule "
-                "is found from the sizes of each. Pass checkpoints or memory, or a stack of "
+                "depends on the sizes of each. Pass checkpoints or memory, or a stack of "
                 "identical layers."
             )
     layers = [Layer.of(i, call) for i, call in enumerate(calls)]
@@ -56,7 +56,7 @@ def schedule_for(sizes: Layers, asked: Options) -> Schedule:
 
 
 class _Run:
-    """Layers by the schedule."""
+    """Runs the layers by a schedule."""
 
     def __init__(self, layers: Sequence[Layer], keys: Sequence[Any]) -> None:
         self._layers, self._keys = layers, keys
@@ -68,7 +68,8 @@ class _Run:
         return carry
 
     def _with_own_state(self, numbers: list[int], entry: int | Schedule, carry: Carry) -> Carry:
-        """Layers are given their own state alone: a segment holds no more of it."""
+        """Run an entry of the schedule with the state of its own layers, so that a segment holds no
+        other state."""
         x, state = carry
         run = self._layer if isinstance(entry, int) else self._segment
         stateful = [self._layers[i].call for i in numbers if self._layers[i].is_stateful]

@@ -15,9 +15,8 @@ is_array = eqx.is_array
 
 @jax.tree_util.register_static
 class Rest:
-    """What is left of a pytree without its arrays. Two are equal if a function that is traced with
-    one can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`.
-    """
+    """The rest of a pytree without its arrays. Two are equal if a function that is traced with one
+    can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
@@ -44,7 +43,7 @@ def _sign_of_zero(leaf: Any) -> str | None:
 
 
 def without_arrays(tree: Any) -> tuple[Any, Rest]:
-    """The arrays of a pytree, `None` in place of all else, and the rest."""
+    """The arrays of a pytree, with `None` for all else, and the rest."""
     arrays, rest = eqx.partition(tree, is_array)
     return arrays, Rest(rest)
 
@@ -54,7 +53,8 @@ def with_arrays(arrays: Any, rest: Rest) -> Any:
 
 
 class Layer(NamedTuple):
-    """A layer, its number in the chain, and what it is called with besides the carry."""
+    """A layer, its number in the chain, and the arguments that it takes in addition to the
+    carry."""
 
     number: int
     call: Callable[..., Any]
@@ -73,7 +73,7 @@ class Layer(NamedTuple):
         if isinstance(inner, eqx.nn.StatefulLayer):
             is_stateful = inner.is_stateful()
         else:
-            # Optional ones, as equinox.nn.LayerNorm's, are there only to be passed on.
+            # An optional state, as that of equinox.nn.LayerNorm, is only passed on.
             state = _parameters(inner).get("state")
             is_stateful = state is not None and state.default is inspect.Parameter.empty
         key = _parameters(inner).get("key")
@@ -82,14 +82,14 @@ class Layer(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For error messages: its number and what it is."""
+        """For error messages: its number and its name."""
         inner = self.call.wrapped if isinstance(self.call, Checkpointed) else self.call
         own = getattr(inner, "__name__", None)
         return f"layer {self.number} ({own or type(inner).__name__})"
 
     def run(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
-        """The next carry, and the state, which is `None` for a layer without. Equal layers that get
-        equal types are traced once."""
+        """The next carry and the state, which is `None` for a stateless layer. Equal layers with
+        inputs of equal types are traced once."""
         arrays, rest = without_arrays((self.call, x, key, state))
         if not rest.is_hashable:
             return self.run_untraced(x, key, state)
@@ -106,13 +106,13 @@ class Layer(NamedTuple):
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _traced_once(like: Layer, rest: Rest, arrays: Any) -> tuple[Any, Rest]:
-    """Of `like` it is what it is called with that counts: number and callable stand for any."""
+    """A run of a layer with the arguments of `like`, whose number and callable do not matter."""
     call, x, key, state = with_arrays(arrays, rest)
     return without_arrays(like._replace(call=call).run_untraced(x, key, state))
 
 
 def check_state(layers: Sequence[Layer], state: Any) -> None:
-    """State is given if a layer takes it, and only then."""
+    """Refuse a missing state, and a state that no layer takes."""
     stateful = [layer.name for layer in layers if layer.is_stateful]
     if state is None and stateful:
         others = f" and {len(stateful) - 1} others" if len(stateful) > 1 else ""

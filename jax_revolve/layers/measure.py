@@ -1,4 +1,4 @@
-"""What the layers of a chain take, found by tracing them."""
+"""The work and the sizes of the layers of a chain, found by tracing them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from jax_revolve.schedule.chain.schedules import Layers
 
 
 def measure(layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any) -> Layers:
-    """The sizes of all layers, of which those that are alike are measured once. Nothing is run."""
+    """The work and the sizes of all layers. Equal layers are measured once, and nothing runs."""
     known: dict[Any, LayerSizes] = {}
     sizes: list[LayerSizes] = []
     carries: list[int] = []

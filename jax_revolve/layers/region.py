@@ -1,14 +1,14 @@
-"""A computation that the compiler keeps apart from all others.
+"""A computation that XLA does not merge with others.
 
-`jax.checkpoint` asks for that with an optimization barrier. XLA removes barriers on a CPU before it
-merges equal computations: what is computed again becomes what was computed before, and nothing is
-saved. There a conditional whose predicate XLA cannot know stands between the two, as it once did in
-JAX itself (https://github.com/jax-ml/jax/pull/7100): the computation is one of its branches.
+`jax.checkpoint` uses an optimization barrier for that. But on a CPU, XLA removes barriers before it
+merges equal computations: the recomputation becomes the first computation, and no memory is saved.
+So on a CPU the computation is a branch of a conditional whose predicate XLA cannot know, as it once
+was in JAX itself (https://github.com/jax-ml/jax/pull/7100).
 
-But XLA's CPU backend gives convolutions the layout that its quick routines need only outside of
-branches and loops: inside, they take ten times as long. Where there are any, the conditional copies
-the operands, and the computation follows it. That takes the time and the memory of the copies,
-which is why it is not done always: weights can be as large as what they are multiplied with.
+XLA's CPU backend gives convolutions the layout that its fast routines need only outside branches
+and loops; inside, they take ten times as long. If there are convolutions, the conditional copies
+the operands, and the computation follows it. Other computations do without these copies, which take
+time and memory: weights can be as large as the values that they multiply.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from jax_revolve._compat import AbstractValue, call_jaxpr, has_convolution, zero
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
-    """`fun(*operands)`, after all of the operands are there, and merged with nothing else."""
+    """`fun(*operands)`, run once all operands are available, and merged with nothing else."""
     traced = jax.make_jaxpr(fun)(*operands)
     run = jax.jit(call_jaxpr(traced))  # not traced again for each platform and branch
 
@@ -42,7 +42,7 @@ def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
 def _in_a_branch(
     fun: Callable[..., list[Any]], results: Sequence[AbstractValue], operands: Sequence[Any]
 ) -> list[Any]:
-    # Random numbers without operands are neither folded nor batched.
+    # XLA does not fold a random number without operands, and JAX does not batch it.
     always = lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
     never = lambda *_: [zeros(aval) for aval in results]  # noqa: E731
     return lax.cond(always, fun, never, *operands)

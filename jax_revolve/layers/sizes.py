@@ -1,4 +1,4 @@
-"""What a layer takes: work, and the bytes that taping it keeps, found by tracing it."""
+"""The work of a layer, and the bytes of its residuals, found by tracing it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,15 +12,16 @@ from jax_revolve.step.work import work_of
 
 
 class LayerSizes(NamedTuple):
-    """The work of a run, and the bytes of the residuals that its linearization keeps besides its
-    operands and results: a carry counts by itself, and weights are not copied."""
+    """The work of a run, and the bytes of the residuals that its linearization keeps in addition to
+    its operands and results: a carry counts by itself, and weights are not copied."""
 
     work: int
     residuals: int
 
 
 def layer_sizes(fun: Callable[..., list[Any]], operands: list[Any]) -> LayerSizes:
-    """Of a function of arrays, linearized in all of its operands that can be."""
+    """The sizes of a function of arrays that is linearized in all operands that can be
+    differentiated."""
     work = work_of(jax.make_jaxpr(fun)(*operands))
     mask = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in operands]
     counts: list[int] = []

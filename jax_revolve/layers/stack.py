@@ -27,8 +27,8 @@ def run_stack(stack: eqx.Module, x: Any, asked: Options, key: Any, state: Any) -
         after, rest_after = eqx.partition(after, is_array)
         if not eqx.tree_equal(rest_after, rest_of_carry):
             raise ValueError(
-                "layers must return what they take, as jax.lax.scan's carry, but what is not an "
-                f"array changes from {rest_of_carry!r} to {rest_after!r}."
+                "layers must return what they take, as jax.lax.scan's carry, but the part that "
+                f"is not an array changes from {rest_of_carry!r} to {rest_after!r}."
             )
         return after, state
 

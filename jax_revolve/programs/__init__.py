@@ -1,13 +1,16 @@
-"""Whole programs: every loop that a function runs, checkpointed without a change to it.
+"""Whole programs: every loop that a function runs is checkpointed, and the function stays as it is.
 
 Begin with `rewrite`: `checkpoint_loops` traces a function, finds its loops, chooses a plan for
-each, and runs its jaxpr with other equations in their places.
+each, and runs the jaxpr with these loops replaced.
 
-- `find`: the loops in a jaxpr, whatever they are in; `location`: where each is; `replace`: putting
-  checkpointed ones in their places.
-- `choice`: which of them are checkpointed, and how.
-- `nests`: which loop is in which. `share`: one amount of memory divided among all of them.
-- `report`: what `explain_loops` returns.
+- `rewrite`: `checkpoint_loops` and `explain_loops`.
+- `find`: the loops in a jaxpr, at any depth, and their sizes.
+- `location`: where a loop is in a program, and its replacement.
+- `replace`: the program with its loops replaced.
+- `choice`: which loops are checkpointed, and with which options.
+- `nests`: which loop is inside which.
+- `share`: one memory budget for several loops.
+- `report`: the result of `explain_loops`.
 
-May import `loops`, `autodiff` and everything below. Nothing stands on it.
+May import `loops`, `autodiff` and all rooms below them. No other room imports this one.
 """

@@ -1,4 +1,4 @@
-"""Which of the loops that were found are checkpointed, and how."""
+"""Which loops of a program are checkpointed, and with which options."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,13 +21,13 @@ Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 
 @dataclass(frozen=True)
 class _LoopOptions(Options):
-    """How one loop is to be checkpointed: as the arguments of the loops that take these names."""
+    """The options of one loop, named as the arguments of the loops."""
 
     max_steps: int | None = None
 
     @property
     def is_without_bound(self) -> bool:
-        """Whether there is nothing to reverse a while loop by."""
+        """Whether a while loop with these options has no plan, and so no reverse mode."""
         return self.max_steps is None and self.checkpoints in (None, "all")
 
     def replacement(self, loop: FoundLoop) -> Replacement:
@@ -62,7 +62,7 @@ class Choice:
             )
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
-        """What stands for each loop that is checkpointed."""
+        """The replacements of the loops that are checkpointed."""
         chosen = {loop: options for loop in loops if (options := self._options(loop)) is not None}
         sharing = {
             loop: options
@@ -120,12 +120,12 @@ def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _L
     if said.get("memory") is not None or said.get("plan") is not None:
         said = {"checkpoints": None, **said}
     options = replace(options, **said)
-    options.replacement(loop)  # which checks the values
+    options.replacement(loop)  # checks the values
     return options
 
 
 class _SharedMemory:
-    """Loops that share an amount of memory, among all that were found."""
+    """The loops that share one memory budget, among all loops of the program."""
 
     def __init__(
         self,
@@ -136,15 +136,15 @@ class _SharedMemory:
         self._nests, self._sharing, self._own = Nests(loops), sharing, own
 
     def replacements(self, memory: int) -> dict[Key, Replacement]:
-        """The quickest that fit, by prediction."""
+        """The replacements that fit together with the least predicted time."""
         outlays = self._nests.outlays(self._outlays)
         chosen = outlays.quickest(memory)
         if chosen is None:
             names = ", ".join(f"{loop.name} of {loop.source}" for loop in self._sharing)
             raise ValueError(
                 f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
-                f"less, the loops that share it cannot be checkpointed ({names}). Pass at least so "
-                "much, or leave out loops with where."
+                f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
+                "that much, or leave out loops with where."
             )
         return self._with_plans(chosen)
 
@@ -159,7 +159,7 @@ class _SharedMemory:
     def _outlays(self, loop: FoundLoop, inside: Outlays) -> Outlays:
         options = self._sharing.get(loop)
         if options is None:
-            # One with a plan of its own has memory of its own for what its steps hold.
+            # A loop with its own plan has its own memory for the loops inside its steps.
             has_plan = loop.key in self._own and self._own[loop.key].plan is not None
             steps = loop.length or 1
             return inside(

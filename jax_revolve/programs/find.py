@@ -1,4 +1,4 @@
-"""The loops of a program that is already written, and what is known of each."""
+"""The loops of a program, and their properties."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -27,11 +27,11 @@ class FoundLoop:
     - `kind`: "scan" or "while". A `fori_loop` is one or the other: a scan if its bounds are known
         when it is traced.
     - `length`: its steps, or `None` for a while loop.
-    - `depth`: how many loops it is in.
-    - `carry_bytes`: what its carry takes.
-    - `residual_bytes`: what `jax.lax` keeps of each step for the reverse pass at most, where
-        nothing is checkpointed. While loops in it, which have no reverse mode then, count with
-        their first carries. Measured when it is asked for, by tracing the derivative of a step.
+    - `depth`: the number of loops around it.
+    - `carry_bytes`: the bytes of its carry.
+    - `residual_bytes`: the most bytes that `jax.lax` keeps of each step for the reverse pass,
+        without checkpoints. While loops inside, which have no reverse mode then, count with their
+        initial carries. Measured on first use, by tracing the derivative of a step.
     """
 
     name: str
@@ -43,7 +43,7 @@ class FoundLoop:
     _eqn: Any = field(repr=False)
     _place: Location = field(repr=False)
     _measured: dict[Any, Any] = field(repr=False, compare=False)
-    """What was found out about the loops of the program, by what it depends on."""
+    """Measurements of the program's loops, by what they depend on."""
 
     @cached_property
     def residual_bytes(self) -> int:
@@ -51,21 +51,21 @@ class FoundLoop:
 
     @property
     def plain_bytes(self) -> int | None:
-        """What the gradient of `jax.lax`'s loop keeps at most; `None` for a while loop and for one
-        that has a while loop in it, which have none."""
+        """The most bytes that the gradient of `jax.lax`'s loop keeps; `None` for a while loop, and
+        for a loop with a while loop inside, which have no gradient."""
         if self.length is None or self._while_loops:
             return None
         return self.length * self.residual_bytes
 
     @property
     def has_floats(self) -> bool:
-        """Whether there is anything in its results that could be differentiated."""
+        """Whether any of its results can have a derivative."""
         return any(is_inexact(v.aval) for v in self._eqn.outvars)
 
     @property
     def varies_unevenly(self) -> bool:
         """Whether it is a while loop in `jax.shard_map` whose devices take different numbers of
-        steps, and yet a part of its carry is typed as the same on all of them."""
+        steps, although part of its carry is typed as the same on all of them."""
         return self.length is None and _compat.varies_unevenly(self._eqn)
 
     @property
@@ -74,19 +74,19 @@ class FoundLoop:
 
     @property
     def recomputed(self) -> tuple[Key, ...]:
-        """The ways to what it is in, and what is run again when it is transposed."""
+        """The keys of the equations around it that run again when they are transposed."""
         return self._place.recomputed
 
     def bytes_of_a_step(self, inside: Replacements) -> int | None:
-        """What `jax.lax` keeps of each step with these replacements in it, or `None` if it has no
-        gradient."""
+        """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
+        it has no gradient."""
         inside = self._among(inside)
         reversible = {key for key, replacement in inside.items() if replacement.plan is not None}
         if any(loop.key not in reversible for loop in self._while_loops):
             return None
         equation = _compat.read_loop(self._eqn)
         assert equation is not None
-        # Loops of the same function have the very same step, however long they are.
+        # Loops of the same function share the jaxpr of the step, whatever their lengths.
         kept = (equation.jaxpr, equation.condition, equation.num_consts, self._place.enclosing)
         relative = frozenset((key[len(self.key) :], value) for key, value in inside.items())
         known = ("bytes", kept, relative)
@@ -98,7 +98,7 @@ class FoundLoop:
         return self._measured[known]
 
     def measure(self, inside: Replacements, own: Replacement) -> Report | None:
-        """What the gradient takes with these replacements, or `None` if it has none."""
+        """The report on the gradient with these replacements, or `None` if it has none."""
         report = self._measure(inside)
         if report is None:
             return None
@@ -116,7 +116,7 @@ class FoundLoop:
         ]
 
     def _measure(self, inside: Replacements) -> Report | None:
-        """With a plan that stands for any other."""
+        """The report, with an arbitrary plan."""
         inside = self._among(inside)
         known = self._report_key(inside)
         if known not in self._measured:
@@ -130,7 +130,8 @@ class FoundLoop:
         return {key: value for key, value in replacements.items() if is_in(key, self.key)}
 
     def _look(self, inside: Replacements, find: Callable[[Loop, list[Any]], T]) -> T | None:
-        """What is found out with these replacements; `None` without reverse mode."""
+        """`find(loop, operands)` with these replacements; `None` if the loop has no reverse
+        mode."""
         place = replace(self._place, key=self.key[:-1])
         eqn = replace_inside(self._eqn, self.key[-1], place, inside)
         any_plan = Replacement(Plan(self.length or 1, 1), 1)
@@ -148,7 +149,8 @@ _ONE_CARRY = Replacement(Plan(LARGEST_BOUND, 1), None)
 
 
 def _equations(jaxpr: Any, place: Location) -> Iterator[tuple[Any, int, Location]]:
-    """What a program runs, each before what is in it: equations, their numbers, and where."""
+    """The equations of a program, each before those inside it, with its number and the location of
+    its jaxpr."""
     for index, eqn in enumerate(jaxpr.eqns):
         yield eqn, index, place
         if programs := place.programs(eqn):
@@ -158,7 +160,7 @@ def _equations(jaxpr: Any, place: Location) -> Iterator[tuple[Any, int, Location
 
 
 def find_loops(jaxpr: Any, place: Location | None = None) -> Iterator[FoundLoop]:
-    """The loops of a program, each before those that are in it."""
+    """The loops of a program, each before those inside it."""
     measured: dict[Any, Any] = {}
     for eqn, index, here in _equations(jaxpr, place or Location()):
         equation = _compat.read_loop(eqn)
@@ -177,7 +179,7 @@ def find_loops(jaxpr: Any, place: Location | None = None) -> Iterator[FoundLoop]
 
 
 def find_rules(jaxpr: Any) -> tuple[str, ...]:
-    """The functions of a program that run loops and have a `custom_vjp` rule, which says what they
-    keep."""
+    """The functions of a program that run loops and have a `custom_vjp` rule, which determines
+    their residuals."""
     found = (_compat.reverse_rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr, Location()))
     return tuple(dict.fromkeys(name for name in found if name is not None))

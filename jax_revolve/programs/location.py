@@ -1,7 +1,7 @@
-"""Where a loop is in a program, and what stands in its place.
+"""Where a loop is in a program, and its replacement.
 
-A program is a jaxpr. What it runs, at any depth, is a tree of equations; a loop is known by its
-`Key`, the way to it: which equation, which of the jaxprs in that, which equation there, and so on.
+A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the path to it: the number
+of an equation, the number of a jaxpr in it, the number of an equation there, and so on.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,10 @@ Replacements: TypeAlias = Mapping[Key, "Replacement"]
 
 @dataclass(frozen=True)
 class Replacement:
-    """The checkpointed loop in place of one of lax's: its plan and, for a while loop, its bound.
+    """The checkpointed loop that replaces one of lax's: its plan and, for a while loop, its bound.
 
-    Without a plan it is lax's own while loop, of which reverse mode says what it needs.
+    Without a plan, the replacement is lax's own while loop, with an error in reverse mode that
+    names the missing argument.
     """
 
     plan: AnyPlan | Request | None
@@ -38,19 +39,19 @@ class Replacement:
 
 @dataclass(frozen=True)
 class Location:
-    """Where in a program a jaxpr is."""
+    """The location of a jaxpr in a program."""
 
     key: Key = ()
     names: tuple[str, ...] = ()
     source: str = ""
     depth: int = 0
     enclosing: tuple[Any, ...] = ()
-    """The `shard_map` equations that it is in."""
+    """The `shard_map` equations around it."""
     recomputed: tuple[Key, ...] = ()
-    """The ways to the equations that it is in, and that are run again when they are transposed."""
+    """The keys of the equations around it that run again when they are transposed."""
     in_rule: bool = False
-    """Whether it belongs to a `custom_jvp` rule. Rules of functions called in rules, often the same
-    ones again, are not looked into."""
+    """Whether it belongs to a `custom_jvp` rule. Rules of functions that rules call, often the same
+    rules again, are not searched."""
 
     def programs(self, eqn: Any) -> list[Any]:
         """The jaxprs that an equation here runs."""
@@ -59,7 +60,7 @@ class Location:
         return _compat.inner_programs(eqn, self.enclosing)
 
     def into(self, index: int, eqn: Any) -> Callable[[int], "Location"]:
-        """The places of the jaxprs that an equation here runs."""
+        """The locations of the jaxprs that an equation here runs."""
         key = (*self.key, index)
         inner = replace(
             self,
@@ -76,7 +77,7 @@ class Location:
         return "/".join([*self.names, *_compat.name_in(eqn)])
 
     def source_of(self, eqn: Any) -> str:
-        """Where an equation here comes from: what runs it, if that is not known of itself."""
+        """The source line of an equation here, or of the equation around it if that is unknown."""
         return _compat.source_of(eqn) or self.source
 
 

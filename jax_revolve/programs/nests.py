@@ -1,4 +1,4 @@
-"""The loops of a program as a tree: which are in which, and in what is run again."""
+"""The loops of a program as a tree: which loop is inside which, and inside which recomputation."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -8,11 +8,12 @@ from jax_revolve.programs.location import Key
 from jax_revolve.programs.share import FEW, MANY, Outlays, recomputed, together
 
 OfLoop = Callable[[FoundLoop, Outlays], Outlays]
-"""The outlays of a loop, given those for everything that is in it."""
+"""The outlays of a loop, given those of everything inside it."""
 
 
 class Nests:
-    """The loops of a program, and what holds nothing of those in it before it is run again."""
+    """The loops of a program, and the equations that run again when they are transposed. The loops
+    inside such an equation hold nothing before it runs again."""
 
     def __init__(self, loops: Sequence[FoundLoop]) -> None:
         self._loops = {loop.key: loop for loop in loops}
@@ -25,7 +26,7 @@ class Nests:
         self._inside = inside
 
     def outlays(self, of_loop: OfLoop) -> Outlays:
-        """Of the whole program."""
+        """The outlays of the whole program."""
         return self._together((), of_loop, MANY)
 
     def _together(self, key: Key, of_loop: OfLoop, most: int) -> Outlays:

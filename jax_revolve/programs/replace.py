@@ -1,4 +1,4 @@
-"""Putting checkpointed loops in the places of those of a program."""
+"""Replacing the loops of a program by checkpointed ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,8 @@ from jax_revolve.programs.location import Location, Replacements, is_in
 
 
 def replace_loops(jaxpr: Any, replacements: Replacements, place: Location | None = None) -> Any:
-    """The program with these loops in it checkpointed. What holds none of them stays the same."""
+    """The program with these loops replaced. A jaxpr that contains none of them stays the same
+    object."""
     place = place or Location()
     equations = [_replace(eqn, index, place, replacements) for index, eqn in enumerate(jaxpr.eqns)]
     if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
@@ -38,7 +39,7 @@ def _replace(eqn: Any, index: int, place: Location, replacements: Replacements) 
 
 
 def _without_a_bound(eqn: Any, place: Location) -> Callable[..., Sequence[Any]]:
-    """lax's own while loop, with an error of ours in reverse mode."""
+    """lax's own while loop, with an error in reverse mode that names the loop."""
     message = (
         f"max_steps must be an int to differentiate the loop {place.name_of(eqn)!r} of "
         f"{place.source_of(eqn)} in reverse mode, but is None: it is a while loop, which has no "

@@ -1,4 +1,4 @@
-"""What `explain_loops` finds out, as a table."""
+"""The result of `explain_loops`, as a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,12 @@ from jax_revolve.schedule.report.table import aligned
 
 @dataclass(frozen=True)
 class LoopsReport:
-    """What [`jax_revolve.explain_loops`][] finds out. Prints as a table.
+    """The result of [`jax_revolve.explain_loops`][]. Prints as a table.
 
-    - `loops`: of each loop, in the order in which they run, the [`jax_revolve.Report`][] on the one
-        in its place; `None` if it is left alone, or cannot be differentiated in reverse mode.
-    - `rules`: the names of functions that are left alone because they have a `jax.custom_vjp` rule,
-        although they run loops.
+    - `loops`: for each loop, in the order in which they run, the [`jax_revolve.Report`][] on its
+        replacement; `None` if it is left alone, or has no reverse mode.
+    - `rules`: the names of functions that run loops but are left alone, because they have a
+        `jax.custom_vjp` rule.
     """
 
     loops: Mapping[FoundLoop, Report | None]
@@ -30,14 +30,15 @@ class LoopsReport:
 
     @cached_property
     def memory(self) -> int:
-        """The bytes that the gradients of all loops take together, those left alone included."""
+        """The bytes that the gradients of all loops take together, including loops that are left
+        alone."""
         return Nests(list(self.loops)).outlays(self._outlays).least.memory
 
     def _outlays(self, loop: FoundLoop, inside: Outlays) -> Outlays:
         report, inner = self.loops[loop], inside.least
         if report is None:
             outlay = of_each_step(inner, loop.length or 1)
-            # In a loop, what it keeps besides is among the residuals of that.
+            # What an inner loop keeps is among the residuals of the outer loop.
             kept = self._bytes_left_alone(loop) if loop.depth == 0 else None
             outlay = outlay if kept is None else replace(outlay, held=kept)
         else:
@@ -47,7 +48,8 @@ class LoopsReport:
         return Outlays(outlay, outlay)
 
     def _bytes_left_alone(self, loop: FoundLoop) -> int | None:
-        """What the gradient of `jax.lax`'s loop keeps, given what is in it; `None` without one."""
+        """The bytes that the gradient of `jax.lax`'s loop keeps, with its inner loops replaced;
+        `None` if it has no gradient."""
         if loop.length is None:
             return None
         of_a_step = loop.bytes_of_a_step(self._replacements)
@@ -101,7 +103,7 @@ _BYTES = ("bytes before, at most", "bytes after")
 def report_on(
     loops: Sequence[FoundLoop], replacements: Mapping[Key, Replacement], rules: Sequence[str]
 ) -> LoopsReport:
-    """The report on these loops, given what stands for which."""
+    """The report on these loops, given their replacements."""
     reports = {
         loop: loop.measure(replacements, own)
         if (own := replacements.get(loop.key)) is not None and own.plan is not None

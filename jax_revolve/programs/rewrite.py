@@ -1,4 +1,5 @@
-"""`checkpoint_loops`: every loop that a function runs, checkpointed, without a change to it."""
+"""`checkpoint_loops`: every loop that a function runs, checkpointed, without changing the
+function."""
 
 from collections.abc import Callable
 from functools import partial, wraps
@@ -56,43 +57,43 @@ def checkpoint_loops(
     """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
     given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth.
 
-    For programs of which you do not own the loop: nothing in them has to change. The loops are
-    found where `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`,
-    `jax.shard_map` and `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules
-    and [`jax_revolve.checkpointed_chain`][], and in derivative rules made with `jax.custom_jvp`.
-    They are replaced by [`jax_revolve.checkpointed_scan`][] and
-    [`jax_revolve.bounded_while_loop`][], and all that is said there holds for them.
+    For programs whose loops you do not own: nothing in them has to change. Loops are found when
+    `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.shard_map` and
+    `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules and
+    [`jax_revolve.checkpointed_chain`][], and in derivative rules made with `jax.custom_jvp`. They
+    are replaced by [`jax_revolve.checkpointed_scan`][] and [`jax_revolve.bounded_while_loop`][],
+    whose documentation holds for them.
 
-    Put it on what is differentiated, inside of `jax.grad`: a function that takes gradients itself
-    has no loops left to checkpoint, but arrays of residuals. Functions with a `jax.custom_vjp` rule
-    keep what is in them: the rule says what is kept.
+    Apply it to the function that is differentiated, inside `jax.grad`: a function that takes
+    gradients itself has no loops left to checkpoint, but arrays of residuals. Loops in functions
+    with a `jax.custom_vjp` rule are left alone, because the rule determines the residuals.
 
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
-    and dtypes. Arguments that are not arrays, Python numbers among them, stay what they are, have
-    to be hashable, and are compiled for.
+    and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be
+    hashable, and each value is compiled for.
 
     **Arguments:**
 
-    - `fun`: what to run. Without it, the result is a decorator.
-    - `checkpoints`: of each loop, as [`jax_revolve.checkpointed_scan`][].
-    - `memory`: instead of `checkpoints`, the most bytes for all of the loops together: an int or a
-        string such as `"512MB"`. The plans that fit together and are predicted quickest are taken.
-        A loop in a loop holds its checkpoints once for every step that is taped at a time; in a
-        loop that is left alone, for every step. What is covered is as in
+    - `fun`: the function. Without it, the result is a decorator.
+    - `checkpoints`: for each loop, as [`jax_revolve.checkpointed_scan`][].
+    - `memory`: instead of `checkpoints`, the most bytes for all loops together: an int or a string
+        such as `"512MB"`. The plans that fit together with the least predicted time are chosen. An
+        inner loop's checkpoints exist once for each outer step that is taped at a time; in a loop
+        that is left alone, once for each step. The budget covers the same as in
         [`jax_revolve.checkpointed_scan`][]. Plans are chosen as if everything were differentiated
         that can be, and under `jax.vmap` of the result for one example.
-    - `min_length`: loops of fewer steps are left alone: an int >= 1. Of a while loop it is the
-        bound that counts.
+    - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
+        with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
         would take more steps raises an error at run time. While loops without a bound are left
         alone, and reverse mode raises an error that names them, unless `checkpoints` is an int:
         they can then be differentiated once in reverse.
-    - `where`: a function that is given each [`jax_revolve.FoundLoop`][] that is long enough, and
-        says whether to checkpoint it; or how, by a dict with any of `checkpoints`, `block_size`,
-        `memory` (not part of the shared one), `storage`, `plan`, `progress` and `max_steps`,
-        instead of what is said here.
+    - `where`: a function of each [`jax_revolve.FoundLoop`][] that is long enough. It returns
+        whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
+        `block_size`, `memory` (not part of the shared budget), `storage`, `plan`, `progress` and
+        `max_steps`, which replace those given here.
 
-    Without `checkpoints` and `memory`, each loop gets its own default.
+    By default, each loop gets its own default plan.
 
     **Returns:**
 
@@ -101,7 +102,7 @@ def checkpoint_loops(
     **Raises:**
 
     - `TypeError` or `ValueError` if an argument is not as above;
-    - `ValueError` if `memory` is less than the least that the loops can do with, which it states;
+    - `ValueError` if `memory` is less than the least possible, which the error states;
     - `ValueError` in reverse mode through a while loop without a bound;
     - what `fun` and the loops raise.
 
@@ -155,9 +156,10 @@ def explain_loops(
     max_steps: int | None = None,
     where: Where | None = None,
 ) -> Callable[..., LoopsReport]:
-    """Which loops a function runs, and what [`jax_revolve.checkpoint_loops`][] makes of them.
+    """The loops that a function runs, and the plans that [`jax_revolve.checkpoint_loops`][] chooses
+    for them.
 
-    Runs nothing: `fun` is traced, and the linearization of each loop's step measured, as if
+    Nothing runs: `fun` is traced, and the linearization of each loop's step is measured, as if
     everything were differentiated that can be.
 
     **Arguments:**

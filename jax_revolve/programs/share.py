@@ -1,14 +1,14 @@
-"""One amount of memory for several loops: after each other, in each other, and in other programs.
+"""One memory budget for several loops: one after another, one inside another, and in other
+programs.
 
-A loop's *outlays* are what it can do with, everything inside of it included: bytes, and the
-predicted time with so many. They are found from the inside out, as in a knapsack problem, and none
-depends on the amount of memory: of all that fit the quickest is taken, which is never slower if
-more fit.
+An *outlay* of a loop is a choice of plans for it and everything inside it: bytes, and the predicted
+time. Outlays are found from the inside out, as in a knapsack problem, and do not depend on the
+budget. The quickest outlay that fits is chosen, so a larger budget is never slower.
 
-Loops after each other hold their checkpoints at the same time, but are reversed one by one. What a
-loop holds in another one is part of the residuals of a step of that, and exists once for each step
-that is taped at a time. Each step is transposed once, and with it what is in it: the time of the
-gradient inside counts once for each step, whatever the plan for the loop around it.
+Loops one after another hold their checkpoints at the same time, but are reversed one by one. The
+checkpoints of an inner loop are part of the residuals of an outer step, and exist once for each
+outer step that is taped at a time. Each outer step is transposed once, and with it the loops
+inside. So the time of an inner gradient counts once for each outer step, whatever the outer plan.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -23,19 +23,19 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import candidates
 
 FINEST = 1.02
-"""Of outlays whose bytes differ by less than this factor, or one so large that few are left, only
-the quickest is kept."""
+"""Among outlays whose bytes differ by less than this factor, only the quickest is kept. The factor
+grows until few enough are left."""
 
 FEW = 40
 MANY = 1000
-"""How many are few: of loops in other loops or beside them, and of those that memory is given to in
-the end."""
+"""The most outlays that are kept: `FEW` of loops that are combined with others, and `MANY` of the
+whole program."""
 
 
 @dataclass(frozen=True)
 class Outlay:
-    """What loops take: the bytes that are held from their forward sweeps to their reverse sweeps,
-    those that pass while a loop is reversed, the predicted time, and the plans for it by loop."""
+    """The cost of loops: the bytes held from their forward sweeps to their reverse sweeps, the
+    further bytes during a reverse sweep, the predicted time, and the plan of each loop."""
 
     held: int = 0
     passing: int = 0
@@ -48,8 +48,7 @@ class Outlay:
 
 
 class Outlays(NamedTuple):
-    """The outlay that takes the least memory, that of the plans that loops get by default, and
-    others."""
+    """The outlay with the least memory, that of the default plans, and others."""
 
     least: Outlay
     default: Outlay
@@ -63,15 +62,16 @@ class Outlays(NamedTuple):
         return [self.least, self.default, *self.others]
 
     def quickest(self, memory: int) -> Outlay | None:
-        """The quickest that takes no more memory than this."""
+        """The quickest outlay within `memory` bytes."""
         fitting = (outlay for outlay in self.all if outlay.memory <= memory)
         return min(fitting, key=_order, default=None)
 
 
 @dataclass(frozen=True)
 class SharingLoop:
-    """A loop that shares, of so many steps at most, perhaps with a given block: what its default
-    plan is, and its sizes, where what is inside of it holds so many bytes."""
+    """A loop that shares the budget. `length` is its number of steps or its bound, `block_size` is
+    that of its plans if it is given, `default` makes its default plan, and `sizes` are its sizes if
+    everything inside it holds so many bytes."""
 
     key: Hashable
     length: int
@@ -85,7 +85,7 @@ class SharingLoop:
         return Plan(self.length, 1, self.block_size or 1)
 
     def outlays(self, inside: Outlays) -> Outlays:
-        """Given those for everything that is in it."""
+        """The outlays of the loop, given those of everything inside it."""
         least = self._outlay(self.least, self.sizes(inside.least.held), inside.least)
         sizes = self.sizes(inside.default.held)
         default = self._outlay(self.default(sizes), sizes, inside.default)
@@ -104,27 +104,28 @@ class SharingLoop:
 
 
 def of_plan(plan: Plan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
-    """Of a loop of these sizes, given what is in it."""
+    """The outlay of a loop of these sizes, given that of everything inside it."""
     held = cost.held(plan, sizes, is_while=is_while)
     passing = cost.passing(plan, sizes, is_while=is_while)
     time = cost.time(plan, sizes, is_while=is_while)
-    # What is in a step is reversed in a copy of what the tape of a block has of it.
+    # The loops in a step are reversed in a copy of their slice of the block's tape.
     inside = inner.memory if plan.block_size > 1 else inner.passing
     return Outlay(held, passing + inside, time + plan.length * inner.time)
 
 
 def of_each_step(inner: Outlay, steps: int) -> Outlay:
-    """Of what is in a loop of lax's: it keeps what each step holds, and reverses in a copy."""
+    """The outlay of the loops inside a loop of lax, which keeps what each step holds, and reverses
+    a copy."""
     return Outlay(inner.held * steps, inner.memory, inner.time * steps, inner.plans)
 
 
 def recomputed(outlay: Outlay) -> Outlay:
-    """Of what is run again when it is transposed, and holds nothing before."""
+    """The outlay of a program that runs again when it is transposed, and holds nothing before."""
     return Outlay(0, outlay.memory, outlay.time, outlay.plans)
 
 
 def together(loops: Sequence[Outlays], most: int) -> Outlays:
-    """Of loops after each other."""
+    """The outlays of loops one after another."""
     if not loops:
         return Outlays(Outlay(), Outlay())
     while len(loops) > 1:
@@ -144,8 +145,7 @@ def _both(first: Outlays, second: Outlays) -> Outlays:
 
 
 def _quickest(outlays: Sequence[Outlay], most: int) -> list[Outlay]:
-    """The quickest of those that take about as many bytes, so closely that they are not too
-    many."""
+    """The quickest outlays for about the same bytes, at most `most` of them."""
     closeness = FINEST
     kept = _quickest_of_the_like(outlays, closeness)
     while len(kept) > most:
@@ -155,7 +155,8 @@ def _quickest(outlays: Sequence[Outlay], most: int) -> list[Outlay]:
 
 
 def _quickest_of_the_like(outlays: Iterable[Outlay], closeness: float) -> list[Outlay]:
-    """None of those that are kept takes as little or less of everything than another one."""
+    """The quickest outlays for about the same bytes, without those that are no better than another
+    one in anything."""
     unit = log(closeness)
     quickest: dict[tuple[int, int], Outlay] = {}
     for o in outlays:
