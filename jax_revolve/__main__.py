@@ -27,14 +27,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = " ".join(message.split())
-        self.exit(2, f"{self.prog}: error: {message} (--help tells more)\n")
+        self.exit(2, f"{self.prog}: error: {message} (see --help)\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser, parsers = _parsers()
-    # Without a command it is the demonstration, whose options may stand alone.
+    # Without a command, the demonstration runs, with its options.
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["demo", *arguments]
     options = vars(parser.parse_args(arguments))
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _plan(options: dict[str, Any]) -> int:
-    """Print a plan, and draw it if that is asked for."""
+    """Print a plan, and draw it on request."""
     file, text = options.pop("plot"), options.pop("show")
     state, residuals = options["state_bytes"], options["residual_bytes"]
     made = _make_plan(options)
@@ -100,14 +100,14 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         prog="python -m jax_revolve",
         description="Long loops in JAX, differentiable within a memory budget.",
         epilog="Without a command, the demonstration runs. "
-        "COMMAND --help tells about the options of a command.",
+        "COMMAND --help lists the options of a command.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, {"plan": _plan_parser(commands), "demo": _demo_parser(commands)}
 
 
 def _plan_parser(commands: Any) -> Parser:
-    about = "tell what reversing a loop takes"
+    about = "print the plan that reverses a loop"
     parser = commands.add_parser(
         "plan",
         help=about,
@@ -117,10 +117,10 @@ def _plan_parser(commands: Any) -> Parser:
     )
     add = parser.add_argument
     add("--length", type=int, metavar="N", help="number of steps")
-    add("--block-size", type=int, metavar="K", help="steps that are taped together (default: 1)")
+    add("--block-size", type=int, metavar="K", help="steps taped together (default: 1)")
     add("--plot", type=Path, metavar="FILE", help="draw the schedule into a file (PNG, SVG, PDF)")
     add("--show", action="store_true", help="draw the schedule as text")
-    wanted = parser.add_argument_group("what to keep to, one of")
+    wanted = parser.add_argument_group("the budget, one of")
     add = wanted.add_argument
     add(
         "--checkpoints",
@@ -134,7 +134,7 @@ def _plan_parser(commands: Any) -> Parser:
     sizes = parser.add_argument_group("sizes, which jax_revolve.explain_scan finds")
     add = sizes.add_argument
     add("--state-bytes", type=int, metavar="BYTES", help="of a carry")
-    add("--residual-bytes", type=int, metavar="BYTES", help="of what one taped step keeps")
+    add("--residual-bytes", type=int, metavar="BYTES", help="of the residuals of one step")
     return parser
 
 

@@ -1,8 +1,11 @@
-"""The loops in the ways of other libraries. Each module is imported when its user asks for it.
+"""Interfaces to other libraries. Each module is imported only when a user imports it.
 
-- `equinox`: the loops for carries, xs and ys with leaves that are not arrays, as Equinox's filtered
-  transformations are to those of JAX. Begin here to add another library.
+- `equinox`: the loops for carries, xs and ys with leaves that are not arrays, like Equinox's
+  filtered transformations. Begin here to add another library.
 - `diffrax`: `RevolveAdjoint`, the adjoint for `diffrax.diffeqsolve`.
+- `_filter`: trees as the arrays that a loop carries, and the other leaves.
+- `_stages`: the loop over the stages of Diffrax's Runge-Kutta solvers.
 
-May import `loops` and everything below. Nothing stands on it.
+May import `loops` and all rooms below it; `_stages` needs `step` and `_compat`. No other room
+imports this one.
 """

@@ -1,8 +1,8 @@
-"""Taking trees apart into the arrays that a loop of lax carries, and leaves that stay as they are.
+"""Trees as the arrays that a loop of lax carries, and leaves that stay as they are.
 
-Arrays are what `equinox.is_array` takes for such: of JAX and of NumPy. A Python number is both a
-valid carry of `lax.scan`, and what Equinox's modules keep their settings in. Which of the two it is
-shows when the body is traced: if the body returns it as it was, it is a setting.
+Arrays are those of JAX and NumPy, as for `equinox.is_array`. A Python number is a valid carry of
+`lax.scan`, and Equinox's modules keep settings in Python numbers. The trace of the body decides: a
+number that the body returns unchanged is a setting.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Parts(NamedTuple):
-    """A tree whose leaves are marked as loop variables or not."""
+    """A tree, and a flag for each leaf that is a loop variable."""
 
     leaves: list[Any]
     treedef: Any
@@ -28,7 +28,7 @@ class Parts(NamedTuple):
 
     @property
     def variables(self) -> Any:
-        """The tree with `None` in place of what is no loop variable."""
+        """The tree with `None` for leaves that are not loop variables."""
         return self._tree(
             leaf if varies else None for leaf, varies in zip(self.leaves, self.varies, strict=True)
         )
@@ -46,7 +46,7 @@ class Parts(NamedTuple):
 
 
 class Varies(Exception):
-    """Some Python numbers are loop variables, after all."""
+    """Further Python numbers are loop variables."""
 
     def __init__(self, varies: Sequence[bool]) -> None:
         self.varies = list(varies)
@@ -63,9 +63,10 @@ def run_with_parts(init: Any, run: Callable[[Parts], T]) -> T:
 
 
 def variables_of_new(parts: Parts, new: Any, name: str) -> Any:
-    """The loop variables of a carry that the body returns; `name` is that of the first carry."""
+    """The loop variables of a carry that the body returns. `name` is the name of the initial
+    carry."""
     leaves, treedef = jax.tree.flatten(new)
-    if treedef != parts.treedef:  # about which lax has an error of its own
+    if treedef != parts.treedef:  # lax raises its own error
         return Parts.of(new, eqx.is_array_like).variables
     varies = list(parts.varies)
     for i, (old, leaf) in enumerate(zip(parts.leaves, leaves, strict=True)):
@@ -94,7 +95,7 @@ def _same(old: Any, new: Any) -> bool:
     if type(old) is not type(new):
         return False
     if _is_number(old):
-        return repr(old) == repr(new)  # which tells zeros by their sign, and takes nan for itself
+        return repr(old) == repr(new)  # differs for zeros of different signs, and not for nan
     try:
         return bool(old == new)
     except Exception:  # whatever the leaf's own comparison raises

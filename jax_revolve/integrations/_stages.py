@@ -1,20 +1,19 @@
 """The loop over the stages of a Runge-Kutta step in Diffrax.
 
-Diffrax's solvers know three loops for it. "lax" has no reverse mode and "checkpointed" no forward
-mode; "bounded" has both, and takes half as long again in forward mode. There is a better one: with
-s stages the loop takes s steps, or s - 1 if the first stage is known from the step before. So it is
-a `lax.scan` of s - 1 steps and, perhaps, one more.
+Diffrax's solvers have three kinds of loop for it. "lax" has no reverse mode, and "checkpointed" has
+no forward mode. "bounded" has both, and takes half as long again in forward mode. A better loop
+exists: with s stages the loop takes s steps, or s - 1 if the first stage is known from the step
+before. So it is a `lax.scan` of s - 1 steps and a conditional for one more.
 
-An implicit stage finds a root by a function with a derivative rule of its own. Stages with such
+An implicit stage finds a root by a function with its own derivative rule. Stages with such
 functions are kept whole, see `engine.nested`.
 
-The loop is found in what the solver's step is traced to, where it is the last one.
+The loop is the last loop in the trace of the solver's step.
 
-On a CPU, the time of a stage is mostly that of launching its kernels, and of waking another thread
-where several could run. That is why slopes are written by another operation than Diffrax's, why
-some values have kernels of their own, and why explicit solvers take the stage that may be left out
-before the others, implicit ones after them. Together it makes the gradient of a Tsit5 solve a third
-quicker.
+On a CPU, most of the time of a stage is spent on launching its kernels, and on waking another
+thread where several could run. So slopes are written by another operation than Diffrax's, and some
+values have kernels of their own. Explicit solvers run the conditional before the scan, implicit
+ones after it. Together, this makes the gradient of a Tsit5 solve a third faster.
 """
 
 from dataclasses import replace
@@ -41,7 +40,8 @@ from jax_revolve._compat import (
 from jax_revolve.step.loop import Loop
 
 SET = "maybe_set"
-"""Equinox's primitive that writes into a buffer: whether to, the buffer, the value, and where."""
+"""Equinox's primitive that writes into a buffer. Its operands: whether to write, the buffer, the
+value, and the index."""
 
 
 class ScannedStages(eqx.Module):
@@ -50,7 +50,7 @@ class ScannedStages(eqx.Module):
     solver: Any
 
     def step(self, *arguments: Any, **named: Any) -> Any:
-        """As that of the solver."""
+        """The step of the solver."""
         solver = eqx.tree_at(_scan_kind, self.solver, "lax", is_leaf=lambda x: x is None)
         rest: list[Any] = []
 
@@ -71,7 +71,8 @@ class ScannedStages(eqx.Module):
 
 
 def with_scanned_stages(solver: Any) -> Any:
-    """The solver with another loop over the stages, or those solvers that it is made of."""
+    """The solver with another loop over the stages, or with it in the solvers that it consists
+    of."""
 
     def change(x: Any) -> Any:
         if _is_runge_kutta(x):
@@ -110,8 +111,8 @@ def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list
 
 
 def _stage_number(loop: Loop, carry: list[Any]) -> Any:
-    """The number of the stage that comes next, which tells where its slope is written. A solve of
-    nothing at all has no slopes; it does not matter how many stages it has."""
+    """The number of the next stage, which is the index of its slope in the buffer. A solve of an
+    empty state has no slopes, and any number of stages will do."""
     jaxpr = loop.jaxpr.jaxpr
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     number = next((eqn.invars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == SET), None)
@@ -122,12 +123,12 @@ def _stage_number(loop: Loop, carry: list[Any]) -> Any:
 
 
 def _in_fewer_kernels(loop: Loop) -> ClosedJaxpr:
-    """What a stage computes, for XLA's CPU backend.
+    """The jaxpr of a stage, for XLA's CPU backend.
 
-    It multiplies the slopes of all stages before it, a buffer in the carry, and writes its own into
-    the buffer. In reverse mode the cotangent of the product is added to that of the whole buffer.
-    XLA would compute it anew for each row of the buffer, by a kernel that holds all of the vector
-    field's derivative; see `_in_a_kernel_of_its_own`.
+    A stage multiplies the slopes of all earlier stages, which are a buffer in the carry, and writes
+    its own slope into the buffer. In reverse mode, the cotangent of the product is added to that of
+    the whole buffer. XLA would recompute it for each row of the buffer, in a kernel that contains
+    the whole derivative of the vector field; see `_in_a_kernel_of_its_own`.
     """
     carried = set(loop.jaxpr.jaxpr.invars[-loop.num_carry :])
 
@@ -146,10 +147,10 @@ def _multiply(eqn: Any, *operands: Any) -> list[Any]:
 
 
 def _write(eqn: Any, go_on: Any, buffer: Any, slope: Any, number: Any) -> list[Any]:
-    """The buffer with the slope of a stage, as the equation has it. That is a scatter, for which
-    XLA compares the number with the length first. Of its derivative it is better: as each place is
-    written to once, its transpose need not put zeros there."""
-    del go_on  # a stage that is run writes
+    """The buffer with the slope of a stage. The equation is a scatter, for which XLA first compares
+    the index with the length. A slice update does without that. The derivative keeps the scatter:
+    it writes each row once, so its transpose need not put zeros there."""
+    del go_on  # always true: a stage that runs writes its slope
 
     @jax.custom_jvp
     def write(buffer: Any, slope: Any, number: Any) -> Any:
@@ -167,9 +168,10 @@ def _write(eqn: Any, go_on: Any, buffer: Any, slope: Any, number: Any) -> list[A
 def _in_a_kernel_of_its_own(value: Any) -> Any:
     """The value, which XLA's CPU backend computes once, and so its cotangent.
 
-    To XLA a division is dear: it does not compute one again in every kernel that uses the result.
-    Dividing by one changes nothing. The barrier hides that it is one; it is gone when kernels are
-    made, so to have nothing but a barrier does not help, and a conditional takes longer.
+    XLA considers a division expensive, and does not recompute it in every kernel that uses the
+    result. Division by one changes nothing. The barrier hides that the divisor is one. A barrier
+    alone does not help, because XLA removes barriers before it makes kernels, and a conditional
+    takes longer.
     """
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return value
@@ -184,13 +186,14 @@ def _num_stages(solver: Any) -> int:
 
 
 def _is_runge_kutta(x: Any) -> bool:
-    """Whether it is a Runge-Kutta solver whose loop over the stages nobody has chosen. A
-    `diffrax.HalfSolver` of one passes for one, but has no such loop itself."""
+    """Whether it is a Runge-Kutta solver without a loop of the user's choice. A
+    `diffrax.HalfSolver` of one counts as one for `isinstance`, but has no such loop itself."""
     return isinstance(x, diffrax.AbstractRungeKutta) and getattr(x, "scan_kind", "") is None
 
 
 def _is_stochastic_runge_kutta(x: Any) -> bool:
-    """Those loop by `lax.scan` if they are told so, which is as good in both modes."""
+    """Whether it is a stochastic Runge-Kutta solver without a loop of the user's choice. Its loop
+    "lax" is a `lax.scan`, which is as good in both modes."""
     return isinstance(x, diffrax.AbstractSRK) and getattr(x, "scan_kind", "") is None
 
 

@@ -25,7 +25,7 @@ from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 
 TRIED = "0.6.2 to 0.7.2"
-"""The versions whose private interface is the one that is used here."""
+"""The versions of Diffrax whose private interface is the one used here."""
 
 UNSAFE_PATH = (
     "RevolveAdjoint cannot differentiate in reverse mode through diffrax.UnsafeBrownianPath, whose "
@@ -43,16 +43,16 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
     the numerical solution, in forward mode and in reverse mode, to any order.
 
     Reverse mode stores `checkpoints` states of the solve and recomputes the others, as
-    [`jax_revolve.bounded_while_loop`][] does; forward mode costs what it does with
-    `diffrax.ForwardMode`. With this one adjoint there is no need to choose between
+    [`jax_revolve.bounded_while_loop`][] does; forward mode costs the same as with
+    `diffrax.ForwardMode`. With this one adjoint you need not choose between
     `diffrax.RecursiveCheckpointAdjoint`, which has no forward mode, `diffrax.ForwardMode`, which
     has no reverse mode, and `diffrax.DirectAdjoint`, which has both, but takes longer in forward
     mode, and whose memory in reverse mode cannot be chosen.
 
     **Arguments:**
 
-    - `checkpoints`: how many states of the solve to store at once in reverse mode, the initial one
-        included: an int >= 1, or `"all"` for as many as `max_steps`.
+    - `checkpoints`: the number of states of the solve to store at once in reverse mode, the initial
+        one included: an int >= 1, or `"all"` for as many as `max_steps`.
     - `memory`: instead, the most bytes to hold, an int or a string such as `"512MB"`.
     - `block_size`, `storage`, `plan`, `progress`: further options of
         [`jax_revolve.bounded_while_loop`][]. A step of the loop is a step of the solver, accepted
@@ -114,13 +114,13 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         passed_controller_state: bool,
         **kwargs: Any,
     ) -> Any:
-        """What Diffrax calls: its own loop, with loops of ours in it."""
+        """Diffrax's own loop, with loops of jax_revolve inside. Diffrax calls this method."""
         del throw, passed_solver_state, passed_controller_state
 
         def outer_while_loop(
             cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int | None, buffers: Any
         ) -> Any:
-            del buffers  # which leaves need not be stored is found by analysis
+            del buffers  # not needed: `step.restart` finds the leaves to store
             return filter_bounded_while_loop(
                 cond_fun,
                 body_fun,
@@ -151,8 +151,8 @@ def _save_loop(
     buffers: Any,
     checkpoints: int,
 ) -> Any:
-    """The loop within a step, over those of `SaveAt(ts=...)` that the step has passed. All that it
-    needs to start again is two indices, so every state of it is stored."""
+    """The loop within a step, over the times of `SaveAt(ts=...)` that the step has passed. Its
+    restart state is two indices, so all of its states are stored."""
     del buffers, checkpoints
     return filter_bounded_while_loop(
         cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all"
@@ -160,14 +160,14 @@ def _save_loop(
 
 
 def check_interface() -> None:
-    """Refuse a version of Diffrax whose solve does not take loops from the adjoint as those that
-    this was tried with."""
+    """Refuse a version of Diffrax whose solve does not take loops from the adjoint as the versions
+    `TRIED` do."""
     loop = getattr(diffrax.AbstractAdjoint, "_loop", None)
     arguments = set(inspect.signature(loop.fget(None)).parameters) if loop else set()
     if arguments != LOOP_ARGUMENTS:
         raise NotImplementedError(
-            f"RevolveAdjoint does not support Diffrax {diffrax.__version__}: it stands on how "
-            f"Diffrax's solve works inside, as in versions {TRIED}. Install one of those, or "
+            f"RevolveAdjoint does not support Diffrax {diffrax.__version__}: it relies on "
+            f"private functions of Diffrax, as in versions {TRIED}. Install one of those, or "
             "use another adjoint."
         )
 

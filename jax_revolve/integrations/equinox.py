@@ -1,5 +1,5 @@
-"""The loops, for carries, xs and ys with leaves that are not arrays: as Equinox's filtered
-transformations are to those of JAX."""
+"""The loops for carries, xs and ys with leaves that are not arrays, like Equinox's filtered
+transformations."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, overload
@@ -38,19 +38,18 @@ def filter_checkpointed_scan(
     plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
-    """As [`jax_revolve.checkpointed_scan`][], but carry, xs and ys may have leaves that are not
-    arrays, such as the activation function of an `equinox.Module`.
+    """[`jax_revolve.checkpointed_scan`][] for carry, xs and ys with leaves that are not arrays,
+    such as the activation function of an `equinox.Module`.
 
-    - In the carry they must be the same after every step.
+    - Such leaves of the carry must be the same after every step.
     - Those of xs are the same at every step.
     - Those of ys are returned once, rather than stacked.
 
-    Arrays are what `equinox.is_array` takes for such: those of JAX and of NumPy. Python numbers,
-    which Equinox takes for settings and `jax.lax.scan` for arrays, are both here. In the carry a
-    number is a setting, and stays a Python number, as long as `f` returns it as it was; if `f`
-    returns anything else in its place, it is a loop variable as in `jax.lax.scan`. To find out, `f`
-    is traced again. In xs a number is the same at every step; in ys it is stacked as in
-    `jax.lax.scan`.
+    Arrays are those of JAX and NumPy, as for `equinox.is_array`. Python numbers are settings to
+    Equinox, arrays to `jax.lax.scan`, and either of them here. In the carry, a number that `f`
+    returns unchanged is a setting, and stays a Python number. Any other number is a loop variable,
+    as in `jax.lax.scan`; then `f` is traced again. In xs, a number is the same at every step. In
+    ys, it is stacked, as in `jax.lax.scan`.
 
     **Arguments:**
 
@@ -165,10 +164,10 @@ def filter_bounded_while_loop(
     throw: bool = False,
     progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
-    """As [`jax_revolve.bounded_while_loop`][], but the value may have leaves that are not arrays,
-    which must be the same after every step.
+    """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
+    be the same after every step.
 
-    What is an array, and what becomes of Python numbers, is as for the carry of
+    Arrays and Python numbers are as in the carry of
     [`jax_revolve.integrations.equinox.filter_checkpointed_scan`][].
 
     **Arguments:**

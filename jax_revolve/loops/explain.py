@@ -1,4 +1,4 @@
-"""What a loop's reverse pass takes, for every sensible choice, before anything runs."""
+"""The memory and the evaluations of a loop's gradient, for every plan worth considering."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,13 +36,13 @@ def explain_scan(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
 ) -> Report:
-    """What the gradient of a [`jax_revolve.checkpointed_scan`][] takes, for every sensible choice,
-    and which one is chosen.
+    """The memory and the evaluations of the gradient of a [`jax_revolve.checkpointed_scan`][], for
+    every plan worth considering, and the plan that is chosen.
 
-    Runs nothing: `f` is traced, and its linearization measured, as if `init`, `xs` and the arrays
-    that `f` closes over were all differentiated. A gradient with respect to less has fewer
-    residuals. Bytes are those of one device inside of `jax.shard_map` and where types tell the
-    sharding (`AxisType.Explicit`), and those of whole arrays elsewhere.
+    Nothing runs: `f` is traced, and its linearization is measured, as if `init`, `xs` and the
+    arrays that `f` closes over were all differentiated. A gradient with respect to fewer of them
+    has fewer residuals. Bytes are for one device inside `jax.shard_map`, and where types tell the
+    sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
 
     **Arguments:**
 
@@ -54,9 +54,9 @@ def explain_scan(
     **Returns:**
 
     A [`jax_revolve.Report`][], which prints as a table: the bytes of a checkpoint, of the residuals
-    of a step, and of what is held whatever the plan; then a line for each choice with its
-    checkpoints, its block size, its memory, and how many steps it runs. `report.plan` is the one
-    that is chosen, `report.plot()` draws the trade-off.
+    of a step, and of the arrays that every plan holds; then a line for each plan with its
+    checkpoints, its block size, its memory and its evaluations. `report.plan` is the chosen plan,
+    and `report.plot()` draws the trade-off.
 
     **Raises:**
 
@@ -97,8 +97,8 @@ def explain_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
 ) -> Report:
-    """What the gradient of a [`jax_revolve.bounded_while_loop`][] takes that runs up to its bound,
-    for every sensible choice, and which one is chosen.
+    """The memory and the evaluations of the gradient of a [`jax_revolve.bounded_while_loop`][] that
+    reaches its bound, for every plan worth considering, and the plan that is chosen.
 
     **Arguments:**
 
@@ -140,13 +140,13 @@ def explain_fori_loop(
     plan: AnyPlan | None = None,
     max_steps: int | None = None,
 ) -> Report:
-    """What the gradient of a [`jax_revolve.checkpointed_fori_loop`][] takes, for every sensible
-    choice, and which one is chosen.
+    """The memory and the evaluations of the gradient of a [`jax_revolve.checkpointed_fori_loop`][],
+    for every plan worth considering, and the plan that is chosen.
 
     **Arguments:**
 
     As [`jax_revolve.checkpointed_fori_loop`][]. Arrays of `init_val` may be
-    `jax.ShapeDtypeStruct`s. `max_steps` must be an int where `lower` or `upper` is not known when
+    `jax.ShapeDtypeStruct`s. `max_steps` must be an int if `lower` or `upper` is not known when
     the loop is traced.
 
     **Returns:**
@@ -174,14 +174,14 @@ def explain_fori_loop(
 def _explain(
     asked: Options, max_steps: int | None, run: Callable[[Any], Any], arguments: Any
 ) -> Report:
-    """Of `run(arguments)`, which calls a loop of `jax.lax`."""
+    """The report on the loop of `jax.lax` that `run(arguments)` calls."""
     found: list[Report] = []
 
     def look(equation: LoopEquation, operands: list[Any]) -> Any:
         if equation.length is None and max_steps is None:
             raise ValueError(
-                "max_steps must be an int, but is None: what a while loop takes depends on how "
-                "many steps there may be."
+                "max_steps must be an int, but is None: the memory and the evaluations of a while "
+                "loop depend on its bound."
             )
         found.append(report_of(asked.loop(equation, max_steps), operands))
         return [zeros(t) for t in equation.output_types]
@@ -196,7 +196,7 @@ class NoDerivative(ValueError):
 
 
 def report_of(loop: Loop, operands: list[Any]) -> Report:
-    """The report on a loop all of whose operands are differentiated that can be."""
+    """The report on a loop, as if all operands were differentiated that can be."""
     inputs, activity = _differentiated(loop, operands)
     restart = find_restart(loop, activity, inputs)
     sizes = sizes_of(loop, activity, restart, inputs)
@@ -215,14 +215,14 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
 
 
 def residual_bytes(loop: Loop, operands: list[Any]) -> int:
-    """The residuals of a step of the loop, where nothing is checkpointed."""
+    """The bytes of the residuals of a step, without checkpoints."""
     inputs, activity = _differentiated(loop, operands)
     return bytes_of(Tape(Steps.of(loop, (True,) * loop.num_carry, inputs), activity).types)
 
 
 def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:
-    """The operands, with at least one slice of the xs, and what depends on those that can be
-    differentiated."""
+    """The operands, with at least one slice of the xs, and the activity if all operands are
+    differentiated that can be."""
     inputs, first = loop.operands(operands), loop.num_condition_consts
     if loop.length == 0:  # there is no slice to look at
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
@@ -232,7 +232,7 @@ def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity
     if not any(activity.results):
         raise NoDerivative(
             "init, xs and what f closes over must hold floating-point numbers that its results "
-            "depend on, but do not: there is no derivative that would take anything."
+            "depend on, but do not: there is nothing to differentiate."
         )
     return inputs, activity
 

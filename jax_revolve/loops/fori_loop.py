@@ -36,18 +36,18 @@ def checkpointed_fori_loop(
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
     It has a reverse mode even if the number of steps is not known when it is traced.
 
-    With bounds that are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
-    [`jax_revolve.bounded_while_loop`][], and all that is said there holds for it.
+    If the bounds are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
+    [`jax_revolve.bounded_while_loop`][]. The documentation of that loop holds for it.
 
     **Arguments:**
 
     - `lower`, `upper`, `body_fun`, `init_val`: as `jax.lax.fori_loop`.
-    - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as in the loop that it is.
+    - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as in that loop.
     - `max_steps`: the most steps that the loop may take: an int from 0 to `2**31 - 1`, or `None`.
-        Not needed where `lower` and `upper` are known when the loop is traced. Where they are not,
-        `max_steps` or an int for `checkpoints` is needed for reverse mode, and `max_steps` for
-        derivatives of reverse-mode derivatives.
-    - `progress`: as in the loop that it is.
+        Not needed if `lower` and `upper` are known when the loop is traced. If they are not,
+        reverse mode needs `max_steps` or an int for `checkpoints`, and derivatives of reverse-mode
+        derivatives need `max_steps`.
+    - `progress`: as in that loop.
 
     **Returns:**
 
@@ -55,9 +55,9 @@ def checkpointed_fori_loop(
 
     **Raises:**
 
-    Whatever `jax.lax.fori_loop` and the loop that it is raise, and `ValueError` if more than
-    `max_steps` steps are asked for. If that is only known at run time, the error is then and as in
-    [`jax_revolve.bounded_while_loop`][].
+    Whatever `jax.lax.fori_loop` and that loop raise, and `ValueError` if the loop has more than
+    `max_steps` steps. If that is known only at run time, the error is that of
+    [`jax_revolve.bounded_while_loop`][] with `throw=True`.
 
     !!! Example
 
@@ -100,7 +100,7 @@ def checkpointed_fori_loop(
 
 
 def _known_steps(lower: Any, upper: Any) -> int | None:
-    """How many steps there are between bounds that are not traced."""
+    """The number of steps between bounds that are not traced; `None` for others."""
     try:
         return max(int(upper) - int(lower), 0)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What a caller asks of a loop, before the sizes of the loop are known."""
+"""The options of a loop, before its sizes are known."""
 
 from dataclasses import dataclass
 
@@ -24,18 +24,18 @@ from jax_revolve.step.loop import Loop
 MOST_REPETITIONS_TO_A_BOUND = 3
 
 LONGEST = 2**31 - 2
-"""The most steps of a scan. Positions are 32-bit integers on the device, and one more than the last
-step is counted."""
+"""The most steps of a scan. Positions are 32-bit integers on the device, and the end of the loop
+counts as one more step."""
 
 LARGEST_BOUND = 2**31 - 1
-"""The most steps of a while loop, which is counted up to its bound."""
+"""The most steps of a while loop, whose counter goes up to the bound."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller asks of a loop: the arguments that all loops share.
+    """The options that all loops share.
 
-    They are checked when the object is made, so that errors in them come before those of `jax.lax`.
+    They are checked when the object is made, so that their errors come before those of `jax.lax`.
     """
 
     checkpoints: Checkpoints = None
@@ -59,17 +59,17 @@ class Options:
             value = getattr(self, name)
             if value is not None:
                 raise ValueError(
-                    f"{name} must be None where a plan is given, but is {value!r}: the plan says "
-                    "it."
+                    f"{name} must be None where a plan is given, but is {value!r}: the plan "
+                    "determines it."
                 )
 
     @property
     def listener(self) -> Listener | None:
-        """What the progress of the loop is reported to."""
+        """The listener to which the progress of the loop is reported."""
         return listener_of(self.progress)
 
     def loop(self, equation: LoopEquation, max_steps: int | None = None) -> Loop:
-        """The loop of an equation of `jax.lax`'s, to be reversed as asked."""
+        """The loop of an equation of `jax.lax`, with a plan by these options."""
         if equation.length is None:
             length, plan = max_steps, self.for_bound(max_steps)
         else:
@@ -77,7 +77,7 @@ class Options:
         return Loop.of(equation, length, plan, self.listener)
 
     def for_scan(self, length: int) -> AnyPlan | Request:
-        """What is asked of a scan of `length` steps."""
+        """The plan of a scan of `length` steps, or a request for one."""
         if length > LONGEST:
             raise ValueError(
                 f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
@@ -85,11 +85,12 @@ class Options:
         return self._given(length) or self._chosen(length, is_while=False)
 
     def for_bound(self, max_steps: int | None) -> AnyPlan | Request | None:
-        """What is asked of a loop of `max_steps` steps at most; `None` if it cannot be reversed.
+        """The plan of a loop of at most `max_steps` steps, or a request for one; `None` if the loop
+        cannot be reversed.
 
-        Most loops stop long before their bound. The default is therefore what the fewest
-        checkpoints take with which no step is advanced more than three times, even at the bound:
-        about `(6 * max_steps) ** (1 / 3)`.
+        Most loops stop long before their bound. So the default budget is that of the fewest
+        checkpoints with which no step is advanced more than three times even at the bound: about
+        `(6 * max_steps) ** (1 / 3)`.
         """
         max_steps = check_bound(max_steps)
         if max_steps is None:
@@ -105,20 +106,20 @@ class Options:
         if isinstance(self.checkpoints, str):
             raise ValueError(
                 "checkpoints must be an int >= 1 or None where max_steps is None, but is "
-                f"{self.checkpoints!r}: how many there would be is not known. Pass max_steps."
+                f"{self.checkpoints!r}: their number would be unknown. Pass max_steps."
             )
         if self.memory is not None:
             raise ValueError(
-                f"memory must be None where max_steps is None, but is {self.memory!r}: what fits "
-                "depends on how many steps there may be. Pass max_steps, or checkpoints."
+                f"memory must be None where max_steps is None, but is {self.memory!r}: the "
+                "best plan depends on the bound. Pass max_steps, or checkpoints."
             )
         storage, checkpoints = self.storage, self.checkpoints
         if storage is not None and not (
             is_zero(checkpoints) and (storage.checkpoints or storage.memory)
         ):
             raise ValueError(
-                f"storage must be None where max_steps is None, but is {storage!r}: how many "
-                "checkpoints it would have to hold is not known. Pass max_steps, or checkpoints=0 "
+                f"storage must be None where max_steps is None, but is {storage!r}: the number "
+                "of its checkpoints would be unknown. Pass max_steps, or checkpoints=0 "
                 "and HostMemory(checkpoints=...) to keep that many in the host's memory."
             )
         if checkpoints is None:
@@ -140,8 +141,8 @@ class Options:
         block_size, storage = check_block(self.block_size), check_storage(self.storage)
         if memory is not None and checkpoints is not None:
             raise ValueError(
-                f"checkpoints must be None where memory is given, but is {checkpoints!r}: as many "
-                f"are taken as fit into memory={memory!r}."
+                f"checkpoints must be None where memory is given, but is {checkpoints!r}: "
+                f"memory={memory!r} determines their number."
             )
         if block_size is not None:
             block_size = min(block_size, max(length, 1))
@@ -156,7 +157,7 @@ class Options:
         return Request(length, budget, fewest, block_size, is_while, storage)
 
     def _fixed(self, length: int, checkpoints: Checkpoints, *, is_while: bool) -> AnyPlan | Request:
-        """With so many checkpoints on the device."""
+        """The plan with `checkpoints` on the device."""
         block_size, storage = check_block(self.block_size), self.storage
         if storage is None:
             return plan(length, checkpoints, block_size=block_size)
@@ -171,7 +172,7 @@ class Options:
 
 
 def check_bound(max_steps: int | None) -> int | None:
-    """Refuse a bound that is neither `None` nor a number of steps that can be counted."""
+    """Refuse a bound that is neither `None` nor a number of steps in 32 bits."""
     if max_steps is None:
         return None
     max_steps = check_integer("max_steps", max_steps, least=0, allowed=_ALLOWED_BOUND)

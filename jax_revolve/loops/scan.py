@@ -39,36 +39,35 @@ def checkpointed_scan(
     """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
     the fewest evaluations of `f`.
 
-    Everything that a caller can see is `lax.scan`'s: results, dtypes, weak types, errors, and every
-    transformation, in any order and nesting. What changes is the memory of reverse-mode
-    derivatives, and their time.
+    It behaves like `lax.scan`: results, dtypes, weak types, errors, and every transformation, in
+    any order and nesting. Only the memory and the time of reverse-mode derivatives differ.
 
     - Evaluated, it is `lax.scan`.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps, and evaluates `f`
         `plan(n, checkpoints, block_size=block_size).evaluations` times. Cotangents of large weights
-        are added up once for each block, by one product.
+        are added up once for each block, by one matrix product.
     - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
         a loop that carries the tangents too.
     - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
         carries that they hold grows as the square root of the length.
 
-    Of each carry only those leaves are stored that are needed to run steps again: not running sums,
-    nor arrays that `f` writes into but does not read.
+    A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
+    sums, and no arrays that `f` writes into but does not read.
 
     Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
     `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
 
     **Arguments:**
 
-    - `f`, `init`, `xs`, `length`, `reverse`, `unroll`: as `jax.lax.scan`. `unroll` holds where all
-        of the steps run in order, as they do in an evaluation.
-    - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
-        `"all"` stores every one that a block starts from. More take more memory and less time;
-        `jax_revolve.plan` tells beforehand how much less.
-    - `block_size`: how many steps to tape together, an int >= 1: their residuals are kept at once,
-        and checkpoints stand between blocks. Longer blocks take more memory and fewer evaluations.
-        With `checkpoints` alone it is 1.
+    - `f`, `init`, `xs`, `length`, `reverse`, `unroll`: as `jax.lax.scan`. `unroll` applies where
+        all steps run in order, as in an evaluation.
+    - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
+        `"all"` stores one for each block. More take more memory and less time; `jax_revolve.plan`
+        tells how much less.
+    - `block_size`: the number of steps to tape together, an int >= 1: their residuals are kept at
+        the same time, and checkpoints are between blocks. Longer blocks take more memory and fewer
+        evaluations. With `checkpoints` alone, the default is 1.
     - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
         `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
         The budget excludes what every gradient needs: xs, ys and their cotangents, those of
@@ -77,17 +76,17 @@ def checkpointed_scan(
         sharding (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not.
         Checkpoints and, unless it is given, `block_size` are chosen for the least predicted time;
         `jax_revolve.explain_scan` shows the choices.
-    - `storage`: where further checkpoints are kept: a [`jax_revolve.HostMemory`][], which can limit
-        the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and `memory`
-        are then those of the device. With `checkpoints=0` all are in a `HostMemory`. `None`, the
-        default, keeps all on the device.
+    - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
+        limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
+        `memory` then count the device alone. With `checkpoints=0`, a `HostMemory` holds all
+        checkpoints. `None`, the default, stores all on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
-        that is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows it in
-        another way. Steps that are run again, and derivatives of reverse-mode derivatives, show
-        nothing. Bars count steps, not examples or devices: there is one under `jax.vmap` and
-        `jax.shard_map`. `jax.effects_barrier()` waits for the last of them. There are about a
-        hundred updates, fewer if steps are quick.
+        it is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows progress in
+        another way. Steps that run again, and derivatives of reverse-mode derivatives, show
+        nothing. A bar counts steps, not examples or devices: `jax.vmap` and `jax.shard_map` show
+        one bar. It has about a hundred updates, and fewer if steps are quick.
+        `jax.effects_barrier()` waits for the last update.
 
     By default, checkpoints and block size are chosen as for `memory`, with a budget of about
     `sqrt(2 * length)` carries and the residuals of one step: the fewest checkpoints with which no
@@ -103,12 +102,13 @@ def checkpointed_scan(
 
     - `TypeError` or `ValueError` if `checkpoints`, `block_size`, `memory` or `plan` is not as
         above, or excludes another one that is given;
-    - `ValueError` in reverse mode if `memory` is less than the least possible, which it states;
+    - `ValueError` in reverse mode if `memory` is less than the least possible, which the error
+        states;
     - `FileNotFoundError` or `PermissionError` if the directory of a `Disk` cannot be written to;
-        at run time, as a `JaxRuntimeError`, an `OSError` that tells which file could not be written
-        or read;
-    - `RuntimeError` if gradients with checkpoints in the host's memory come out wrong on this
-        backend, which is tried once;
+        at run time, as a `JaxRuntimeError`, an `OSError` that names the file that could not be
+        written or read;
+    - `RuntimeError` if gradients with checkpoints in the host's memory are wrong on this backend,
+        which is tested once;
     - `ValueError` if the loop has more than `2**31 - 2` steps;
     - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
         again would change again.

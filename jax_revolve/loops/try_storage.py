@@ -1,4 +1,4 @@
-"""Whether checkpoints can be kept where a caller wants them."""
+"""A test of whether a storage works."""
 
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ from jax_revolve.storage.files import check_directory
 
 
 def try_storage(wanted: AnyPlan | Request | None) -> None:
-    """Refuse a place for checkpoints that is not there, or that does not work."""
+    """Refuse a storage that does not exist, or that does not work."""
     storage = None if wanted is None else wanted.storage
     if isinstance(storage, Disk):
         check_directory(storage.directory)
@@ -37,10 +37,9 @@ def try_storage(wanted: AnyPlan | Request | None) -> None:
 def check_host_memory(backend: str) -> None:
     """Run a small gradient with checkpoints in the host's memory and compare it with the device's.
 
-    XLA has computed wrong gradients from what loops keep in the host's memory, without an error: on
-    GPUs it took entries that a loop reads backwards for such that it reads forwards
-    (https://github.com/openxla/xla/pull/46231). So it is tried, once for each backend, before it is
-    relied upon.
+    XLA has computed wrong gradients from the buffers of loops in the host's memory, without an
+    error: on GPUs, it read entries forwards where the loop reads them backwards
+    (https://github.com/openxla/xla/pull/46231). So each backend is tested once before it is used.
     """
     if not has_host_memory():
         raise ValueError(
@@ -53,8 +52,8 @@ def check_host_memory(backend: str) -> None:
         if not np.array_equal(_gradient(plan), expected):
             raise RuntimeError(
                 "A gradient with checkpoints in the host's memory is wrong on the "
-                f"{backend} backend of this version of JAX, {jax.__version__}, though nothing "
-                "failed. Use storage=None, or a Disk, until a version mends it."
+                f"{backend} backend of this version of JAX, {jax.__version__}, without an "
+                "error. Pass storage=None, or a Disk, until a later version fixes it."
             )
 
 
@@ -62,8 +61,8 @@ _LENGTH = 24
 
 
 def _gradient(plan: AnyPlan) -> np.ndarray:
-    """Compiled and run apart from whatever is being traced. It depends on the state at every step,
-    and all of its numbers are integers: programs that are fused differently round nothing."""
+    """A gradient, compiled and run outside any trace. It depends on the state at every step. All of
+    its numbers are integers, so programs that are fused differently have no rounding errors."""
     state = np.linspace(-128, 127, 256, dtype=np.float32)
 
     def total(state: jax.Array) -> jax.Array:

@@ -84,25 +84,25 @@ def bounded_while_loop(
     progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
-    any order. If the bound stops the loop, it does so quietly, unless `throw=True`.
+    any order. The bound stops the loop without an error, unless `throw=True`.
 
-    Time follows the steps taken, not the bound, under `jax.vmap` too: the loop then runs until its
-    longest example is done. What follows the bound is the default for `checkpoints`, and with it
-    the memory, which reverse mode sets up before the first step.
+    The time depends on the steps taken, not on the bound. Under `jax.vmap`, the loop runs until its
+    longest example is done. The default for `checkpoints` depends on the bound, and with it the
+    memory, which reverse mode allocates before the first step.
 
     - Evaluated, it is `lax.while_loop` with a counter.
     - Forward mode is that of `lax.while_loop`; reverse mode over it is first-order reverse mode
         again, of a loop that carries the tangents too.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
-        and the residuals of `block_size` steps. It places checkpoints without knowing how many
-        steps there will be, and then, with `block_size=1`, runs `body_fun` as often as
-        `plan(steps, checkpoints).evaluations` says in a loop of up to
-        `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few per cent more in a longer one.
+        and the residuals of `block_size` steps. It places checkpoints while the number of steps is
+        unknown. With `block_size=1`, it evaluates `body_fun` `plan(steps, checkpoints).evaluations`
+        times in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few per
+        cent more often in a longer one.
     - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
         carries that they hold grows as the square root of the bound.
 
-    Of each carry only those leaves are stored that are needed to run steps again: not running sums,
-    nor arrays that the body writes into but does not read.
+    A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
+    sums, and no arrays that the body writes into but does not read.
 
     An example that is done under `jax.vmap` cannot make a derivative NaN, even if `body_fun` has
     none at the state where it stopped.
@@ -114,25 +114,26 @@ def bounded_while_loop(
 
     - `cond_fun`, `body_fun`, `init_val`: as `jax.lax.while_loop`.
     - `max_steps`: the most steps to take: an int from 0 to `2**31 - 1`, known when the loop is
-        traced. `None` does without a bound: evaluation and forward mode work then, and with an int
-        for `checkpoints` first-order reverse mode, of a loop of less than `2**31` steps.
-    - `checkpoints`: how many carries to store at once, the initial one included: an int >= 1.
-        `"all"` stores every one up to the bound that a block starts from.
-    - `block_size`, `memory`: as [`jax_revolve.checkpointed_scan`][]. `memory` is kept to even if
-        the bound is reached, and chooses what is the quickest then. Without `checkpoints`, it is by
-        default as much as about `(6 * max_steps) ** (1 / 3)` carries and the residuals of one step
-        take, 28 carries for 4096 steps, 180 for a million: the fewest checkpoints with which no
-        step is advanced more than three times even if the bound is reached.
-    - `storage`: as [`jax_revolve.checkpointed_scan`][]. The plan is that for a loop
-        that reaches its bound, and room is made for it in the host's memory before the first step;
+        traced. `None` means no bound: evaluation and forward mode work, and with an int for
+        `checkpoints` also first-order reverse mode, of a loop of fewer than `2**31` steps.
+    - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
+        `"all"` stores one for each block up to the bound.
+    - `block_size`, `memory`: as [`jax_revolve.checkpointed_scan`][]. The budget `memory` holds even
+        if the bound is reached, and the plan is the one that is predicted quickest then. Without
+        `checkpoints`, the default budget is about `(6 * max_steps) ** (1 / 3)` carries and the
+        residuals of one step: 28 carries for 4096 steps, 180 for a million. These are the fewest
+        checkpoints with which no step is advanced more than three times even if the bound is
+        reached.
+    - `storage`: as [`jax_revolve.checkpointed_scan`][]. The plan is for a loop that reaches its
+        bound, and its host memory is allocated before the first step;
         `HostMemory(checkpoints=...)` limits it.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of `max_steps`
         steps.
-    - `with_steps`: whether to return the number of steps taken, too.
+    - `with_steps`: whether to return the number of steps taken, as well.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
-    - `progress`: as [`jax_revolve.checkpointed_scan`][]. How many steps there will be is not known,
-        so the forward bar does not tell the time left; the reverse bar does.
+    - `progress`: as [`jax_revolve.checkpointed_scan`][]. The forward bar does not show the time
+        left, because the number of steps is unknown; the reverse bar does.
 
     **Returns:**
 
@@ -147,8 +148,8 @@ def bounded_while_loop(
         or `plan` is not as above, or excludes another one that is given;
     - what [`jax_revolve.checkpointed_scan`][] raises if `storage` cannot be used;
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
-        less than the least possible, and where a derivative of the gradient is taken of a loop
-        without a bound;
+        less than the least possible, and if the gradient of a loop without a bound is
+        differentiated;
     - `NotImplementedError` if `body_fun` uses a mutable array reference from outside;
     - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
         a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
@@ -175,11 +176,11 @@ def bounded_while_loop(
     ??? cite "Source"
 
         P. Stumm and A. Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
-        Comput. 32(2), 2010, for what an online schedule can reach. The rule is our own; see
-        `jax_revolve/schedule/online.py`.
+        Comput. 32(2), 2010, for the range in which an online schedule can be exact. The rule is in
+        no paper; see `jax_revolve/schedule/online.py`.
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    chosen = asked.for_bound(max_steps)  # errors come before those of lax
+    chosen = asked.for_bound(max_steps)  # before `jax.lax` raises its errors
     try_storage(chosen)
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
@@ -205,10 +206,10 @@ def bounded_while_loop(
 def run_from(
     start: Any, fun: Callable[[Any], Any], run: Callable[[LoopEquation, list[Any]], Any]
 ) -> Any:
-    """`fun(start)`, which calls a loop of lax, with `run` in its place.
+    """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop.
 
-    Inside of `jax.shard_map` devices may take different numbers of steps. All of the carry then
-    varies over them, and is made to do so from the start.
+    Inside `jax.shard_map`, devices may take different numbers of steps. All of the carry then
+    varies over the devices, and is typed so from the start.
     """
 
     class ConditionVaries(Exception):
@@ -235,14 +236,15 @@ def run_from(
 
 
 def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) -> Any:
-    """The value, with an error at run time if the condition still holds of the loop's results."""
+    """The value, with an error at run time if the loop's condition still holds for its results."""
     if loop.condition is None or loop.length is None:
         return value
     return _raise_if(loop.holds(loop.operands(operands).consts, results), value, loop.length)
 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
-    """The value, and its derivatives, with an error at run time: whichever of them is used."""
+    """The value with an error at run time, which is raised if the value or a derivative of it is
+    used."""
     message = f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps"
     not_stopped = one_unless(stopped, f"{message}.")
 
@@ -269,8 +271,8 @@ def _python_loop(
     with_steps: bool,
     throw: bool,
 ) -> Any:
-    """For debugging, under `jax.disable_jit`. As in lax's own, what the body gets are arrays of
-    JAX's: it cannot change a NumPy array of the caller's in place."""
+    """A Python loop, for debugging under `jax.disable_jit`. As in that of `jax.lax`, the body gets
+    JAX arrays, so it cannot change the user's NumPy arrays in place."""
     value, steps = jax.tree.map(as_array, init_val), 0
     while (max_steps is None or steps < max_steps) and cond_fun(value):
         value, steps = jax.tree.map(as_array, body_fun(value)), steps + 1
