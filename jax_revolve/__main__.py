@@ -89,7 +89,7 @@ def _demo(options: dict[str, Any]) -> int:
 
 
 def _examples() -> Path:
-    """The folder of the examples: inside an installed package, beside it in a checkout."""
+    """The folder of the examples: in an installed package, or next to the package in a checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "examples"
     return installed if installed.is_dir() else package.parent / "examples"

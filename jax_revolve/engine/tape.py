@@ -78,7 +78,7 @@ class Tape:
         )
 
     def empty(self, length: int) -> Buffers:
-        """Buffers for so many steps."""
+        """Buffers for `length` steps."""
         return _buffers(self.types, length)
 
     def complete(self, tape: Buffers, length: int) -> Buffers:

@@ -70,8 +70,8 @@ class Outlays(NamedTuple):
 @dataclass(frozen=True)
 class SharingLoop:
     """A loop that shares the budget. `length` is its number of steps or its bound, `block_size` is
-    that of its plans if it is given, `default` makes its default plan, and `sizes` are its sizes if
-    everything inside it holds so many bytes."""
+    that of its plans if it is given, `default` makes its default plan, and `sizes` are its sizes,
+    given the bytes that everything inside it holds."""
 
     key: Hashable
     length: int

@@ -129,7 +129,7 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
 def _with_reads(
     blocks: int, slots: int, transfer: Fraction, writes: int
 ) -> tuple[Fraction, Transfers]:
-    """The least cost with so many writes, and its transfers. The cost is convex in the number of
+    """The least cost with `writes` writes, and its transfers. The cost is convex in the number of
     reads: each further read saves less."""
 
     def with_more(reads: int) -> Transfers:
@@ -144,7 +144,7 @@ def _with_reads(
 
 
 class LowerBound:
-    """A lower bound: the least cost with so many writes and a fractional number of reads.
+    """A lower bound: the least cost for a number of writes, with a fractional number of reads.
 
     By duality, it is the maximum of p n - S(p) - (what the segments save) over the price p of a
     block. A part of depth d saves S(p - d), where S grows from 0 by beta(s, r) between r and r + 1.

@@ -19,8 +19,8 @@ APART = 1.08
 
 FEW = 12
 MORE_REPETITIONS = 4
-"""If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of so many
-repetition numbers."""
+"""If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of the next
+`MORE_REPETITIONS` repetition numbers."""
 
 
 @dataclass(frozen=True)
