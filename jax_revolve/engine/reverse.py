@@ -78,7 +78,7 @@ class _OneByOne:
         """From the cotangents after a step, where a checkpoint is given, to those before it."""
         del bar
         gradient, tape = reversal
-        carry, at = self._steps.whole(restarted), self._steps.loop.index(step)
+        carry, at = self._steps.whole(restarted), self._steps.loop.entry(step)
         ct = pull_back_step(
             self._steps.step_from(carry),
             self._activity,
