@@ -49,18 +49,10 @@ def results_in(closed: ClosedJaxpr) -> list[Result]:
     ]
 
 
-def dependence(
-    fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]
-) -> Callable[[Sequence[bool] | None], tuple[bool, ...]]:
-    """Traces `fun(inputs)`, and tells for a mask of its results, or for all of them, which inputs
-    they depend on."""
+def dependence(fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> tuple[bool, ...]:
+    """Which inputs `fun(inputs)` depends on. Nothing is computed."""
     jaxpr = jax.make_jaxpr(fun)(inputs).jaxpr
-
-    def used(wanted: Sequence[bool] | None) -> tuple[bool, ...]:
-        results = [True] * len(jaxpr.outvars) if wanted is None else list(wanted)
-        return tuple(pe.dce_jaxpr(jaxpr, results)[1])
-
-    return used
+    return tuple(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jax_revolve import _compat
-from jax_revolve._compat import as_array, results_of, with_weak_type
+from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr, results_of, with_weak_type
 from jax_revolve.autodiff.family import Flat, jvp_of_nonzero
 from jax_revolve.autodiff.loop_primitive import as_loop
 from jax_revolve.engine.offline import run_forward_offline
@@ -40,15 +40,21 @@ def run_forward_sweep(loop: Loop, activity: Activity, operands: Flat) -> tuple[F
     operands = [as_array(x) for x in operands]
     keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
     params = {"function": loop, "activity": activity, "keep_ys": keep_ys}
+    traced, treedef = _traced(*operands, **params)
+    flat = _bind(operands, tuple(traced.out_avals), vmaps=(), **params)
+    return jax.tree.unflatten(treedef, flat)
 
-    def find() -> tuple[tuple[Any, ...], Any]:
-        run = partial(_run, **params)
-        closed, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
-        return tuple(closed.out_avals), jax.tree.structure(shape)
 
-    key = ("forward sweep", activity, *map(jax.typeof, operands))
-    types, treedef = once(loop, key, find)
-    return jax.tree.unflatten(treedef, _bind(operands, types, vmaps=(), **params))
+def _traced(*operands: Any, function: Loop, **params: Any) -> tuple[ClosedJaxpr, Any]:
+    """The sweep as it is run, and the structure of its results and what it holds."""
+
+    def trace() -> tuple[ClosedJaxpr, Any]:
+        run = partial(_run, function=function, **params)
+        traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
+        return traced, jax.tree.structure(shape)
+
+    key = ("forward sweep", *params.values(), *map(jax.typeof, operands))
+    return once(function, key, trace)
 
 
 def _run(
@@ -65,7 +71,9 @@ def _run(
 
 
 def _sweep(*operands: Any, **params: Any) -> Flat:
-    return jax.tree.leaves(_run(*operands, **params))
+    operands = tuple(map(as_array, operands))
+    traced, _ = _traced(*operands, **params)
+    return call_jaxpr(traced)(*operands)
 
 
 def _bind(operands: Flat, types: tuple[Any, ...], **params: Any) -> Flat:
