@@ -17,7 +17,6 @@ before the others, implicit ones after them. Together it makes the gradient of a
 quicker.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,7 +89,7 @@ def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list
     loop = Loop.of(equation, count, None)
     consts, init, _ = loop.operands(operands)
     keep = has_custom_jvp(loop.jaxpr)
-    quicker = replace(loop, jaxpr=_in_fewer_kernels(loop))
+    quicker = loop._replace(jaxpr=_in_fewer_kernels(loop))
 
     def stage(carry: list[Any]) -> list[Any]:
         return quicker.step(consts, carry, [])[0]
