@@ -45,15 +45,17 @@ def run_forward_sweep(loop: Loop, activity: Activity, operands: Flat) -> tuple[F
     return jax.tree.unflatten(treedef, flat)
 
 
-def _traced(*operands: Any, function: Loop, **params: Any) -> tuple[ClosedJaxpr, Any]:
+def _traced(
+    *operands: Any, function: Loop, activity: Activity, keep_ys: tuple[bool, ...]
+) -> tuple[ClosedJaxpr, Any]:
     """The sweep as it is run, and the structure of its results and what it holds."""
 
     def trace() -> tuple[ClosedJaxpr, Any]:
-        run = partial(_run, function=function, **params)
+        run = partial(_run, function=function, activity=activity, keep_ys=keep_ys)
         traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
         return traced, jax.tree.structure(shape)
 
-    key = ("forward sweep", *params.values(), *map(jax.typeof, operands))
+    key = ("forward sweep", activity, keep_ys, *map(jax.typeof, operands))
     return once(function, key, trace)
 
 

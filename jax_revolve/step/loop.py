@@ -87,7 +87,7 @@ class Loop(NamedTuple):
 
     def __repr__(self) -> str:
         """As it stands in the text of a jaxpr: without what there is none of."""
-        fields = (f"{name}={x!r}" for name, x in self._asdict().items() if x is not None)
+        fields = (f"{name}={x}" for name, x in self._asdict().items() if x is not None)
         return f"Loop({', '.join(fields)})"
 
     def operands(self, flat: Sequence[Any]) -> Operands:
