@@ -13,7 +13,7 @@ from jax import lax
 from test_memory import CARRY_BYTES, compiled, residuals_of_one_step, state, stencil, temporaries
 
 from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
-from jax_revolve.engine.products import Products
+from jax_revolve.engine.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.actions import Advance, Tape
 
@@ -72,7 +72,7 @@ def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block_size: 
 
     blocks = -(-length // block_size)
     taken = Plan(length, min(checkpoints, blocks), block_size)
-    assert len(executed(loss)) == cost.evaluations(taken, stops_by_itself=True)
+    assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
 def test_a_hundred_states_take_two_evaluations_per_step() -> None:
@@ -213,14 +213,14 @@ def test_cotangents_of_weights_are_products_over_a_block(
 ) -> None:
     deferred: list[int] = []
 
-    def defer(self: Products, cotangent: Any) -> bool:
+    def defer(self: WeightGradients, cotangent: Any) -> bool:
         is_deferred = original(self, cotangent)
         deferred.append(is_deferred)
         return is_deferred
 
-    original = Products._defer
-    monkeypatch.setattr(Products, "_defer", defer)
-    defaults: Any = Products.__init__.__kwdefaults__
+    original = WeightGradients._defer
+    monkeypatch.setattr(WeightGradients, "_defer", defer)
+    defaults: Any = WeightGradients.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "least_weight", 0)
     monkeypatch.setitem(defaults, "most_kept", float("inf"))
     draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 2  # noqa: E731

@@ -104,7 +104,7 @@ def test_bytes() -> None:
         "cotangents of ys": LENGTH * 4,
         "cotangents of closed-over values": 4 * WIDTH,
     }
-    assert not report.stops_by_itself
+    assert not report.is_while
 
 
 def test_bytes_of_a_loop_that_stops_by_itself() -> None:
@@ -125,7 +125,7 @@ def test_bytes_of_a_loop_that_stops_by_itself() -> None:
         "cotangents of ys": 0,
         "cotangents of closed-over values": 4 * WIDTH,
     }
-    assert report.stops_by_itself
+    assert report.is_while
     assert report.plan.length == 100
 
 
@@ -210,7 +210,7 @@ def test_table() -> None:
     """Sizes for which evaluations are all that counts."""
     always = {"xs": 12_000_000, "cotangents of xs": 12_345, "ys": 0}
     sizes = Sizes(1000, 3000, 2000, 1004)
-    assert str(Report(plan(10, 3), sizes, always, stops_by_itself=False)) == TABLE
+    assert str(Report(plan(10, 3), sizes, always, is_while=False)) == TABLE
 
 
 def marked(report: Report) -> list[str]:
@@ -252,7 +252,7 @@ def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> No
     check_choices(report, for_bound(LENGTH, **{"checkpoints": None, **asked}))
     assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
     for p in report.choices:
-        assert report.evaluations(p) == cost.evaluations(p, stops_by_itself=True)
+        assert report.evaluations(p) == cost.evaluations(p, is_while=True)
 
 
 def test_memory_of_a_plan() -> None:

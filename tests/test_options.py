@@ -144,7 +144,7 @@ def test_a_fori_loop_is_a_scan_or_a_while_loop() -> None:
     known = explain_fori_loop(0, N, body, 1.0)
     step = lambda c, _: ((c[0] + 1, jnp.sin(c[1]) * c[0]), None)  # noqa: E731
     assert known.plan == explain_scan(step, (0, 1.0), length=N).plan
-    assert not known.stops_by_itself
+    assert not known.is_while
     found: list[Report] = []
 
     def unknown(n: Any) -> Any:
@@ -154,7 +154,7 @@ def test_a_fori_loop_is_a_scan_or_a_while_loop() -> None:
         return n
 
     jax.eval_shape(unknown, 3)
-    assert found[0].stops_by_itself
+    assert found[0].is_while
     assert found[0].plan.length == N
 
 

@@ -352,15 +352,15 @@ def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
                 optimal_advances(stop - start, checkpoints - i)
                 for i, (start, stop) in enumerate(gaps)
             )
-            counted = cost.evaluations(p, stops_by_itself=True)
+            counted = cost.evaluations(p, is_while=True)
             assert counted == 2 * length + block_size * again
 
 
 def test_evaluations_of_a_long_loop_that_stops_by_itself() -> None:
     """The offline optimum stands for the online schedule, which is near it."""
     long, simulated = Plan(2001, 30), Plan(2000, 30)
-    assert cost.evaluations(long, stops_by_itself=True) == long.evaluations
-    counted = cost.evaluations(simulated, stops_by_itself=True)
+    assert cost.evaluations(long, is_while=True) == long.evaluations
+    counted = cost.evaluations(simulated, is_while=True)
     assert simulated.evaluations <= counted <= 1.01 * simulated.evaluations
 
 
@@ -388,7 +388,7 @@ HEAVY = Sizes(80_000, 240_000, 240_000, 80_000, work=10_000.0)
 def time_and_memory(
     plans: Sequence[AnyPlan], sizes: Sizes, online: bool
 ) -> list[tuple[float, int]]:
-    return [(cost.time(p, sizes, stops_by_itself=online), cost.memory(p, sizes)) for p in plans]
+    return [(cost.time(p, sizes, is_while=online), cost.memory(p, sizes)) for p in plans]
 
 
 @given(st.integers(0, 30), all_sizes(), st.integers(0, 10**7), st.booleans())
@@ -399,16 +399,16 @@ def test_quickest_has_the_least_predicted_time(
     length: int, sizes: Sizes, more: int, online: bool
 ) -> None:
     memory = cost.memory(Plan(length, 1), sizes) + more
-    p = quickest(length, sizes, memory, stops_by_itself=online)
+    p = quickest(length, sizes, memory, is_while=online)
     assert cost.memory(p, sizes) <= memory
     candidates = time_and_memory(every_plan(length), sizes, online)
     least = min(time for time, taken in candidates if taken <= memory)
-    assert cost.time(p, sizes, stops_by_itself=online) <= least * (1 + 1e-12)
+    assert cost.time(p, sizes, is_while=online) <= least * (1 + 1e-12)
 
 
 def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
     """Which one is the last is not known when it is run, so that one is not taped before."""
-    chosen = quickest(6, Sizes(1, 1, 1, 1), 100, block_size=2, stops_by_itself=True)
+    chosen = quickest(6, Sizes(1, 1, 1, 1), 100, block_size=2, is_while=True)
     assert chosen == Plan(6, 3, 2)
     assert quickest(6, Sizes(1, 1, 1, 1), 100, block_size=2) == Plan(6, 2, 2)
 
@@ -416,7 +416,7 @@ def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
 @given(st.integers(0, 100), all_sizes(), st.booleans())
 @settings(max_examples=50)
 def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
-    plans = trade_off(length, sizes, stops_by_itself=online)
+    plans = trade_off(length, sizes, is_while=online)
     assert len(set(plans)) == len(plans)
     assert cost.memory(plans[0], sizes) == cost.memory(Plan(length, 1), sizes)
     assert all(p.length == length for p in plans)
@@ -427,7 +427,7 @@ def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
 @example(19, HEAVY, False)
 @settings(max_examples=50)
 def test_more_memory_is_less_time(length: int, sizes: Sizes, online: bool) -> None:
-    found = time_and_memory(trade_off(length, sizes, stops_by_itself=online), sizes, online)
+    found = time_and_memory(trade_off(length, sizes, is_while=online), sizes, online)
     for (time, memory), (next_time, next_memory) in pairwise(found):
         assert memory < next_memory
         assert time > next_time

@@ -93,7 +93,7 @@ class Program:
 
     def time(self, report: LoopsReport) -> float:
         return sum(
-            self._runs(loop) * cost.time(r.plan, r.sizes, stops_by_itself=r.stops_by_itself)
+            self._runs(loop) * cost.time(r.plan, r.sizes, is_while=r.is_while)
             for loop, r in report.loops.items()
             if r is not None
         )
@@ -207,9 +207,9 @@ def test_a_single_loop(memory: int, online: bool, block_size: int | None) -> Non
     default = Plan(200, 10, block_size or 1)
     loop = SharingLoop("loop", 200, block_size, online, lambda sizes: default, lambda held: sizes)
     outlays = together([loop.outlays(Outlays(Outlay(), Outlay()))], MANY)
-    time = partial(cost.time, sizes=sizes, stops_by_itself=online)
+    time = partial(cost.time, sizes=sizes, is_while=online)
     chosen = outlays.quickest(memory)
-    least = cost.memory(loop.least, sizes) + (cost.PLACE if online else 0)
+    least = cost.memory(loop.least, sizes) + (cost.STACK_LEVEL if online else 0)
     assert outlays.least.memory == least
     if memory < least:
         assert chosen is None
@@ -217,7 +217,7 @@ def test_a_single_loop(memory: int, online: bool, block_size: int | None) -> Non
     assert chosen is not None
     ((_, plan),) = chosen.plans
     assert cost.memory(plan, sizes) <= memory
-    alone = quickest(200, sizes, memory, block_size=block_size, stops_by_itself=online)
-    held = cost.held(alone, sizes, stops_by_itself=online)
-    if held + cost.passing(alone, sizes, stops_by_itself=online) <= memory:
+    alone = quickest(200, sizes, memory, block_size=block_size, is_while=online)
+    held = cost.held(alone, sizes, is_while=online)
+    if held + cost.passing(alone, sizes, is_while=online) <= memory:
         assert chosen.time <= 1.05 * time(alone)

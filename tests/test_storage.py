@@ -139,7 +139,7 @@ def test_it_runs_as_often_as_the_plan_says(
     assert chosen.stores
     for loop, expected in (
         (run, chosen.evaluations),
-        (run_while, cost.evaluations(chosen, stops_by_itself=True)),
+        (run_while, cost.evaluations(chosen, is_while=True)),
     ):
         count = 0
         jax.jit(

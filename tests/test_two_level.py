@@ -416,10 +416,10 @@ def test_legends() -> None:
 
 def test_report() -> None:
     sizes = Sizes(100, 100, 100, 100)
-    report = Report(plan(1000, 10, storage=HostMemory()), sizes, {}, stops_by_itself=False)
+    report = Report(plan(1000, 10, storage=HostMemory()), sizes, {}, is_while=False)
     text = str(report)
     assert re.search(r"in the storage +8.5 kB  85 checkpoints in host memory", text)
     chosen = next(line for line in text.splitlines() if "<- chosen" in line)
     assert chosen.split()[-4:-2] == ["85", "85"]
     assert str(report.plan.evaluations) in chosen
-    assert "writes" not in str(Report(plan(1000, 10), sizes, {}, stops_by_itself=False))
+    assert "writes" not in str(Report(plan(1000, 10), sizes, {}, is_while=False))

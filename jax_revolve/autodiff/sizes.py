@@ -17,9 +17,9 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
     carry = list(map(jax.typeof, operands.carry))
     return Sizes(
         checkpoint=bytes_of(pick(carry, restart)),
-        residuals=bytes_of([*tape.types, *tape.products.types]),
+        residuals=bytes_of([*tape.types, *tape.weight_gradients.types]),
         alone=bytes_of(tape.types),
         carry=bytes_of(carry),
-        weights=bytes_of(tape.products.weights),
+        weights=bytes_of(tape.weight_gradients.weights),
         work=work_of(loop.jaxpr),
     )

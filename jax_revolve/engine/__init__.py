@@ -1,19 +1,21 @@
-"""Running a plan on the device, by one of three engines.
+"""Engines: how a plan runs on the device.
 
-- `plain` is `lax.scan` or `lax.while_loop` itself. It runs loops that are not differentiated in
-  reverse mode.
-- `nested` is scans inside scans with `jax.checkpoint`. JAX transforms it any number of times, so
-  it is what derivatives of gradients run; it recomputes more than the optimal schedule does.
-- The slots engine follows the optimal schedule, with checkpoints in one buffer. Its forward sweep
-  is in `offline` for loops whose length is known, and in `online` for while loops; `reverse` is its
-  reverse sweep. Begin with the docstring of `slots`, then read `offline` and `reverse`.
+Begin with the docstring of `slots`, then read `offline` and `reverse`. There are three engines:
 
-What they are made of:
+- `plain`: `lax.scan` or `lax.while_loop` itself, used unless the loop is differentiated in reverse.
+- `nested`: scans inside scans under `jax.checkpoint`. JAX transforms it any number of times, so it
+  computes derivatives of gradients. It recomputes more than the optimal schedule.
+- `slots`: the optimal schedule, with checkpoints in one buffer. The forward sweep is in `offline`
+  for loops of known length, and in `online` for while loops. `reverse` is the reverse sweep.
 
-- `slots`: the buffer of checkpoints. `tape`: the residuals of a block of steps.
-- `products`: gradients of weights, added up over a block by one product.
-- `split`, `placement`: the schedule's decisions in 32-bit integers, as the device makes them.
-- `bars`: loops that report how far they are, if progress is asked for.
+Parts of the slots engine:
 
-May import `step`, `storage`, `progress`, `schedule` and `_compat`. `autodiff` stands on it.
+- `tape`: the residuals of a block of steps.
+- `weight_gradients`: cotangents of weights, added up over a block by one matrix product.
+- `split`, `placement`: the decisions of the schedule, in 32-bit integers on the device.
+
+All engines use `bars`, loops that report their progress.
+
+May import `step`, `storage`, `progress`, `schedule` and `_compat`. `autodiff` and the rooms above
+import this one.
 """

@@ -1,13 +1,12 @@
-"""Reports of how far a sweep over a loop is, from the device to the host.
+"""Progress reports from the device to the host.
 
-A report is a call of a Python function, and takes as long as thousands of light steps. So a loop is
-run in chunks, with a report at the start of each, and the loop inside of a chunk is the one that it
-would be otherwise: a test in every step would take longer than all of the reports. There are about
-a hundred chunks, or fewer where the estimate of a step's work says that reports would come faster
-than a person can read. Without progress nothing of this is traced.
+A report is a call of a Python function, and takes as long as thousands of light steps. So a loop
+runs in chunks, with a report at the start of each. Inside a chunk the loop is unchanged, because a
+test in every step would take longer than all reports. There are about a hundred chunks, or fewer if
+the estimate of a step's work says that reports would come faster than a person can read. Without
+progress, none of this is traced.
 
-The last report depends on the end of the loop that it is about; the order of the others does not
-matter to the host.
+The last report depends on the end of its loop. The order of the others does not matter to the host.
 """
 
 from collections.abc import Callable
@@ -31,29 +30,29 @@ Number = Any
 """An int or an `int32` scalar."""
 
 REPORTS = 100
-"""Of a sweep whose length is known, at most."""
+"""The most reports of a sweep whose length is known."""
 
 FRACTION = 16
-"""In a sweep of unknown length, a report comes after one more step in so many."""
+"""In a sweep of unknown length, the next report comes after a sixteenth of the steps so far."""
 
 BETWEEN_REPORTS = 100e6
-"""Nanoseconds, as estimated: as often as tqdm shows something new. A report takes up to one
-hundredth of that."""
+"""The least time between reports in estimated nanoseconds, that between updates of tqdm. A report
+takes up to one hundredth of it."""
 
 LEAST_WORK = 100.0
-"""Nanoseconds that a step takes, whatever it does."""
+"""The least time of a step in nanoseconds."""
 
 LARGEST = 2**31 - 1
 
 OVER = LARGEST
-"""When the next report is due after the last one."""
+"""The step of the next report after the last one."""
 
 
 class Bar:
-    """The bar of one sweep; nothing at all if the loop has no progress."""
+    """The bar of one sweep. It does nothing if the loop has no progress."""
 
     def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
-        """`total` is the number of steps that the sweep will take, if it is known at its start."""
+        """`total` is the number of steps of the sweep, if it is known at its start."""
         self._listener = listener_of_sweep(loop.progress, sweep)
         self._sweep, self._total = sweep, total
         self._reaches = self._finishes = self.is_shown = self._listener is not None
@@ -82,11 +81,12 @@ class Bar:
         size: int = 1,
         before: Number = 0,
     ) -> T:
-        """As `lax.fori_loop`, for a part of a sweep of known length. A turn takes `size` steps, and
-        that of number 0 comes after `before` steps.
+        """`lax.fori_loop`, for a part of a sweep of known length. An iteration takes `size` steps,
+        and iteration 0 comes after `before` steps.
 
-        When to report depends on that alone, so parts of a sweep need not know of each other. The
-        end is reported inside of the loop, and so before anything that depends on the result.
+        When to report depends on the number of steps alone, so the parts of a sweep are
+        independent. The end is reported inside the loop, and so before anything that depends on the
+        result.
         """
         if not (self._reaches or self._finishes):
             return lax.fori_loop(start, stop, body, state)
@@ -95,14 +95,14 @@ class Bar:
         ends = jnp.asarray(before + size * stop == self._total, jnp.int32)
 
         def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
-            turn, state = chunked
-            over, past = turn == stop, (first + turn) % group
-            self._report(size * (first + turn), (past == 0) & ~over, over)
-            end = turn + jnp.minimum(stop - turn, group - past)
-            return end + over.astype(jnp.int32), lax.fori_loop(turn, end, body, state)
+            i, state = chunked
+            over, past = i == stop, (first + i) % group
+            self._report(size * (first + i), (past == 0) & ~over, over)
+            end = i + jnp.minimum(stop - i, group - past)
+            return end + over.astype(jnp.int32), lax.fori_loop(i, end, body, state)
 
-        first_turn = vary_as(jnp.asarray(start, jnp.int32), ends, first, group)
-        chunked = (first_turn, state)
+        start_at = vary_as(jnp.asarray(start, jnp.int32), ends, first, group)
+        chunked = (start_at, state)
         return lax.while_loop(lambda chunked: chunked[0] < stop + ends, chunk, chunked)[1]
 
     def outer_loop(
@@ -115,11 +115,11 @@ class Bar:
         before: Callable[[Any], Any],
         ends: bool = True,
     ) -> T:
-        """As `lax.fori_loop` from 0 to `loops`, for a body that runs loops by the bar that it is
-        given. A turn takes about `size` steps, turn `i` comes after `before(i)` steps, and the
-        sweep `ends` with the last turn, or not.
+        """`lax.fori_loop` from 0 to `loops`, for a body that runs loops with the bar that it is
+        given. An iteration takes about `size` steps, iteration `i` comes after `before(i)` steps,
+        and `ends` says whether the sweep ends with the last iteration.
 
-        Where the inner loops are shorter than the time between reports, they stay as they are.
+        Inner loops that are shorter than the time between reports are left unchanged.
         """
         if not self.is_shown or size > self._least:
             return lax.fori_loop(0, loops, partial(body, self), state)
@@ -129,11 +129,11 @@ class Bar:
         more = jnp.asarray(ends, jnp.int32)
 
         def chunk(chunked: tuple[Any, T]) -> tuple[Any, T]:
-            turn, state = chunked
-            over = turn == loops
-            self._report(before(turn), ~over, over)
-            end = turn + jnp.minimum(loops - turn, group)
-            state = lax.fori_loop(turn, end, partial(body, silent), state)
+            i, state = chunked
+            over = i == loops
+            self._report(before(i), ~over, over)
+            end = i + jnp.minimum(loops - i, group)
+            state = lax.fori_loop(i, end, partial(body, silent), state)
             return end + over.astype(jnp.int32), state
 
         chunked = (vary_as(jnp.int32(0), loops, group), state)
@@ -142,8 +142,8 @@ class Bar:
     # Sweeps of unknown length
 
     def report(self, steps: jax.Array, over: Any) -> jax.Array:
-        """Reports that so many steps were taken, and whether the sweep is over. Returns after how
-        many steps to report again."""
+        """Report the number of steps so far, and whether the sweep is over. Returns the step of the
+        next report."""
         self._report(steps, ~over, over)
         return self._next(steps)
 
@@ -152,14 +152,12 @@ class Bar:
         return steps + jnp.minimum(more, LARGEST - steps)
 
     def begin(self, over: Any) -> jax.Array:
-        """When the first report is due. Reports the end of a sweep that is over at once."""
+        """The step of the first report. A sweep that is over before its first step is reported."""
         self._report(jnp.int32(0), False, over)
         return vary_as(jnp.int32(0), over)
 
     def report_if_due(self, due: jax.Array, steps: jax.Array, over: Any) -> jax.Array:
-        """As `report` when it is due and at the end, which is reported once. Returns when the next
-        report is due."""
-
+        """`report` when it is due, and once at the end. Returns the step of the next report."""
         is_due = steps >= due
         self._report(steps, is_due & ~over, over)
         return jnp.where(over, OVER, jnp.where(is_due, self._next(steps), due))
@@ -186,17 +184,18 @@ class Bar:
 
 
 def vary_as(value: jax.Array, *others: Any) -> jax.Array:
-    """The value, as one that may differ over the devices if one of the others does."""
+    """The value, typed as varying over every device axis over which one of the others varies."""
     axes = [varying_axes(jax.typeof(jnp.asarray(other))) for other in others]
     return vary(value, frozenset().union(*axes))
 
 
 @custom_vmap
 def _of_one_example(wanted: jax.Array, report: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether to report, and what. Never batched.
+    """Whether to report, and the report. Never batched.
 
-    Loops count for all examples at once. They do not where `vmap` makes a `cond` around a while
-    loop a select, for the numbers of steps are selected, too. Then nothing is reported.
+    A loop counts steps for all examples at once. The exception is a while loop in a `cond` that
+    `vmap` makes a select, because that selects the numbers of steps, too. Such a loop reports
+    nothing.
     """
     return wanted, report
 

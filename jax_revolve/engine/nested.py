@@ -1,21 +1,21 @@
 """The nested engine: scans inside scans, each step of each level under `jax.checkpoint`.
 
-It is made of ordinary JAX, so every transformation works on it: it is what the derivatives of the
-slots engine's reverse sweep are derivatives of. With L levels a loop of n steps stores about
-L n**(1/L) carries and evaluates each step L + 1 times.
+It consists of ordinary JAX, so every transformation works on it. The derivatives of the slots
+engine's reverse sweep are those of this engine's pullback. With L levels, a loop of n steps stores
+about L n**(1/L) carries and evaluates each step L + 1 times.
 
-A while loop is the same with a bound for the number of steps, every block of every level in a
-branch that runs only while the loop goes on.
+A while loop is nested up to its bound. Each block of each level is in a branch that runs only while
+the loop goes on.
 
 The pullback is written out level by level rather than left to JAX's transposition, so that its own
 derivatives stay as small: a reverse scan whose steps are under `jax.checkpoint` keeps one carry and
-one cotangent per step, and no residual.
+one cotangent for each step, and no residuals.
 
-Before jax 0.12 the linearization of a scan takes `custom_jvp` functions in its body apart; the next
-derivative is then not one of their rules: wrong, or an error, where those matter. (It looks for
-what is the same in all steps by partial evaluation, which drops the rules of what depends on the
-carry.) It leaves a conditional whole that depends on the step. A while loop's blocks are in one;
-those of a scan are in one that has no other branch, if its step has such a function.
+Before jax 0.12, the linearization of a scan takes `custom_jvp` functions in its body apart: it
+looks for what all steps share by partial evaluation, and drops the rules of functions of the carry.
+The next derivative then does not use their rules, and is wrong or an error where they matter. A
+conditional that depends on the step stays whole. The blocks of a while loop are in one. The blocks
+of a scan are in one without another branch, if the step has such a function.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 
 class _Shared(NamedTuple):
-    """What all of the nests have in common: `half` is the loop with the primal half of its step,
-    `safe` holds `safe_operands`."""
+    """The data that all nests share: `half` is the loop with the primal half of its step, `safe`
+    holds `safe_operands`."""
 
     loop: Loop
     half: Loop
@@ -60,13 +60,13 @@ class _Shared(NamedTuple):
     def while_going(
         self, carry: list[Any], number: Any, run: Callable[[], T], skip: Callable[[], T]
     ) -> T:
-        """`run()` or, if the loop is over with this carry, `skip()`."""
+        """`run()`, or `skip()` if the loop is over with this carry."""
         if self.loop.condition is not None:
             return lax.cond(any_example(self.loop.holds(self.consts, carry)), run, skip)
         return run() if number is None else kept_whole(run, number)
 
     def numbers(self, length: int) -> Any:
-        """Of the blocks of a scan that are to be kept whole, `None` for others."""
+        """The numbers of the blocks of a scan that must be kept whole; `None` for other loops."""
         if self.loop.condition is None and has_custom_jvp(self.loop.jaxpr):
             return jnp.arange(length, dtype=jnp.int32)
         return None
@@ -79,15 +79,15 @@ def pull_back_nested(
     half, operands = with_primal_half(loop, activity), with_layout(loop, operands)
     shared = _Shared(loop, half, activity, operands.consts, safe_operands(loop, operands))
     carry, parts = operands.carry, []
-    for lengths, place in _nests(loop):
-        xs = _cut(operands.xs, place)
+    for lengths, rows in _nests(loop):
+        xs = _cut(operands.xs, rows)
         carry, starts = _keep_starts(shared, lengths, carry, xs)
-        parts.append((lengths, place, starts, xs))
+        parts.append((lengths, rows, starts, xs))
 
     ct_carry, ct_xs = cotangents.carry, []
     ct_consts = zero_cotangents(operands.consts, activity.consts)
-    for lengths, place, starts, xs in reversed(parts):
-        part = Cotangents(ct_carry, _cut(cotangents.ys, place))
+    for lengths, rows, starts, xs in reversed(parts):
+        part = Cotangents(ct_carry, _cut(cotangents.ys, rows))
         ct = _pull_back_nest(shared, lengths, starts, xs, part)
         ct_consts, ct_carry = add(ct_consts, ct.consts), ct.carry
         ct_xs.append(ct.xs)
@@ -97,7 +97,7 @@ def pull_back_nested(
 def _keep_starts(
     shared: _Shared, lengths: Lengths, carry: list[Any], xs: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """The final carry, and the carry that enters each block of the outermost loop."""
+    """The final carry, and the carries that enter the blocks of the outermost loop."""
     length, *inner = lengths
 
     @partial(jax.checkpoint, prevent_cse=False)
@@ -119,7 +119,7 @@ def _keep_starts(
 def _pull_back_nest(
     shared: _Shared, lengths: Lengths, starts: list[Any], xs: list[Any], cotangents: Cotangents
 ) -> Operands:
-    """As `pull_back_nested`, for one nest, given the carry that enters each of its blocks."""
+    """`pull_back_nested` for one nest, given the carries that enter its blocks."""
     length, *inner = lengths
     consts, mask = shared.safe.consts, shared.activity.consts
 
@@ -141,7 +141,7 @@ def _pull_back_nest(
         ct_consts, ct_carry = state
         start, x, ct_y, number = inputs
         ct = pull_back_block(start, x, Cotangents(ct_carry, ct_y), number)
-        # Added up outside of the checkpoint: it need not be kept for the derivative of this.
+        # Added outside the checkpoint: the derivative of the pullback need not keep the sum.
         return (add(ct_consts, ct.consts), ct.carry), ct.xs
 
     state = (zero_cotangents(consts, mask), cotangents.carry)
@@ -158,11 +158,11 @@ def _pull_back_nest(
     return Operands(ct_consts, ct_carry, _merge_leading(ct_xs) if inner else ct_xs)
 
 
-# Where the nests stand in xs and ys
+# The slices of xs and ys of each nest
 
 
 def _nests(loop: Loop) -> list[tuple[Lengths, slice]]:
-    """The nests in the order in which they run, and the part of xs and ys that each works on."""
+    """The nests in the order in which they run, and the slice of xs and ys of each."""
     plan = plan_of(loop)
     result, first, length = [], 0, plan.length
     for lengths in nests(length, levels(plan)):
@@ -173,12 +173,12 @@ def _nests(loop: Loop) -> list[tuple[Lengths, slice]]:
     return result
 
 
-def _cut(buffers: list[Any], place: slice) -> list[Any]:
-    return [b if b is None else b[place] for b in buffers]
+def _cut(buffers: list[Any], rows: slice) -> list[Any]:
+    return [b if b is None else b[rows] for b in buffers]
 
 
 def _join(loop: Loop, parts: list[list[Any]]) -> list[Any]:
-    """The parts of each buffer, given in the order in which the nests run."""
+    """Each buffer, from its parts in the order in which the nests run."""
     in_place = reversed(parts) if loop.reverse else parts
     return [p[0] if len(p) == 1 else jnp.concatenate(p) for p in zip(*in_place, strict=True)]
 

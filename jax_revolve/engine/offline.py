@@ -1,5 +1,5 @@
-"""The forward sweep of a loop of known length: the first half of the schedule, and the last block's
-tape."""
+"""The forward sweep of a loop of known length: the forward half of the schedule, and the tape of
+the last block."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,13 +24,13 @@ from jax_revolve.storage.buffers import Buffers, write
 from jax_revolve.storage.stores import in_storage, put
 
 CarryAndYs = tuple[list[Any], list[Any]]
-"""The carry, and those ys that are to be kept."""
+"""The carry, and the ys that are kept."""
 
 
 def run_forward_offline(
     steps: Steps, plan: AnyPlan, activity: Activity, keep_ys: Sequence[bool]
 ) -> tuple[list[Any], Held]:
-    """Final carry and those ys that are to be kept, the checkpoints, and the last block's tape."""
+    """The final carry and the ys that are kept; and the checkpoints, with the last block's tape."""
     loop = steps.loop
     ys = [zeros(t) for t in pick(loop.results(loop.output_types)[1], keep_ys)]
     bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
@@ -49,7 +49,7 @@ def run_forward_offline(
 def _store_and_advance(
     steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
 ) -> tuple[CarryAndYs, list[Any]]:
-    """As far as the schedule advances before it first tapes, and the slots."""
+    """Advance until the schedule first tapes. Returns the slots, too."""
     starts, stops = _first_advances(plan)
     slots = empty(slots_used(plan), pick(progress[0], steps.restart), plan)
     if not len(stops):
@@ -61,7 +61,7 @@ def _store_and_advance(
 def _write_and_advance(
     steps: Steps, plan: TwoLevelPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
 ) -> tuple[CarryAndYs, Buffers]:
-    """As far as the schedule writes to the storage, and what tells what is there."""
+    """Advance as far as the schedule writes to the storage. Returns the storage's buffers, too."""
     stops = np.array([*plan.stores[1:], plan.tail])
     advances = _Advances(plan.block_size, np.array(plan.stores), stops, ends=False)
     kept = in_storage(plan.storage, pick(progress[0], steps.restart), len(plan.stores))
@@ -70,7 +70,7 @@ def _write_and_advance(
 
 
 class _Advances(NamedTuple):
-    """Advances one after the other, from a checkpoint each, in blocks of so many steps. `ends` says
+    """Consecutive advances, each from a checkpoint, in blocks of `block_size` steps. `ends` says
     whether the sweep ends with the last one."""
 
     block_size: int
@@ -87,7 +87,8 @@ def _advance_through(
     keep: Callable[[list[Any], list[Any], jax.Array], list[Any]],
     state: tuple[CarryAndYs, list[Any]],
 ) -> tuple[CarryAndYs, list[Any]]:
-    """Advance after advance: `keep(kept, checkpoint, number)` is what is kept with one more."""
+    """Run all advances. `keep(kept, checkpoint, number)` returns `kept` with one more
+    checkpoint."""
     loop, (block_size, starts, stops, ends) = steps.loop, advances
     are_alike = len(set(stops - starts)) == 1
 
@@ -107,9 +108,8 @@ def _advance_through(
         )
         if not are_alike:
             return bar.fori_loop(start, stop, step, progress), kept
-        length = block_size * int(
-            stops[0] - starts[0]
-        )  # known to XLA, which then needs no decision
+        # A static length: on a GPU, each iteration of a loop of dynamic length waits for the host.
+        length = block_size * int(stops[0] - starts[0])
         from_start = lambda i, progress: step(start + i, progress)  # noqa: E731
         return bar.fori_loop(0, length, from_start, progress, before=start), kept
 
@@ -143,7 +143,7 @@ def _tape_the_last_block(
         ys = write(ys, pick(y, keep_ys), steps.loop.entry(first + i))
         return (carry, ys), write(entries, stored, i)
 
-    # As long as any block's tape, for the reverse sweep writes the others over it.
+    # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
     entries = tape.empty(plan.block_size)
     return bar.fori_loop(0, plan.length - first, record, (progress, entries), before=first)
 
@@ -158,7 +158,8 @@ def after_all_steps(plan: AnyPlan, held: Held) -> Held:
 
 
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Where each advance of the forward sweep starts, from a checkpoint, and stops: blocks."""
+    """The blocks at which the advances of the forward sweep start, each from a checkpoint, and
+    stop."""
     last = plan.blocks if tapes_the_last_block(plan) else plan.blocks + 1
     first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
     schedule = actions.revolve(last, slots_used(plan), first=first)

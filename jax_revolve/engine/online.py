@@ -1,8 +1,8 @@
-"""The forward sweep of a while loop, which cannot know how many steps there will be.
+"""The forward sweep of a while loop, whose number of steps is unknown.
 
-It stores according to `schedule.online`: wherever the loop stops, the checkpoints are where the
-reverse sweep wants them, or nearly. A checkpoint that is dropped gives its slot to the new one, so
-slots are not in the order of their positions; `Held.places` keeps track.
+It stores checkpoints according to `schedule.online`: wherever the loop stops, they are where the
+reverse sweep wants them, or close. A new checkpoint takes the slot of the one that is dropped, so
+the slots are not in the order of the positions. `Held.slot_index` maps stack levels to slots.
 """
 
 from typing import Any, Protocol
@@ -24,14 +24,14 @@ from jax_revolve.step.steps import Steps
 from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
-"""Steps taken, whether to go on (per example), and the carry."""
+"""The number of steps taken, whether each example goes on, and the carry."""
 
 _Shown = tuple[Any, _Progress]
-"""When the next report is due, if there are any, and the progress."""
+"""The step of the next report, if there are reports, and the progress."""
 
 
 def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
-    """Final carry, and the checkpoints."""
+    """The final carry, and the checkpoints."""
     loop = steps.loop
     consts, init, _ = steps.operands
     checkpoint = pick(init, steps.restart)
@@ -61,7 +61,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         return lax.while_loop(lambda s: go_on(s[1], stop) | is_to_end(s), chunk, state)
 
     def is_to_end(state: _Shown) -> jax.Array:
-        """Whether the sweep is over, and that is still to be reported."""
+        """Whether the sweep is over, and its end is not reported yet."""
         due, progress = state
         return ~go_on(progress, plan.length) & (due < OVER)
 
@@ -70,7 +70,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         _, progress = shown
         count, _, carry = progress
         held, stop = keeping.keep(held, pick(carry, steps.restart), count // plan.block_size)
-        # Beyond the bound the product may overflow.
+        # A position beyond the bound may overflow in the product.
         stop = jnp.where(stop < plan.blocks, plan.block_size * stop, plan.length)
         return advance(shown, stop), held
 
@@ -88,21 +88,21 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
 
 
 class _Keeping(Protocol):
-    """Where checkpoints are kept."""
+    """How checkpoints are stored."""
 
     def begin(self, checkpoint: list[Any]) -> Held:
-        """None yet, of carries like this."""
+        """No checkpoints yet, with room for carries like this one."""
         ...
 
     def keep(
         self, held: Held, checkpoint: list[Any], position: jax.Array
     ) -> tuple[Held, jax.Array]:
-        """With one more, and at which block to keep the next one."""
+        """`held` with one more checkpoint, and the block at which to store the next one."""
         ...
 
 
 class _InSlots:
-    """In the slots, as the online schedule has it."""
+    """Checkpoints in slots, at the positions of the online schedule."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -111,9 +111,9 @@ class _InSlots:
     def begin(self, checkpoint: list[Any]) -> Held:
         checkpoints = self._plan.checkpoints
         free = jnp.full(checkpoints, NEVER, jnp.int32)
-        places = jnp.arange(checkpoints, dtype=jnp.int32)
+        slot_index = jnp.arange(checkpoints, dtype=jnp.int32)
         slots = empty(checkpoints, checkpoint, self._plan)
-        return Held(slots, free, places, jnp.int32(-1), jnp.int32(0), None)
+        return Held(slots, free, slot_index, jnp.int32(-1), jnp.int32(0), None)
 
     def keep(
         self, held: Held, checkpoint: list[Any], position: jax.Array
@@ -123,8 +123,8 @@ class _InSlots:
 
 
 class _InStorage:
-    """In the storage, where the plan for a loop that reaches its bound has them, and where its tail
-    begins: which part of the loop will be the last one is not known beforehand."""
+    """Checkpoints in the storage, at the positions of the plan for a loop that reaches its bound.
+    The start of the tail is stored, too, because the loop may stop in any part."""
 
     def __init__(self, plan: TwoLevelPlan) -> None:
         self._plan = plan
@@ -151,23 +151,23 @@ def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
 
 
 def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:
-    """The stack with a checkpoint more, in place of another one if there is no free slot."""
-    assert held.places is not None
+    """The stack with one more checkpoint, in place of another one if no slot is free."""
+    assert held.slot_index is not None
     levels = held.positions.size
     is_full = held.top + 1 == levels
     top = jnp.minimum(held.top + 1, levels - 1)
     dropped = top
     if levels > 1:
         dropped = jnp.where(is_full, placement.drop(held.positions, position), top)
-    place = held.places[dropped]
-    slots = write_slot(held.slots, carry, place)
+    slot = held.slot_index[dropped]
+    slots = write_slot(held.slots, carry, slot)
     positions = _without(held.positions, dropped).at[top].set(position)
-    places = _without(held.places, dropped).at[top].set(place)
-    places = jnp.where(is_full, places, held.places)
-    return held._replace(slots=slots, positions=positions, places=places, top=top)
+    slot_index = _without(held.slot_index, dropped).at[top].set(slot)
+    slot_index = jnp.where(is_full, slot_index, held.slot_index)
+    return held._replace(slots=slots, positions=positions, slot_index=slot_index, top=top)
 
 
 def _without(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The values after the index moved down by one."""
+    """The values, with those after the index moved down by one."""
     here = jnp.arange(values.size, dtype=jnp.int32)
     return jnp.where(here < index, values, jnp.roll(values, -1))

@@ -1,9 +1,9 @@
 """Online placement on the device: `schedule.online` in 32-bit integers.
 
-The positions held are an array of as many numbers as there are checkpoints, sorted; entries beyond
-those in use are ignored. The arithmetic per store is a few vector operations on such arrays and on
-rows of tables with one row a level. None of it overflows: the tables are saturated, and no sum
-leaves the range of the positions.
+The positions held are a sorted array with one entry for each checkpoint. Entries beyond those in
+use are ignored. A store takes a few vector operations on such arrays and on rows of tables, which
+have one row for each level. Nothing overflows: the tables are saturated, and no sum leaves the
+range of the positions.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Placement:
 
     def __init__(self, checkpoints: int, bound: int) -> None:
         self.checkpoints = checkpoints
-        # With a single slot there are as many levels as steps, but no rule is needed.
+        # A single slot has as many levels as steps, but needs no rule.
         levels = level(bound + 3, checkpoints) if checkpoints > 1 else 1
         levels = min(levels, MOST_REPETITIONS_IN_TABLES)
         self.landmarks = _table(landmarks, levels, checkpoints)
@@ -30,11 +30,11 @@ class Placement:
         self.ends = self.landmarks[:-1, -1]
 
     def next_store(self, positions: jax.Array, count: jax.Array) -> jax.Array:
-        """Where to store next, with `count` positions held; `NEVER` for a single slot."""
+        """The next position, with `count` positions held; `NEVER` for a single slot."""
         if self.checkpoints == 1:
             return jnp.int32(NEVER)
         newest = lax.dynamic_index_in_dim(positions, count - 1, keepdims=False)
-        # The level of newest + 3 steps; that sum could overflow.
+        # The level of newest + 3 steps, without this sum, which could overflow.
         row = jnp.sum(jnp.asarray(self.ends - 2) <= newest, dtype=jnp.int32)
         ahead = _row(self.landmarks, row)
         landmark = jnp.min(jnp.where(ahead > newest, ahead, NEVER))
@@ -42,7 +42,8 @@ class Placement:
         return newest + jnp.where(count < self.checkpoints, 1, step)
 
     def drop(self, positions: jax.Array, position: jax.Array) -> jax.Array:
-        """The index into `positions`, all in use, of what makes place for one at `position`."""
+        """The index of the position that is dropped for one at `position`; all `positions` are in
+        use."""
         row = jnp.sum(jnp.asarray(self.ends) <= position, dtype=jnp.int32)
         after = jnp.append(positions[2:], position)
         fits = after - positions[:-1] <= _row(self.limits, row)
@@ -61,7 +62,7 @@ def _row(table: np.ndarray, index: jax.Array) -> jax.Array:
 
 
 def _is_in(values: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Which of `values` are among the sorted `numbers`, in one fused operation. Its size, unlike
-    that of comparing all with all, grows with the logarithm of how many there are."""
+    """Which of `values` are among the sorted `numbers`, in one fused operation. Its size grows with
+    the logarithm of the number of `numbers`, and not with that number, as comparing all would."""
     at = jnp.searchsorted(numbers, values, method="scan_unrolled")
     return numbers.at[at].get(mode="clip") == values

@@ -18,7 +18,7 @@ from jax_revolve.storage.buffers import read, write
 
 
 def run_plain(loop: Loop, operands: Operands) -> list[Any]:
-    """Final carry and ys, at exactly lax's cost unless progress is shown."""
+    """The final carry and the ys, at exactly the cost of `jax.lax` unless progress is shown."""
     consts, init, xs = operands
     if loop.length != 0 and listener_of_sweep(loop.progress, FORWARD) is not None:
         run = _scan_in_chunks if loop.condition is None else _while_in_chunks
@@ -59,7 +59,7 @@ def _run_while(loop: Loop, consts: list[Any], init: list[Any]) -> list[Any]:
 
 def _scan_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
     consts, init, xs = operands
-    turns, rest = divmod(loop.steps, loop.unroll)
+    iterations, rest = divmod(loop.steps, loop.unroll)
 
     def steps(first: Any, count: int, progress: Any) -> Any:
         carry, ys = progress
@@ -69,18 +69,18 @@ def _scan_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
             ys = write(ys, y, at)
         return carry, ys
 
-    def turn(i: jax.Array, progress: Any) -> Any:
+    def iteration(i: jax.Array, progress: Any) -> Any:
         return steps(rest + loop.unroll * i, loop.unroll, progress)
 
     ys = list(map(zeros, loop.results(loop.output_types)[1]))
     progress = steps(0, rest, (init, ys))
     bar = Bar(loop, FORWARD, loop.steps)
-    carry, ys = bar.fori_loop(0, turns, turn, progress, size=loop.unroll, before=rest)
+    carry, ys = bar.fori_loop(0, iterations, iteration, progress, size=loop.unroll, before=rest)
     return [*carry, *ys]
 
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
-"""Steps taken, whether to go on, and the carry."""
+"""The number of steps taken, whether to go on, and the carry."""
 
 
 def _while_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
@@ -110,6 +110,6 @@ def _while_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
     over = vary_as(jnp.bool_(False), start[1])
     _, progress = lax.while_loop(lambda state: ~state[0], chunk, (over, start))
     _, going, carry = progress
-    if loop.length is None:  # steps that can no longer be counted
+    if loop.length is None:  # steps beyond the range of the counter
         _, carry = lax.while_loop(lambda s: s[0], lambda s: advance(s[1]), (going, carry))
     return carry

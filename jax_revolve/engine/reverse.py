@@ -231,7 +231,7 @@ def _store_on_the_way(
             carry, plan.block_size * held.positions[held.top], plan.block_size * to
         )
         top = held.top + 1
-        slots = write_slot(held.slots, carry, held.place(top))
+        slots = write_slot(held.slots, carry, held.slot(top))
         positions = held.positions.at[top].set(to)
         held = held._replace(slots=slots, positions=positions, top=top)
         return held, carry, target(to, top)

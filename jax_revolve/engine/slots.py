@@ -1,22 +1,27 @@
 """The slots engine: one buffer of checkpoints, filled and emptied in the optimal order.
 
 Both sweeps follow `schedule.actions.revolve`, whose unit is a block of steps that are taped
-together (`tape`). The forward sweep runs all of the steps, because JAX wants the value before it
-hands over a cotangent. It therefore tapes the last block on its way, and hands the tape over. With
-blocks of a single step it does not: it is then the forward half of a schedule for one step more,
-whose last step is the end of the loop. Nor does that of a while loop, whose number of steps is not
-known (`online`).
+together (`tape`).
 
-The reverse sweep is the loop in `revolve` with its stack on the device: slots, positions and the
-number of the top. Where to store next is a look-up in a table whose size depends on the number of
-checkpoints and repetitions alone: the program does not grow with the length of the loop.
+The forward sweep runs all steps, because JAX needs the value before it passes a cotangent. It tapes
+the last block on the way, and hands the tape over. There are two exceptions. With blocks of a
+single step, it is the forward half of a schedule for one step more, whose last step is the end of
+the loop. In a while loop, it does not know which block is the last (`online`).
 
-The shape of the code is made for XLA. The slot buffer is a loop variable that is read and updated
-in place, and so is the tape; neither goes through a `cond` or a gather, which would copy it. The
-vjp of the step stands only where a step is taped, never in an advance; on CPU the linearization of
-a step that is taped alone is a branch that is always taken (`reverse`). Slot 0 always holds the
-initial carry, which is an operand and is never overwritten, so the buffer holds the slots from 1
-up. A slot holds only those leaves of the carry that are needed to start again from it (`restart`).
+The reverse sweep is the loop in `revolve`, with its stack on the device: slots, positions and the
+number of the top level. The next position is looked up in a table, whose size depends on the
+numbers of checkpoints and repetitions alone. So the program does not grow with the length of the
+loop.
+
+The code is written for XLA:
+
+- The slot buffer is a loop variable that is read and updated in place, and so is the tape. Neither
+  goes through a `cond` or a gather, which would copy it.
+- The vjp of the step appears only where a step is taped, never in an advance. On CPU, the
+  linearization of a step that is taped alone is in a branch that is always taken (`reverse`).
+- Slot 0 always holds the initial carry, which is an operand and is never overwritten. So the buffer
+  holds the slots from 1 up.
+- A slot holds only the leaves of the carry that are needed to run on from it (`restart`).
 """
 
 from typing import Any, NamedTuple
@@ -35,38 +40,38 @@ class Held(NamedTuple):
     """What the forward sweep hands to the reverse sweep: the checkpoints, as a stack.
 
     Level 0 of the stack is the initial carry, and level `top` the newest checkpoint. `positions`
-    are the blocks that the carries of the levels enter, and `places` the buffer slots of the
-    levels; `None` is the identity. Levels beyond the top are free, and so are their slots. `steps`
-    is the number of steps that ran. `tape` holds the residuals of the last block, if the forward
-    sweep knew which block is the last.
+    are the blocks that the carries of the levels enter. `slot_index` is the buffer slot of each
+    level; `None` is the identity. Levels above the top are free, and so are their slots. `steps` is
+    the number of steps that ran. `tape` holds the residuals of the last block, if the forward sweep
+    knew which block is the last.
 
     On its way from one sweep to the other it is a pytree. What the plan tells is then left out:
     positions, top and steps are `None` after a loop of known length, positions and top where all
     checkpoints are in a storage.
 
-    With a storage beside the device, `stores` tells the carries there, and level 0 is `start`
-    instead of the initial carry.
+    With a storage, `stores` are its buffers, and level 0 is `start` instead of the initial carry.
     """
 
     slots: list[Any]
     positions: Any
-    places: jax.Array | None
+    slot_index: jax.Array | None
     top: Any
     steps: Any
     tape: Buffers | None
     start: list[Any] | None = None
     stores: Buffers | None = None
 
-    def place(self, level: jax.Array) -> jax.Array:
-        return level if self.places is None else self.places[level]
+    def slot(self, level: jax.Array) -> jax.Array:
+        return level if self.slot_index is None else self.slot_index[level]
 
 
 def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
-    """The slot buffer: every carry leaf with a leading axis of slots. Made of the carry itself, it
-    has its dtype, key type, sharding and varying axes.
+    """The slot buffer: every carry leaf with a leading axis of slots. It is made from the carry,
+    and so has its dtype, key type, sharding and varying axes.
 
-    In the host's memory it is made of the carry there: a buffer that was made on the device and
-    then moved would be on the device first, all of it."""
+    A buffer in the host's memory is made from the carry there. One that is made on the device and
+    then moved would first be on the device as a whole.
+    """
     if isinstance(plan, Plan) and plan.storage is not None:
         carry = list(map(to_host, carry))
     return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
@@ -77,34 +82,36 @@ def newest(initial: list[Any], held: Held) -> list[Any]:
     initial = initial if held.start is None else held.start
     if held.positions.size == 1:
         return initial
-    stored = read(held.slots, jnp.maximum(held.place(held.top) - 1, 0))
+    stored = read(held.slots, jnp.maximum(held.slot(held.top) - 1, 0))
     return [lax.select(held.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
 
 
 def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
-    """Store into a slot. What is stored into slot 0 is overwritten before slot 1 is first read."""
+    """Store into a slot. Slot 0 is not in the buffer: a carry for it goes to slot 1, which is
+    overwritten before it is first read."""
     if slots and slots[0].shape[0] == 0:
         return slots
     return write(slots, carry, jnp.maximum(slot - 1, 0))
 
 
 def tapes_the_last_block(plan: AnyPlan) -> bool:
-    """Whether the forward sweep of a loop of known length tapes its last block. For a single step
-    the tape would cost more than it saves: buffers between programs, another copy of the step."""
+    """Whether the forward sweep of a loop of known length tapes its last block. For a single step,
+    the tape would cost more than it saves: buffers between programs, and another copy of the step.
+    """
     return plan.block_size > 1
 
 
 def stores_every_block(plan: AnyPlan) -> bool:
     """Whether there is a slot for every block that the forward sweep of a loop of known length does
-    not tape. No loop whose number of turns depends on data is needed then: on a GPU, each turn of
-    such a loop, and each time that there is none, waits for the host to decide."""
+    not tape. Then no loop has a number of iterations that depends on data. On a GPU, each iteration
+    of such a loop waits for the host, and so does a loop without iterations."""
     if isinstance(plan, TwoLevelPlan):
         return False
     return slots_used(plan) >= plan.blocks - tapes_the_last_block(plan)
 
 
 def slots_used(plan: AnyPlan) -> int:
-    """A block that the forward sweep tapes needs no checkpoint."""
+    """The number of slots in use: a block that the forward sweep tapes needs none."""
     if isinstance(plan, TwoLevelPlan) or not tapes_the_last_block(plan):
         return plan.checkpoints
     return min(plan.checkpoints, max(plan.blocks - 1, 1))

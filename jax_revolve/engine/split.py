@@ -13,8 +13,8 @@ class SplitTable:
 
     def __init__(self, plan: Reversal) -> None:
         s = plan.checkpoints
-        # An online schedule may be one repetition behind. With a single slot the repetition number
-        # is as large as the loop is long, but no rule is needed.
+        # An online schedule may need one more repetition. With a single slot, the repetition number
+        # is the length of the loop, but no rule is needed.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1
         most = min(most, MOST_REPETITIONS_IN_TABLES)
         rules = [[(0, 1, _LARGEST)] * most] + [

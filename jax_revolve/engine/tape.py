@@ -1,8 +1,8 @@
-"""A block of consecutive steps, taped whole: their residuals are kept until they are transposed.
+"""The tape of a block of consecutive steps: their residuals, kept until they are transposed.
 
-Of the residuals of a step, a tape stores only what it must: a slice of the
-xs is read again where it is, and what depends on neither carry nor xs, such as a weight or its
-cosine, is the same for every step.
+A tape stores as few residuals of a step as possible. Slices of the xs are read again from the xs. A
+residual that depends on neither carry nor xs, such as a weight or its cosine, is the same for every
+step.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,14 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import AbstractValue, ClosedJaxpr, Result, results_in, with_outputs, zeros
-from jax_revolve.engine.products import Products
+from jax_revolve.engine.weight_gradients import WeightGradients
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, Linearized, accumulate, add, linearize, pull_back
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read, write
-
-"""Residuals of a block: a leading axis of steps for each that is stored."""
 
 
 class Tape:
@@ -46,12 +44,12 @@ class Tape:
 
     @property
     def types(self) -> list[AbstractValue]:
-        """What is stored for each step."""
+        """The types of the residuals that are stored for each step."""
         return [r.aval for r in pick(self._residuals, self._stored)]
 
     @cached_property
-    def products(self) -> Products:
-        """The cotangents of consts that are left to the end of a block."""
+    def weight_gradients(self) -> WeightGradients:
+        """The cotangents of consts that are computed at the end of a block."""
         num_carry = sum(self._activity.carry)
         traced: list[ClosedJaxpr] = []
 
@@ -72,7 +70,7 @@ class Tape:
         own = [next(entries) if stored else None for stored in self._stored]
         stored = [own[r.same_as] for r in self._residuals]
         varies = [r.varies for r in self._residuals]
-        return Products(
+        return WeightGradients(
             traced[0],
             [*varies, *[True] * num_cts],
             [*stored, *[None] * num_cts],
@@ -85,17 +83,16 @@ class Tape:
 
     def complete(self, tape: Buffers, length: int) -> Buffers:
         """The tape with the buffers that its transposition needs."""
-        return [*tape, *_buffers(self.products.types, length)]
+        return [*tape, *_buffers(self.weight_gradients.types, length)]
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """One step: carry and y, and what is stored of it."""
+        """One step: carry and y, and the residuals that are stored."""
         linearized = self._linearize(carry, x)
         carry, y = self._steps.loop.results(linearized.results)
         return carry, y, pick(linearized.residuals, self._stored)
 
     def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
-        """The tape of `count` steps from `start`, where a checkpoint is given, written over another
-        one."""
+        """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
         steps = self._steps
 
         def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
@@ -117,12 +114,12 @@ class Tape:
         ct_ys: list[Any],
         loop: Callable[..., Any],
     ) -> tuple[Operands, Buffers]:
-        """The cotangents before the taped steps, from those after them. The tape, which has to be
-        `complete`, is returned to be written over; `same` is what is `same_for_all` steps, `loop`
-        is `lax.fori_loop` or one that tells how far it is."""
-        steps, products = self._steps, self.products
+        """The cotangents before the taped steps, from those after them. The tape must be
+        `complete`, and is returned for reuse. `same` is `same_for_all()`. `loop` is
+        `lax.fori_loop`, or one that reports progress."""
+        steps, weights = self._steps, self.weight_gradients
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
-        now = [not d for d in products.deferred]
+        now = [not d for d in weights.deferred]
 
         def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
             gradient, kept = state
@@ -130,16 +127,16 @@ class Tape:
             at = steps.loop.entry(start + entry)
             residuals = self._put_together(read(stored, entry), read(self._xs, at), same)
             ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
-            flat, new = products.of_step([*residuals, *gradient.carry, *ct_y])
+            flat, new = weights.of_step([*residuals, *gradient.carry, *ct_y])
             ct = _take_apart(flat, sum(now), len(gradient.carry))
             some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
             consts = substitute(gradient.consts, now, some.consts)
             return some._replace(consts=consts), write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
-        totals = products.of_block(stored, kept, [*same, *self._linearized.types])
-        sums = add(pick(gradient.consts, products.deferred), totals)
-        consts = substitute(gradient.consts, products.deferred, sums)
+        totals = weights.of_block(stored, kept, [*same, *self._linearized.types])
+        sums = add(pick(gradient.consts, weights.deferred), totals)
+        consts = substitute(gradient.consts, weights.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
 
     def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
@@ -149,11 +146,11 @@ class Tape:
         inputs = Operands(self._steps.safe.consts, carry, x)
         return linearize(self._steps.step_from(carry), self._activity, inputs)
 
-    def _is_stored(self, place: int, residual: Result) -> bool:
-        return residual.varies and self._of_xs(residual) is None and residual.same_as == place
+    def _is_stored(self, i: int, residual: Result) -> bool:
+        return residual.varies and self._of_xs(residual) is None and residual.same_as == i
 
     def _of_xs(self, residual: Result) -> int | None:
-        """Which of the xs a residual is a slice of, if it is."""
+        """The index of the x that a residual is a slice of, if it is one."""
         first = self._steps.loop.num_carry
         if residual.input is None or residual.input < first:
             return None
@@ -171,14 +168,14 @@ class Tape:
     def _put_together(self, stored: list[Any], x: list[Any], same: list[Any]) -> list[Any]:
         entries = iter(stored)
         values: list[Any] = []
-        for place, residual in enumerate(self._residuals):
+        for i, residual in enumerate(self._residuals):
             of_xs = self._of_xs(residual)
-            if self._stored[place]:
+            if self._stored[i]:
                 values.append(next(entries))
             elif of_xs is not None:
                 values.append(x[of_xs])
             else:
-                values.append(values[residual.same_as] if residual.varies else same[place])
+                values.append(values[residual.same_as] if residual.varies else same[i])
         return values
 
 

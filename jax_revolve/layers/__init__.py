@@ -1,12 +1,18 @@
-"""Layers instead of steps: chains of modules, and single modules that are recomputed.
+"""Layers of a model instead of steps: chains of layers, and single modules that are recomputed.
 
-- `chain`: `checkpointed_chain`, one name for two mechanisms:
-  - `stack`: identical layers, whose arrays are stacked, are a `checkpointed_scan`;
-  - `unlike`: layers of different sizes, for which `schedule.chain` finds the cheapest schedule.
-- `checkpointed`: `Checkpointed` and `checkpoint_layers`, single modules that keep no residuals.
-- `layer`: what a layer is, and how it is called. `measure`, `sizes`: its bytes and its work.
-- `segment`: the primitive for a function that is recomputed when it is transposed. `region`: how it
-  is kept apart from the rest of a program, so that XLA cannot undo that.
+Begin with `chain`, then read the mechanism that interests you. A stack of identical layers is a
+loop. A list of different layers is a program of segments: functions whose residuals are recomputed
+from their operands.
 
-May import `loops`, `autodiff` and everything below. Nothing stands on it.
+- `chain`: `checkpointed_chain`, which chooses between two mechanisms:
+  - `stack`: identical layers with stacked arrays run in a `checkpointed_scan`;
+  - `heterogeneous`: different layers run by the cheapest schedule that `schedule.chain` finds.
+- `checkpointed`: `Checkpointed` and `checkpoint_layers`, for single modules.
+- `layer`: one layer of a chain, called as `equinox.nn.Sequential` calls it.
+- `measure`, `sizes`: the work and the residual bytes of every layer, found by tracing.
+- `segment`: the primitives of a function that is recomputed when it is transposed.
+- `region`: keeps the recomputation apart from the rest of the program, so that XLA cannot merge it
+  with the first computation.
+
+May import `loops`, `autodiff` and all rooms below them. No other room imports this one.
 """

@@ -5,8 +5,8 @@ from typing import Any
 
 import equinox as eqx
 
+from jax_revolve.layers.heterogeneous import run_heterogeneous
 from jax_revolve.layers.stack import run_stack
-from jax_revolve.layers.unlike import run_unlike
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
@@ -115,7 +115,7 @@ def checkpointed_chain(
     if isinstance(layers, eqx.nn.Sequential):
         layers = layers.layers
     if isinstance(layers, list | tuple):
-        result, new_state = run_unlike(layers, x, asked, key, state)
+        result, new_state = run_heterogeneous(layers, x, asked, key, state)
     elif isinstance(layers, eqx.Module):
         result, new_state = run_stack(layers, x, asked, key, state)
     else:

@@ -211,7 +211,7 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
         "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
     }
     plan = chosen_plan(loop, sizes)
-    return Report(plan, sizes, always, stops_by_itself=loop.condition is not None)
+    return Report(plan, sizes, always, is_while=loop.condition is not None)
 
 
 def residual_bytes(loop: Loop, operands: list[Any]) -> int:

@@ -46,7 +46,7 @@ class Options:
     progress: bool | ProgressMeter = False
 
     def __post_init__(self) -> None:
-        self._chosen(0, stops_by_itself=False)
+        self._chosen(0, is_while=False)
         _ = self.listener
         if self.plan is None:
             return
@@ -82,7 +82,7 @@ class Options:
             raise ValueError(
                 f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
             )
-        return self._given(length) or self._chosen(length, stops_by_itself=False)
+        return self._given(length) or self._chosen(length, is_while=False)
 
     def for_bound(self, max_steps: int | None) -> AnyPlan | Request | None:
         """What is asked of a loop of `max_steps` steps at most; `None` if it cannot be reversed.
@@ -94,7 +94,7 @@ class Options:
         max_steps = check_bound(max_steps)
         if max_steps is None:
             return self._without_bound()
-        return self._given(max_steps) or self._chosen(max_steps, stops_by_itself=True)
+        return self._given(max_steps) or self._chosen(max_steps, is_while=True)
 
     def _without_bound(self) -> AnyPlan | Request | None:
         if self.plan is not None:
@@ -123,7 +123,7 @@ class Options:
             )
         if checkpoints is None:
             return None
-        return self._fixed(LARGEST_BOUND, checkpoints, stops_by_itself=True)
+        return self._fixed(LARGEST_BOUND, checkpoints, is_while=True)
 
     def _given(self, steps: int) -> AnyPlan | None:
         if self.plan is None:
@@ -135,7 +135,7 @@ class Options:
             )
         return self.plan.without_empty_storage
 
-    def _chosen(self, length: int, *, stops_by_itself: bool) -> AnyPlan | Request:
+    def _chosen(self, length: int, *, is_while: bool) -> AnyPlan | Request:
         checkpoints, memory = self.checkpoints, self.memory
         block_size, storage = check_block(self.block_size), check_storage(self.storage)
         if memory is not None and checkpoints is not None:
@@ -146,18 +146,16 @@ class Options:
         if block_size is not None:
             block_size = min(block_size, max(length, 1))
         if checkpoints is not None:
-            return self._fixed(length, checkpoints, stops_by_itself=stops_by_itself)
-        most = MOST_REPETITIONS_TO_A_BOUND if stops_by_itself else MOST_REPETITIONS_BY_DEFAULT
+            return self._fixed(length, checkpoints, is_while=is_while)
+        most = MOST_REPETITIONS_TO_A_BOUND if is_while else MOST_REPETITIONS_BY_DEFAULT
         if block_size is not None and memory is None:
             fewest = plan(length, repetitions=most, block_size=block_size).checkpoints
-            return self._fixed(length, fewest, stops_by_itself=stops_by_itself)
+            return self._fixed(length, fewest, is_while=is_while)
         fewest = binomial.fewest_checkpoints(scheduled_blocks(length, 1), most)
         budget = None if memory is None else parse_bytes(memory)
-        return Request(length, budget, fewest, block_size, stops_by_itself, storage)
+        return Request(length, budget, fewest, block_size, is_while, storage)
 
-    def _fixed(
-        self, length: int, checkpoints: Checkpoints, *, stops_by_itself: bool
-    ) -> AnyPlan | Request:
+    def _fixed(self, length: int, checkpoints: Checkpoints, *, is_while: bool) -> AnyPlan | Request:
         """With so many checkpoints on the device."""
         block_size, storage = check_block(self.block_size), self.storage
         if storage is None:
@@ -167,9 +165,9 @@ class Options:
             return made.without_empty_storage
         none, k = is_zero(checkpoints), min(block_size or 1, max(length, 1))
         if none and isinstance(storage, HostMemory):
-            return Request(length, None, 0, k, stops_by_itself, storage, is_fixed=True)
+            return Request(length, None, 0, k, is_while, storage, is_fixed=True)
         checkpoints = plan(length, checkpoints, block_size=k).checkpoints
-        return Request(length, None, checkpoints, k, stops_by_itself, storage, is_fixed=True)
+        return Request(length, None, checkpoints, k, is_while, storage, is_fixed=True)
 
 
 def check_bound(max_steps: int | None) -> int | None:

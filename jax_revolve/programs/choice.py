@@ -188,7 +188,7 @@ class _SharedMemory:
             loop.key,
             _length(loop, options),
             options.block_size,
-            report.stops_by_itself,
+            report.is_while,
             default_plan,
             sizes,
         ).outlays(inside)

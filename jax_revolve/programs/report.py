@@ -41,9 +41,9 @@ class LoopsReport:
             kept = self._bytes_left_alone(loop) if loop.depth == 0 else None
             outlay = outlay if kept is None else replace(outlay, held=kept)
         else:
-            plan, online = report.plan, report.stops_by_itself
+            plan, online = report.plan, report.is_while
             assert isinstance(plan, Plan)
-            outlay = of_plan(plan, report.sizes, inner, stops_by_itself=online)
+            outlay = of_plan(plan, report.sizes, inner, is_while=online)
         return Outlays(outlay, outlay)
 
     def _bytes_left_alone(self, loop: FoundLoop) -> int | None:

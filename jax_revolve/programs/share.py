@@ -76,7 +76,7 @@ class SharingLoop:
     key: Hashable
     length: int
     block_size: int | None
-    stops_by_itself: bool
+    is_while: bool
     default: Callable[[Sizes], Plan]
     sizes: Callable[[int], Sizes]
 
@@ -92,24 +92,22 @@ class SharingLoop:
         return Outlays(least, default, list(self._others(inside)))
 
     def _others(self, inside: Outlays) -> Iterator[Outlay]:
-        plans = candidates(
-            self.length, block_size=self.block_size, stops_by_itself=self.stops_by_itself
-        )
+        plans = candidates(self.length, block_size=self.block_size, is_while=self.is_while)
         for inner in inside.all:
             sizes = self.sizes(inner.held)
             for plan in (*plans, self.default(sizes)):
                 yield self._outlay(plan, sizes, inner)
 
     def _outlay(self, plan: Plan, sizes: Sizes, inner: Outlay) -> Outlay:
-        outlay = of_plan(plan, sizes, inner, stops_by_itself=self.stops_by_itself)
+        outlay = of_plan(plan, sizes, inner, is_while=self.is_while)
         return replace(outlay, plans=((self.key, plan), *inner.plans))
 
 
-def of_plan(plan: Plan, sizes: Sizes, inner: Outlay, *, stops_by_itself: bool) -> Outlay:
+def of_plan(plan: Plan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
     """Of a loop of these sizes, given what is in it."""
-    held = cost.held(plan, sizes, stops_by_itself=stops_by_itself)
-    passing = cost.passing(plan, sizes, stops_by_itself=stops_by_itself)
-    time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
+    held = cost.held(plan, sizes, is_while=is_while)
+    passing = cost.passing(plan, sizes, is_while=is_while)
+    time = cost.time(plan, sizes, is_while=is_while)
     # What is in a step is reversed in a copy of what the tape of a block has of it.
     inside = inner.memory if plan.block_size > 1 else inner.passing
     return Outlay(held, passing + inside, time + plan.length * inner.time)

@@ -1,15 +1,26 @@
-"""Which step to run, store and tape next, and what that costs: exact integers, no JAX.
+"""Schedules: which step to run, store and tape next, and what that costs. Exact integers, no JAX.
 
-Begin with `binomial`, the mathematics of Revolve in a page, then `actions`, which spells a schedule
-out action by action.
+Begin with `binomial`, the mathematics of Revolve on one page. Then read `actions`, which lists a
+schedule action by action, and `plan`, the object that users see.
 
-- `binomial`, `actions`: loops whose length is known. `online`: loops that may stop at any step.
-- `multistage`, `two_level`: checkpoints on two levels, on the device and in a storage.
-- `nested`: lengths for loops inside loops. `chain`: layers of different sizes.
-- `plan`: what callers see of a schedule. `planning`: making one from numbers of checkpoints.
-- `cost`: predicted bytes and time of a plan. `selection`: the predicted quickest one that fits.
-- `storage`: what `storage=` takes. `arguments`: checks with errors that say what is allowed.
-- `report`: a plan as text and as a picture.
+Schedules:
 
-Imports nothing but Python's own library. All other rooms stand on it.
+- `binomial`: the formulas for checkpoints on one level.
+- `actions`: the actions of a schedule, one by one.
+- `online`: checkpoints of loops whose number of steps is unknown.
+- `multistage`: the formulas for checkpoints on two levels, the device and a storage.
+- `nested`: the lengths of scans inside scans.
+- `chain`: layers of different sizes.
+
+Plans:
+
+- `plan`, `two_level`: the plan of a loop with checkpoints on one level, and on two.
+- `planning`: plans from a number of checkpoints or from a budget.
+- `cost`: the bytes of a plan, and a prediction of its time.
+- `selection`: the plan with the least predicted time within a memory budget.
+- `storage`: `HostMemory` and `Disk`, the values of `storage=`.
+- `arguments`: checks of arguments, and amounts of memory such as "2GiB".
+- `report`: plans as tables, as text and as pictures.
+
+Imports the standard library only. All other rooms except `progress` and `_compat` import this one.
 """

@@ -1,4 +1,4 @@
-"""A schedule spelled out, action by action: for printing, drawing and checking."""
+"""A schedule as a sequence of actions, for printing, drawing and checking."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
@@ -21,43 +21,42 @@ class Load(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """Run the steps `start`, ..., `stop - 1` without keeping their linearizations."""
+    """Run the steps `start`, ..., `stop - 1` without keeping their residuals."""
 
     start: int
     stop: int
 
 
 class Tape(NamedTuple):
-    """Run the steps `start`, ..., `stop - 1` keeping their linearizations, and transpose them, the
-    last one first. The carry is used up."""
+    """Run the steps `start`, ..., `stop - 1`, keep their residuals, and transpose the steps from
+    the last to the first. The carry is used up."""
 
     start: int
     stop: int
 
 
 class Free(NamedTuple):
-    """The carry in `slot` is not needed any more."""
+    """The carry in `slot` is no longer needed."""
 
     slot: int
 
 
 class Write(NamedTuple):
-    """Copy the current carry, which enters step `position`, to the storage beside the device, as
-    its carry number `store`."""
+    """Copy the current carry, which enters step `position`, to the storage, as carry `store`."""
 
     store: int
     position: int
 
 
 class Read(NamedTuple):
-    """Make the carry `store` of the storage, which enters step `position`, the current one."""
+    """Make carry `store` of the storage, which enters step `position`, the current one."""
 
     store: int
     position: int
 
 
 class Discard(NamedTuple):
-    """The carry `store` of the storage is not needed any more."""
+    """Carry `store` of the storage is no longer needed."""
 
     store: int
 
@@ -66,18 +65,19 @@ Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discar
 
 
 def scheduled_blocks(length: int, block_size: int) -> int:
-    """The number of blocks that `value_and_gradient` reverses, with the end of the loop as one."""
+    """The number of blocks in the schedule of `value_and_gradient`. With blocks of a single step,
+    the end of the loop counts as one more block."""
     return length + 1 if block_size == 1 and length else -(-length // block_size)
 
 
 def value_and_gradient(
     length: int, checkpoints: int, block_size: int = 1, first: int = 0
 ) -> Iterator[Action]:
-    """As `revolve`, where the loop's value is needed before the derivative is asked for.
+    """`revolve` for `jax.value_and_grad`, which needs the loop's value before its derivative.
 
-    The last block is taped while the value is computed. A block of a single step is not, since that
-    would cost more than it saves: the end of the loop then stands for one step more, which is
-    reached and not taped.
+    A last block of several steps is taped while the value is computed. Taping a last block of a
+    single step would cost more than it saves. The schedule then has one more step, the end of the
+    loop, which is reached but not taped.
     """
     end = Tape(length, length + 1)
     with_end = length + 1 if block_size == 1 and length else length
@@ -87,13 +87,12 @@ def value_and_gradient(
 
 
 def revolve(length: int, checkpoints: int, block_size: int = 1, first: int = 0) -> Iterator[Action]:
-    """Every action that reverses a loop of `length` steps with `checkpoints` slots, or its blocks
-    from `first` on, which the current carry enters.
+    """The actions that reverse a loop of `length` steps with `checkpoints` slots.
 
-    The slots are a stack of positions, lowest at the bottom. Blocks of `block_size` steps, of which
-    the last may be shorter, are taped from the last to the first; before each, checkpoints are
-    placed on the way from the top of the stack to that block. A checkpoint right where the block is
-    taped would never be read, so none is placed there.
+    Blocks have `block_size` steps, and the last block may be shorter. They are taped from the last
+    to the block `first`, which the current carry enters. Before each, checkpoints are placed
+    between the top of the stack and that block. A checkpoint at the block itself would never be
+    read, so none is placed there. The slots are a stack of positions, the lowest at the bottom.
     """
     if length <= block_size * first:
         return

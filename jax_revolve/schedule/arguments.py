@@ -1,4 +1,4 @@
-"""Checks of arguments, and amounts of memory as people write them.
+"""Checks of arguments, and amounts of memory such as "2GiB".
 
 An error names the argument, its value and what is allowed.
 """
@@ -26,7 +26,7 @@ def check_integer(name: str, value: object, *, least: int, allowed: str | None =
 
 
 def parse_bytes(memory: object) -> int:
-    """A number of bytes, from that or from a string such as "512MB" or "2 GiB"."""
+    """The number of bytes of an int, or of a string such as "512MB" or "2 GiB"."""
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b)?\s*", memory, re.IGNORECASE)
         if match is None or (match[3] and not match[2]):

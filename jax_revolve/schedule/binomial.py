@@ -1,8 +1,8 @@
 """The mathematics of Revolve, in exact integers.
 
-A loop of `length` steps is reversed with `checkpoints` slots. A slot holds one saved carry, and the
-slot that holds the initial carry counts. To *advance* is to run a step without keeping its
-linearization; to *tape* is to run it keeping the linearization, which is then transposed.
+A loop of `length` steps is reversed with `checkpoints` slots. A slot holds one stored carry, and
+the slot that holds the initial carry counts. To *advance* is to run a step without keeping its
+residuals. To *tape* is to linearize a step and to keep its residuals until the step is transposed.
 
 Sources: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000; A. Griewank and
 A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, chapter 12.
@@ -12,8 +12,9 @@ from collections.abc import Callable
 from math import comb
 
 MOST_REPETITIONS_IN_TABLES = 4096
-"""Tables for the device end here, with rules that are right but not the best ones beyond. No loop
-gets there: with two slots it has 8 million steps, each of which runs 4096 times."""
+"""The largest repetition number in tables on the device; beyond it, their rules are correct but not
+optimal. No loop gets there: with two slots it would have 8 million steps and advance some of them
+4096 times."""
 
 
 def beta(checkpoints: int, repetitions: int) -> int:
@@ -32,7 +33,7 @@ def repetition(length: int, checkpoints: int) -> int:
 def fewest_checkpoints(length: int, repetitions: int) -> int:
     """The fewest slots, at least one, with which no step is advanced more than `repetitions` times.
 
-    Without any repetition no loop longer than one step can be reversed, so `repetitions >= 1`.
+    `repetitions` must be >= 1: without repetition, no loop of more than one step can be reversed.
     """
     return max(1, smallest(lambda s: beta(s, repetitions) >= length))
 
@@ -44,11 +45,11 @@ def advances(length: int, checkpoints: int) -> int:
 
 
 def split(steps: int, checkpoints: int) -> int:
-    """How far to advance before the next checkpoint, with `steps` steps to reverse.
+    """The number of steps to advance to the next checkpoint, if `steps` steps are to be reversed.
 
-    `checkpoints` counts the slot that the advance starts from and every free one. With a single one
-    there is nowhere to store, and the advance goes to the last step. The middle term below is
-    Revolve's rule; its three cases are one clip by Pascal's identity.
+    `checkpoints` counts the slot at the start of the advance and every free slot. With a single
+    slot, the advance goes to the last step. The clip below is Revolve's rule, whose three cases
+    Pascal's identity joins.
     """
     if checkpoints == 1:
         return steps - 1

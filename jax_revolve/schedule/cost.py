@@ -1,18 +1,17 @@
-"""What a plan takes: bytes, and a prediction of its time.
+"""The cost of a plan: its bytes, and a prediction of its time.
 
-The time is a sum of four terms, for a loop of n steps in N blocks of k:
+The predicted time of a loop of n steps in N blocks of k steps is a sum of four terms:
 
-- evaluations times the work of one step, and a turn of the loop around it;
-- the residuals written and read back, n times those of one step, if blocks have more than one step
-  (those of a single step never leave the cache), and otherwise the weights whose cotangents are
-  added to n times;
-- the memory that the plan holds, which has to be got from the system and touched once;
-- N turns of the loop around the blocks.
+- the evaluations, times the time of a step and of one iteration of the loop around it;
+- if k > 1, writing and reading the residuals of n steps; if k = 1, the residuals of a step never
+  leave the cache, and the term is adding n times to the cotangents of large weights;
+- the memory that the plan holds, which is allocated and touched once;
+- N iterations of the loop over the blocks.
 
-What all plans have in common, such as transposing every step, is left out: plans are compared. The
-constants are nanoseconds on a CPU with two cores, rounded from timings of stencils and recurrent
-networks over a grid of plans; `benchmarks/budget.py` times what they lead to beside other plans.
-Only their ratios matter, and those are similar where everything is faster.
+Costs that all plans share, such as the transposition of every step, are left out. The constants are
+nanoseconds on a CPU with two cores, rounded from timings of stencils and recurrent networks over a
+grid of plans; `benchmarks/budget.py` compares the plans that they choose with others. Only the
+ratios of the constants matter, and faster hardware has similar ratios.
 """
 
 from functools import lru_cache
@@ -29,19 +28,25 @@ HELD_BYTE = 0.4
 EVALUATION = 1000.0
 BLOCK = 1300.0
 
-PLACE = 8
-"""Bytes that a while loop holds for each checkpoint to know which step it belongs to."""
+STACK_LEVEL = 8
+"""The bytes of a stack level of a while loop: the position of its checkpoint and its slot index."""
 
 MOST_BLOCKS_SIMULATED = 2000
-"""Where an online schedule is not optimal it has no closed formula. For loops of more blocks the
-optimum, which is a few per cent lower, stands for it."""
+"""An online schedule that is not optimal has no closed formula, and is simulated. For loops of more
+blocks, the formula of the optimum is used, which is a few per cent lower."""
 
 
 class Sizes(NamedTuple):
-    """Sizes of one step, in bytes: of what a checkpoint holds, of the residuals that a step of a
-    taped block keeps, of those of a step that is taped alone, of the whole carry, and of those
-    weights whose cotangents are added up once for a block. `work` is the time of an evaluation in
-    nanoseconds, as estimated; `None` stands for so much that nothing else counts."""
+    """The sizes of one step, in bytes, and its work.
+
+    - `checkpoint`: the leaves of the carry that a checkpoint holds.
+    - `residuals`: the residuals of a step in a block of several steps.
+    - `alone`: the residuals of a step that is taped alone.
+    - `carry`: the whole carry.
+    - `weights`: the weights whose cotangents are computed once for a block.
+    - `work`: the estimated time of an evaluation in nanoseconds; `None` if it is so long that
+      nothing else counts.
+    """
 
     checkpoint: int
     residuals: int
@@ -52,33 +57,33 @@ class Sizes(NamedTuple):
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
-    """Bytes that the plan holds, of such a loop."""
+    """The bytes that the plan holds on the device."""
     residuals = sizes.residuals if plan.block_size > 1 else sizes.alone
     return plan.memory(sizes.checkpoint, residuals, sizes.carry)
 
 
-def held(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
-    """Bytes that the forward sweep leaves to the reverse sweep: in a loop, they exist once for each
-    of its steps that is taped."""
-    if stops_by_itself:
-        return plan.checkpoints * (sizes.checkpoint + PLACE)
+def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
+    """The bytes held from the forward sweep to the reverse sweep. Those of an inner loop exist once
+    for each outer step that is taped."""
+    if is_while:
+        return plan.checkpoints * (sizes.checkpoint + STACK_LEVEL)
     tape = plan.block_size * sizes.alone if plan.block_size > 1 else 0
     return plan.checkpoints * sizes.checkpoint + tape
 
 
-def passing(plan: Plan, sizes: Sizes, *, stops_by_itself: bool = False) -> int:
-    """Bytes that the plan holds besides, only while the loop is reversed."""
-    places = plan.checkpoints * PLACE if stops_by_itself else 0
-    return memory(plan, sizes) + places - held(plan, sizes, stops_by_itself=stops_by_itself)
+def passing(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
+    """The further bytes that the plan holds during the reverse sweep only."""
+    stack = plan.checkpoints * STACK_LEVEL if is_while else 0
+    return memory(plan, sizes) + stack - held(plan, sizes, is_while=is_while)
 
 
-def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
-    """Steps that `jax.value_and_grad` of a loop runs, all of `plan.length` being taken.
+def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
+    """The evaluations of `jax.value_and_grad` of a loop that takes all of `plan.length` steps.
 
-    Of a loop that may stop by itself the last block is not known when it is run for the value, and
-    checkpoints are placed online.
+    The forward sweep of a while loop places checkpoints online. It does not tape the last block,
+    because it does not know which block is the last.
     """
-    if not stops_by_itself:
+    if not is_while:
         return plan.evaluations
     if isinstance(plan, TwoLevelPlan):
         return _least_evaluations(plan)
@@ -91,10 +96,10 @@ def evaluations(plan: Reversal, *, stops_by_itself: bool = False) -> int:
 
 
 def _least_evaluations(plan: Reversal) -> int:
-    """Of a loop that stops by itself, if its checkpoints are where they should be."""
+    """The evaluations of a while loop whose checkpoints are at optimal positions."""
     if isinstance(plan, TwoLevelPlan):
-        # The tail is one more part that starts in the storage, without the end of the loop: see
-        # `engine.online`.
+        # The tail is reversed as a part, from a carry in the storage, without the end of the loop:
+        # see `engine.online`.
         end, blocks = plan.scheduled_blocks - plan.tail, plan.blocks - plan.tail
         again = advances(blocks, plan.checkpoints) - advances(end, plan.checkpoints) - plan.tail
         return 2 * plan.length + plan.advances + plan.block_size * again
@@ -102,10 +107,10 @@ def _least_evaluations(plan: Reversal) -> int:
     return 2 * plan.length + plan.block_size * again
 
 
-def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> float:
-    """Nanoseconds, without what all plans have in common; or evaluations, if those are all. A
-    transfer to a storage or from there takes as long as the evaluations that it is said to."""
-    runs = _runs(plan, stops_by_itself)
+def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
+    """The predicted nanoseconds, without the costs that all plans share; if `sizes.work` is `None`,
+    the evaluations. A transfer counts as `storage.transfer` evaluations."""
+    runs = _runs(plan, is_while)
     if sizes.work is None:
         return runs
     in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE
@@ -118,9 +123,9 @@ def time(plan: Reversal, sizes: Sizes, *, stops_by_itself: bool = False) -> floa
 
 
 @lru_cache(maxsize=2**14)
-def _runs(plan: Reversal, stops_by_itself: bool) -> float:
-    """Evaluations, and what transfers take in evaluations."""
-    runs = float(_least_evaluations(plan) if stops_by_itself else plan.evaluations)
+def _runs(plan: Reversal, is_while: bool) -> float:
+    """The evaluations, with transfers counted as evaluations."""
+    runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):
         runs += plan.storage.transfer * (plan.writes + plan.reads)
     return runs

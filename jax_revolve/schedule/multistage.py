@@ -1,31 +1,31 @@
 """The mathematics of checkpoints on two levels, in exact numbers.
 
-The device has `slots` slots, the one that a part starts from included. A storage beside it takes
-carries at a cost of `transfer` blocks for writing or reading one. A loop of `blocks` blocks is
-reversed so:
+The device has `slots` slots, including the slot at the start of a part. A storage holds further
+carries. To write or to read one costs as much as `transfer` blocks. A loop of `blocks` blocks is
+reversed as follows:
 
-- The forward sweep writes the carries that enter the *segments*, the first of which begins with the
-  loop, and goes on to the *tail*, which is reversed with the slots alone.
-- Then the segments are reversed, the last one first. Its carry is read, and the segment reversed
-  with the slots alone; or only what lies above some block, to which the carry is advanced, and the
-  carry is read again for what lies below. So a segment is one or several *parts*, each reversed
-  with all slots, and takes as many reads.
+- The forward sweep writes the carries that enter the *segments*. The first segment begins with the
+  loop, and the last ends at the *tail*, which is reversed with the slots alone.
+- Then the segments are reversed, from the last to the first. The carry of a segment is read, and
+  the segment is reversed with the slots alone. Or the carry is advanced to some block, only the
+  blocks from there on are reversed, and the carry is read again for the blocks before. So a segment
+  consists of one or several *parts*, each of which is reversed with all slots and takes one read.
 
-With t(n, s) for the advances that a part of n blocks takes, this is the recurrence
+Let t(n, s) be the advances of a part of n blocks. The costs obey the recurrence
 
     T(n) = min(t(n, s), min_i i + t(n - i, s) + transfer + T(i))                     a segment
     D(n) = min(t(n, s), min_j transfer + j + D(n - j) + transfer + T(j))             the loop
 
-Its solution has a closed form. Let the *depth* of a part be how often it is advanced over before it
-is reversed: 0 for the tail, and 1, 2, ..., k for the k parts of a segment, from the top. A part of
-depth d and n blocks adds d n + t(n, s) advances; as a function of n this is convex, with slope
-d + r where the part's repetition number is r. So with given parts blocks go where the slope is
-least, and `beta(s, r - d)` is the most that a part of depth d takes at slopes up to r. Since
-a lower depth is cheaper, no segment need have two parts more than another one: the numbers of
-writes and reads alone determine the optimum.
+Its solution has a closed form. Let the *depth* of a part be the number of times that it is advanced
+over before it is reversed: 0 for the tail, and 1, 2, ..., k for the k parts of a segment, from the
+top. A part of depth d and n blocks adds d n + t(n, s) advances. This is convex in n. Its slope is
+d + r if the part's repetition number is r. So for given parts, blocks go where the slope is least,
+and `beta(s, r - d)` is the most blocks that a part of depth d takes at slopes up to r. As a lower
+depth is cheaper, the numbers of parts of two segments need not differ by more than one. The numbers
+of writes and reads alone determine the optimum.
 
 Source: G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algorithm for adjoint
-computation", SIAM J. Sci. Comput. 38(3), 2016, whose recurrence this is.
+computation", SIAM J. Sci. Comput. 38(3), 2016, for the recurrence.
 """
 
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ from jax_revolve.schedule.binomial import beta, smallest
 
 
 class Transfers(NamedTuple):
-    """How often a carry is written to the storage, which is the number of segments, and read from
-    it, which is the number of their parts."""
+    """The number of writes to the storage, one for each segment, and the number of reads from it,
+    one for each part of a segment."""
 
     writes: int
     reads: int
@@ -50,7 +50,7 @@ def repetition(blocks: int, slots: int, transfers: Transfers) -> int:
 
 
 def advances(blocks: int, slots: int, transfers: Transfers) -> int:
-    """The least possible number of advances with so many writes and reads."""
+    """The least possible number of advances with these writes and reads."""
     writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
     r = repetition(blocks, slots, transfers)
     saved = beta(slots + 1, r - 1) + more * beta(slots + 1, r - each - 2)
@@ -59,20 +59,20 @@ def advances(blocks: int, slots: int, transfers: Transfers) -> int:
 
 
 def _capacity(r: int, slots: int, transfers: Transfers) -> int:
-    """The longest loop of which no block is advanced more than `r` times."""
+    """The longest loop in which no block is advanced more than `r` times."""
     writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
     segments = writes * (beta(slots + 1, r - 1) - beta(slots + 1, r - each - 1))
     return beta(slots, r) + segments + more * beta(slots, r - each - 1)
 
 
 def _parts_of_a_segment(transfers: Transfers) -> tuple[int, int]:
-    """How many parts every segment has, and how many segments have one more."""
+    """The least number of parts of a segment, and how many segments have one part more."""
     return divmod(transfers.reads, transfers.writes) if transfers.writes else (0, 0)
 
 
 class Move(NamedTuple):
-    """Read the carry `store` of the storage, advance from there to the block `start`, and reverse
-    the blocks `start`, ..., `stop - 1` with the slots of the device."""
+    """Read carry `store` of the storage, advance it to block `start`, and reverse the blocks
+    `start`, ..., `stop - 1` with the slots of the device."""
 
     store: int
     start: int
@@ -80,10 +80,11 @@ class Move(NamedTuple):
 
 
 def moves(blocks: int, slots: int, transfers: Transfers) -> Iterator[Move]:
-    """The parts of all segments in the order in which they are reversed, after the tail.
+    """The parts of all segments, in the order in which they are reversed after the tail.
 
-    Segments are as long as the repetition number allows, and therefore alike, as far as the tail
-    can be shorter than it allows; only then the last segments are shorter too.
+    Segments are as long as the repetition number allows, and therefore alike. A loop that is
+    shorter than the repetition number allows first has a shorter tail, and then shorter last
+    segments.
     """
     each, more = _parts_of_a_segment(transfers)
     r = repetition(blocks, slots, transfers)
@@ -104,10 +105,11 @@ def moves(blocks: int, slots: int, transfers: Transfers) -> Iterator[Move]:
 
 @lru_cache(maxsize=1024)
 def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -> Transfers:
-    """The writes and reads of the optimum, with at most so many writes; the fewest if several are.
+    """The writes and reads of the optimum, with at most `most` writes; the fewest among equal
+    optima.
 
-    `LowerBound` is convex in the number of writes, and little below what can be had. So no more
-    than a few numbers of writes around its least need be looked at.
+    `LowerBound` is convex in the number of writes, and little below the least cost. So only a few
+    numbers of writes around its minimum are tried.
     """
     most = max(blocks - 1, 0) if most is None else min(most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
@@ -127,8 +129,8 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
 def _with_reads(
     blocks: int, slots: int, transfer: Fraction, writes: int
 ) -> tuple[Fraction, Transfers]:
-    """The least cost with so many writes. It is convex in the number of reads: more of them save
-    less and less."""
+    """The least cost with so many writes, and its transfers. The cost is convex in the number of
+    reads: each further read saves less."""
 
     def with_more(reads: int) -> Transfers:
         return Transfers(writes, writes + reads)
@@ -142,13 +144,13 @@ def _with_reads(
 
 
 class LowerBound:
-    """The least cost with so many writes if the number of reads need not be whole: a lower bound.
+    """A lower bound: the least cost with so many writes and a fractional number of reads.
 
-    By duality it is the greatest p n - S(p) - (what the segments save) over the prices p of a
-    block. A part of depth d saves S(p - d), where S grows from 0 by beta(s, r) between r and r + 1;
-    a segment has those parts that save more than a read costs, and at least one. The greatest is
-    at a whole p, or where one part more begins to save that much, all of which are `part` above a
-    whole one.
+    By duality, it is the maximum of p n - S(p) - (what the segments save) over the price p of a
+    block. A part of depth d saves S(p - d), where S grows from 0 by beta(s, r) between r and r + 1.
+    A segment has all parts that save more than a read costs, and at least one. The maximum is at an
+    integer p, or where one part more begins to save that much; all of these p are `part` above an
+    integer.
     """
 
     def __init__(self, blocks: int, slots: int, transfer: Fraction) -> None:

@@ -1,27 +1,27 @@
-"""Lengths for loops inside loops: the nested form, which is made of ordinary JAX loops."""
+"""The lengths of scans inside scans, for the nested engine."""
 
 from jax_revolve.schedule.binomial import smallest
 from jax_revolve.schedule.plan import Reversal
 
 DEEPEST = 2
-"""Nesting deeper saves memory, as a higher root of the length, but every level is a copy of the
-step in the program, and every derivative multiplies the copies."""
+"""Deeper nests save memory, as a higher root of the length. But each level adds a copy of the step
+to the program, and every derivative multiplies the copies."""
 
 
 def levels(plan: Reversal) -> int:
-    """How deep to nest: one level, which stores every carry, where the plan stores every carry or
-    residual too; otherwise `DEEPEST`."""
+    """The depth of the nest: `DEEPEST`, or one level, which stores every carry, if the plan stores
+    every carry or every residual."""
     stores_all = max(plan.checkpoints + 1, plan.block_size) >= plan.length
     return 1 if stores_all else DEEPEST
 
 
 def nests(length: int, levels: int) -> tuple[tuple[int, ...], ...]:
-    """`length` steps as a sequence of nests, each a tuple of lengths from the outermost loop in.
+    """`length` steps as a sequence of nests, each a tuple of lengths with the outermost loop first.
 
-    The digits of `length` in some base: (q, b, b), (r, b), (t,) for q b**2 + r b + t, so that no
-    step is padded. The base is the smallest with which `levels` digits suffice, or one up to half
-    as large again if that takes fewer nests: each is a program of its own, and works on a copy of
-    its part of the xs. Two levels with such a base store 8 % more carries.
+    The lengths are the digits of `length` in some base: (q, b, b), (r, b), (t,) for q b**2 + r b +
+    t. So no step is padded. The base is the smallest for which `levels` digits suffice, or one up
+    to half as large again if that gives fewer nests: each nest is a program of its own, and copies
+    its slice of the xs. Two levels with the largest such base store 8 % more carries.
     """
     least = max(smallest(lambda base: base**levels >= length), 1)
     bases = range(least, least + (least // 2 if levels > 1 else 0) + 1)

@@ -1,29 +1,33 @@
-"""Where a loop of unknown length stores checkpoints on its way, in exact integers.
+"""Where a loop of unknown length stores checkpoints as it runs, in exact integers.
 
-The forward sweep holds at most `checkpoints` positions. Position 0 is one of them and is always
-kept. Wherever the loop stops, the reverse sweep knows its length and is optimal: the steps between
-two neighboring checkpoints, a *gap*, are a loop of their own, reversed with all slots but those of
-the earlier checkpoints. The optimum for n steps whose value has to be complete first is
-n + t(n + 1, s) evaluations, as for one step more, the last of which is the end of the loop. It is
-met if gap i is between beta(s - i, q - 1) and beta(s - i, q) steps long, for one q and every i.
+The forward sweep holds at most `checkpoints` positions. Position 0 is always one of them. The
+reverse sweep knows the length of the loop. It is optimal for the positions that are held: the steps
+between two neighboring checkpoints, a *gap*, are a loop of their own, reversed with all slots
+except those of the earlier checkpoints. If the value of the loop is needed first, the optimum for n
+steps is n + t(n + 1, s) evaluations: the schedule has one more step, the end of the loop. The
+optimum is met if there is one q such that each gap i is between beta(s - i, q - 1) and beta(s - i,
+q) steps long.
 
-That q is the *level* of the loop. The rule here keeps every gap but the last within the upper limit
-of the level. It is exact up to n = C(s + 2, 2). For all longer loops that were tried, up to
-n = 300000, it is within 10.4 % of the optimum for s = 2, 6 % for s >= 3, 1 % for s >= 12 and 0.2 %
-for s >= 20, and on average over n much nearer.
+That q is the *level* of the loop. The rule here keeps every gap except the last within the upper
+limit of the level. It is exact up to n = C(s + 2, 2). For all longer loops that were tried, up to n
+= 300000, it is within 10.4 % of the optimum for s = 2, 6 % for s >= 3, 1 % for s >= 12 and 0.2 %
+for s >= 20. On average over n it is much closer.
 
-1. The *landmarks* of a level are the checkpoints that the offline schedule places in its longest
-   loop, and the end of that loop. The loop always stores there, and keeps them while in the level.
-2. Between landmarks it stores at every 2 q-th step. The last slot's limit would be q + 1 steps, but
-   a new gap is short at first: longer ones cost little, and halve the number of stores.
-3. To make place, it drops the newest checkpoint that is not a landmark of the level and leaves a
-   gap within the limit. There is one: before the oldest that is not a landmark there are nothing
-   but landmarks, and after it the next landmark at the latest; that far the limit reaches.
+1. The *landmarks* of a level are the checkpoints that the offline schedule places in the longest
+   loop of the level, and the end of that loop. The rule stores at every landmark, and keeps the
+   landmarks of the current level.
+2. Between landmarks it stores at every 2 q-th step. The limit of the last slot would be q + 1
+   steps, but a new gap is short at first: longer gaps cost little, and halve the number of stores.
+3. To free a slot, it drops the newest checkpoint that is not a landmark of the level and whose
+   removal leaves a gap within the limit. One always exists: the checkpoints before the oldest one
+   that is not a landmark are landmarks, the checkpoint after it is at the next landmark or earlier,
+   and the limit reaches that far.
 
 Sources: P. Stumm and A. Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
-Comput. 32(2), 2010, for the range in which an online schedule can be exact; Q. Wang, P. Moin and
-G. Iaccarino, "Minimal repetition dynamic checkpointing algorithm for unsteady adjoint calculation",
-SIAM J. Sci. Comput. 31(4), 2009, for replacing checkpoints level by level. The rule is neither's.
+Comput. 32(2), 2010, for the range in which an online schedule can be exact; Q. Wang, P. Moin and G.
+Iaccarino, "Minimal repetition dynamic checkpointing algorithm for unsteady adjoint calculation",
+SIAM J. Sci. Comput. 31(4), 2009, for replacing checkpoints level by level. The rule itself is in
+neither paper.
 """
 
 from collections.abc import Sequence
@@ -32,7 +36,7 @@ from itertools import pairwise
 from jax_revolve.schedule.binomial import advances, beta, repetition
 
 NEVER = 2**31 - 1
-"""A position that no loop gets to: steps are counted in 32 bits."""
+"""A position that no loop reaches: steps are counted in 32 bits."""
 
 
 def level(steps: int, checkpoints: int) -> int:
@@ -44,7 +48,8 @@ def level(steps: int, checkpoints: int) -> int:
 
 
 def landmarks(level: int, checkpoints: int) -> list[int]:
-    """Where Revolve places checkpoints in the longest loop of a level, 0 excluded; and its end.
+    """The checkpoints that Revolve places in the longest loop of a level, without 0, and the end of
+    that loop.
 
     The gaps between them are beta(s, q), beta(s - 1, q), ..., beta(1, q).
     """
@@ -53,27 +58,27 @@ def landmarks(level: int, checkpoints: int) -> list[int]:
 
 
 def limits(level: int, checkpoints: int) -> list[int]:
-    """The longest gaps that dropping the checkpoints 1, ..., s - 1 may leave.
+    """The longest gaps that may remain if checkpoint 1, ..., s - 1 is dropped.
 
-    The gap that dropping checkpoint j leaves is reversed with s - j + 1 slots.
+    The gap that remains without checkpoint j is reversed with s - j + 1 slots.
     """
     return [beta(slots, level) for slots in range(checkpoints, 1, -1)]
 
 
 def next_store(positions: Sequence[int], checkpoints: int) -> int:
-    """Where the next checkpoint is stored, if the loop goes on from there; `NEVER` for one slot."""
+    """The position of the next checkpoint, if the loop gets there; `NEVER` with a single slot."""
     newest = positions[-1]
     if checkpoints == 1:
         return NEVER
     if len(positions) < checkpoints:
         return newest + 1
-    # At level 1 the next checkpoint is needed by loops of newest + 3 steps and more.
+    # At level 1, loops of newest + 3 steps and more need the next checkpoint.
     q = level(newest + 3, checkpoints)
     return min(newest + 2 * q, *(p for p in landmarks(q, checkpoints) if p > newest))
 
 
 def dropped(positions: Sequence[int], checkpoints: int, position: int) -> int:
-    """Which of `positions`, as an index, makes place for a checkpoint at `position`."""
+    """The index of the position that is dropped for a checkpoint at `position`."""
     q = level(position + 1, checkpoints)
     kept, limit = landmarks(q, checkpoints), limits(q, checkpoints)
     after = [*positions[2:], position]
@@ -85,7 +90,7 @@ def dropped(positions: Sequence[int], checkpoints: int, position: int) -> int:
 
 
 def store(positions: Sequence[int], checkpoints: int, position: int) -> list[int]:
-    """The positions held once a checkpoint is stored at `position`."""
+    """The positions held after a checkpoint is stored at `position`."""
     held = list(positions)
     if len(held) == checkpoints:
         del held[dropped(positions, checkpoints, position)]
@@ -93,7 +98,7 @@ def store(positions: Sequence[int], checkpoints: int, position: int) -> list[int
 
 
 def positions_held(steps: int, checkpoints: int) -> list[int]:
-    """The positions held by a loop that stops after `steps` steps; it stores nothing at its end."""
+    """The positions held when a loop stops after `steps` steps. Nothing is stored at its end."""
     held = [0]
     while (position := next_store(held, checkpoints)) < steps:
         held = store(held, checkpoints, position)
@@ -101,11 +106,11 @@ def positions_held(steps: int, checkpoints: int) -> list[int]:
 
 
 def evaluations(steps: int, checkpoints: int) -> int:
-    """Steps that run in all: once for the value, and what the reverse sweep makes of each gap."""
+    """All evaluations: `steps` for the value, and those of the reverse sweep."""
     return steps + reverse_evaluations(positions_held(steps, checkpoints), steps, checkpoints)
 
 
 def reverse_evaluations(positions: Sequence[int], steps: int, checkpoints: int) -> int:
-    """Steps that the reverse sweep runs, from the checkpoints at `positions`."""
+    """The evaluations of the reverse sweep, from the checkpoints at `positions`."""
     gaps = (stop - start for start, stop in pairwise([*positions, steps]))
     return sum(gap + advances(gap, checkpoints - i) for i, gap in enumerate(gaps))

@@ -1,4 +1,4 @@
-"""The plan: what callers see of a schedule."""
+"""The plan of a loop: its schedule, as users see it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1}
 
 @dataclass(frozen=True)
 class Reversal:
-    """What plans have in common, whether or not there is a storage beside the device."""
+    """The base class of plans."""
 
     length: int
     checkpoints: int
@@ -23,12 +23,12 @@ class Reversal:
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if type(value) is not int or value < least:  # thousands of plans are tried
+            if type(value) is not int or value < least:  # `selection` tries thousands
                 object.__setattr__(self, name, check_integer(name, value, least=least))
 
     @property
     def blocks(self) -> int:
-        """The number of blocks of steps that are taped together; the last may be shorter."""
+        """The number of blocks, whose steps are taped together; the last block may be shorter."""
         return -(-self.length // self.block_size)
 
     @property
@@ -44,35 +44,35 @@ class Reversal:
 
     @property
     def advances(self) -> int:
-        """Steps that run without being taped."""
+        """The number of advances: evaluations of steps that are not taped."""
         raise NotImplementedError
 
     @property
     def evaluations(self) -> int:
-        """Steps that `jax.value_and_grad` of a scan runs: the advances, and every step once when it
-        is taped."""
+        """The evaluations of `jax.value_and_grad` of a scan: the advances, and each step once when
+        it is taped."""
         return self.length + self.advances
 
     @property
     def overhead(self) -> float:
-        """Advances per step: how many forward passes there are on top of the taped one."""
+        """Advances per step: the number of forward passes in addition to the taped one."""
         return self.advances / self.length if self.length else 0.0
 
     @property
     def checkpoints_on_device(self) -> int:
-        """Those that are not in a storage."""
+        """The number of checkpoints that are not in a storage."""
         return self.checkpoints
 
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
-        """Bytes that the reverse pass holds on the device: the checkpoints there, of `state_bytes`
-        each, the residuals of a block, of `residual_bytes` a step, and the carry that the loop runs
-        on, which is as large as a checkpoint by default."""
+        """The bytes that the reverse pass holds on the device: its checkpoints of `state_bytes`
+        each, the residuals of a block, of `residual_bytes` for each step, and the carry that the
+        loop runs on, by default as large as a checkpoint."""
         carry_bytes = state_bytes if carry_bytes is None else carry_bytes
         checkpoints = self.checkpoints_on_device * state_bytes
         return checkpoints + self.block_size * residual_bytes + carry_bytes
 
     def storage_bytes(self, state_bytes: int) -> int:
-        """Bytes that the storage holds: its checkpoints, of `state_bytes` each."""
+        """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
         return (self.checkpoints - self.checkpoints_on_device) * state_bytes
 
     def show(self, width: int = 79) -> str:
@@ -82,7 +82,7 @@ class Reversal:
         return show.as_text(self, width)
 
     def plot(self, ax: Any = None) -> Any:
-        """The schedule as a picture, position over evaluations: advances, checkpoints held, and
+        """A picture of the schedule, position over evaluations: advances, checkpoints held, and
         taped blocks.
 
         **Arguments:**
@@ -91,7 +91,7 @@ class Reversal:
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` brings.
+        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
         """
         from jax_revolve.schedule.report import show
 
@@ -108,12 +108,12 @@ class Reversal:
 
 @dataclass(frozen=True)
 class Plan(Reversal):
-    """How a loop of `length` steps is reversed with `checkpoints` stored carries, the steps taped
-    in blocks of `block_size`.
+    """The schedule that reverses a loop of `length` steps with `checkpoints` stored carries, in
+    blocks of `block_size` steps that are taped together.
 
-    Made by [`jax_revolve.plan`][]. Iterating over a plan gives its actions one by one, in the order
-    in which they run; it takes no memory, however long the loop. All checkpoints are in the
-    `storage` if there is one, and otherwise on the device.
+    [`jax_revolve.plan`][] makes one. Iterating over a plan yields its actions in the order in which
+    they run, and takes no memory, however long the loop. All checkpoints are in the `storage` if it
+    is given, and otherwise on the device.
     """
 
     storage: HostMemory | None = None
@@ -124,7 +124,7 @@ class Plan(Reversal):
 
     @property
     def checkpoints_on_device(self) -> int:
-        """Those that are not in a storage."""
+        """The number of checkpoints that are not in a storage."""
         return self.checkpoints if self.storage is None else 0
 
     @property
@@ -134,8 +134,9 @@ class Plan(Reversal):
 
     @property
     def advances(self) -> int:
-        """Steps that run without being taped, the least possible number: k t(N, s) for N blocks of
-        k > 1 steps, the last of which is never advanced, and t(n + 1, s) for n single steps."""
+        """The number of advances, evaluations of steps that are not taped, which is the least
+        possible: k t(N, s) for N blocks of k > 1 steps, the last of which is never advanced, and
+        t(n + 1, s) for n single steps."""
         return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
 
     @property

@@ -1,4 +1,4 @@
-"""Making plans: from checkpoints, or the other way round from what the plan must keep to."""
+"""Plans from a number of checkpoints, or from a budget."""
 
 from math import isfinite
 from numbers import Real
@@ -72,46 +72,47 @@ def plan(
     residual_bytes: int | None = None,
     storage: Storage | None = None,
 ) -> AnyPlan:
-    """The optimal schedule for reversing a loop with a given number of stored carries, or with as
-    many as something else that is wanted takes.
+    """The optimal schedule that reverses a loop with a given number of checkpoints, or within a
+    given budget.
 
-    Costs next to nothing, whatever the length: every number is a closed formula in exact integers.
+    It is cheap at any length: every number is a closed formula in exact integers.
 
     **Arguments:**
 
     - `length`: the number of steps, an int >= 0.
-    - `checkpoints`: how many carries may be stored at once, the initial one included: an int >= 1.
-        More than there are blocks are never used. `"all"` stores one for every block. `None`, the
-        default, takes the fewest with which no step is advanced more than twice: about
+    - `checkpoints`: the most carries that are stored at once, an int >= 1. The initial carry
+        counts. A plan never has more than one for each block. `"all"` stores one for each block.
+        `None`, the default, is the fewest with which no step is advanced more than twice: about
         `sqrt(2 * length)`.
-    - `block_size`: how many steps are taped together, an int >= 1: their residuals are all kept
-        until they are transposed. The default is 1.
+    - `block_size`: the number of steps that are taped together, an int >= 1. Their residuals are
+        kept until they are transposed. The default is 1.
 
     At most one of the following, instead of `checkpoints`:
 
-    - `repetitions`: the fewest checkpoints with which no step is advanced more often: an int >= 1.
-    - `overhead`: the fewest checkpoints with which there are no more advances per step: a number.
-    - `memory`: the fewest evaluations that so much memory allows: an int of bytes
-        or a string such as `"512MB"` or `"2GiB"`. Checkpoints and, unless it is given, `block_size`
-        are chosen.
-        `state_bytes` is then the size of a carry, and `residual_bytes` that of what one step leaves
-        behind for its transposition; `jax_revolve.explain_scan` finds both.
+    - `repetitions`: the most times that a step may be advanced: an int >= 1. The plan has the
+        fewest checkpoints that allow this.
+    - `overhead`: the most advances per step: a number. The plan has the fewest checkpoints that
+        allow this.
+    - `memory`: the most bytes to hold: an int or a string such as `"512MB"` or `"2GiB"`. The plan
+        has the fewest evaluations within this budget, with the best checkpoints and, unless it is
+        given, the best `block_size`. It needs `state_bytes`, the size of a carry, and
+        `residual_bytes`, the size of one step's residuals; `jax_revolve.explain_scan` finds both.
 
-    With `checkpoints` or `memory`, both of which are then those of the device:
+    With `checkpoints` or `memory`, which then count the device alone:
 
-    - `storage`: where checkpoints go beyond those on the device: a [`jax_revolve.HostMemory`][] or
-        a [`jax_revolve.Disk`][]. As many go there as make the loop the quickest, the time of
-        transfers included. If it limits its `memory`, `state_bytes` is needed. With
-        `checkpoints=0` all of them are in a `HostMemory`.
+    - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][] or a
+        [`jax_revolve.Disk`][]. Their number is the one with the least predicted time, transfers
+        included. If the storage limits its `memory`, `state_bytes` is needed. With
+        `checkpoints=0`, a `HostMemory` holds all checkpoints.
 
     **Returns:**
 
     A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With `storage`
-    a [`jax_revolve.TwoLevelPlan`][], which is all of that too, unless `checkpoints=0`.
+    and unless `checkpoints=0`, a [`jax_revolve.TwoLevelPlan`][], which has the same properties.
 
     **Raises:**
 
-    `TypeError` or `ValueError` if an argument is not one of the above, or no plan keeps to it.
+    `TypeError` or `ValueError` if an argument is not as above, or if no plan satisfies it.
 
     !!! Example
 
@@ -171,14 +172,16 @@ def plan(
 
 
 def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> Plan:
-    """The plan for the longest loop that so many stored carries reverse with no step advanced more
-    than `repetitions` times: C(s + r, s) blocks, or one step less if steps are taped one by one.
+    """The plan of the longest loop that `checkpoints` stored carries reverse with no step advanced
+    more than `repetitions` times: C(s + r, s) blocks, or one step less if steps are taped one by
+    one.
 
     **Arguments:**
 
-    - `checkpoints`: how many carries may be stored at once, the initial one included: an int >= 1.
-    - `repetitions`: how often a step may be advanced: an int >= 0.
-    - `block_size`: how many steps are taped together, an int >= 1.
+    - `checkpoints`: the most carries that are stored at once, an int >= 1. The initial carry
+        counts.
+    - `repetitions`: the most times that a step is advanced: an int >= 0.
+    - `block_size`: the number of steps that are taped together, an int >= 1.
 
     **Returns:**
 
@@ -186,7 +189,7 @@ def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> 
 
     **Raises:**
 
-    `TypeError` or `ValueError` if an argument is not one of the above.
+    `TypeError` or `ValueError` if an argument is not as above.
 
     !!! Example
 
@@ -208,7 +211,7 @@ def check_block(block_size: object) -> int | None:
 
 
 def is_zero(checkpoints: Checkpoints) -> bool:
-    """Whether there are to be none on the device: `False` is none of the allowed values."""
+    """Whether `checkpoints` is 0; `False` is not, so that it raises an error like other bools."""
     return checkpoints == 0 and not isinstance(checkpoints, bool)
 
 
@@ -241,8 +244,9 @@ def _check_without_storage(**alternatives: object) -> None:
     for name, value in alternatives.items():
         if value is not None:
             raise ValueError(
-                f"{name} must be None where storage is given, but is {value!r}: what is advanced "
-                "then depends on transfers too. Pass checkpoints, how many to keep on the device."
+                f"{name} must be None where storage is given, but is {value!r}: the number of "
+                "advances then depends on transfers, too. Pass checkpoints, the number of carries "
+                "to store on the device."
             )
 
 
@@ -257,8 +261,9 @@ def _fewest_for_overhead(length: int, block_size: int, overhead: object) -> int:
     most = float(overhead)
     if not isfinite(most) or most < least:
         raise ValueError(
-            f"overhead must be at least {least!r} for {blocks} blocks of {block_size} steps, which "
-            f"is what storing all of them takes, but is {overhead!r}. Longer blocks take less."
+            f"overhead must be at least {least!r} for {blocks} blocks of {block_size} steps, the "
+            f"overhead with a checkpoint for each, but is {overhead!r}. Pass a larger block_size "
+            "for less."
         )
     return max(
         1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block_size).overhead <= most)

@@ -1,4 +1,4 @@
-"""Choosing a plan: the least predicted time within a budget of bytes."""
+"""The choice of a plan: the least predicted time within a memory budget."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,28 +12,32 @@ from jax_revolve.schedule.storage import HostMemory, Storage, with_room
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
-"""Every block length up to here is tried, beyond it every twentieth part more."""
+"""Every block length up to this one is tried; longer ones are a twentieth apart."""
 
 APART = 1.08
-"""How far apart plans are that are tried for several loops together."""
+"""The ratio of neighboring plans among those that are tried for several loops together."""
 
 FEW = 12
 MORE_REPETITIONS = 4
-"""If more checkpoints fit, most and fewest for so many numbers of repetitions are tried."""
+"""If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of so many
+repetition numbers."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A plan that is yet to be chosen: the quickest that fits into `memory` bytes of the device or,
-    without them, into what `checkpoints` carries and the residuals of one step take. If it
-    `is_fixed`, the checkpoints and the block size are given, and only how many more the storage has
-    room for is not."""
+    """A plan that is chosen once the sizes of the loop are known: the one with the least predicted
+    time within `memory` bytes on the device.
+
+    If `memory` is `None`, the budget is that of `checkpoints` carries and the residuals of one
+    step. If it `is_fixed`, the checkpoints and the block size are given, and only the number of
+    checkpoints in the storage is open.
+    """
 
     length: int
     memory: int | None
     checkpoints: int
     block_size: int | None
-    stops_by_itself: bool
+    is_while: bool
     storage: Storage | None = None
     is_fixed: bool = False
 
@@ -42,15 +46,15 @@ class Request:
         storage = self.storage
         if storage is not None:
             # A while loop keeps the start of its tail there, too.
-            besides = int(self.stops_by_itself and self.checkpoints > 0)
-            storage = with_room(storage, sizes.checkpoint, besides)
+            extra = int(self.is_while and self.checkpoints > 0)
+            storage = with_room(storage, sizes.checkpoint, extra)
         if self.is_fixed:
             assert storage is not None
             return stored(self.length, self.checkpoints, self.block_size or 1, storage)
         memory = self.memory
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
-        how = {"block_size": self.block_size, "stops_by_itself": self.stops_by_itself}
+        how = {"block_size": self.block_size, "is_while": self.is_while}
         if storage is None:
             return quickest(self.length, sizes, memory, **how)
         both = quickest_with_storage(self.length, sizes, memory, storage, **how)
@@ -64,13 +68,13 @@ def quickest(
     memory: int,
     *,
     block_size: int | None = None,
-    stops_by_itself: bool = False,
+    is_while: bool = False,
 ) -> Plan:
-    """The plan with the least predicted time that takes `memory` bytes at most."""
-    fitting = list(_fitting(length, sizes, memory, block_size, stops_by_itself))
+    """The plan with the least predicted time within `memory` bytes."""
+    fitting = list(_fitting(length, sizes, memory, block_size, is_while))
     if not fitting:
         raise ValueError(_too_little(length, sizes, memory, block_size))
-    return min(fitting, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+    return min(fitting, key=lambda p: cost.time(p, sizes, is_while=is_while))
 
 
 @lru_cache(maxsize=1024)
@@ -81,19 +85,19 @@ def quickest_with_storage(
     storage: Storage,
     *,
     block_size: int | None = None,
-    stops_by_itself: bool = False,
+    is_while: bool = False,
 ) -> TwoLevelPlan:
-    """As `quickest`, with as many checkpoints more in the storage as are worth it."""
-    plans = _fitting(length, sizes, memory, block_size, stops_by_itself)
+    """`quickest`, with as many further checkpoints in the storage as pay off."""
+    plans = _fitting(length, sizes, memory, block_size, is_while)
     both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in plans]
     if not both:
         raise ValueError(_too_little(length, sizes, memory, block_size))
-    return min(both, key=lambda p: cost.time(p, sizes, stops_by_itself=stops_by_itself))
+    return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
 
 
 def stored(length: int, checkpoints: int, block_size: int, storage: Storage) -> AnyPlan:
-    """The plan with so many checkpoints on the device, and more in the storage; with none on the
-    device, the ordinary plan with all of them in the storage."""
+    """The plan with `checkpoints` carries on the device and more in the storage; with none on the
+    device, the one-level plan with all of them in the storage."""
     if checkpoints:
         return TwoLevelPlan(length, checkpoints, block_size, storage).without_empty_storage
     assert isinstance(storage, HostMemory)
@@ -101,8 +105,8 @@ def stored(length: int, checkpoints: int, block_size: int, storage: Storage) -> 
 
 
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
-    """The ordinary plan with all checkpoints in the host's memory: as many as are allowed there, or
-    by default the fewest with which no step is advanced more than twice."""
+    """The one-level plan with all checkpoints in the host's memory: as many as the storage allows,
+    or by default the fewest with which no step is advanced more than twice."""
     blocks = scheduled_blocks(length, block_size)
     wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, 2)
     wanted = min(wanted, max(-(-length // block_size), 1))
@@ -110,20 +114,18 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 
 
 def trade_off(
-    length: int, sizes: Sizes, *, block_size: int | None = None, stops_by_itself: bool = False
+    length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
 ) -> list[Plan]:
-    """The best plans for budgets from the least possible to whatever storing everything takes, each
-    in less predicted time than all that take less memory."""
+    """The best plans for budgets from the least possible to one that stores everything. Each has
+    less predicted time than all plans with less memory."""
     least = cost.memory(Plan(length, 1, block_size or 1), sizes)
     most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
     most = max(most, cost.memory(Plan(length, max(length, 1), block_size or 1), sizes))
     plans: list[Plan] = []
     times: list[float] = []
     for budget in _spread(least, most):
-        plan = quickest(
-            length, sizes, budget, block_size=block_size, stops_by_itself=stops_by_itself
-        )
-        time = cost.time(plan, sizes, stops_by_itself=stops_by_itself)
+        plan = quickest(length, sizes, budget, block_size=block_size, is_while=is_while)
+        time = cost.time(plan, sizes, is_while=is_while)
         if not times or time < times[-1]:
             plans.append(plan)
             times.append(time)
@@ -132,14 +134,14 @@ def trade_off(
 
 @lru_cache(maxsize=64)
 def candidates(
-    length: int, *, block_size: int | None = None, stops_by_itself: bool = False
+    length: int, *, block_size: int | None = None, is_while: bool = False
 ) -> tuple[Plan, ...]:
-    """Plans to choose from, whatever the sizes: the first is the one that takes the least memory,
-    the others are about a twelfth part apart."""
+    """Plans to choose from, whatever the sizes. The first takes the least memory; the others are
+    about a twelfth apart."""
     shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
-        most = _useful(length, k, stops_by_itself)
+        most = _useful(length, k, is_while)
         counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
         blocks = scheduled_blocks(length, k)
         counts |= {
@@ -150,7 +152,7 @@ def candidates(
 
 
 def _apart(values: Iterable[int]) -> Iterator[int]:
-    """Those of the rising values that are a twelfth part more than the one before, and the last."""
+    """The increasing values that are at least a factor of `APART` apart, and the last value."""
     last = value = 0
     for value in values:
         if value >= last * APART:
@@ -176,12 +178,12 @@ def _spread(least: int, most: int) -> Iterator[int]:
 
 
 def _fitting(
-    length: int, sizes: Sizes, memory: int, block_size: int | None, stops_by_itself: bool
+    length: int, sizes: Sizes, memory: int, block_size: int | None, is_while: bool
 ) -> Iterator[Plan]:
     for k in _blocks(length) if block_size is None else (block_size,):
         blocks = scheduled_blocks(length, k)
         left = memory - cost.memory(Plan(length, 1, k), sizes)
-        useful = _useful(length, k, stops_by_itself)
+        useful = _useful(length, k, is_while)
         if left >= 0:
             more = left // sizes.checkpoint if sizes.checkpoint else useful
             most = min(1 + more, useful)
@@ -189,16 +191,16 @@ def _fitting(
                 yield Plan(length, checkpoints, k)
 
 
-def _useful(length: int, block_size: int, stops_by_itself: bool) -> int:
-    """The most checkpoints that are of use. A last block that is taped before anything else needs
-    none: see `engine.slots`."""
+def _useful(length: int, block_size: int, is_while: bool) -> int:
+    """The most checkpoints that are useful. A last block that the forward sweep tapes needs none:
+    see `engine.slots`."""
     blocks = -(-length // block_size)
-    return max(blocks if block_size == 1 or stops_by_itself else blocks - 1, 1)
+    return max(blocks if block_size == 1 or is_while else blocks - 1, 1)
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:
-    """Numbers of checkpoints to try: the most, and the fewest for the next repetition numbers.
-    Holding checkpoints takes time too, and sometimes more of it than an evaluation."""
+    """Numbers of checkpoints to try: the most, and the fewest for the next few repetition numbers.
+    To hold a checkpoint takes time, too, and sometimes more than an evaluation."""
     if most <= FEW:
         yield from range(1, most + 1)
         return
@@ -231,6 +233,5 @@ def _too_little(length: int, sizes: Sizes, memory: int, block_size: int | None) 
     return (
         f"memory must be at least {least} bytes here, but is {memory}: {sizes.checkpoint} for a "
         f"single checkpoint, {residuals} for the residuals of {steps} and {sizes.carry} "
-        "for the carry that the loop runs on. Pass at least so much; with less memory no schedule "
-        "can do."
+        "for the carry that the loop runs on. Pass at least that much: no schedule takes less."
     )

@@ -1,4 +1,4 @@
-"""Where checkpoints go that the device has no room for."""
+"""`HostMemory` and `Disk`: where to store checkpoints beyond those on the device."""
 
 import os
 from dataclasses import dataclass, replace
@@ -9,29 +9,29 @@ from typing import TypeAlias, TypeVar
 from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 
 TRANSFER = 5.0
-"""What writing or reading one carry costs by default, in steps."""
+"""The default cost of writing or reading one carry, in steps."""
 
 
 @dataclass(frozen=True)
 class HostMemory:
     """The memory of the host, for checkpoints beyond those on the device.
 
-    With `checkpoints=0` on the device, all checkpoints are in the host's memory, and are read and
-    written over there by the ordinary schedule.
+    With `checkpoints=0` on the device, all checkpoints are in the host's memory, and the schedule
+    is that for checkpoints on one level.
 
     **Arguments:**
 
-    - `checkpoints`: the most carries that may be kept there at once: an int >= 1. `None`, the
-        default, keeps as many as are worth their transfer; with none on the device, the fewest with
-        which no step is advanced more than twice.
-    - `memory`: the most bytes that they may take there: an int or a string such as `"4GB"`.
-    - `transfer`: what writing or reading one carry costs, in steps of the loop: a number >= 0. With
-        5, the default, a carry is written or read in the time in which the loop takes five steps.
-        Only how many checkpoints there are, and where, depends on it.
+    - `checkpoints`: the most carries that are stored there at once: an int >= 1. `None`, the
+        default, stores as many as are worth their transfer; with none on the device, the fewest
+        with which no step is advanced more than twice.
+    - `memory`: the most bytes that they take there: an int or a string such as `"4GB"`.
+    - `transfer`: the cost of writing or reading one carry, in steps of the loop: a number >= 0.
+        With 5, the default, a transfer takes as long as five steps. Only the number of checkpoints
+        and their positions depend on it.
 
     **Raises:**
 
-    `TypeError` or `ValueError` if an argument is not one of the above.
+    `TypeError` or `ValueError` if an argument is not as above.
 
     !!! Example
 
@@ -61,13 +61,13 @@ class Disk:
 
     **Arguments:**
 
-    - `directory`: where the files go: a `str` or an `os.PathLike`.
-    - `checkpoints`, `memory`, `transfer`: as [`jax_revolve.HostMemory`][]. There must be at least
-        one checkpoint on the device.
+    - `directory`: the directory for the files: a `str` or an `os.PathLike`.
+    - `checkpoints`, `memory`, `transfer`: as [`jax_revolve.HostMemory`][]. The device must hold at
+        least one checkpoint.
 
     **Raises:**
 
-    `TypeError` or `ValueError` if an argument is not one of the above.
+    `TypeError` or `ValueError` if an argument is not as above.
 
     !!! Example
 
@@ -97,7 +97,7 @@ class Disk:
 
 
 Storage: TypeAlias = HostMemory | Disk
-"""A second level of checkpoints, beside the device."""
+"""A second level of checkpoints, in addition to the device."""
 
 STORAGES = (HostMemory, Disk)
 
@@ -116,25 +116,25 @@ def check_storage(
     )
 
 
-def with_room(storage: AnyStorage, checkpoint: int, besides: int = 0) -> AnyStorage:
-    """The storage with what its memory allows as a number of checkpoints of so many bytes each, and
-    `besides` more that a loop keeps there."""
+def with_room(storage: AnyStorage, checkpoint: int, extra: int = 0) -> AnyStorage:
+    """The storage with its limit of memory as a number of checkpoints of `checkpoint` bytes each,
+    of which the loop needs `extra` for itself."""
     if storage.memory is None:
         return storage
-    least = checkpoint * (1 + besides)
+    least = checkpoint * (1 + extra)
     if parse_bytes(storage.memory) < least:
         raise ValueError(
             f"memory of the storage must be at least {least} bytes here, but is {storage.memory}: "
-            f"a checkpoint takes {checkpoint}. Pass at least so much, or storage=None."
+            f"a checkpoint takes {checkpoint}. Pass at least that much, or storage=None."
         )
     if not checkpoint:
         return replace(storage, memory=None)
-    most = parse_bytes(storage.memory) // checkpoint - besides
+    most = parse_bytes(storage.memory) // checkpoint - extra
     return replace(storage, memory=None, checkpoints=min(most, storage.checkpoints or most))
 
 
 def _check(storage: Storage) -> None:
-    """Numbers are kept as plain Python ones, which a plan can be looked up by."""
+    """Check the fields. Numbers become Python's own, so that plans can be looked up by them."""
     checkpoints, transfer, memory = storage.checkpoints, storage.transfer, storage.memory
     if checkpoints is not None:
         allowed = "an int >= 1 (carries in the storage) or None"

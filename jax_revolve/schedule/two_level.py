@@ -1,4 +1,4 @@
-"""The plan of a loop whose checkpoints are on two levels: on the device, and in a storage."""
+"""The plan of a loop with checkpoints on two levels: on the device, and in a storage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,17 +24,17 @@ from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_st
 
 @dataclass(frozen=True)
 class TwoLevelPlan(Reversal):
-    """How a loop of `length` steps is reversed with `checkpoints` carries on the device, and more
-    of them in a `storage` beside it, the steps taped in blocks of `block_size`.
+    """The schedule that reverses a loop of `length` steps with `checkpoints` carries on the device
+    and more of them in a `storage`, in blocks of `block_size` steps that are taped together.
 
-    Made by [`jax_revolve.plan`][] with `storage`. No such schedule takes less time, that of
-    transfers included: a carry is written at most once, while the value is computed, and read once
-    or several times. If none is worth it, this is the ordinary plan: no `stores`, no `moves`, and
-    a `tail` from block 0.
+    [`jax_revolve.plan`][] with `storage` makes one. No such schedule takes less time, transfers
+    included: a carry is written at most once, while the value is computed, and read once or several
+    times. If no transfer pays off, this is the one-level plan: it has no `stores` and no `moves`,
+    and its `tail` starts at block 0.
 
-    The initial carry counts as any other: it is written first where there are `stores`, and read
-    last, so that nothing on the device need hold it meanwhile. Whoever holds it anyhow may take it
-    from there instead. Iterating over a plan gives its actions one by one.
+    The initial carry is treated as any other carry: if there are `stores`, it is written first and
+    read last, so that the device need not hold it meanwhile. A program that holds it anyway may use
+    that instead. Iterating over a plan yields its actions one by one.
     """
 
     storage: Storage = field(default_factory=HostMemory)
@@ -51,29 +51,30 @@ class TwoLevelPlan(Reversal):
 
     @cached_property
     def stores(self) -> tuple[int, ...]:
-        """The blocks whose entering carries the forward sweep writes to the storage, ascending."""
+        """The blocks whose entering carries the forward sweep writes to the storage, in ascending
+        order."""
         lowest = {store: start for store, start, _ in self.moves}
         return tuple(reversed(lowest.values()))
 
     @cached_property
     def tail(self) -> int:
-        """The block from which on the slots of the device are used by the ordinary schedule, in the
-        forward sweep and in the first part of the reverse sweep."""
+        """The first block of the tail, which follows the one-level schedule with the slots of the
+        device: in the forward sweep, and in the first part of the reverse sweep."""
         return self.moves[0].stop if self.moves else 0
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """What follows once the tail has been reversed, in order."""
+        """The parts of the reverse sweep after the tail, in order."""
         return tuple(multistage.moves(self.scheduled_blocks, self.checkpoints, self._transfers))
 
     @property
     def writes(self) -> int:
-        """Carries that are written to the storage. All are there when the forward sweep ends."""
+        """The number of writes to the storage. The forward sweep makes all of them."""
         return self._transfers.writes
 
     @property
     def reads(self) -> int:
-        """Carries that are read from the storage: some of them several times."""
+        """The number of reads from the storage. Some carries are read several times."""
         return self._transfers.reads
 
     @property
@@ -83,12 +84,12 @@ class TwoLevelPlan(Reversal):
 
     @property
     def advances(self) -> int:
-        """Steps that run without being taped."""
+        """The number of advances: evaluations of steps that are not taped."""
         blocks = multistage.advances(self.scheduled_blocks, self.checkpoints, self._transfers)
         return self.block_size * blocks
 
     def storage_bytes(self, state_bytes: int) -> int:
-        """Bytes that the storage holds: its checkpoints, of `state_bytes` each."""
+        """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
         return self.writes * state_bytes
 
     @cached_property
@@ -99,7 +100,7 @@ class TwoLevelPlan(Reversal):
 
     @property
     def without_empty_storage(self) -> "Plan | TwoLevelPlan":
-        """The ordinary plan that it is, if it stores nothing."""
+        """The one-level plan if the storage holds nothing, and otherwise the plan itself."""
         return self if self.stores else Plan(self.length, self.checkpoints, self.block_size)
 
     def __iter__(self) -> Iterator[Action]:

@@ -18,7 +18,7 @@ from parity.loops import masked_while_loop
 import jax_revolve
 from jax_revolve import Disk, HostMemory, ProgressMeter
 from jax_revolve._compat import vary
-from jax_revolve.engine.products import Products
+from jax_revolve.engine.weight_gradients import WeightGradients
 from programs.operations import NARROW, OPERATIONS, SIZE
 from programs.program import MODES, Program
 
@@ -434,8 +434,8 @@ def _paths(program: Program) -> Iterator[None]:
     with ExitStack() as stack:
         if program.small_weights:
             defaults = {"least_weight": 0, "most_kept": float("inf")}
-            of_products: Any = Products.__init__.__kwdefaults__
-            stack.enter_context(patch.dict(of_products, defaults))
+            weight_defaults: Any = WeightGradients.__init__.__kwdefaults__
+            stack.enter_context(patch.dict(weight_defaults, defaults))
         if program.other_platform:
             other = lambda *operands, default, **_: default(*operands)  # noqa: E731
             stack.enter_context(patch.object(lax, "platform_dependent", other))

@@ -1,19 +1,20 @@
-"""The cheapest schedule for a chain of unlike layers, by dynamic programming.
+"""The cheapest schedule for a chain of different layers, by dynamic programming.
 
-Layer i takes the carry i to the carry i + 1. To *tape* it is to run it keeping its residuals; to
-*advance* is to run layers without, from a carry that is kept and from which they run again. With
-`m` bytes besides the carry i, the cheapest way to reverse the layers i to j is the cheaper of
+Layer i maps carry i to carry i + 1. To *tape* a layer is to run it and to keep its residuals. To
+*advance* is to run layers without keeping residuals, from a carry that is kept and from which they
+run again. With `m` bytes in addition to carry i, the cheapest way to reverse the layers i to j is
+the cheaper of
 
 - taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
 - advancing to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
 
-A schedule is a tuple. An entry that is an int is a layer that is taped; one that is a tuple is the
-schedule of layers that are advanced, and reversed by it when all that comes after them has been.
+A schedule is a tuple. An `int` entry is a layer that is taped. A tuple entry is the schedule of
+layers that are advanced; it reverses them once all layers after them have been reversed.
 
 Sources: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
-for heterogeneous chains: how to train deep neural networks with limited memory", 2019, whose
-recursion this is; A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008,
-section 12.3, for the form that counts checkpoints.
+for heterogeneous chains: how to train deep neural networks with limited memory", 2019, for the
+recursion; A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, section
+12.3, for the form that counts checkpoints.
 """
 
 from collections.abc import Iterator
@@ -26,31 +27,32 @@ Schedule: TypeAlias = tuple[Any, ...]
 """Entries are an `int` or a `Schedule`."""
 
 MOST_TERMS = 4_000_000
-"""How many sums a table may take. It is filled in less than a second."""
+"""The most sums that filling a table may take. They take less than a second."""
 
 MOST_SLOTS = 200
-"""The most slots that a budget of bytes is divided into; sizes are rounded up to whole ones."""
+"""The most slots that a memory budget is divided into. Sizes are rounded up to whole slots."""
 
 FEWEST_SLOTS = 80
 
 
 class Layers(NamedTuple):
-    """A chain: for each layer its work, the bytes of the carry that it takes, and those of the
-    residuals that taping it keeps besides carries."""
+    """A chain: for each layer its work, the bytes of the carry that enters it, and the bytes of its
+    residuals, carries excluded."""
 
     work: tuple[int, ...]
     carry: tuple[int, ...]
     residuals: tuple[int, ...]
 
     def hold(self, layer: int) -> int:
-        """What stays when the layer is taped and the next one is run: residuals and a carry."""
+        """The bytes held when the layer has been taped and the next one runs: residuals and a
+        carry."""
         following = self.carry[layer + 1 :]
         return self.residuals[layer] + (following[0] if following else 0)
 
 
 def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
-    """The least work with so many stored carries, the initial one included, and the residuals of
-    one layer at a time."""
+    """The least work with `checkpoints` stored carries, the initial one included, and the residuals
+    of one layer at a time."""
     count = len(layers.work)
     if checkpoints >= count - 1:
         return (*((i,) for i in range(count - 1)), count - 1)
@@ -61,13 +63,14 @@ def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
 
 
 def within(layers: Layers, memory: int) -> Schedule:
-    """The least work with so many bytes for carries and residuals, the initial carry included."""
+    """The least work within `memory` bytes for carries and residuals, the initial carry
+    included."""
     least = least_memory(layers)
     if memory < least:
         raise ValueError(
             f"memory must be at least {least} bytes ({readable(least)}) for these "
-            f"{len(layers.work)} layers, but is {memory}: so much do the carry, and the residuals "
-            "of the largest layer where it is run again, take."
+            f"{len(layers.work)} layers, but is {memory}: the initial carry, and the carry and the "
+            "residuals of the largest layer, take that much."
         )
     left = memory - layers.carry[0]
     if left >= sum(map(layers.hold, range(len(layers.work)))):
@@ -78,7 +81,7 @@ def within(layers: Layers, memory: int) -> Schedule:
 
 
 def by_default(layers: Layers) -> Schedule:
-    """The least work within the least memory that suffices to advance no layer more than once."""
+    """The least work within the least memory with which no layer is advanced more than once."""
     least, segments = _least_for_one_advance(layers)
     if len(segments) == 1:
         return segments[0]
@@ -97,20 +100,20 @@ def layers_in(schedule: Schedule) -> Iterator[int]:
 
 
 def runs(schedule: Schedule) -> list[int]:
-    """How often each layer runs."""
+    """The number of runs of each layer."""
     counts = [0] * sum(1 for _ in layers_in(schedule))
     _count(schedule, counts)
     return counts
 
 
 def work_of(schedule: Schedule, layers: Layers) -> int:
-    """The work of all runs."""
+    """The total work of all runs."""
     return sum(u * n for u, n in zip(layers.work, runs(schedule), strict=True))
 
 
 def least_memory(layers: Layers) -> int:
-    """The fewest bytes with which there is a schedule: every layer is advanced to from the initial
-    carry, and taped alone. The carry that runs on is not kept, so that nothing takes less."""
+    """The least memory of any schedule, which advances to every layer from the initial carry, and
+    tapes it alone. The carries on the way are not kept."""
     return layers.carry[0] + max(
         r + (a if i else 0)
         for i, (a, r) in enumerate(zip(layers.carry, layers.residuals, strict=True))
@@ -135,7 +138,7 @@ def _one_by_one(count: int) -> Schedule:
 
 
 def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
-    """Sizes in slots, of which there are so many that as little as possible is lost by rounding."""
+    """Sizes in slots, and the number of slots with which rounding loses the least."""
     count = len(layers.work)
     holds = [layers.hold(i) for i in range(count)]
     sizes = [*layers.carry, *holds]
@@ -156,8 +159,8 @@ def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
 
 
 def _least_for_one_advance(layers: Layers) -> tuple[int, list[Schedule]]:
-    """Bytes besides the initial carry, and the segments of a schedule that advances none of them
-    more than once."""
+    """The least bytes, in addition to the initial carry, with which no layer is advanced more than
+    once, and the segments of that schedule."""
     low, high = -1, sum(map(layers.hold, range(len(layers.work))))
     while high - low > 1:
         middle = (low + high) // 2
@@ -166,8 +169,9 @@ def _least_for_one_advance(layers: Layers) -> tuple[int, list[Schedule]]:
 
 
 def _segments(layers: Layers, memory: int) -> list[Schedule]:
-    """Segments of which each can be taped whole beside the carries that the earlier ones start
-    from, or none. `held[k]` is the least that those can take when a segment starts at layer k."""
+    """Segments, each of which fits as a whole when it is taped while the carries that enter the
+    earlier ones are held; none if there are no such segments. `held[k]` is the least that these
+    carries take when a segment starts at layer k."""
     count = len(layers.work)
     held: list[int | None] = [0, *[None] * count]
     came_from = [0] * (count + 1)

@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 
 
 class Costs(NamedTuple):
-    """A chain in slots: for each layer its work, what the carry that it takes occupies while
-    further layers are run and while it is taped alone, what taping it does, and what its tape does
-    with the carry after it while further layers are run, or `None` if it must not be kept so long.
+    """A chain, with its memory in slots. For each layer:
+
+    - `work`: the work of a run;
+    - `keep`: the carry that enters it, while further layers run;
+    - `alone`: the same carry, while the layer is taped alone;
+    - `tape`: its residuals, while it is taped alone;
+    - `hold`: its residuals and the carry after it, while further layers run, or `None` if they must
+      not be held so long.
     """
 
     work: Sequence[int]
@@ -29,9 +34,9 @@ class Costs(NamedTuple):
 class Table:
     """C(i, j, m) of every part of the chain, for m from 0 to `slots`.
 
-    A table of many layers would take too long. The lightest neighbors are then put together into
-    groups: carries are kept between groups, and, for as long as it alone is reversed, within one,
-    which has a table of its own.
+    The table of a chain of many layers would take too long. Then the lightest neighboring layers
+    form groups. Carries are kept between groups, and also within a group while that is reversed, by
+    a table of its own.
     """
 
     def __init__(self, costs: Costs, slots: int, most_terms: int) -> None:
@@ -68,11 +73,11 @@ class Table:
         return self._table[start][stop - start - 1]
 
     def _fill(self) -> None:
-        """From the last layer to the first, and from short parts to long ones.
+        """Fill the table from the last layer to the first, and from short parts to long ones.
 
-        For each m there are two rows over the place k of the next carry: the work of advancing to k
-        and of reversing what was advanced, and that of reversing what comes after k. The latter is
-        filled from the right.
+        For each m there are two rows over the layer k of the next carry. One is the work of
+        advancing to k, and of reversing the layers before k. The other is the work of reversing the
+        layers from k on, and is filled from the right.
         """
         count, slots = self._count, range(self._slots + 1)
         self._table: list[list[list[float]]] = [[] for _ in range(count)]
@@ -97,7 +102,7 @@ class Table:
                     after[stop][m].append(shifted[m])
 
     def _keep(self, start: int, stop: int) -> int:
-        """What the first carry of a part occupies while that is reversed."""
+        """The slots that the first carry of a part occupies while that part is reversed."""
         return self._costs.alone[start] if stop == start + 1 else self._costs.keep[start]
 
     def _alone(self, layer: int) -> list[float]:
@@ -107,7 +112,7 @@ class Table:
         return [work if m >= least else inf for m in range(self._slots + 1)]
 
     def _taped(self, start: int, stop: int) -> list[float]:
-        """The least work if the first layer's tape is kept."""
+        """The least work if the residuals of the first layer are kept."""
         hold = self._costs.hold[start]
         if hold is None or hold > self._slots:
             return [inf] * (self._slots + 1)
@@ -137,7 +142,7 @@ class Table:
         return _shifted(inner._schedule(0, inner._count, slots), self._edges[layer])
 
     def _next(self, start: int, stop: int, slots: int) -> int:
-        """Where the next carry is kept."""
+        """The layer whose carry is kept next."""
 
         def work(middle: int) -> float:
             left = slots - self._keep(middle, stop)
@@ -148,7 +153,7 @@ class Table:
 
 
 def _edges(costs: Costs, most: int) -> list[int]:
-    """Where groups begin, and the end. There are at most so many groups."""
+    """The starts of at most `most` groups, and the end."""
     edges = list(range(len(costs.work) + 1))
     total = [0, *accumulate(costs.work)]
     while len(edges) - 1 > most:

@@ -1,5 +1,7 @@
-"""Plans to look at: a table of all sensible plans, one schedule as text, and both as pictures.
+"""Plans as tables, as text and as pictures.
 
-`report` compares all plans, in a `table` or a picture; `show` draws one schedule, and `parts` takes
-that apart as it runs.
+- `report`: all plans that are worth considering, in a table or a picture.
+- `show`: one schedule, as text or as a picture.
+- `parts`: a schedule taken apart in the order in which it runs, for `show`.
+- `table`: columns of text.
 """

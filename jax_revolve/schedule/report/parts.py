@@ -1,8 +1,8 @@
-"""A schedule taken apart as it runs, for showing it.
+"""A schedule taken apart in the order in which it runs, for drawing.
 
-A *part* is split where its next checkpoint goes: what lies above is reversed first, what lies below
-later. What a part costs is a formula, so that parts too small to be seen are never looked into,
-however long the loop.
+A *part* is split at its next checkpoint: the blocks above are reversed first, those below later.
+The cost of a part is a formula. So parts that are too small to be seen are never split, however
+long the loop.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from jax_revolve.schedule.two_level import TwoLevelPlan
 
 
 class Part(NamedTuple):
-    """The blocks `start`, ..., `stop - 1`, to be reversed with `slots` slots, the one that holds
-    the start included. They and all parts below take `left` evaluations. A part that no slot holds
-    the start of begins with an advance from the block `source`."""
+    """The blocks `start`, ..., `stop - 1`, to be reversed with `slots` slots, including the one
+    that holds the start. These blocks and all parts below take `left` evaluations. A part whose
+    start is in no slot begins with an advance from block `source`."""
 
     start: int
     stop: int
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 class Parts:
-    """What is left of a loop: a stack of parts."""
+    """The rest of a loop, yet to be reversed: a stack of parts."""
 
     def __init__(self, plan: Reversal) -> None:
         self.plan = plan
@@ -40,7 +40,7 @@ class Parts:
 
     @property
     def held(self) -> list[int]:
-        """The starts that are held in slots."""
+        """The starts that are in slots."""
         return [part.start for part in self.stack if part.source is None]
 
     def push(self, start: int, stop: int, slots: int, source: int | None = None) -> None:
@@ -55,9 +55,9 @@ class Parts:
         return taped + k * binomial.advances(stop - start, max(slots, 1))
 
     def leave(self, target: int, least: int) -> tuple[list[int], int | None]:
-        """Goes on until the block `target` has been taped; with it goes the part around it, once
-        that has no more than `least` blocks. Returns the checkpoints that were held before, and the
-        lowest source of the parts that were begun."""
+        """Run until the block `target` has been taped, and with it the part around it, once that
+        has at most `least` blocks. Returns the checkpoints that were held before, and the lowest
+        source of the parts that were begun."""
         lowest = None
         while self.stack[-1].start > target:
             source = self.stack.pop().source
@@ -80,12 +80,12 @@ class Parts:
 
 
 def stores(plan: Reversal) -> tuple[int, ...]:
-    """The blocks whose entering carries are in a storage beside the device."""
+    """The blocks whose entering carries are in a storage."""
     return plan.stores if isinstance(plan, TwoLevelPlan) else ()
 
 
 def _from_a_source(plan: Reversal) -> Iterator[tuple[int, int, int]]:
-    """The parts that no slot holds the start of before they are begun, the lowest first."""
+    """The parts whose start is in no slot before they begin, the lowest first."""
     tail = 0
     if isinstance(plan, TwoLevelPlan):
         tail = plan.tail

@@ -1,4 +1,4 @@
-"""What a loop's reverse pass takes, for every sensible plan: as a table and as a picture."""
+"""The memory and the evaluations of every plan worth considering: as a table and as a picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,37 +15,37 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 @dataclass(frozen=True)
 class Report:
-    """What [`jax_revolve.explain_scan`][] finds out. Prints as a table; sizes are in bytes.
+    """The result of [`jax_revolve.explain_scan`][]. Prints as a table; sizes are in bytes.
 
-    `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is what every plan
-    takes besides, by name. `plan` is the one that is chosen, and `choices` are the sensible ones,
-    each the quickest of those that take as little memory, by prediction. If the chosen one keeps
-    checkpoints in a storage beside the device, the others are those that do without.
+    `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is the memory that
+    every plan needs in addition, by name. `plan` is the chosen plan. `choices` are the plans worth
+    considering: each has the least predicted time within its memory. If the chosen plan has
+    checkpoints in a storage, the others have none there.
     """
 
     plan: AnyPlan
     sizes: Sizes
     always: dict[str, int]
-    stops_by_itself: bool
+    is_while: bool
 
     @cached_property
     def choices(self) -> list[AnyPlan]:
-        plans = trade_off(self.plan.length, self.sizes, stops_by_itself=self.stops_by_itself)
+        plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
         return sorted({*plans, self.plan}, key=self.memory)
 
     def memory(self, plan: AnyPlan) -> int:
-        """Bytes that a plan holds: its checkpoints, the tape of a block, and a carry."""
+        """The bytes that a plan holds: its checkpoints, the residuals of a block, and a carry."""
         return cost.memory(plan, self.sizes)
 
     def evaluations(self, plan: AnyPlan) -> int:
-        """Steps that `jax.value_and_grad` of the loop runs, up to its bound if it has one."""
-        return cost.evaluations(plan, stops_by_itself=self.stops_by_itself)
+        """The evaluations of `jax.value_and_grad` of the loop, up to its bound if it has one."""
+        return cost.evaluations(plan, is_while=self.is_while)
 
     def __str__(self) -> str:
-        return "\n".join([*self._what_it_takes(), "", *self._table()])
+        return "\n".join([*self._header(), "", *self._table()])
 
-    def _what_it_takes(self) -> Iterator[str]:
-        at_most = "at most " if self.stops_by_itself else ""
+    def _header(self) -> Iterator[str]:
+        at_most = "at most " if self.is_while else ""
         yield f"A loop of {at_most}{self.plan.length} steps."
         rows = [
             (
@@ -96,7 +96,7 @@ class Report:
         return (*cells, *map(str, transfers))
 
     def plot(self, ax: Any = None) -> Any:
-        """Evaluations per step over memory: of the sensible choices, and of those that tape single
+        """Evaluations per step over memory: of the choices, and of the plans that tape single
         steps.
 
         **Arguments:**
@@ -105,14 +105,12 @@ class Report:
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` brings.
+        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
         """
         from jax_revolve.schedule.report.show import new_axes
 
         ax = new_axes() if ax is None else ax
-        single = trade_off(
-            self.plan.length, self.sizes, block_size=1, stops_by_itself=self.stops_by_itself
-        )
+        single = trade_off(self.plan.length, self.sizes, block_size=1, is_while=self.is_while)
         self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
         self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
         self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label="chosen")
@@ -130,7 +128,7 @@ class Report:
 
 
 def _scale(ax: Any) -> None:
-    """Both axes are logarithmic: the last bytes cost hundreds of evaluations a step."""
+    """Make both axes logarithmic: with the least memory, a step takes hundreds of evaluations."""
     from matplotlib import ticker
 
     ax.set_xscale("log")

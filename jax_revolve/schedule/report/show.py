@@ -1,4 +1,4 @@
-"""A schedule as text for a terminal, and as a picture. Both take the loop apart into `parts`."""
+"""A schedule as text for a terminal, and as a picture, from its `parts`."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -21,22 +21,22 @@ LEGEND = ["o checkpoint held", "> advanced", "# taped, transposed", ". waiting"]
 MISSING = 'plot() needs matplotlib: pip install "jax_revolve[plot]"'
 
 RESOLUTION = 4000
-"""In how many parts a picture is divided each way: less than a pixel each."""
+"""The number of cells of a picture in each direction: a cell is smaller than a pixel."""
 
 HELD = ("checkpoint held", "#808080", 1)
 ADVANCED = ("advanced", "#0072B2", 1)
 TAPED = ("taped, transposed", "#D55E00", 2)
 STORED = "#009E73"
-"""Labels, weights and colors, which the color-blind tell apart (Okabe and Ito)."""
+"""Labels, weights, and colors that the color-blind tell apart (Okabe and Ito)."""
 
 
 def as_text(plan: Reversal, width: int = 79) -> str:
-    """The schedule as text: the steps run to the right, and time runs down.
+    """The schedule as text: steps go to the right, and time goes down.
 
-    A line is a *sweep*, from a checkpoint to the block that is taped next, the last one waiting;
-    where steps are taped one by one, the first line is the sweep to the end of the loop. In long
-    loops a line sums up several: it shows whatever they advanced and taped, and which
-    checkpoints they held. On the left are the evaluations up to its end.
+    A line is a *sweep*, from a checkpoint to the last block that is waiting, which is taped next.
+    If steps are taped one by one, the first line is the sweep to the end of the loop. In long loops
+    a line sums up several sweeps: the steps that they advance and tape, and the checkpoints that
+    they hold. The number on the left counts the evaluations up to the end of the line.
     """
     width = check_integer("width", width, least=NARROWEST_TEXT)
     lines = wrap(str(plan), width)
@@ -61,14 +61,15 @@ def as_text(plan: Reversal, width: int = 79) -> str:
 
 
 def _stored(plan: Reversal) -> list[str]:
-    """What is said of a storage beside the device, if it holds anything."""
+    """The label of the storage, if it holds anything."""
     if not isinstance(plan, TwoLevelPlan) or not plan.writes:
         return []
     return [f"in storage ({plan.writes} writes, {plan.reads} reads)"]
 
 
 def _coarse(plan: Reversal) -> Reversal:
-    """A plan that stores every carry looks the same in fewer blocks: it may store millions."""
+    """The plan in fewer blocks, if it stores every carry: it looks the same, and may store
+    millions."""
     if plan.blocks <= RESOLUTION or plan.repetitions > 1 or stores(plan):
         return plan
     block_size = -(-plan.length // RESOLUTION)
@@ -91,12 +92,12 @@ def _axis(plan: Reversal, columns: int, width: int) -> str:
 
 
 def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
-    """Every row, each about `cell` columns shorter than the last, and the evaluations left then.
-    The end of the loop, where it is a block of the schedule, has a row and no columns.
+    """The rows, each about `cell` columns shorter than the last, and the evaluations left after
+    each. If the end of the loop is a block of the schedule, it has a row and no columns.
 
-    The lowest advance starts from where the last part begun in the row comes from. If none is, it
-    starts from the newest of those checkpoints that are held at the beginning of the row and still
-    at its end: these were held throughout.
+    The lowest advance starts from the source of the last part that was begun in the row. If none
+    was begun, it starts from the newest checkpoint that was held throughout the row: at its
+    beginning and at its end.
     """
     parts, before, columns = Parts(plan), [0], rows * cell
     least, end = max(plan.blocks // (16 * columns), 1), columns
@@ -119,10 +120,10 @@ def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
 
 
 def picture(plan: Reversal, ax: Any = None) -> Any:
-    """The schedule in Matplotlib: steps upwards, over the evaluations until then.
+    """The schedule in Matplotlib: steps over evaluations.
 
-    What is narrower than a pixel is merged, so that the number of lines does not grow with the
-    length of the loop. Returns the axes, which are those of a new figure unless given.
+    Lines that are narrower than a pixel are merged, so their number does not grow with the length
+    of the loop. Returns the axes, by default those of a new figure.
     """
     ax = new_axes() if ax is None else ax
     from matplotlib import collections, ticker
@@ -157,7 +158,7 @@ def new_axes() -> Any:
 
 
 def _explain(ax: Any, summary: str) -> None:
-    """Adds a title of several lines, and between it and the axes a legend of one."""
+    """Add a title of several lines, and between it and the axes a legend of one line."""
     most = max(int(15 * ax.bbox.width / ax.figure.dpi), 20)
     rows = -(-len(summary) // most)
     title = "\n".join(wrap(summary, len(summary) // rows + 8))
@@ -188,7 +189,7 @@ class Drawing:
             self.reverse(self.parts.stack.pop())
 
     def reverse(self, part: Part) -> None:
-        """Draws the uppermost piece of a part, and leaves the rest of it as parts."""
+        """Draw the uppermost piece of a part, and push the rest of it as parts."""
         start, stop, slots, left, source = part
         clock = self.total - left
         if source is not None:
@@ -212,7 +213,7 @@ class Drawing:
         _draw(self.taped, ((clock, top), (end, self.block_size * start)), self.narrow)
 
     def begin(self, part: Part, clock: int, source: int) -> int:
-        """Draws the advance to a part, and the checkpoints that are not needed when it is done."""
+        """Draw the advance to a part, and the checkpoints that are not needed after it."""
         clock = self.advance(clock, source, part.start) if source < part.start else clock
         end = self.total - self.parts.left
         if end - clock > self.narrow or self.total == 0:
@@ -239,7 +240,7 @@ def _level(step: int, clock: int, end: int) -> Line:
 
 
 def _draw(lines: list[Line], line: Line, longest: int) -> None:
-    """Lengthens the last line if this one goes on where that ends."""
+    """Add a line, or lengthen the last line if this one continues it."""
     if lines and lines[-1][1] == line[0] and line[1][0] - lines[-1][0][0] <= longest:
         line = lines.pop()[0], line[1]
     lines.append(line)

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int = 0) -> Iterator[str]:
-    """The rows as lines of columns: the first `words` of them set left, the others, numbers, set
-    right."""
+    """The rows as lines. The first `words` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = enumerate(zip(row, widths, strict=True))

@@ -1,14 +1,14 @@
-"""Cotangents of weights, added up over a block by one product.
+"""Cotangents of weights, added up over a block by one matrix product.
 
-A step that multiplies by a weight adds to the weight's cotangent the product of an input and a
-cotangent. Taken step by step these products are as thin as the step's batch, and each reads and
-writes a whole weight. Over a block they become one large product, of the inputs of all steps with
-the cotangents of all steps: sum_i a_i^T b_i contracts over i as well.
+A step that multiplies by a weight adds the product of an input and a cotangent to the weight's
+cotangent. Step by step, these are many thin products, and each reads and writes a whole weight.
+Over a block they become one large product, of the inputs of all steps with the cotangents of all
+steps: sum_i a_i^T b_i contracts over i as well.
 
-So the pullback of a step is traced, and where a weight's cotangent is a product of two arrays that
-vary from step to step, perhaps followed by linear operations that do not, the two are kept for each
-step instead, and multiplied at the end of the block. That is done for large weights, where keeping
-takes less than half as many bytes as the weight: otherwise the products are not thin.
+So the pullback of a step is traced. Where a weight's cotangent is a product of two arrays that vary
+from step to step, perhaps followed by linear operations that do not, both arrays are kept for each
+step, and multiplied at the end of the block. That is done for large weights, if the arrays take at
+most half as many bytes as the weight. Otherwise the products are not thin.
 """
 
 from collections.abc import Sequence
@@ -34,20 +34,20 @@ Variable = Any
 
 LEAST_WEIGHT = 2**17
 """In bytes. Smaller weights stay in the cache from step to step, where adding to them costs less
-than keeping what makes them up."""
+than keeping the factors."""
 
 MOST_KEPT = 0.5
-"""How many bytes may be kept for each step, as a share of the weight's."""
+"""The most bytes that are kept for each step, as a share of the weight's."""
 
 LINEAR_IN_ALL = {"add", "add_any", "concatenate"}
 LINEAR = {
     *("transpose", "reshape", "convert_element_type", "neg", "squeeze", "reduce_sum", "copy"),
     *("mul", "div", "pad", "slice"),
 }
-"""Linear in their first operand or, as a product, in either; that is the one that may vary."""
+"""Linear in their first operand or, for products, in either operand. Only that one may vary."""
 
 
-class Products:
+class WeightGradients:
     """The cotangents of consts that are products over a block."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Products:
         least_weight: int = LEAST_WEIGHT,
         most_kept: float = MOST_KEPT,
     ) -> None:
-        """`pullback` is that of a step. Of its inputs, `varies` tells which vary from step to step,
-        and `stored` in which buffer those are that have one. The first `num_consts` outputs are the
+        """`pullback` is that of a step. `varies` tells which of its inputs vary from step to step,
+        and `stored` the buffer of each input that has one. The first `num_consts` outputs are the
         cotangents of consts."""
         jaxpr = pullback.jaxpr
         self._least_weight, self._most_kept = least_weight, most_kept
@@ -69,32 +69,32 @@ class Products:
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
         self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._varying = varying_variables(jaxpr, pick(jaxpr.invars, varies))
-        places = zip(jaxpr.invars, stored, strict=True)
-        self._stored = {v: place for v, place in places if place is not None}
+        buffers = zip(jaxpr.invars, stored, strict=True)
+        self._stored = {v: buffer for v, buffer in buffers if buffer is not None}
         self._kept: list[Variable] = []
         self.deferred = tuple(map(self._defer, self._consts))
         """Which cotangents of consts are left to the end of the block."""
 
     @property
     def types(self) -> list[AbstractValue]:
-        """What is kept for each step."""
+        """The types of the arrays that are kept for each step."""
         return [v.aval for v in self._kept]
 
     @property
     def weights(self) -> list[AbstractValue]:
-        """The cotangents that are left to the end of the block."""
+        """The types of the cotangents that are left to the end of the block."""
         return [v.aval for v in pick(self._consts, self.deferred)]
 
     def of_step(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The cotangents that are not deferred, and what is kept."""
+        """The cotangents that are not deferred, and the arrays to keep."""
         now = [*pick(self._consts, [not d for d in self.deferred]), *self._others]
         results = with_outputs(self._pullback, [*now, *self._kept])(inputs)
         return results[: len(now)], results[len(now) :]
 
     def of_block(self, stored: list[Any], kept: list[Any], inputs: Sequence[Any]) -> list[Any]:
         """The deferred cotangents, from buffers with an entry for each step. Entries after the end
-        of the block have to be zero. Of the inputs those are used that do not vary."""
-        buffers = {v: stored[place] for v, place in self._stored.items()}
+        of the block must be zero. Of the inputs, only those that do not vary are used."""
+        buffers = {v: stored[i] for v, i in self._stored.items()}
         buffers.update(zip(self._kept, kept, strict=True))
 
         def total(v: Variable) -> Any:
@@ -113,7 +113,7 @@ class Products:
         return not is_literal(v) and v in self._varying
 
     def _defer(self, cotangent: Variable) -> bool:
-        """Whether a cotangent is left to the end. What that takes is then kept."""
+        """Whether a cotangent is left to the end of the block. If so, its factors are kept."""
         operands = self._operands(cotangent)
         if operands is None:
             return False
@@ -144,7 +144,8 @@ class Products:
 
 
 def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
-    """What the products of an equation, of operands with one more axis, the first, add up to."""
+    """The sum of the products of an equation, over a leading axis that both operands have in
+    addition."""
     (axes_a, axes_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
     contracted = tuple((0, *(axis + 1 for axis in axes)) for axes in (axes_a, axes_b))
     batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
@@ -160,8 +161,8 @@ def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
     leads = tuple(axes_a) == tuple(axes_b) == first and not batch_a
     if not leads or any(map(_is_sharded, (a, b))):
         return over_several_axes(a, b)[0]
-    # XLA copies operands on a CPU to sum over several axes. Where an axis may be divided among
-    # devices, to make one of them would gather all of the steps' operands on every device.
+    # On a CPU, XLA copies operands to sum over several axes. Where an axis may be sharded, merging
+    # the axes would gather the operands of all steps on every device.
     return by_layout(over_one_axis, over_several_axes, a, b)[0]
 
 

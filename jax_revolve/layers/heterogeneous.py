@@ -1,4 +1,4 @@
-"""A chain of unlike layers, checkpointed by the schedule that is best for their sizes."""
+"""A chain of different layers, run by the cheapest schedule for their sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ Carry = tuple[Any, Any]
 """What goes from layer to layer, and the state, or `None`."""
 
 
-def run_unlike(
+def run_heterogeneous(
     calls: Sequence[Callable[..., Any]],
     x: Any,
     asked: Options,
