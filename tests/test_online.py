@@ -238,9 +238,12 @@ def _equinox_reverse(steps: int, free: int) -> int:
 @pytest.mark.parametrize(
     ("checkpoints", "steps"), [(2, 9000), (3, 3000), (5, 3000), (8, 3000), (12, 3000), (40, 3000)]
 )
-@pytest.mark.parametrize("bound", [None, 2**31 - 2])
-def test_device_agrees_along_a_loop(checkpoints: int, steps: int, bound: int | None) -> None:
-    placement = Placement(checkpoints, steps if bound is None else bound)
+@pytest.mark.parametrize(("bound", "newest"), [(None, 64), (2**31 - 2, 4)])
+def test_device_agrees_along_a_loop(
+    checkpoints: int, steps: int, bound: int | None, newest: int
+) -> None:
+    """Whether all positions are looked at at once or the newest first."""
+    placement = Placement(checkpoints, steps if bound is None else bound, newest)
     history = jax.jit(partial(placements, placement, steps))()
     assert all(x.dtype == INT32 for x in history)
     positions, count, stores = (x.tolist() for x in history)

@@ -426,7 +426,7 @@ def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
         plan = for_bound(bound, None)
         assert plan is not None
         found[bound] = plan.checkpoints
-    assert found == {0: 1, 4: 1, 4096: 28, 10**6: 180, 2**31 - 1: 2343}
+    assert found == {0: 1, 4: 2, 4096: 28, 10**6: 180, 2**31 - 1: 2343}
 
 
 def test_disable_jit() -> None:
