@@ -10,11 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from asked import for_bound
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec
-from jax.test_util import check_grads
 
 from jax_revolve import _compat, bounded_while_loop, checkpointed_fori_loop
 from jax_revolve.schedule import online
@@ -184,67 +181,6 @@ def _assert_close(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
-# Against the same loop unrolled in Python
-
-
-@st.composite
-def loops(draw: st.DrawFn) -> dict[str, Any]:
-    bound = draw(st.integers(0, 12))
-    return {
-        "limits": draw(st.lists(st.integers(0, 14), min_size=3, max_size=3)),
-        "bound": bound,
-        "checkpoints": draw(st.one_of(st.integers(1, bound + 2), st.just("all"), st.none())),
-        "seed": draw(st.integers(0, 100)),
-    }
-
-
-@settings(max_examples=3)
-@given(loops())
-def test_random_loops_are_those_of_python(loop: dict[str, Any]) -> None:
-    weights = jnp.asarray(np.random.default_rng(loop["seed"]).normal(size=(2, 2)))
-
-    def body(state: Any) -> Any:
-        i, u, trace = state
-        u = jnp.tanh(weights @ u) + 0.1 * i
-        return i + 1, u, trace.at[i % 4].set(u[0] * trace[(i + 1) % 4] + u[1])
-
-    def ours(u: Any, limit: Any) -> Any:
-        (_, u, trace), steps = bounded_while_loop(
-            lambda state: state[0] < limit,
-            body,
-            (jnp.int32(0), u, jnp.ones(4)),
-            max_steps=loop["bound"],
-            checkpoints=loop["checkpoints"],
-            with_steps=True,
-        )
-        return jnp.sum(jnp.sin(u)) + jnp.sum(trace**2), steps
-
-    def python(u: Any, limit: int) -> Any:
-        state, steps = (0, u, jnp.ones(4)), min(limit, loop["bound"])
-        for _ in range(steps):
-            state = body(state)
-        return jnp.sum(jnp.sin(state[1])) + jnp.sum(state[2] ** 2), jnp.int32(steps)
-
-    start = jnp.array([[0.3, -0.2], [0.5, 0.1], [-0.4, 0.8]])
-    limits = jnp.array(loop["limits"])
-    derivative = lambda f: jax.value_and_grad(f, has_aux=True)  # noqa: E731
-    single, batched = jax.jit(derivative(ours)), jax.jit(jax.vmap(derivative(ours)))(start, limits)
-    for k, limit in enumerate(loop["limits"]):
-        expected = derivative(python)(start[k], limit)
-        _assert_close(single(start[k], limit), expected)
-        _assert_close(jax.tree.map(lambda x, k=k: x[k], batched), expected)
-
-
-@pytest.mark.parametrize("mode", ["fwd", pytest.param("rev", marks=pytest.mark.slow)])
-def test_finite_differences_to_third_order(mode: str) -> None:
-    def root(a: Any) -> Any:
-        return bounded_while_loop(
-            lambda x: jnp.abs(x**2 - a) > 0.1, lambda x: 0.5 * (x + a / x), a, max_steps=20
-        )
-
-    check_grads(jax.jit(root), (3.0,), order=3, modes=[mode], rtol=1e-4)
-
-
 def test_linear_transpose() -> None:
     def run(x: Any) -> Any:
         body = lambda state: (state[0] + 1, 3.0 * state[1] + x)  # noqa: E731
@@ -377,14 +313,6 @@ def test_traced_max_steps() -> None:
 def test_max_steps_is_not_optional() -> None:
     with pytest.raises(TypeError, match="max_steps"):
         _double()
-
-
-@pytest.mark.parametrize("checkpoints", [0, -1, 2.5, True, "most"])
-def test_bad_checkpoints(checkpoints: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="checkpoints must be"):
-        _double(max_steps=3, checkpoints=checkpoints)
-    with pytest.raises((TypeError, ValueError), match="checkpoints must be"):
-        checkpointed_fori_loop(0, 3, lambda _, x: x, 1.0, checkpoints=checkpoints)
 
 
 def test_all_checkpoints_of_an_unbounded_loop() -> None:
