@@ -135,11 +135,9 @@ def everything(x: Any) -> Any:
 
 
 TRANSFORMATIONS = {
-    "grad": jax.grad,
     "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
     "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, 2 * x])),
     "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(jnp.stack([x, 2 * x])).sum()),
-    "reverse over reverse": lambda f: jax.jacrev(jax.grad(f)),
     "inside checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
     "inside scan": lambda f: jax.grad(
         lambda x: lax.scan(lambda c, _: (c + f(c) * x, None), x, length=2)[0].sum()

@@ -86,6 +86,12 @@ MODES = {
 }
 """Modes of JAX's configuration."""
 
+FORWARD_MODE = {
+    *("jvp", "vmap of jvp", "jacobian forward", "linearize"),
+    *("forward over forward", "reverse over forward"),
+}
+"""Those of the transformations that differentiate the loop itself forwards."""
+
 NESTS = {"nest", "while in scan", "scan in while", "rewritten nest", "chain"}
 SLOW_MODES = {"checks", "leaks", "no jit"}
 """Where a step takes long to trace: there it does less."""
@@ -169,6 +175,13 @@ class Program:
         )
 
     @property
+    def is_refused(self) -> bool:
+        """Whether JAX's own loops most likely refuse it, too."""
+        names = [operation.name for operation in self.operations]
+        is_forward = self.transformation in FORWARD_MODE
+        return is_forward and any(name.endswith("custom_vjp") for name in names)
+
+    @property
     def met(self) -> set[Any]:
         """What it is made of, and each pair of that."""
         kinds = [self.loop, self.setting, self.transformation, self.mode]
@@ -206,6 +219,8 @@ def chosen(first: int, count: int) -> list[Program]:
     met: set[Any] = set()
 
     def news(program: Program) -> float:
+        if program.is_refused:
+            return -1
         new = program.met - met
         return sum(map(_worth, new)) / (3 + len(program.operations))
 
