@@ -251,7 +251,7 @@ def test_solvers_made_of_solvers() -> None:
         return ys[-1]
 
     gradient = jax.jit(jax.grad(partial(run, RevolveAdjoint())))(X)
-    expected = jax.jit(jax.jacfwd(partial(run, diffrax.ForwardMode())))(X)
+    expected = jax.jit(jax.grad(partial(run, diffrax.RecursiveCheckpointAdjoint())))(X)
     np.testing.assert_allclose(gradient, expected, rtol=1e-9)
 
 
