@@ -300,22 +300,6 @@ def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
         explain_scan(f, jnp.int32(0), xs)
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"checkpoints": 0}, "checkpoints must be an int >= 1 .* but is 0"),
-        ({"block_size": 0}, "block_size must be an int >= 1, but is 0"),
-        ({"memory": "1 XB"}, "memory must be an int >= 0 of bytes .* but is '1 XB'"),
-        ({"checkpoints": 3, "memory": 10}, "checkpoints must be None where memory is given"),
-    ],
-)
-def test_bad_arguments(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        explain_scan(step, *arguments(), **asked)
-    with pytest.raises(ValueError, match=f"^{message}"):
-        explain_while_loop(going, body, start(), max_steps=LENGTH, **asked)
-
-
 def test_too_little_memory() -> None:
     sizes = explain_scan(step, *arguments()).sizes
     least = sizes.checkpoint + sizes.residuals + sizes.carry
@@ -417,8 +401,8 @@ def test_a_loop_runs_the_plan_that_is_explained(
         goes_on = lambda state: state[0] < length  # noqa: E731
         return while_loop(goes_on, body, (jnp.int32(0), carry), max_steps=length, **asked)
 
-    def total(*arguments: Any) -> Any:
-        results = run(*arguments, checkpointed_scan, bounded_while_loop)
+    def total(factor: Any, u: Any, xs: Any) -> Any:
+        results = run(factor, u, xs, checkpointed_scan, bounded_while_loop)
         return sum(jnp.sum(x) for x in jax.tree.leaves(results) if x.dtype == float)
 
     report = run(jnp.ones(3), jnp.ones(3), xs, explain_scan, explain_while_loop)

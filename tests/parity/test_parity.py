@@ -152,8 +152,9 @@ def _stored_triples() -> Any:
         return [pytest.mark.slow if is_slow else pytest.mark.exhaustive]
 
     triples = [
-        pytest.param(*pair.values, place, id=f"{pair.id}-{place}", marks=marks(*pair.values, place))
+        pytest.param(case, name, place, id=f"{pair.id}-{place}", marks=marks(case, name, place))
         for pair in _pairs([*SCAN_CASES, *WHILE_CASES], lambda *_: [])
+        for case, name in [pair.values]
         for place in PLACES
     ]
     return pytest.mark.parametrize(("case", "transformation", "place"), triples)
