@@ -1,8 +1,11 @@
+import gc
 import os
 from collections.abc import Iterator
 
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8"
+    + " --xla_cpu_parallel_codegen_split_count=1"  # small programs compile quicker in one piece
 )
 
 import jax
@@ -14,6 +17,13 @@ jax.config.update("jax_enable_x64", True)
 # The same examples in every run, however busy the machine is.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
+
+
+def pytest_collection_finish() -> None:
+    """A traced program is many small objects, and what is imported stays."""
+    gc.set_threshold(50000, 20, 100)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Body evaluations, counted while the program runs, against the optimum."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -45,35 +44,12 @@ def test_short_loops(length: int) -> None:
         check_count(length, checkpoints)
 
 
-ORACLES = [(100, 5), (1000, 10), (1000, 30), (50, 7), (225, 15)]
-LONG_ORACLES = [(10000, 20), (10000, 100), (13465, 116)]
-
-
-def _random_loops(count: int) -> list[tuple[int, int]]:
-    """Loops of up to 3000 steps. Two slots for a long loop would take millions of evaluations, so
-    there are at least three, and the logarithm of their number is uniform."""
-    draw = random.Random(0)
-    lengths = [draw.randint(1, 3000) for _ in range(count)]
-    return [(n, max(3, round(n ** draw.random()))) for n in lengths]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "checkpoints"), _random_loops(10))
-def test_random_loops(length: int, checkpoints: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "checkpoints"), [(100, 5), (1000, 10), (997, 30), (225, 15), (2689, 116)]
+)
+def test_long_loops(length: int, checkpoints: int) -> None:
     check_count(length, checkpoints)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("length", "checkpoints"), [*LONG_ORACLES, *_random_loops(200)])
-def test_many_random_loops(length: int, checkpoints: int) -> None:
-    check_count(length, checkpoints)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("length", range(1, 41))
-def test_every_short_loop(length: int) -> None:
-    for checkpoints in range(1, length + 3):
-        check_count(length, checkpoints)
 
 
 @pytest.mark.parametrize(("length", "checkpoints"), [(13, 3), (20, 1), (30, 5), (12, 12)])

@@ -16,6 +16,9 @@ Scan = Callable[..., Any]
 
 same = lambda c, x: (c, x)  # noqa: E731
 xs = jnp.arange(3.0)
+double = lambda x: 2 * x  # noqa: E731
+small = lambda x: x < 9.0  # noqa: E731
+always = lambda x: True  # noqa: E731
 
 REJECTED: dict[str, Callable[[Scan], Any]] = {
     "no_length": lambda scan: scan(same, 1.0),
@@ -80,18 +83,15 @@ def _message(error: Exception) -> str:
     [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("most", ValueError)],
 )
 def test_bad_checkpoints(checkpoints: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r'checkpoints must be an int >= 1 .*"all" or None') as caught:
-        checkpointed_scan(same, 1.0, xs, checkpoints=checkpoints)
-    assert repr(checkpoints) in str(caught.value)
-
-
-def test_bad_plan() -> None:
-    with pytest.raises(ValueError, match="plan must be for a loop of 3 steps, but is for 4"):
-        checkpointed_scan(same, 1.0, xs, plan=plan(4))
-    with pytest.raises(TypeError, match=r"plan must be a jax_revolve\.Plan.*but is 3"):
-        checkpointed_scan(same, 1.0, xs, plan=3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="checkpoints must be None where a plan is given"):
-        checkpointed_scan(same, 1.0, xs, checkpoints=2, plan=plan(3))
+    for loop in (
+        partial(checkpointed_scan, same, 1.0, xs),
+        partial(bounded_while_loop, small, double, 1.0, max_steps=3),
+        partial(checkpointed_fori_loop, 0, 3, lambda _, x: x, 1.0),
+        partial(plan, 10),
+    ):
+        with pytest.raises(error, match=r'checkpoints must be an int >= 1 .*"all" or None') as e:
+            loop(checkpoints=checkpoints)
+        assert repr(checkpoints) in str(e.value)
 
 
 def test_too_long() -> None:
@@ -127,10 +127,6 @@ def test_plan_instead_of_checkpoints() -> None:
 
 
 # while_loop and fori_loop
-
-double = lambda x: 2 * x  # noqa: E731
-small = lambda x: x < 9.0  # noqa: E731
-always = lambda x: True  # noqa: E731
 
 WHILE_REJECTED: dict[str, Callable[[Callable[..., Any]], Any]] = {
     "not_callable_condition": lambda loop: loop(3, double, 1.0),

@@ -44,8 +44,7 @@ def residuals_of_one_step() -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pullback))
 
 
-@pytest.mark.parametrize("checkpoints", [5, 10, 30, 63])
-@pytest.mark.parametrize("length", [1000, 997])
+@pytest.mark.parametrize(("length", "checkpoints"), [(1000, 5), (997, 10), (1000, 30), (997, 63)])
 def test_gradient_holds_the_checkpoints_and_one_step(length: int, checkpoints: int) -> None:
     scan = partial(checkpointed_scan, checkpoints=checkpoints)
     held = temporaries(jax.grad(stencil(scan, length)), state())
@@ -96,26 +95,29 @@ def test_hessian_vector_products_grow_like_the_square_root(mode: str) -> None:
     scan = partial(checkpointed_scan, checkpoints=16)
     ours = {
         n: temporaries(hvp(mode, stencil(scan, n)), state(width), state(width))
-        for n in (1024, 4096, 16384)
+        for n in (1024, 16384)
     }
-    plain = temporaries(hvp(mode, stencil(lax.scan, 4096)), state(width), state(width))
-    assert plain >= 20 * ours[4096]
-    assert ours[4096] <= 2.05 * ours[1024]
-    assert ours[16384] <= 2.05 * ours[4096]
+    plain = temporaries(hvp(mode, stencil(lax.scan, 16384)), state(width), state(width))
+    assert plain >= 40 * ours[16384]
+    assert ours[16384] <= 4.1 * ours[1024]
 
 
-def instructions(length: int, checkpoints: int) -> tuple[int, int]:
+def instructions(text: str) -> int:
+    return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
+
+
+def instructions_and_constants(length: int, checkpoints: int) -> tuple[int, int]:
     """The number of HLO instructions, and the size of the largest constant."""
     scan = partial(checkpointed_scan, checkpoints=checkpoints)
     text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
     shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
     sizes = [jnp.prod(jnp.array([int(d) for d in s.split(",") if d])) for s in shapes]
-    return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE)), int(max(sizes))
+    return instructions(text), int(max(sizes))
 
 
 def test_program_size_does_not_depend_on_length_or_checkpoints() -> None:
     sizes = {
-        (n, s): instructions(n, s)
+        (n, s): instructions_and_constants(n, s)
         for n, s in [(10**2, 10), (997, 10), (10**4, 10), (10**6, 50), (10**6, 10), (10**6, 200)]
     }
     counts = {count for count, _ in sizes.values()}
@@ -206,14 +208,12 @@ def test_branches_of_the_nested_form_stay_branches_under_vmap() -> None:
 def test_program_size_does_not_depend_on_the_bound() -> None:
     def count(max_steps: int, checkpoints: int) -> int:
         gradient = jax.grad(while_stencil(checkpoints, max_steps))
-        text = compiled(gradient, state(100), LIMIT).as_text()
-        return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
+        return instructions(compiled(gradient, state(100), LIMIT).as_text())
 
     assert count(2**10, 10) == count(2**30, 10)
 
 
-@pytest.mark.parametrize("checkpoints", [2, 50])
-@pytest.mark.parametrize("loop", ["scan", "while"])
+@pytest.mark.parametrize(("loop", "checkpoints"), [("scan", 50), ("while", 2)])
 def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int) -> None:
     """A trajectory of 40 MB and a running sum beside a state of 4 kB."""
     steps, width = 10000, 1000

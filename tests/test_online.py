@@ -160,9 +160,8 @@ def test_never_more_evaluations_than_equinox(checkpoints: int) -> None:
         assert counted[n] <= theirs
 
 
-@pytest.mark.parametrize(
-    ("steps", "checkpoints"), [(1, 3), (7, 3), (10, 3), (41, 3), (64, 4), (35, 7), (150, 7)]
-)
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(("steps", "checkpoints"), [(7, 3), (41, 3), (64, 4), (150, 7)])
 def test_model_of_equinox(steps: int, checkpoints: int) -> None:
     executed = 0
 
@@ -236,11 +235,19 @@ def _equinox_reverse(steps: int, free: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "steps"), [(2, 9000), (3, 3000), (5, 3000), (8, 3000), (12, 3000), (40, 3000)]
+    ("checkpoints", "steps", "bound"),
+    [
+        *((2, 9000, None), (3, 3000, 2**31 - 2), (5, 3000, None)),
+        *((12, 3000, 2**31 - 2), (40, 3000, None)),
+    ],
 )
-@pytest.mark.parametrize("bound", [None, 2**31 - 2])
-def test_device_agrees_along_a_loop(checkpoints: int, steps: int, bound: int | None) -> None:
-    placement = Placement(checkpoints, steps if bound is None else bound)
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize("newest", [4, 64])
+def test_device_agrees_along_a_loop(
+    checkpoints: int, steps: int, bound: int | None, newest: int
+) -> None:
+    """Whether all positions are looked at at once or the newest first."""
+    placement = Placement(checkpoints, steps if bound is None else bound, newest)
     history = jax.jit(partial(placements, placement, steps))()
     assert all(x.dtype == INT32 for x in history)
     positions, count, stores = (x.tolist() for x in history)

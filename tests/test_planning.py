@@ -89,20 +89,13 @@ def test_the_end_counts_as_a_step_where_steps_are_taped_one_by_one() -> None:
         (plan(0, overhead=0), Plan(0, 1, 1)),
         (plan(10, memory=50, state_bytes=10, residual_bytes=10, block_size=3), Plan(10, 1, 3)),
         (plan(10, memory=10**9, state_bytes=10, residual_bytes=10), Plan(10, 1, 10)),
+        (plan(10, memory=120, state_bytes=10, residual_bytes=10, block_size=99), Plan(10, 1, 10)),
         (plan(0, memory=30, state_bytes=10, residual_bytes=10), Plan(0, 1, 1)),
+        (plan(0, "all"), Plan(0, 1, 1)),
     ],
 )
 def test_plan(made: Plan, expected: Plan) -> None:
     assert made == expected
-
-
-def test_no_step_takes_one_checkpoint_as_well() -> None:
-    assert plan(0, "all") == Plan(0, 1, 1)
-
-
-def test_a_block_is_capped_within_a_budget_as_well() -> None:
-    made = plan(10, memory=120, state_bytes=10, residual_bytes=10, block_size=99)
-    assert made == Plan(10, 1, 10)
 
 
 @given(lengths, blocks)
@@ -414,20 +407,16 @@ def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:
 
 
 @given(st.integers(0, 100), all_sizes(), st.booleans())
+@example(57, Sizes(10**6, 240_000, 240_000, 1_100_000, 10**5, 10_000.0), False)
+@example(19, HEAVY, False)
 @settings(max_examples=50)
 def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
+    """More memory is less time."""
     plans = trade_off(length, sizes, is_while=online)
     assert len(set(plans)) == len(plans)
     assert cost.memory(plans[0], sizes) == cost.memory(Plan(length, 1), sizes)
     assert all(p.length == length for p in plans)
-
-
-@given(st.integers(0, 100), all_sizes(), st.booleans())
-@example(57, Sizes(10**6, 240_000, 240_000, 1_100_000, 10**5, 10_000.0), False)
-@example(19, HEAVY, False)
-@settings(max_examples=50)
-def test_more_memory_is_less_time(length: int, sizes: Sizes, online: bool) -> None:
-    found = time_and_memory(trade_off(length, sizes, is_while=online), sizes, online)
+    found = time_and_memory(plans, sizes, online)
     for (time, memory), (next_time, next_memory) in pairwise(found):
         assert memory < next_memory
         assert time > next_time
@@ -571,20 +560,14 @@ def test_request_for_memory(length: int, sizes: Sizes, more: int, block_size: in
         ("3tb", 3 * 10**12),
         ("1 TiB", 2**40),
         ("1 kb", 1000),
+        ("1.001 kB", 1001),
+        ("9007199254740993", 2**53 + 1),
+        pytest.param(f"1{'0' * 400} B", 10**400, id="more than a float"),
     ],
 )
 def test_bytes(written: int | str, expected: int) -> None:
     assert parse_bytes(written) == expected
     assert isinstance(parse_bytes(written), int)
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [("1.001 kB", 1001), ("9007199254740993", 2**53 + 1), (f"1{'0' * 400} B", 10**400)],
-    ids=["decimals", "more_than_53_bits", "more_than_a_float"],
-)
-def test_bytes_are_exact(written: str, expected: int) -> None:
-    assert parse_bytes(written) == expected
 
 
 @pytest.mark.parametrize(

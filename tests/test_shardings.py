@@ -57,20 +57,21 @@ IN_EVERY_RUN = {
 """Beside the gradient of one kind of loop in each setting."""
 
 
-SECOND_ORDER = {"forward_over_reverse", "reverse_over_reverse"}
-"""Those of the nested engine, which is the same whatever the plan: it is tried with one."""
-
-ANOTHER_PLAN = {"budget", "while_in_blocks"}
-
-
 def _triples() -> list[Any]:
-    gradients = {(s, list(LOOPS)[i % len(LOOPS)], "grad") for i, s in enumerate(SETTINGS)}
+    """Each two of setting, loop and derivative meet in the slow run."""
+    loops = list(LOOPS)
+    gradients = {(s, loops[i % len(loops)], "grad") for i, s in enumerate(SETTINGS)}
     in_every_run = gradients | IN_EVERY_RUN
+    in_slow_run = {
+        (setting, loop, DERIVATIVES[(i + j) % 4])
+        for i, setting in enumerate(SETTINGS)
+        for j, loop in enumerate(loops)
+    }
 
-    def marks(setting: str, loop: str, derivative: str) -> list[pytest.MarkDecorator]:
-        if loop in ANOTHER_PLAN and derivative in SECOND_ORDER:
-            return [pytest.mark.exhaustive]
-        return [] if (setting, loop, derivative) in in_every_run else [pytest.mark.slow]
+    def marks(*triple: str) -> list[pytest.MarkDecorator]:
+        if triple in in_every_run:
+            return []
+        return [pytest.mark.slow if triple in in_slow_run else pytest.mark.exhaustive]
 
     return [
         pytest.param(*triple, id="-".join(triple), marks=marks(*triple))
@@ -289,14 +290,18 @@ def test_xs_that_are_divided_in_time_are_refused_as_lax_does() -> None:
 
 
 @quickly
-@pytest.mark.parametrize("derivative", ["grad", "jvp", "forward_over_reverse"])
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"checkpoints": 3}, {"checkpoints": "all"}, {"checkpoints": 2, "block_size": 3}],
+    ("derivative", "options"),
+    [
+        *(("grad", options) for options in ({}, {"checkpoints": "all"}, {"checkpoints": 3})),
+        ("grad", {"checkpoints": 2, "block_size": 3}),
+        ("jvp", {}),
+        ("forward_over_reverse", {"checkpoints": 3}),
+    ],
     ids=str,
 )
 def test_a_carry_without_a_mesh_beside_xs_that_have_one(
-    options: dict[str, Any], derivative: str
+    derivative: str, options: dict[str, Any]
 ) -> None:
     """`lax.scan` takes such a carry for one of the type that the step returns. Slots, made of the
     initial carry, did not hold the later ones."""

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.storage import buffers, files
+
+quick = pytest.mark.usefixtures("compile_quickly")
 
 X = jnp.linspace(-1.0, 1.0, 16)
 
@@ -72,18 +74,25 @@ def places(directory: Path) -> dict[str, dict[str, Any]]:
 PLACES = list(places(Path()))
 
 
-@pytest.mark.parametrize("block_size", [1, 3])
+@cache
+def on_device(length: int) -> Any:
+    return jax.jit(jax.value_and_grad(partial(loss, length=length, checkpoints=4)))(X)
+
+
+@pytest.mark.parametrize(
+    ("block_size", "lengths"), [(1, (2, 40)), (3, (1, 41))], ids=["steps", "blocks"]
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_gradients_are_those_of_the_device_bit_for_bit(
-    place: str, block_size: int, tmp_path: Path
+    place: str, block_size: int, lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
     options = {"block_size": block_size, **places(tmp_path)[place]}
-    for length in (1, 2, 40, 41):
+    for length in lengths:
         run = jax.jit(jax.value_and_grad(partial(loss, length=length, **options)))
-        on_device = jax.jit(jax.value_and_grad(partial(loss, length=length, checkpoints=4)))
-        jax.tree.map(np.testing.assert_array_equal, run(X), on_device(X))
+        jax.tree.map(np.testing.assert_array_equal, run(X), on_device(length))
 
 
+@quick
 @pytest.mark.parametrize("place", PLACES)
 def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
     """Before, at and after each carry that is stored, and at the bound."""
@@ -96,6 +105,7 @@ def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*"))
 
 
+@quick
 def test_fori_loops(tmp_path: Path) -> None:
     def power(x: Any, n: Any, **options: Any) -> Any:
         return checkpointed_fori_loop(0, n, lambda _, y: y * x, 1.0, **options)
@@ -106,10 +116,15 @@ def test_fori_loops(tmp_path: Path) -> None:
         assert traced(1.1, 9) == pytest.approx(9 * 1.1**8)
 
 
-@pytest.mark.parametrize("block_size", [1, 4])
+@quick
 @pytest.mark.parametrize(
-    ("length", "checkpoints", "storage"),
-    [(200, 3, HostMemory()), (60, 2, HostMemory(3, 0.5)), (61, 1, HostMemory(transfer=0))],
+    ("length", "checkpoints", "storage", "block_size"),
+    [
+        (200, 3, HostMemory(), 1),
+        (200, 3, HostMemory(), 4),
+        (60, 2, HostMemory(3, 0.5), 4),
+        (61, 1, HostMemory(transfer=0), 1),
+    ],
 )
 def test_it_runs_as_often_as_the_plan_says(
     length: int, checkpoints: int, storage: HostMemory, block_size: int

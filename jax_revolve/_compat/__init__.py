@@ -35,6 +35,7 @@ from jax_revolve._compat.jaxprs import Result as Result
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
 from jax_revolve._compat.jaxprs import dependence as dependence
 from jax_revolve._compat.jaxprs import filled_with_a_number as filled_with_a_number
+from jax_revolve._compat.jaxprs import function_of as function_of
 from jax_revolve._compat.jaxprs import has_convolution as has_convolution
 from jax_revolve._compat.jaxprs import has_custom_jvp as has_custom_jvp
 from jax_revolve._compat.jaxprs import has_custom_vjp as has_custom_vjp
@@ -48,8 +49,8 @@ from jax_revolve._compat.jaxprs import run_equation as run_equation
 from jax_revolve._compat.jaxprs import variables as variables
 from jax_revolve._compat.jaxprs import varying_variables as varying_variables
 from jax_revolve._compat.jaxprs import with_equations as with_equations
+from jax_revolve._compat.jaxprs import with_functions as with_functions
 from jax_revolve._compat.jaxprs import with_outputs as with_outputs
-from jax_revolve._compat.jaxprs import with_params as with_params
 from jax_revolve._compat.jaxprs import without_consts as without_consts
 from jax_revolve._compat.jaxprs import without_dead_code as without_dead_code
 from jax_revolve._compat.loops import LoopEquation as LoopEquation
@@ -62,8 +63,9 @@ from jax_revolve._compat.memories import is_on_host as is_on_host
 from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
+from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
-from jax_revolve._compat.primitives import define_jvp as define_jvp
+from jax_revolve._compat.primitives import define_derivative as define_derivative
 from jax_revolve._compat.primitives import new_primitive as new_primitive
 from jax_revolve._compat.values import AbstractValue as AbstractValue
 from jax_revolve._compat.values import SymbolicZero as SymbolicZero

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend.core import jaxpr_as_fun
 
-from jax_revolve._compat.jaxprs import has_loop, is_literal
+from jax_revolve._compat.jaxprs import function_of, has_loop, is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
 from jax_revolve._compat.values import is_array_type, varying_axes, with_weak_type, zeros
 
@@ -26,11 +26,12 @@ _INNER = {
     "shard_map": ("jaxpr",),
     "scan": ("jaxpr",),
     "while": ("body_jaxpr",),
-    "checkpointed_loop": ("jaxpr",),
-    "checkpointed_segment": ("jaxpr",),
 }
 """The parameters of equations that hold what is differentiated along with them. Conditions are not,
 nor are functions with a derivative rule of their own: of those the rule is looked into."""
+
+_FUNCTIONS = ("checkpointed_loop", "checkpointed_segment")
+"""This library's equations that are differentiated: `function_of` holds the jaxpr."""
 
 _RECOMPUTED = ("remat2", "checkpointed_segment")
 """Equations that are run again when they are transposed."""
@@ -68,6 +69,8 @@ def inner_programs(eqn: Any, enclosing: Sequence[Any]) -> list[Any]:
     """The jaxprs that an equation runs, as far as they are differentiated."""
     if has_rule(eqn):
         return [_derivative(eqn, enclosing)]
+    if eqn.primitive.name in _FUNCTIONS:
+        return [function_of(eqn).jaxpr]
     values = [eqn.params[name] for name in _INNER.get(eqn.primitive.name, ())]
     return [p for value in values for p in (value if isinstance(value, tuple) else (value,))]
 
@@ -76,6 +79,9 @@ def with_inner_programs(eqn: Any, programs: Sequence[Any], enclosing: Sequence[A
     """The equation with others for its `inner_programs`."""
     if has_rule(eqn):
         return call_in_place(_with_derivative(eqn, programs[0]), eqn, enclosing)
+    if eqn.primitive.name in _FUNCTIONS:
+        function = function_of(eqn)._replace(jaxpr=programs[0])
+        return eqn.replace(params={**eqn.params, "function": function})
     rest = iter(programs)
     changed = {
         name: tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest)

@@ -49,18 +49,10 @@ def results_in(closed: ClosedJaxpr) -> list[Result]:
     ]
 
 
-def dependence(
-    fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]
-) -> Callable[[Sequence[bool] | None], tuple[bool, ...]]:
-    """Traces `fun(inputs)`, and tells for a mask of its results, or for all of them, which inputs
-    they depend on."""
+def dependence(fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> tuple[bool, ...]:
+    """Which inputs `fun(inputs)` depends on. Nothing is computed."""
     jaxpr = jax.make_jaxpr(fun)(inputs).jaxpr
-
-    def used(wanted: Sequence[bool] | None) -> tuple[bool, ...]:
-        results = [True] * len(jaxpr.outvars) if wanted is None else list(wanted)
-        return tuple(pe.dce_jaxpr(jaxpr, results)[1])
-
-    return used
+    return tuple(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -138,7 +130,14 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 def inner_jaxprs(eqn: Any) -> list[ClosedJaxpr]:
     """The jaxprs among the parameters of an equation, which it runs."""
-    return [p for p in eqn.params.values() if hasattr(p, "eqns")]
+    values = [*eqn.params.values(), *(function_of(eqn) or ())]
+    return [value for value in values if hasattr(value, "eqns")]
+
+
+def function_of(eqn: Any) -> Any:
+    """What an equation of this library's computes, a tuple that begins with a jaxpr; `None` for
+    JAX's own equations."""
+    return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
 
 
 def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
@@ -201,29 +200,27 @@ def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
     return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
 
 
-Change = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""The name of a primitive and its parameters to others."""
-
-
-def with_params(jaxpr: Any, change: Change) -> Any:
-    """The same jaxpr, open or closed, if `change` leaves the parameters of all equations in it as
-    they are, however deep, and else one with the changed ones."""
-    eqns = [_with_params(eqn, change) for eqn in jaxpr.eqns]
+def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
+    """The jaxpr, open or closed, with each `function_of` an equation in it changed, however deep.
+    The same one if nothing changes."""
+    eqns = [_with_functions(eqn, change) for eqn in jaxpr.eqns]
     if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
         return jaxpr
     return with_equations(jaxpr, eqns)
 
 
-def _with_params(eqn: Any, change: Change) -> Any:
+def _with_functions(eqn: Any, change: Callable[[Any], Any]) -> Any:
     def inside(value: Any) -> Any:
         if hasattr(value, "eqns"):
-            return with_params(value, change)
-        if type(value) is tuple:
+            return with_functions(value, change)
+        if isinstance(value, tuple):
             new = tuple(map(inside, value))
-            return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+            if any(a is not b for a, b in zip(new, value, strict=True)):
+                return new if type(value) is tuple else type(value)(*new)
         return value
 
-    inner = {name: inside(value) for name, value in eqn.params.items()}
-    params = change(eqn.primitive.name, inner)
+    params = {name: inside(value) for name, value in eqn.params.items()}
+    if function_of(eqn) is not None:
+        params["function"] = change(params["function"])
     same = all(params[name] is value for name, value in eqn.params.items())
     return eqn if same else eqn.replace(params=params)

@@ -57,10 +57,7 @@ def new_primitive(
         return call_jaxpr(without_dead_code(traced))(*operands)
 
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
-    if jvp is not None:
-        define_jvp(primitive, jvp)
-    if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
+    define_derivative(primitive, jvp, transpose)
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:
@@ -71,9 +68,14 @@ def new_primitive(
     return primitive
 
 
-def define_jvp(primitive: Primitive, jvp: Callable[..., Any]) -> None:
-    """Give a primitive a derivative rule."""
-    ad.primitive_jvps[primitive] = jvp
+def define_derivative(
+    primitive: Primitive, jvp: Callable[..., Any] | None, transpose: Callable[..., Any] | None
+) -> None:
+    """Give a primitive its rules for derivatives, which may need the primitive itself."""
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = transpose
 
 
 Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str, Any]]]

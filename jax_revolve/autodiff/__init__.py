@@ -1,11 +1,13 @@
 """A loop as JAX primitives: what each transformation makes of it.
 
-The transformation picks the engine, never the caller. Begin with `primitive`, whose rules say which
+The transformation picks the engine, never the caller. Begin with `family`, whose rules say what
 runs when; the list in its docstring is the plan of this room.
 
+- `family`: a function, the function with its tangents, and its tangents alone as primitives: the
+  rules that loops share with the segments of `layers`.
 - `loop_primitive`: the primitive that stands for a whole loop, with its rules but for derivatives.
-- `primitive`: its derivative. A `jvp` runs the loop once with primals and tangents; partial
-  evaluation splits it into a forward sweep, which stores checkpoints, and a linear part.
+- `primitive`: its derivatives, what is particular to loops. Partial evaluation splits a `jvp` into
+  a forward sweep, which stores checkpoints, and a linear part.
 - `forward_sweep`: the forward sweep as a primitive, so that it can be differentiated again.
 - `sweeps`: the reverse sweep, which transposes the linear part, with a derivative of its own.
 - `sizes`: what checkpoints and residuals take, from which a request for a plan is answered.

@@ -8,100 +8,82 @@ body of a `lax.scan` that is linearized: up to 0.10 JAX looks there for what is 
 step by partial evaluation, which takes such functions apart.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 
 from jax_revolve import _compat
-from jax_revolve._compat import as_array, results_of, with_weak_type
-from jax_revolve.autodiff.loop_primitive import as_loop, jvp_of_nonzero
-from jax_revolve.engine.offline import after_all_steps, run_forward_offline
-from jax_revolve.engine.online import after_unknown_steps, run_forward_online
+from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr, results_of, with_weak_type
+from jax_revolve.autodiff.family import Flat, jvp_of_nonzero
+from jax_revolve.autodiff.loop_primitive import as_loop
+from jax_revolve.engine.offline import run_forward_offline
+from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Held
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.activity import Activity
 from jax_revolve.step.batching import batched_dims, vmap_over
-from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
+from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, restart_of, substitute
 from jax_revolve.step.once import once
 from jax_revolve.step.primal_half import with_primal_half
 from jax_revolve.step.steps import Steps
-from jax_revolve.storage.stores import buffers_of
 
-Run = Callable[..., Sequence[Any]]
+Run = Callable[..., Flat]
 
 Vmaps = tuple[tuple[Any, tuple[Any, ...]], ...]
 """The axes that a sweep is mapped over, the innermost first, each with the operands' dimensions."""
 
 
-def run_forward_sweep(
-    loop: Loop, activity: Activity, restart: Mask, operands: Sequence[Any]
-) -> tuple[Sequence[Any], Sequence[Any]]:
+def run_forward_sweep(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Held]:
     """The loop's results, and what it holds for the reverse sweep."""
     operands = [as_array(x) for x in operands]
-    num_results = len(loop.output_types)
-    keep_ys = (True,) * (num_results - loop.num_carry)
-    params = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": ()}
-    params |= loop.params()
-    flat = _bind(operands, _types(operands, **params), params)
-    return flat[:num_results], flat[num_results:]
+    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
+    params = {"function": loop, "activity": activity, "keep_ys": keep_ys}
+    traced, treedef = _traced(*operands, **params)
+    flat = _bind(operands, tuple(traced.out_avals), vmaps=(), **params)
+    return jax.tree.unflatten(treedef, flat)
 
 
-def held_by(loop: Loop, plan: AnyPlan, restart: Mask, values: Sequence[Any]) -> Held:
-    """What the sweep holds, from the flat values."""
-    if loop.condition is None:
-        size, values = sum(restart), list(values)
-        slots, rest = values[:size], values[size:]
-        if not isinstance(plan, TwoLevelPlan):
-            return after_all_steps(plan, slots, rest)
-        start, rest = rest[:size], rest[size:]
-        last = buffers_of(plan.storage, size)
-        return after_all_steps(plan, slots, rest[last:], start, rest[:last])
-    if isinstance(plan, TwoLevelPlan):
-        *stores, steps = values
-        return after_unknown_steps(plan, stores, steps)
-    *slots, positions, places, top, steps = values
-    return Held(slots, positions, places, top, steps, None)
+def _traced(
+    *operands: Any, function: Loop, activity: Activity, keep_ys: tuple[bool, ...]
+) -> tuple[ClosedJaxpr, Any]:
+    """The sweep as it is run, and the structure of its results and what it holds."""
+
+    def trace() -> tuple[ClosedJaxpr, Any]:
+        run = partial(_run, function=function, activity=activity, keep_ys=keep_ys)
+        traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
+        return traced, jax.tree.structure(shape)
+
+    key = ("forward sweep", activity, keep_ys, *map(jax.typeof, operands))
+    return once(function, key, trace)
 
 
 def _run(
-    loop: Loop,
-    activity: Activity,
-    restart: Mask,
-    operands: Sequence[Any],
-    keep_ys: tuple[bool, ...],
-) -> tuple[list[Any], list[Any]]:
-    plan = plan_of(loop)
-    steps = Steps.of(loop, restart, loop.operands(operands))
-    if loop.condition is None:
+    *operands: Any, function: Loop, activity: Activity, keep_ys: tuple[bool, ...]
+) -> tuple[list[Any], Held]:
+    plan = plan_of(function)
+    steps = Steps.of(function, restart_of(function), function.operands(operands))
+    if function.condition is None:
         results, held = run_forward_offline(steps, plan, activity, keep_ys)
-        parts = (held.slots, held.start, held.stores, held.tape)
-        return results, [value for part in parts for value in part or []]
-    results, held = run_forward_online(steps, plan)
-    if held.stores is not None:
-        return results, [*held.stores, held.steps]
-    return results, [*held.slots, held.positions, held.slot_index, held.top, held.steps]
+    else:
+        results, held = run_forward_online(steps, plan)
+    types = _kept(function, keep_ys, function.output_types)
+    return list(map(with_weak_type, results, types)), held
 
 
-def _sweep(
-    *operands: Any, activity: Activity, restart: Mask, keep_ys: tuple[bool, ...], **params: Any
-) -> Sequence[Any]:
-    loop = Loop(**params)
-    results, held = _run(loop, activity, restart, operands, keep_ys)
-    return [*map(with_weak_type, results, _kept(loop, keep_ys, loop.output_types)), *held]
+def _sweep(*operands: Any, **params: Any) -> Flat:
+    operands = tuple(map(as_array, operands))
+    traced, _ = _traced(*operands, **params)
+    return call_jaxpr(traced)(*operands)
 
 
-def _bind(operands: Sequence[Any], types: tuple[Any, ...], params: dict[str, Any]) -> Any:
+def _bind(operands: Flat, types: tuple[Any, ...], **params: Any) -> Flat:
     moves = _compat.moves_of(types)
     return forward_sweep_p.bind(*operands, types=types, moves=moves, **params)
 
 
-def _implementation(
-    *operands: Any, vmaps: Vmaps, types: Any, moves: Any, **params: Any
-) -> Sequence[Any]:
+def _implementation(*operands: Any, vmaps: Vmaps, types: Any, moves: Any, **params: Any) -> Flat:
     del types, moves
     return _mapped(partial(_sweep, **params), vmaps)(*operands)
 
@@ -112,46 +94,38 @@ def _mapped(run: Run, vmaps: Vmaps) -> Run:
     return run
 
 
-def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Sequence[Any]:
+def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Flat:
     return vmap_over(axis, run, dims, batched_dims(axis, run, operands, dims))(*operands)
 
 
-def _types(operands: Sequence[Any], **params: Any) -> tuple[Any, ...]:
-    results = results_of(lambda: _implementation(*operands, types=None, moves=None, **params))
-    return tuple(result.aval for result in results)
-
-
-def _output_types(*_: Any, types: Any, moves: Any, **params: Any) -> Any:
-    del moves
-    return types, _loop(params).effects
+def _output_types(*_: Any, function: Loop, types: Any, **__: Any) -> Any:
+    return types, function.effects
 
 
 def _jvp(
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
+    primals: Flat,
+    tangents: Flat,
+    function: Loop,
     activity: Activity,
-    restart: Mask,
     keep_ys: tuple[bool, ...],
     vmaps: Vmaps,
     types: Any,
     moves: Any,
-    **params: Any,
 ) -> Any:
     """The results' derivative is that of the loop primitive. What is held has none: the reverse
     sweep's result depends on the operands and cotangents alone, the slots only make it cheap."""
     del moves
-    loop = Loop(**params)
+    half = with_primal_half(function, activity)
 
-    def loop_itself(*operands: Any) -> Sequence[Any]:
-        half = with_primal_half(loop, activity)
+    def loop_itself(*operands: Any) -> Flat:
         results = as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
-        return _kept(loop, keep_ys, results)
+        return _kept(function, keep_ys, results)
 
     run = _mapped(loop_itself, vmaps)
     results, results_dot = jvp_of_nonzero(lambda flat: run(*flat), primals, tangents)
-    rest = {"activity": activity, "restart": restart, "keep_ys": keep_ys, "vmaps": vmaps}
-    rest |= replace(loop, progress=None).params()  # the results' loop shows it
-    held = _bind(primals, types, rest)[len(results) :]
+    silent = function._replace(progress=None)  # the results' loop shows it
+    params = {"function": silent, "activity": activity, "keep_ys": keep_ys, "vmaps": vmaps}
+    held = _bind(primals, types, **params)[len(results) :]
     zeros = [_compat.symbolic_zero(t) for t in types]
     dots = [
         dot if is_inexact(result) else zero
@@ -162,44 +136,52 @@ def _jvp(
 
 def _batch(
     axis: Any,
-    operands: Sequence[Any],
-    dims: Sequence[Any],
+    operands: Flat,
+    dims: Flat,
+    function: Loop,
+    activity: Activity,
+    keep_ys: tuple[bool, ...],
     vmaps: Vmaps,
     types: Any,
     moves: Any,
-    **params: Any,
 ) -> Any:
     del types, moves
+    params = {"function": function, "activity": activity, "keep_ys": keep_ys}
     operands = [as_array(x) for x in operands]
     run = _mapped(partial(_sweep, **params), vmaps)
-    params["vmaps"] = (*vmaps, (axis, tuple(dims)))
+    mapped = (*vmaps, (axis, tuple(dims)))
 
     def find() -> tuple[list[Any], tuple[Any, ...]]:
-        return batched_dims(axis, run, operands, dims), _types(operands, **params)
+        results = results_of(lambda: _mapped(partial(_sweep, **params), mapped)(*operands))
+        dims_out = batched_dims(axis, run, operands, dims)
+        return dims_out, tuple(result.aval for result in results)
 
-    key = (*map(jax.typeof, operands), *(params[name] for name in _OWN))
-    dims_out, types = once(_loop(params), ("batched forward sweep", *key), find)
-    return _bind(operands, types, params), dims_out
+    key = ("batched forward sweep", activity, keep_ys, mapped, *map(jax.typeof, operands))
+    dims_out, types = once(function, key, find)
+    return _bind(operands, types, vmaps=mapped, **params), dims_out
 
 
-def _prune(used: list[bool], *, keep_ys: tuple[bool, ...], types: Any, **params: Any) -> Any:
-    num_carry, num_ys = params["num_carry"], sum(keep_ys)
+def _prune(
+    used: list[bool],
+    function: Loop,
+    activity: Activity,
+    keep_ys: tuple[bool, ...],
+    types: Any,
+    **params: Any,
+) -> Any:
+    num_carry, num_ys = function.num_carry, sum(keep_ys)
     used_ys = used[num_carry : num_carry + num_ys]
     kept = [*[True] * num_carry, *used_ys, *[True] * (len(used) - num_carry - num_ys)]
-    keep_ys = tuple(substitute(keep_ys, keep_ys, used_ys))
-    operands = [True] * len(params["activity"].operands)
-    return kept, operands, {**params, "keep_ys": keep_ys, "types": tuple(pick(types, kept))}
+    params |= {
+        "function": function,
+        "activity": activity,
+        "keep_ys": tuple(substitute(keep_ys, keep_ys, used_ys)),
+        "types": tuple(pick(types, kept)),
+    }
+    return kept, [True] * len(activity.operands), params
 
 
-_OWN = ("activity", "restart", "keep_ys", "vmaps")
-"""The parameters that are not the loop's."""
-
-
-def _loop(params: dict[str, Any]) -> Loop:
-    return Loop(**{name: value for name, value in params.items() if name not in _OWN})
-
-
-def _kept(loop: Loop, keep_ys: tuple[bool, ...], results: Sequence[Any]) -> list[Any]:
+def _kept(loop: Loop, keep_ys: tuple[bool, ...], results: Flat) -> list[Any]:
     carry, ys = loop.results(results)
     return [*carry, *pick(ys, keep_ys)]
 

@@ -1,7 +1,6 @@
 """The loop primitive, which stands for a whole loop; its derivative is in `primitive`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,14 +10,13 @@ from jax import lax
 
 from jax_revolve import _compat
 from jax_revolve._compat import LoopEquation
+from jax_revolve.autodiff.family import Flat, function_types
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.step.batching import batched_dims, vmap_over
 from jax_revolve.step.dead_code import known_part, prune_loop
 from jax_revolve.step.examples import run_examples
-from jax_revolve.step.loop import Loop, pick, substitute
-from jax_revolve.step.once import batch_once
-
-Flat = Sequence[Any]
+from jax_revolve.step.loop import Loop
+from jax_revolve.step.once import Batched, batch_once
 
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
@@ -32,7 +30,7 @@ def run_loop(loop: Loop, operands: list[Any]) -> Flat:
     if loop.length == 0:
         inputs = loop.operands(operands)
         return run_plain(loop, inputs) if loop.condition is None else inputs.carry
-    return loop_p.bind(*operands, **loop.params())
+    return loop_p.bind(*operands, function=loop)
 
 
 def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
@@ -62,70 +60,39 @@ def as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
         return run_loop(Loop.of(equation, loop.length, loop.plan, loop.progress), operands)
 
     length = None if loop.condition is not None else loop.length
-    bare = replace(loop, length=length, progress=None)
+    bare = loop._replace(length=length, progress=None)
     return _compat.run_around_loop(lambda: fun(bare), run)
-
-
-def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
-    """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
-    mask = [not _compat.is_zero(t) for t in tangents]
-    return jax.jvp(
-        lambda chosen: run(substitute(primals, mask, chosen)),
-        (pick(primals, mask),),
-        (pick(tangents, mask),),
-    )
 
 
 # Its rules
 
 
-def _run_loop(*operands: Any, **params: Any) -> Flat:
-    loop = Loop(**params)
-    return run_plain(loop, loop.operands(operands))
+def _run_loop(*operands: Any, function: Loop) -> Flat:
+    return run_plain(function, function.operands(operands))
 
 
-def loop_types(*_: Any, **params: Any) -> Any:
-    return params["output_types"], Loop(**params).effects
-
-
-def batch_loop(axis: Any, operands: Flat, dims: Flat, **params: Any) -> Any:
-    loop = Loop(**params)
-
+def batch_loop(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
     def run(loop: Loop, *operands: Any) -> Flat:
         inputs = loop.operands(operands)
         if loop.condition is None:
             return run_plain(loop, inputs)
         return run_examples(loop, inputs)
 
-    def batch_loop_once(*operands: Any) -> Any:
-        dims_out = batched_dims(axis, partial(run, loop), operands, dims)
+    def batch_loop_once(*operands: Any) -> Batched:
+        dims_out = batched_dims(axis, partial(run, function), operands, dims)
         results = as_loop(
-            loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+            function, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
         )
         return results, dims_out
 
-    return batch_once(loop, axis, batch_loop_once, operands, dims)
-
-
-def _transpose_loop(cotangents: Flat, *operands: Any, **params: Any) -> Flat:
-    linear = [_compat.is_linear_input(x) for x in operands]
-    types = [x.aval for x in pick(operands, linear)]
-    cotangents = [_compat.instantiate(ct) for ct in cotangents]
-
-    def run(chosen: Flat) -> Flat:
-        return loop_p.bind(*substitute(operands, linear, chosen), **params)
-
-    # A linear function is its own derivative, at zero as anywhere.
-    _, transposed = jax.vjp(run, [_compat.zeros(t) for t in types])
-    return substitute([None] * len(operands), linear, transposed(cotangents)[0])
+    return batch_once(function, (axis,), batch_loop_once, operands, dims)
 
 
 loop_p = _compat.new_primitive(
     "checkpointed_loop",
     implementation=_run_loop,
-    output_types=loop_types,
+    output_types=function_types,
     batch=batch_loop,
-    transpose=_transpose_loop,
     prune=prune_loop,
     known=known_part,
 )

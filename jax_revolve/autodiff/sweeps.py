@@ -11,35 +11,30 @@ from typing import Any
 import jax
 
 from jax_revolve import _compat
-from jax_revolve.autodiff.forward_sweep import held_by
-from jax_revolve.autodiff.loop_primitive import Flat, jvp_of_nonzero
+from jax_revolve.autodiff.family import Flat, jvp_of_nonzero
 from jax_revolve.engine.nested import pull_back_nested
+from jax_revolve.engine.offline import after_all_steps
+from jax_revolve.engine.online import after_unknown_steps
 from jax_revolve.engine.reverse import run_reverse
-from jax_revolve.step.activity import Activity, Mask
-from jax_revolve.step.loop import Loop, Operands, pick, plan_of
+from jax_revolve.engine.slots import Held
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Loop, Operands, pick, plan_of, restart_of
 from jax_revolve.step.pullback import Cotangents
 from jax_revolve.step.steps import Steps
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def reverse_sweep(
-    loop: Loop,
-    activity: Activity,
-    restart: Mask,
-    operands: Flat,
-    held: Flat,
-    cotangents: Cotangents,
+    loop: Loop, activity: Activity, operands: Flat, held: Held, cotangents: Cotangents
 ) -> Flat:
     """The cotangents of the differentiated operands, from those of the active results."""
     with jax.disable_jit(False):  # as primitives are: see `new_primitive`
-        return _compiled_reverse(loop, activity, restart, operands, held, cotangents)
+        return _compiled_reverse(loop, activity, operands, held, cotangents)
 
 
 @partial(reverse_sweep.defjvp, symbolic_zeros=True)
-def _reverse_sweep_jvp(
-    loop: Loop, activity: Activity, restart: Mask, primals: Any, tangents: Any
-) -> Any:
-    del restart
+def _reverse_sweep_jvp(loop: Loop, activity: Activity, primals: Any, tangents: Any) -> Any:
     if loop.length is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop, but is None: "
@@ -59,20 +54,22 @@ def _reverse_sweep_jvp(
     return jvp_of_nonzero(pull_back, inputs, [*operands_dot, *jax.tree.leaves(cotangents_dot)])
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1))
 def _compiled_reverse(
-    loop: Loop,
-    activity: Activity,
-    restart: Mask,
-    operands: Flat,
-    held: list[Any],
-    cotangents: Cotangents,
+    loop: Loop, activity: Activity, operands: Flat, held: Held, cotangents: Cotangents
 ) -> Flat:
     plan = plan_of(loop)
-    steps = Steps.of(loop.run_again(), restart, loop.operands(operands))
-    result = run_reverse(steps, plan, activity, held_by(loop, plan, restart, held), cotangents)
+    steps = Steps.of(loop.run_again(), restart_of(loop), loop.operands(operands))
+    result = run_reverse(steps, plan, activity, _with_stack(plan, held), cotangents)
     types = [_compat.tangent_type(x) for x in pick(operands, activity.operands)]
     return list(map(_compat.with_weak_type, _flat(result), types))
+
+
+def _with_stack(plan: AnyPlan, held: Held) -> Held:
+    """What is held, with what the plan tells of it."""
+    if held.steps is None:
+        return after_all_steps(plan, held)
+    return after_unknown_steps(plan, held) if held.positions is None else held
 
 
 def check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:

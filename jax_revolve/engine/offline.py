@@ -39,11 +39,11 @@ def run_forward_offline(
         progress, stores = _write_and_advance(steps, plan, keep_ys, bar, progress)
         start = pick(progress[0], steps.restart)
     progress, slots = _store_and_advance(steps, plan, keep_ys, bar, progress)
-    tape: Buffers = []
+    tape = None
     if tapes_the_last_block(plan):
         progress, tape = _tape_the_last_block(steps, plan, activity, keep_ys, bar, progress)
     carry, ys = progress
-    return [*carry, *ys], after_all_steps(plan, slots, tape, start, stores)
+    return [*carry, *ys], Held(slots, None, None, None, None, tape, start, stores)
 
 
 def _store_and_advance(
@@ -96,7 +96,7 @@ def _advance_through(
         carry, ys = progress
         _, *inputs = steps.inputs(carry, i)
         carry, y = loop.step(steps.operands.consts, *inputs)
-        return carry, write(ys, pick(y, keep_ys), loop.index(i))
+        return carry, write(ys, pick(y, keep_ys), loop.entry(i))
 
     def keep_and_advance(
         bar: Bar, number: jax.Array, state: tuple[CarryAndYs, list[Any]]
@@ -140,7 +140,7 @@ def _tape_the_last_block(
         (carry, ys), entries = state
         _, *inputs = steps.inputs(carry, first + i)
         carry, y, stored = tape.run(*inputs)
-        ys = write(ys, pick(y, keep_ys), steps.loop.index(first + i))
+        ys = write(ys, pick(y, keep_ys), steps.loop.entry(first + i))
         return (carry, ys), write(entries, stored, i)
 
     # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
@@ -148,20 +148,13 @@ def _tape_the_last_block(
     return bar.fori_loop(0, plan.length - first, record, (progress, entries), before=first)
 
 
-def after_all_steps(
-    plan: AnyPlan,
-    slots: list[Any],
-    tape: Buffers,
-    start: list[Any] | None = None,
-    stores: Buffers | None = None,
-) -> Held:
+def after_all_steps(plan: AnyPlan, held: Held) -> Held:
     """The stack after a loop of known length: all but the carries and the tape is in the plan."""
     starts, _ = _first_advances(plan)
     positions = np.zeros(slots_used(plan), np.int32)
     positions[: len(starts)] = starts
     top = jnp.int32(max(len(starts) - 1, 0))
-    taped = tape if tapes_the_last_block(plan) else None
-    return Held(slots, jnp.asarray(positions), None, top, plan.length, taped, start, stores)
+    return held._replace(positions=jnp.asarray(positions), top=top, steps=plan.length)
 
 
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,6 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick
 from jax_revolve.step.steps import Steps
-from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
@@ -83,6 +82,8 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         ((due, progress), keeping.begin(checkpoint)),
     )
     count, _, carry = progress
+    if held.stores is not None:
+        held = held._replace(positions=None, top=None)
     return carry, held._replace(steps=count)
 
 
@@ -130,9 +131,9 @@ class _InStorage:
 
     def begin(self, checkpoint: list[Any]) -> Held:
         count = len(self._plan.stores) + 1
-        return after_unknown_steps(
-            self._plan, in_storage(self._plan.storage, checkpoint, count), jnp.int32(0)
-        )._replace(top=jnp.int32(-1))
+        stores = in_storage(self._plan.storage, checkpoint, count)
+        none = Held([], None, None, None, jnp.int32(0), None, stores=stores)
+        return after_unknown_steps(self._plan, none)._replace(top=jnp.int32(-1))
 
     def keep(
         self, held: Held, checkpoint: list[Any], position: jax.Array
@@ -144,10 +145,9 @@ class _InStorage:
         return held._replace(stores=stores, top=top), starts[top + 1]
 
 
-def after_unknown_steps(plan: TwoLevelPlan, stores: Buffers, steps: jax.Array) -> Held:
-    """What is held after a loop that stopped by itself: nothing but what the storage has."""
-    positions = jnp.zeros(plan.checkpoints, jnp.int32)
-    return Held([], positions, None, jnp.int32(0), steps, None, stores=stores)
+def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
+    """The stack after a loop that stopped by itself, where all is in the storage: an empty one."""
+    return held._replace(positions=jnp.zeros(plan.checkpoints, jnp.int32), top=jnp.int32(0))
 
 
 def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:

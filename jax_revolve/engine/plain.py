@@ -64,7 +64,7 @@ def _scan_in_chunks(loop: Loop, operands: Operands) -> list[Any]:
     def steps(first: Any, count: int, progress: Any) -> Any:
         carry, ys = progress
         for i in range(count):
-            at = loop.index(first + i)
+            at = loop.entry(first + i)
             carry, y = loop.step(consts, carry, read(xs, at))
             ys = write(ys, y, at)
         return carry, ys

@@ -78,7 +78,7 @@ class _OneByOne:
         """From the cotangents after a step, where a checkpoint is given, to those before it."""
         del bar
         gradient, tape = reversal
-        carry, at = self._steps.whole(restarted), self._steps.loop.index(step)
+        carry, at = self._steps.whole(restarted), self._steps.loop.entry(step)
         ct = pull_back_step(
             self._steps.step_from(carry),
             self._activity,
@@ -256,18 +256,20 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     values between memories outside of them alone.
     """
     traced = jax.make_jaxpr(residuals)()
+    outvars = traced.jaxpr.outvars
     if any(map(is_host_type, traced.out_avals)):
-        return residuals()
+        return with_outputs(traced, outvars)([])
     results, filled = results_in(traced), filled_with_a_number(traced)
-    outside = with_outputs(traced, pick(traced.jaxpr.outvars, filled), effects=False)([])
+    outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
+    run = partial(with_outputs(traced, pick(outvars, computed)), [])
 
     def branch() -> list[Any]:
         def other() -> list[Any]:
             return [zeros(r.aval) for r in pick(results, computed)]
 
-        return lax.cond(always, lambda: pick(residuals(), computed), other)
+        return lax.cond(always, run, other)
 
-    values = lax.platform_dependent(cpu=branch, default=lambda: pick(residuals(), computed))
+    values = lax.platform_dependent(cpu=branch, default=run)
     return substitute(passed_on, computed, values)

@@ -45,14 +45,18 @@ class Held(NamedTuple):
     the number of steps that ran. `tape` holds the residuals of the last block, if the forward sweep
     knew which block is the last.
 
+    On its way from one sweep to the other it is a pytree. What the plan tells is then left out:
+    positions, top and steps are `None` after a loop of known length, positions and top where all
+    checkpoints are in a storage.
+
     With a storage, `stores` are its buffers, and level 0 is `start` instead of the initial carry.
     """
 
     slots: list[Any]
-    positions: jax.Array
+    positions: Any
     slot_index: jax.Array | None
-    top: jax.Array
-    steps: jax.Array | int
+    top: Any
+    steps: Any
     tape: Buffers | None
     start: list[Any] | None = None
     stores: Buffers | None = None

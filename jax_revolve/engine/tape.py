@@ -124,7 +124,7 @@ class Tape:
         def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
             gradient, kept = state
             entry = count - 1 - i
-            at = steps.loop.index(start + entry)
+            at = steps.loop.entry(start + entry)
             residuals = self._put_together(read(stored, entry), read(self._xs, at), same)
             ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
             flat, new = weights.of_step([*residuals, *gradient.carry, *ct_y])

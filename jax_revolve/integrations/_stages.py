@@ -16,7 +16,6 @@ values have kernels of their own. Explicit solvers run the conditional before th
 ones after it. Together, this makes the gradient of a Tsit5 solve a third faster.
 """
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -91,7 +90,7 @@ def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list
     loop = Loop.of(equation, count, None)
     consts, init, _ = loop.operands(operands)
     keep = has_custom_jvp(loop.jaxpr)
-    quicker = replace(loop, jaxpr=_in_fewer_kernels(loop))
+    quicker = loop._replace(jaxpr=_in_fewer_kernels(loop))
 
     def stage(carry: list[Any]) -> list[Any]:
         return quicker.step(consts, carry, [])[0]

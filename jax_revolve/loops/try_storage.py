@@ -29,7 +29,7 @@ def try_storage(wanted: AnyPlan | Request | None) -> None:
     storage = None if wanted is None else wanted.storage
     if isinstance(storage, Disk):
         check_directory(storage.directory)
-    elif storage is not None:
+    elif isinstance(storage, HostMemory):
         check_host_memory(default_device().platform)
 
 

@@ -29,7 +29,7 @@ def _replace(eqn: Any, index: int, place: Location, replacements: Replacements) 
         return _compat.call_in_place(_without_a_bound(eqn, place), eqn, place.enclosing)
     loop = replacement.loop(eqn)
     if loop.condition is None or loop.length is None:
-        return eqn.replace(primitive=loop_p, params=loop.params())
+        return eqn.replace(primitive=loop_p, params={"function": loop})
 
     def run(*operands: Any) -> Any:
         results = run_loop(loop, list(operands))

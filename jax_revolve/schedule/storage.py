@@ -99,11 +99,13 @@ class Disk:
 Storage: TypeAlias = HostMemory | Disk
 """A second level of checkpoints, in addition to the device."""
 
+STORAGES = (HostMemory, Disk)
+
 AnyStorage = TypeVar("AnyStorage", bound=Storage)
 
 
 def check_storage(
-    storage: object, types: tuple[type, ...] = (type(None), HostMemory, Disk)
+    storage: object, types: tuple[type, ...] = (type(None), *STORAGES)
 ) -> Storage | None:
     if isinstance(storage, types):
         return storage  # pyright: ignore[reportReturnType]

@@ -19,7 +19,7 @@ from jax_revolve.schedule.actions import (
 )
 from jax_revolve.schedule.multistage import Move
 from jax_revolve.schedule.plan import Plan, Reversal
-from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
+from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_storage
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TwoLevelPlan(Reversal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_storage(self.storage, (HostMemory, Disk))
+        check_storage(self.storage, STORAGES)
         if self.storage.memory is not None:
             raise ValueError(
                 f"memory of the storage must be None, but is {self.storage.memory}: how many "

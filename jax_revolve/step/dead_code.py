@@ -1,36 +1,33 @@
 """The part of a loop whose results are used, and the part that depends on known operands."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jax_revolve._compat import ClosedJaxpr, pruned
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, pick
 
+Part = tuple[Mask, Mask, dict[str, Any]]
+"""Which results are computed, from which operands, and the parameters of the primitive that does
+it."""
 
-def prune_loop(used: Sequence[bool], **params: Any) -> tuple[Mask, Mask, dict[str, Any]]:
-    """The rule of the loop primitive: which results are kept, which operands they take, and the
-    parameters of the loop that computes them."""
-    loop = Loop(**params)
+
+def prune_loop(used: Sequence[bool], function: Loop) -> Part:
+    """The rule of the loop primitive."""
     if all(used):
-        return tuple(used), (True,) * (loop.num_condition_consts + len(loop.jaxpr.in_avals)), params
-    loop, results, operands = _live(loop, used)
-    return results, operands, loop.params()
+        num_operands = function.num_condition_consts + len(function.jaxpr.in_avals)
+        return tuple(used), (True,) * num_operands, {"function": function}
+    smaller, results, operands = _live(function, used)
+    return results, operands, {"function": smaller}
 
 
-def prune_jvp(
-    used: Sequence[bool], activity: Activity, **params: Any
-) -> tuple[Mask, Mask, dict[str, Any]]:
+def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     """As `prune_loop`, of the loop with its tangents. A result is kept if its tangent is used; a y
     whose tangent is not used has none."""
+    loop = function
     if all(used):
-        return (
-            tuple(used),
-            (True,) * (len(activity.operands) + sum(activity.operands)),
-            {**params, "activity": activity},
-        )
-    loop = Loop(**params)
+        num_operands = len(activity.operands) + sum(activity.operands)
+        return tuple(used), (True,) * num_operands, {"function": loop, "activity": activity}
     active = [i for i, is_active in enumerate(activity.results) if is_active]
     tangents = dict(zip(active, used[len(loop.output_types) :], strict=True))
     either = [u or tangents.get(i, False) for i, u in enumerate(used[: len(activity.results)])]
@@ -49,19 +46,19 @@ def prune_jvp(
     return (
         (*results, *of_tangents),
         (*operands, *pick(operands, activity.operands)),
-        {**smaller.params(), "activity": rest},
+        {"function": smaller, "activity": rest},
     )
 
 
-def known_part(given: Sequence[bool], **params: Any) -> tuple[Mask, Mask, dict[str, Any]]:
-    """Which results depend on given operands alone, which operands they take, and the parameters of
-    the loop that computes them. `lax.scan` computes them, too, where the rest has to wait."""
-    loop = Loop(**params)
-    none = (False,) * len(loop.output_types)
+def known_part(given: Sequence[bool], function: Loop) -> Part:
+    """The results that depend on given operands alone. `lax.scan` computes them, too, where the
+    rest has to wait."""
+    loop = function
+    none = (False,) * len(loop.output_types), (), {"function": loop}
     consts, carry, xs = loop.operands(given)
     of_condition = consts[: loop.num_condition_consts]
     if loop.effects:
-        return none, (), params
+        return none
     while True:
         inputs = [*consts[loop.num_condition_consts :], *carry, *xs]
         now, ys = loop.results([_follows(needs, inputs) for needs in _needs(loop.jaxpr)])
@@ -72,11 +69,11 @@ def known_part(given: Sequence[bool], **params: Any) -> tuple[Mask, Mask, dict[s
     if loop.condition is not None:
         (needs,) = _needs(loop.condition)
         if not _follows(needs, [*of_condition, *carry]):
-            return none, (), params
+            return none
     if not any([*carry, *ys]):
-        return none, (), params
+        return none
     smaller, results, operands = _live(loop, [*carry, *ys])
-    return results, operands, replace(smaller, progress=None).params()
+    return results, operands, {"function": smaller._replace(progress=None)}
 
 
 def _needs(jaxpr: ClosedJaxpr) -> list[list[bool]]:
@@ -109,8 +106,7 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
     if condition is not None:
         condition, _ = pruned(condition, [True], [*[True] * first, *carry])
     results, operands = (*carry, *ys), (*inputs.consts, *carry, *inputs.xs)
-    smaller = replace(
-        loop,
+    smaller = loop._replace(
         jaxpr=jaxpr,
         condition=condition,
         num_consts=sum(inputs.consts),

@@ -1,7 +1,6 @@
 """A loop as data, made from the equation that `lax.scan` or `lax.while_loop` traces."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -15,7 +14,7 @@ from jax_revolve._compat import (
     callback_effects,
     explicit_mesh,
     laid_out,
-    with_params,
+    with_functions,
     without_dead_code,
 )
 from jax_revolve.progress.listener import Progress, when_run_again
@@ -23,10 +22,6 @@ from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 
 T = TypeVar("T")
-
-NAME = "checkpointed_loop"
-"""What the names of all primitives that stand for loops begin with. The parameters of those are the
-fields of a loop, and more."""
 
 Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
 """Consts, carry and one slice of the xs to carry and one slice of the ys."""
@@ -40,8 +35,7 @@ class Operands(NamedTuple):
     xs: list[Any]
 
 
-@dataclass(frozen=True)
-class Loop:
+class Loop(NamedTuple):
     """A loop: what one step computes, how often it runs, and how it is to be reversed.
 
     `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
@@ -52,6 +46,10 @@ class Loop:
     `length` is the most steps that it may run, or `None`. A plan is then for a loop that runs them
     all; there is none for a loop that cannot be reversed. It may be a request for a plan, which is
     chosen when the loop is differentiated: the size of its residuals is not known before.
+
+    A loop is one parameter of the primitives that stand for it. It is a tuple because JAX looks for
+    jaxprs in parameters that are jaxprs or tuples: for the devices and memories that they mention,
+    for constants, and to check them.
     """
 
     jaxpr: ClosedJaxpr
@@ -68,6 +66,8 @@ class Loop:
     plan: AnyPlan | Request | None
     progress: Progress | None = None
     """What the progress of the loop is reported to, once for each sweep over it."""
+    restart: tuple[bool, ...] | None = None
+    """Which leaves of the carry a checkpoint holds, of a loop that is reversed."""
 
     @classmethod
     def of(
@@ -85,12 +85,10 @@ class Loop:
         own = {"jaxpr": without_dead_code(equation.jaxpr), "length": length}
         return cls(**{**equation._asdict(), **own}, plan=plan, progress=progress)
 
-    def params(self) -> dict[str, Any]:
-        """The fields by name, as parameters of a primitive: `Loop(**params)` is the loop again."""
-        params = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.progress is None:
-            del params["progress"]
-        return params
+    def __repr__(self) -> str:
+        """As it stands in the text of a jaxpr: without what there is none of."""
+        fields = (f"{name}={x}" for name, x in self._asdict().items() if x is not None)
+        return f"Loop({', '.join(fields)})"
 
     def operands(self, flat: Sequence[Any]) -> Operands:
         """A flat sequence with one entry per operand, taken apart."""
@@ -121,15 +119,18 @@ class Loop:
         """The loop for steps that have run before: the loops inside report no forward sweep
         again."""
 
-        def change(name: str, params: dict[str, Any]) -> dict[str, Any]:
-            if not name.startswith(NAME) or "progress" not in params:
-                return params
-            return {**params, "progress": when_run_again(params["progress"])}
+        def change(function: Any) -> Any:
+            if not isinstance(function, Loop):
+                return function
+            progress = when_run_again(function.progress)
+            return (
+                function if progress is function.progress else function._replace(progress=progress)
+            )
 
-        condition = self.condition and with_params(self.condition, change)
-        return replace(self, jaxpr=with_params(self.jaxpr, change), condition=condition)
+        condition = self.condition and with_functions(self.condition, change)
+        return self._replace(jaxpr=with_functions(self.jaxpr, change), condition=condition)
 
-    def index(self, step: Any) -> Any:
+    def entry(self, step: Any) -> Any:
         """Where in xs and ys the step that is executed as number `step` reads and writes."""
         return self.steps - 1 - step if self.reverse else step
 
@@ -174,6 +175,12 @@ def plan_of(loop: Loop) -> AnyPlan:
     check_plan(loop)
     assert not isinstance(loop.plan, Request | None)
     return loop.plan
+
+
+def restart_of(loop: Loop) -> tuple[bool, ...]:
+    """Which leaves of the carry a checkpoint holds, once that is known."""
+    assert loop.restart is not None
+    return loop.restart
 
 
 class NoReverseMode(ValueError):

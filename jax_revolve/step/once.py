@@ -1,4 +1,4 @@
-"""What is found out by tracing a loop, once for each loop.
+"""What is found out by tracing a loop or another function, once for each.
 
 JAX traces the step of an outer loop several times. Each trace asks the same questions about the
 loops inside, and each answer traces their steps again. Without a cache, the time would grow
@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import jax
 
 from jax_revolve._compat import ClosedJaxpr, call_jaxpr
-from jax_revolve.step.loop import Loop
 
 T = TypeVar("T")
 Batched = tuple[Sequence[Any], Sequence[Any]]
@@ -20,25 +19,28 @@ Batched = tuple[Sequence[Any], Sequence[Any]]
 _KNOWN: WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
-def once(loop: Loop, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
-    """`find()`, or what it returned before for this very loop and an equal key. It must not return
-    tracers. Threads may find the same at once, for no lock is held while JAX traces; what is stored
-    first is what all of them get from then on."""
-    known = _KNOWN.setdefault(loop.jaxpr, {})
-    # The loop's jaxpr is held weakly, so nothing else may hold it here.
-    key += tuple(value for name, value in loop.params().items() if name != "jaxpr")
+def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
+    """`find()`, or what it returned before for this very function and an equal key. It must not
+    return tracers. Threads may find the same at once, for no lock is held while JAX traces; what is
+    stored first is what all of them get from then on.
+
+    The function is a loop, or another tuple that begins with a jaxpr."""
+    jaxpr, *rest = function
+    known = _KNOWN.setdefault(jaxpr, {})
+    key += tuple(rest)  # without the jaxpr, which is held weakly: nothing else may hold it here
     return known[key] if key in known else known.setdefault(key, find())
 
 
 def batch_once(
-    loop: Loop,
-    axis: Any,
+    function: Any,
+    key: tuple[Hashable, ...],
     rule: Callable[..., Batched],
     operands: Sequence[Any],
     dims: Sequence[Any],
 ) -> Batched:
-    """`rule(*operands)`, a loop's batching rule, which returns results and where they are batched:
-    as a jaxpr, which is evaluated from then on. The rule must close over nothing else."""
+    """`rule(*operands)`, a function's batching rule, which returns results and where they are
+    batched: as a jaxpr, which is evaluated from then on. The rule must close over nothing else but
+    what is in the key, the axis above all."""
 
     def trace() -> tuple[ClosedJaxpr, list[Any]]:
         dims_out: list[Any] = []
@@ -50,5 +52,5 @@ def batch_once(
         return jax.make_jaxpr(run)(*operands), dims_out
 
     types = tuple(map(jax.typeof, operands))
-    closed, dims_out = once(loop, (rule.__qualname__, axis, tuple(dims), types), trace)
+    closed, dims_out = once(function, (rule.__qualname__, *key, tuple(dims), types), trace)
     return call_jaxpr(closed)(*operands), dims_out

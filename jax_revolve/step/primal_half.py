@@ -9,7 +9,6 @@ vjp would lose the rules of `custom_jvp` functions in scans, see `engine.nested`
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -44,4 +43,4 @@ def with_primal_half(loop: Loop, activity: Activity) -> Loop:
     consts = activity.consts[loop.num_condition_consts :]
     active = (*consts, *activity.carry, *activity.xs)
     half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
-    return replace(loop, jaxpr=half)
+    return loop._replace(jaxpr=half)

@@ -10,7 +10,7 @@ SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JA
 
 from typing import Any
 
-from jax_revolve._compat import dependence
+from jax_revolve._compat import dependence, pruned
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.examples import going
 from jax_revolve.step.loop import Loop, Operands
@@ -25,11 +25,13 @@ def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
         residuals = linearize(loop.step, activity, inputs._replace(carry=carry)).residuals
         return [*residuals, going(loop, inputs.consts, carry)]
 
-    def step(carry: list[Any]) -> list[Any]:
-        return loop.step(inputs.consts, carry, inputs.xs)[0]
+    def needed_by(carry: Mask) -> Mask:
+        num_inputs, num_ys = len(loop.jaxpr.in_avals), len(loop.output_types) - loop.num_carry
+        outputs = [*carry, *[False] * num_ys]
+        used = pruned(loop.jaxpr, outputs, [False] * num_inputs)[1]
+        return tuple(loop.operands([*[False] * loop.num_condition_consts, *used]).carry)
 
-    needed = dependence(read, operands.carry)(None)
-    needed_by = dependence(step, operands.carry)
+    needed = dependence(read, operands.carry)
     while (grown := _either(needed, needed_by(needed))) != needed:
         needed = grown
     return needed

@@ -40,7 +40,7 @@ class Steps(NamedTuple):
 
     def inputs(self, carry: list[Any], step: Any) -> Operands:
         """What the step that is executed as number `step` takes."""
-        return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.index(step)))
+        return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
     def advance(self, restarted: list[Any], start: Any, stop: Any) -> list[Any]:
         """The checkpoint at `stop`, from the one at `start`."""

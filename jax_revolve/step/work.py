@@ -8,7 +8,14 @@ operations, everything else by the bytes of its results.
 from math import prod
 from typing import Any
 
-from jax_revolve._compat import ClosedJaxpr, bytes_of, inner_jaxprs, shape_on_a_device
+from jax_revolve._compat import (
+    ClosedJaxpr,
+    bytes_of,
+    function_of,
+    inner_jaxprs,
+    shape_on_a_device,
+)
+from jax_revolve.step.loop import Loop
 
 PRODUCT_OPERATION = 0.015
 BYTE = 0.01
@@ -35,10 +42,16 @@ def is_estimated(jaxpr: ClosedJaxpr) -> bool:
     return all(
         eqn.primitive.name != "while"
         and not any(word in eqn.primitive.name for word in FOREIGN)
-        and eqn.params.get("length", 0) is not None
+        and _length(eqn) is not None
         and all(map(is_estimated, [*inner_jaxprs(eqn), *eqn.params.get("branches", ())]))
         for eqn in jaxpr.eqns
     )
+
+
+def _length(eqn: Any) -> int | None:
+    """How often a loop runs, `None` if nobody knows; 1 for what is no loop."""
+    function = function_of(eqn)
+    return function.length if isinstance(function, Loop) else eqn.params.get("length", 1)
 
 
 def _work(eqn: Any) -> float:
@@ -46,7 +59,7 @@ def _work(eqn: Any) -> float:
     if name == "cond":
         return max(map(work_of, params["branches"]))
     if inner := inner_jaxprs(eqn):
-        return (params.get("length") or 1) * sum(map(work_of, inner))
+        return (_length(eqn) or 1) * sum(map(work_of, inner))
     inputs, outputs = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
     shapes = list(map(shape_on_a_device, inputs))
     size = sum(prod(shape_on_a_device(aval)) for aval in outputs)

@@ -30,11 +30,6 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     return [jnp.broadcast_to(x, (count, *x.shape)) for x in map(to_host, carry)]
 
 
-def buffers_of(storage: Storage, size: int) -> int:
-    """The number of buffers for a carry of `size` leaves."""
-    return 1 if isinstance(storage, Disk) else size
-
-
 def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
     """Store a carry as number `store`."""
     if not isinstance(storage, Disk):

@@ -18,7 +18,7 @@ from jax_revolve import Disk, HostMemory
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-CORE = {
+CORE = [
     "grad",
     "jvp",
     "forward_over_reverse",
@@ -26,14 +26,8 @@ CORE = {
     "vmap_of_grad",
     "grad_inside_checkpoint",
     "shard_map",
-}
+]
 """The transformations that every case goes through, with either loop."""
-
-LONG = {"reverse_over_reverse", "shard_map"}
-"""Those of them that take longest, and so are slow tests for scans in `LIKE_OTHERS`."""
-
-LIKE_OTHERS = {"dtypes", "custom_vjp", "weak", "lengths"}
-"""The cases whose rules are those of the other cases but for the types or the lengths."""
 
 EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
 """Those that a while loop goes through on the oldest and the newest JAX, too."""
@@ -50,11 +44,13 @@ for the two sweeps."""
 
 QUICK = "recurrent"
 """The case of a scan that goes through all transformations in every run. Of the others every sixth
-pair does, so that each case and each transformation has its turn."""
+pair does, and every third of `CORE`, so that each case and each transformation has its turn."""
 
+STORED = ["shard_map", "vmap_of_grad", "grad", "grad_of_vmap", "grad_inside_checkpoint"]
+"""Those that loops go through with checkpoints beside the device, the first two in every run."""
 
-STORED = {"grad", "vmap_of_grad", "grad_of_vmap", "grad_inside_checkpoint", "shard_map"}
-"""Those that loops go through with checkpoints beside the device."""
+STORED_CASES = ["examples", "recurrent", "random"]
+PLACES = ["host", "two levels", "disk"]
 
 CASES = {case.name: case for case in (*SCAN_CASES, *WHILE_CASES)}
 
@@ -88,8 +84,10 @@ def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True)
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
 
 
-def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecorator]]) -> Any:
-    pairs = [
+def _pairs(
+    cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecorator]]
+) -> list[Any]:
+    return [
         pytest.param(case, name, id=f"{case.name}-{name}", marks=marks(case, name))
         for case in cases
         for name in ALL
@@ -97,18 +95,21 @@ def _pairs(cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecor
         # As lax.scan: a Python loop cannot find the result types of no step at all.
         if not (name == "disable_jit" and case.name.startswith("lengths"))
     ]
-    return pytest.mark.parametrize(("case", "transformation"), pairs)
+
+
+def _has_its_turn(case: Case, transformation: str, *, of: int) -> bool:
+    names = CORE if transformation in CORE else [*ALL]
+    return ([*CASES].index(case.name) + names.index(transformation)) % of == 0
 
 
 def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
-    if transformation in LONG and case.name in LIKE_OTHERS:
-        return [pytest.mark.slow]
     if transformation in CORE:
-        return [pytest.mark.core]
+        is_quick = transformation == "grad" or case.name == QUICK
+        is_quick = is_quick or _has_its_turn(case, transformation, of=3)
+        return [pytest.mark.core, *([] if is_quick else [pytest.mark.slow])]
     if case.name == QUICK:
         return [pytest.mark.slow] if transformation in COMPOUND else []
-    has_its_turn = (SCAN_CASES.index(case) + list(ALL).index(transformation)) % 6 == 0
-    is_quick = has_its_turn and transformation not in COMPOUND
+    is_quick = _has_its_turn(case, transformation, of=6) and transformation not in COMPOUND
     return [] if is_quick else [pytest.mark.exhaustive]
 
 
@@ -117,13 +118,15 @@ def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     if case.name in ("both_loops", "trip_counts") and transformation in CORE:
         is_quick = transformation in ("grad", "jvp")
         return [pytest.mark.core if is_quick else pytest.mark.slow]
-    if transformation in EVERY_VERSION and (case.name in SEVERAL or transformation in BOTH_MODES):
+    if transformation in EVERY_VERSION and case.name in SEVERAL:
         return [pytest.mark.core]
+    if transformation in BOTH_MODES:
+        is_quick = transformation == "grad" or _has_its_turn(case, transformation, of=3)
+        return [pytest.mark.core, *([] if is_quick else [pytest.mark.slow])]
     if transformation in CORE and case.name in SEVERAL:
         return []
-    has_its_turn = list(ALL).index(transformation) % 2 == 0
     if case.name == "examples" and transformation not in COMPOUND:
-        return [] if has_its_turn else [pytest.mark.slow]
+        return [] if _has_its_turn(case, transformation, of=3) else [pytest.mark.slow]
     return [pytest.mark.exhaustive]
 
 
@@ -135,10 +138,26 @@ def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.exhaustive]
 
 
-def _stored_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
-    if transformation not in STORED or case.name not in ("examples", "recurrent", "random"):
-        return [pytest.mark.exhaustive]
-    return [] if transformation in ("vmap_of_grad", "shard_map") else [pytest.mark.slow]
+def _stored_triples() -> Any:
+    """Each two of case, transformation and place meet in the slow run, and the first and the last
+    in every run."""
+
+    def marks(case: Case, transformation: str, place: str) -> list[pytest.MarkDecorator]:
+        if transformation not in STORED or case.name not in STORED_CASES:
+            return [pytest.mark.exhaustive]
+        i, j = STORED_CASES.index(case.name), PLACES.index(place)
+        if (i + j) % 2 == STORED.index(transformation):
+            return []
+        is_slow = (i + j + STORED.index(transformation)) % 3 == 0
+        return [pytest.mark.slow if is_slow else pytest.mark.exhaustive]
+
+    triples = [
+        pytest.param(case, name, place, id=f"{pair.id}-{place}", marks=marks(case, name, place))
+        for pair in _pairs([*SCAN_CASES, *WHILE_CASES], lambda *_: [])
+        for case, name in [pair.values]
+        for place in PLACES
+    ]
+    return pytest.mark.parametrize(("case", "transformation", "place"), triples)
 
 
 @cache
@@ -164,32 +183,33 @@ def _check(case: Case, transformation: str, loops: Callable[..., Loops], **optio
     assert_same(_outcome(case, transformation, loops), theirs, case.rtol, **options)
 
 
-@_pairs(SCAN_CASES, _scan_marks)
+@pytest.mark.parametrize(("case", "transformation"), _pairs(SCAN_CASES, _scan_marks))
 def test_scan(case: Case, transformation: str) -> None:
     """`lax.scan` is the oracle."""
     _check(case, transformation, ours)
 
 
-@_pairs(WHILE_CASES, _while_marks)
+@pytest.mark.parametrize(("case", "transformation"), _pairs(WHILE_CASES, _while_marks))
 def test_while_loop(case: Case, transformation: str) -> None:
     """A masked `lax.scan` is the oracle."""
     _check(case, transformation, ours)
 
 
-@_pairs(SCAN_CASES, _while_marks)
+@pytest.mark.parametrize(("case", "transformation"), _pairs(SCAN_CASES, _while_marks))
 def test_scan_as_while_loop(case: Case, transformation: str) -> None:
     """`lax.scan` is the oracle of a while loop that indexes xs and writes ys."""
     _check(case, transformation, scan_as_while, weak_types=False)
 
 
-@_pairs([*SCAN_CASES, *WHILE_CASES], _block_marks)
+@pytest.mark.parametrize(
+    ("case", "transformation"), _pairs([*SCAN_CASES, *WHILE_CASES], _block_marks)
+)
 def test_blocks(case: Case, transformation: str) -> None:
     """The oracles of either loop."""
     _check(case, transformation, ours_in_blocks)
 
 
-@pytest.mark.parametrize("place", ["host", "two levels", "disk"])
-@_pairs([*SCAN_CASES, *WHILE_CASES], _stored_marks)
+@_stored_triples()
 def test_stored(case: Case, transformation: str, place: str, tmp_path: Path) -> None:
     """The oracles of either loop, for one whose checkpoints are beside the device."""
     if place == "disk" and transformation in ("exported",):

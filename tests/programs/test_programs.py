@@ -1,23 +1,25 @@
-"""Random programs: forty in every run, four hundred in the slow one, always the same ones.
+"""Random programs: some in every run, many more in the slow one, always the same ones.
 
 `cd tests && python -m programs --first SEED --count 1 --minimize` makes one that fails smaller.
 """
 
 import pytest
 
-from programs.program import Program
+from programs.program import Program, chosen
 from programs.running import Refused, check
 
-FIRST, FEW, MANY = 700_000, 40, 400
+FIRST, FEW, MANY = 700_000, 28, 200
 
 
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(FIRST + i, marks=[] if i < FEW else pytest.mark.slow) for i in range(FEW + MANY)],
+    "program",
+    [
+        pytest.param(program, id=str(program.seed), marks=[] if i < FEW else pytest.mark.slow)
+        for i, program in enumerate(chosen(FIRST, FEW + MANY))
+    ],
 )
-def test_a_random_program(seed: int) -> None:
-    program = Program.random(seed)
+def test_a_random_program(program: Program) -> None:
     print(program)
     try:
         check(program)
