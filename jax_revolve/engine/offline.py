@@ -149,7 +149,8 @@ def _tape_the_last_block(
 
 
 def after_all_steps(plan: AnyPlan, held: Held) -> Held:
-    """The stack after a loop of known length: all but the carries and the tape is in the plan."""
+    """The stack after a loop of known length. The plan determines all of it but the carries and the
+    tape."""
     starts, _ = _first_advances(plan)
     positions = np.zeros(slots_used(plan), np.int32)
     positions[: len(starts)] = starts

@@ -146,7 +146,7 @@ class _InStorage:
 
 
 def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
-    """The stack after a loop that stopped by itself, where all is in the storage: an empty one."""
+    """The empty stack after a while loop whose checkpoints are all in the storage."""
     return held._replace(positions=jnp.zeros(plan.checkpoints, jnp.int32), top=jnp.int32(0))
 
 

@@ -45,9 +45,9 @@ class Held(NamedTuple):
     the number of steps that ran. `tape` holds the residuals of the last block, if the forward sweep
     knew which block is the last.
 
-    On its way from one sweep to the other it is a pytree. What the plan tells is then left out:
-    positions, top and steps are `None` after a loop of known length, positions and top where all
-    checkpoints are in a storage.
+    Between the sweeps it is a pytree without the data that the plan determines: positions, top and
+    steps are `None` after a loop of known length; positions and top are `None` if all checkpoints
+    are in a storage.
 
     With a storage, `stores` are its buffers, and level 0 is `start` instead of the initial carry.
     """

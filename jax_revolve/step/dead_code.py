@@ -8,12 +8,11 @@ from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, pick
 
 Part = tuple[Mask, Mask, dict[str, Any]]
-"""Which results are computed, from which operands, and the parameters of the primitive that does
-it."""
+"""Which results are computed, which operands they need, and the parameters of the primitive."""
 
 
 def prune_loop(used: Sequence[bool], function: Loop) -> Part:
-    """The rule of the loop primitive."""
+    """The dead-code rule of the loop primitive."""
     if all(used):
         num_operands = function.num_condition_consts + len(function.jaxpr.in_avals)
         return tuple(used), (True,) * num_operands, {"function": function}
@@ -22,8 +21,8 @@ def prune_loop(used: Sequence[bool], function: Loop) -> Part:
 
 
 def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
-    """As `prune_loop`, of the loop with its tangents. A result is kept if its tangent is used; a y
-    whose tangent is not used has none."""
+    """`prune_loop` for the loop with its tangents. A result is kept if its tangent is used. A y
+    whose tangent is not used has no tangent."""
     loop = function
     if all(used):
         num_operands = len(activity.operands) + sum(activity.operands)
@@ -51,8 +50,8 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
 
 
 def known_part(given: Sequence[bool], function: Loop) -> Part:
-    """The results that depend on given operands alone. `lax.scan` computes them, too, where the
-    rest has to wait."""
+    """The part whose results depend on given operands alone. It runs before the other operands are
+    known, as in `lax.scan`."""
     loop = function
     none = (False,) * len(loop.output_types), (), {"function": loop}
     consts, carry, xs = loop.operands(given)

@@ -36,20 +36,22 @@ class Operands(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop: what one step computes, how often it runs, and how it is to be reversed.
+    """A loop: what one step computes, how often it runs, and how it is reversed.
 
     `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
     ys. `output_types` are those of the final carry and the whole ys.
 
-    With a `condition`, which takes the first `num_condition_consts` consts and the carry, it is a
-    while loop: it has neither xs nor ys, its step does not take the condition's consts, and
-    `length` is the most steps that it may run, or `None`. A plan is then for a loop that runs them
-    all; there is none for a loop that cannot be reversed. It may be a request for a plan, which is
-    chosen when the loop is differentiated: the size of its residuals is not known before.
+    With a `condition`, it is a while loop. The condition takes the first `num_condition_consts`
+    consts and the carry, and the step does not take these consts. The loop has neither xs nor ys.
+    `length` is the most steps that it may run, or `None`, and the plan is for a loop that runs all
+    of them.
+
+    A loop that cannot be reversed has no plan. The plan may be a request, which is resolved when
+    the loop is differentiated, because the size of its residuals is not known before.
 
     A loop is one parameter of the primitives that stand for it. It is a tuple because JAX looks for
-    jaxprs in parameters that are jaxprs or tuples: for the devices and memories that they mention,
-    for constants, and to check them.
+    jaxprs in parameters that are jaxprs or tuples: to find the devices and memories that they
+    mention, to find constants, and to check them.
     """
 
     jaxpr: ClosedJaxpr
@@ -65,7 +67,7 @@ class Loop(NamedTuple):
     body_effects: Any
     plan: AnyPlan | Request | None
     progress: Progress | None = None
-    """What the progress of the loop is reported to, once for each sweep over it."""
+    """The listener of the loop's progress, which hears of each sweep once."""
     restart: tuple[bool, ...] | None = None
     """Which leaves of the carry a checkpoint holds, of a loop that is reversed."""
 
@@ -131,12 +133,12 @@ class Loop(NamedTuple):
         return self._replace(jaxpr=with_functions(self.jaxpr, change), condition=condition)
 
     def entry(self, step: Any) -> Any:
-        """Where in xs and ys the step that is executed as number `step` reads and writes."""
+        """The index in xs and ys of the step that runs as number `step`."""
         return self.steps - 1 - step if self.reverse else step
 
     @property
     def effects(self) -> Any:
-        """The effects of running it."""
+        """The effects of running the loop."""
         return self.body_effects | (frozenset() if self.progress is None else callback_effects())
 
     @property

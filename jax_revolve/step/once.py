@@ -1,4 +1,4 @@
-"""What is found out by tracing a loop or another function, once for each.
+"""Answers that tracing a loop or another function gives, one trace for each.
 
 JAX traces the step of an outer loop several times. Each trace asks the same questions about the
 loops inside, and each answer traces their steps again. Without a cache, the time would grow
@@ -20,11 +20,12 @@ _KNOWN: WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]] = WeakKeyDictionary(
 
 
 def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
-    """`find()`, or what it returned before for this very function and an equal key. It must not
-    return tracers. Threads may find the same at once, for no lock is held while JAX traces; what is
-    stored first is what all of them get from then on.
+    """`find()`, or its earlier result for this very function and an equal key. `find` must not
+    return tracers. Threads may call it at the same time, because no lock is held while JAX traces.
+    All of them then get the result that is stored first.
 
-    The function is a loop, or another tuple that begins with a jaxpr."""
+    The function is a loop, or another tuple that begins with a jaxpr.
+    """
     jaxpr, *rest = function
     known = _KNOWN.setdefault(jaxpr, {})
     key += tuple(rest)  # without the jaxpr, which is held weakly: nothing else may hold it here
@@ -38,9 +39,9 @@ def batch_once(
     operands: Sequence[Any],
     dims: Sequence[Any],
 ) -> Batched:
-    """`rule(*operands)`, a function's batching rule, which returns results and where they are
-    batched: as a jaxpr, which is evaluated from then on. The rule must close over nothing else but
-    what is in the key, the axis above all."""
+    """`rule(*operands)`, where `rule` is a function's batching rule, which returns results and
+    their batch axes. It is traced once to a jaxpr. The rule must close over nothing except what is
+    in the key, such as the axis."""
 
     def trace() -> tuple[ClosedJaxpr, list[Any]]:
         dims_out: list[Any] = []

@@ -39,7 +39,7 @@ class Steps(NamedTuple):
         return guarded(self.loop, self.safe.carry, going(self.loop, self.operands.consts, carry))
 
     def inputs(self, carry: list[Any], step: Any) -> Operands:
-        """What the step that is executed as number `step` takes."""
+        """The operands of the step that runs as number `step`."""
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
     def advance(self, restarted: list[Any], start: Any, stop: Any) -> list[Any]:

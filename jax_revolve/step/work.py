@@ -49,7 +49,7 @@ def is_estimated(jaxpr: ClosedJaxpr) -> bool:
 
 
 def _length(eqn: Any) -> int | None:
-    """How often a loop runs, `None` if nobody knows; 1 for what is no loop."""
+    """The number of iterations of a loop, `None` if it is unknown; 1 for other equations."""
     function = function_of(eqn)
     return function.length if isinstance(function, Loop) else eqn.params.get("length", 1)
 
