@@ -614,6 +614,12 @@ def test_where_gives_any_option_of_a_loop(tmp_path: Path) -> None:
         def start(self, name: str, total: int | None) -> None:
             sweeps.append(f"{name} {total}")
 
+        def update(self, bar: Any, steps: int) -> None:
+            pass
+
+        def close(self, bar: Any) -> None:
+            pass
+
     chosen: dict[int | None, dict[str, Any]] = {
         20: {"checkpoints": 2, "storage": Disk(tmp_path, transfer=0)},
         30: {"plan": plan(30, 4)},
