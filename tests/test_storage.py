@@ -331,7 +331,7 @@ def test_all_on_the_host_without_a_bound(limit: dict[str, Any]) -> None:
             r"checkpoints must be .*Fal",
         ),
         ({"storage": HostMemory(), "plan": plan(40, 3)}, ValueError, r"storage must be None where"),
-        ({"storage": Disk("/nowhere/at/all")}, FileNotFoundError, r"no such directory.*Make it"),
+        ({"storage": Disk("/nowhere/at/all")}, FileNotFoundError, r"no such directory.*Create it"),
     ],
 )
 def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
