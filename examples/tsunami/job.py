@@ -82,10 +82,10 @@ def _compare_memory(problem: Problem, program: jax.stages.Compiled) -> dict[str,
         "jax.lax.scan\n(compiled, not run)": temporary_memory(plain),
         "jax_revolve\ncheckpointed_scan": temporary_memory(program),
     }
-    theirs, ours = memory.values()
+    lax_size, size = memory.values()
     print(
-        f"Memory      temporary, of the compiled gradient: {readable(ours)} with "
-        f"checkpointed_scan, {readable(theirs)} with jax.lax.scan ({theirs / ours:.0f} times)"
+        f"Memory      temporary, of the compiled gradient: {readable(size)} with "
+        f"checkpointed_scan, {readable(lax_size)} with jax.lax.scan ({lax_size / size:.0f} times)"
     )
     return memory
 
