@@ -18,12 +18,12 @@ EXAMPLES = """examples:
   python -m jax_revolve plan --length 100000 --state-bytes 80000 --residual-bytes 240000 \\
       --memory 2GiB
   python -m jax_revolve plan --length 100000 --overhead 2
-  python -m jax_revolve plan --checkpoints 50 --repetitions 3      (the longest such loop)
+  python -m jax_revolve plan --checkpoints 50 --repetitions 3      (the longest possible loop)
 """
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line."""
+    """An argument parser with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
         message = " ".join(message.split())
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser, parsers = _parsers()
     # Without a command, the demonstration runs, with its options.
@@ -75,7 +75,7 @@ def _make_plan(options: dict[str, Any]) -> Plan:
     given -= {"state_bytes", "residual_bytes"}
     if not {"checkpoints", "repetitions"} <= given <= {"checkpoints", "repetitions", "block_size"}:
         raise ValueError(
-            "--length is needed, or --checkpoints and --repetitions for the longest such loop"
+            "--length is needed, or --checkpoints and --repetitions for the longest loop"
         )
     return longest_plan(
         options["checkpoints"], options["repetitions"], block_size=options["block_size"] or 1
@@ -99,15 +99,14 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     parser = Parser(
         prog="python -m jax_revolve",
         description="Long loops in JAX, differentiable within a memory budget.",
-        epilog="Without a command, the demonstration runs. "
-        "COMMAND --help lists the options of a command.",
+        epilog="The default command is demo. COMMAND --help lists the options of a command.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, {"plan": _plan_parser(commands), "demo": _demo_parser(commands)}
 
 
 def _plan_parser(commands: Any) -> Parser:
-    about = "print the plan that reverses a loop"
+    about = "print the plan of a reverse pass"
     parser = commands.add_parser(
         "plan",
         help=about,
@@ -120,21 +119,21 @@ def _plan_parser(commands: Any) -> Parser:
     add("--block-size", type=int, metavar="K", help="steps taped together (default: 1)")
     add("--plot", type=Path, metavar="FILE", help="draw the schedule into a file (PNG, SVG, PDF)")
     add("--show", action="store_true", help="draw the schedule as text")
-    wanted = parser.add_argument_group("the budget, one of")
+    wanted = parser.add_argument_group("budget (at most one with --length)")
     add = wanted.add_argument
     add(
         "--checkpoints",
         type=_int_or_all,
         metavar="S",
-        help='stored carries, the initial one included, or "all"',
+        help='stored carries, including the initial one, or "all"',
     )
-    add("--repetitions", type=int, metavar="R", help="no step is advanced more often than this")
-    add("--overhead", type=float, metavar="X", help="no more advances per step than this")
-    add("--memory", metavar="BYTES", help='bytes, such as "512MB" or "2GiB"; with the two below')
-    sizes = parser.add_argument_group("sizes, which jax_revolve.explain_scan finds")
+    add("--repetitions", type=int, metavar="R", help="the most advances of any step")
+    add("--overhead", type=float, metavar="X", help="the most advances per step, on average")
+    add("--memory", metavar="BYTES", help='bytes, such as "512MB" or "2GiB"; needs both sizes')
+    sizes = parser.add_argument_group("sizes, which jax_revolve.explain_scan measures")
     add = sizes.add_argument
-    add("--state-bytes", type=int, metavar="BYTES", help="of a carry")
-    add("--residual-bytes", type=int, metavar="BYTES", help="of the residuals of one step")
+    add("--state-bytes", type=int, metavar="BYTES", help="bytes of a carry")
+    add("--residual-bytes", type=int, metavar="BYTES", help="bytes of the residuals of one step")
     return parser
 
 
@@ -157,7 +156,7 @@ def _demo_parser(commands: Any) -> Parser:
     )
     add = parser.add_argument
     add("--output", type=Path, default=Path("tsunami.png"), help="PNG to write")
-    add("--hours", type=float, default=4.0, help="ocean time to simulate")
+    add("--hours", type=float, default=4.0, help="hours to simulate")
     add("--refinement", type=int, default=2, help="grid cells per cell of the data")
     add("--iterations", type=int, default=30, help="iterations of the search")
     add(

@@ -140,7 +140,7 @@ def test_file_that_is_written_is_the_one_that_is_named(capsys: Captured, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--length is needed, or --checkpoints and --repetitions for the longest such loop"),
+        ([], "--length is needed, or --checkpoints and --repetitions for the longest loop"),
         (["--checkpoints", 5], "--length is needed"),
         (["--repetitions", 5], "--length is needed"),
         (["--memory", "1GB", *SIZES], "--length is needed"),

@@ -1,4 +1,4 @@
-"""The shape of the sea floor: a grid of depths with its cell sizes in metres."""
+"""The shape of the sea floor: a grid of depths with its cell sizes in meters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy import ndimage
 Array: TypeAlias = NDArray[np.floating]
 
 EARTH_RADIUS = 6_371_000.0  # m
-SHALLOWEST = 10.0  # m; the file gives narrow waters, whose depth it lacks, as 1 m
+SHALLOWEST = 10.0  # m; the data gives 1 m for narrow waters of unknown depth
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Bathymetry:
 
     - `longitude`: degrees east, one per column, evenly spaced.
     - `latitude`: degrees north, one per row, evenly spaced.
-    - `depth`: metres of water, zero on land, shape `(rows, columns)`.
+    - `depth`: meters of water, zero on land, shape `(rows, columns)`.
     """
 
     longitude: Array
@@ -30,27 +30,27 @@ class Bathymetry:
 
     @property
     def sea(self) -> NDArray[np.bool_]:
-        """Where there is water."""
+        """True where a cell has water."""
         return self.depth > 0.0
 
     @property
     def cell_height(self) -> float:
-        """South-north size of every cell, in metres."""
+        """South-north size of every cell, in meters."""
         spacing = float(self.latitude[1] - self.latitude[0])
         return EARTH_RADIUS * float(np.deg2rad(spacing))
 
     @property
     def cell_width(self) -> Array:
-        """West-east size of the cells of each row, in metres; it shrinks towards the pole."""
+        """West-east size of the cells of each row, in meters; it shrinks toward the pole."""
         return self.width_at(self.latitude)
 
     def width_at(self, latitude: Array) -> Array:
-        """West-east size, in metres, that a cell has at the given latitudes (degrees north)."""
+        """West-east size of a cell, in meters, at the given latitudes (degrees north)."""
         spacing = float(self.longitude[1] - self.longitude[0])
         return EARTH_RADIUS * np.deg2rad(spacing) * np.cos(np.deg2rad(latitude))
 
     def nearest_sea(self, longitude: float, latitude: float) -> tuple[int, int]:
-        """Row and column of the sea cell nearest to a place given in degrees."""
+        """Row and column of the sea cell nearest to a position in degrees."""
         east = (self.longitude - longitude) * np.cos(np.deg2rad(latitude))
         north = self.latitude - latitude
         distance = np.where(self.sea, np.hypot(*np.meshgrid(east, north)), np.inf)
@@ -59,10 +59,10 @@ class Bathymetry:
 
 
 def salish_sea(refinement: int = 2) -> Bathymetry:
-    """The Salish Sea and Vancouver Island, from the file that ships inside Matplotlib.
+    """The Salish Sea and Vancouver Island, from a sample file of Matplotlib.
 
-    The file holds 91 by 120 heights about 2.4 km apart. Each gap between two of them is cut
-    into `refinement` equal parts.
+    The file contains 91 by 120 heights, about 2.4 km apart. Linear interpolation makes the grid
+    `refinement` times as fine.
     """
     longitude, latitude, height = _matplotlib_sample()
     wet = _refine(np.where(height < 0.0, 1.0, 0.0), refinement) >= 0.5
@@ -76,13 +76,13 @@ def salish_sea(refinement: int = 2) -> Bathymetry:
 
 
 def _refine(values: Array, refinement: int) -> Array:
-    """Values on a grid `refinement` times as fine, linear between the given ones."""
+    """Linear interpolation to a grid `refinement` times as fine."""
     row, column = (np.linspace(0, size - 1, (size - 1) * refinement + 1) for size in values.shape)
     return ndimage.map_coordinates(values, np.meshgrid(row, column, indexing="ij"), order=1)
 
 
 def _largest_body(wet: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The largest connected part; no wave can reach the lakes and pits cut off from it."""
+    """The largest connected region: no wave reaches separate lakes and pits."""
     labelled: Any = ndimage.label(wet)
     body = labelled[0]
     size = np.bincount(body.ravel())
@@ -91,7 +91,7 @@ def _largest_body(wet: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def flat_basin(rows: int, columns: int, depth: float = 100.0, spacing: float = 0.02) -> Bathymetry:
-    """A rectangular basin on the equator: `depth` in metres, `spacing` in degrees."""
+    """A rectangular basin on the equator: `depth` in meters, `spacing` in degrees."""
     return Bathymetry(
         longitude=spacing * np.arange(columns),
         latitude=spacing * (np.arange(rows) - (rows - 1) / 2),

@@ -1,4 +1,4 @@
-"""From gauge records back to the sea surface that caused them."""
+"""Find the initial sea surface from gauge records."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from scipy import optimize
 from .bathymetry import Array, Bathymetry
 from .model import Ocean, Scan, prepare, simulate
 
-PATCH = 8e3  # m, distance over which the unknown surface is taken to be smooth
-HEIGHT = 1.0  # m, how high the unknown surface is taken to stand, give or take
+PATCH = 8e3  # m, assumed length scale of the unknown surface
+HEIGHT = 1.0  # m, assumed standard deviation of the unknown surface
 
 
 @dataclass(frozen=True)
 class Smoothness:
-    """Turns independent numbers, one per cell, into a smooth surface on the sea.
+    """Maps independent numbers, one per cell, to a smooth surface on the sea.
 
     Independent numbers of unit variance become heights (m) with standard deviation `HEIGHT` that
-    vary over the distance `PATCH`. Asking for small numbers then asks for a smooth surface.
+    vary over the distance `PATCH`. So a penalty on large numbers is a penalty on rough surfaces.
     """
 
     sea: jax.Array
@@ -35,7 +35,7 @@ class Smoothness:
 
 
 def smoothness(bathymetry: Bathymetry, dtype: DTypeLike = np.float32) -> Smoothness:
-    """The smoothing that suits a grid."""
+    """The smoothing for a grid."""
     width = float(np.mean(bathymetry.cell_width))
     rows = _blur(len(bathymetry.latitude), PATCH / bathymetry.cell_height)
     columns = _blur(len(bathymetry.longitude), PATCH / width)
@@ -47,7 +47,7 @@ def smoothness(bathymetry: Bathymetry, dtype: DTypeLike = np.float32) -> Smoothn
 
 
 def _blur(size: int, cells: float) -> Array:
-    """Matrix that blurs with a Gaussian `cells` wide and keeps the variance of white noise."""
+    """Matrix of a Gaussian blur, `cells` wide, that preserves the variance of white noise."""
     distance = np.subtract.outer(np.arange(size), np.arange(size)) / cells
     weight = np.exp(-0.5 * distance**2)
     return weight / np.sqrt(np.sum(weight**2, axis=1, keepdims=True))
@@ -55,13 +55,13 @@ def _blur(size: int, cells: float) -> Array:
 
 @dataclass(frozen=True)
 class Problem:
-    """Find the surface from the gauges.
+    """The inverse problem: find the initial surface from the gauges.
 
     - `gauges`: row and column of each.
     - `length`: number of time steps.
-    - `observed`: readings in metres, shape `(length, gauges)`.
-    - `noise`: standard deviation of a reading, in metres.
-    - `scan`: what runs the time loop, `jax.lax.scan` or something called the same way.
+    - `observed`: readings in meters, shape `(length, gauges)`.
+    - `noise`: standard deviation of a reading, in meters.
+    - `scan`: the time loop, `jax.lax.scan` or a function with the same arguments.
     """
 
     ocean: Ocean
@@ -73,21 +73,21 @@ class Problem:
     scan: Scan
 
     def traces(self, parameters: jax.Array) -> jax.Array:
-        """Gauge heights, in metres, that the surface made from `parameters` would cause."""
+        """Gauge heights, in meters, for the surface of `parameters`."""
         surface = self.smoothness(parameters)
         return simulate(self.ocean, surface, self.length, self.gauges, self.scan)[1]
 
     def misfit(self, parameters: jax.Array) -> jax.Array:
-        """Mean squared error in units of the noise, plus the mean cost of an unlikely surface."""
+        """Squared errors in units of the noise plus squared parameters, per reading."""
         error = (self.traces(parameters) - self.observed) / self.noise
         return (jnp.sum(error**2) + jnp.sum(parameters**2)) / self.observed.size
 
     def compiled_gradient(self) -> jax.stages.Compiled:
-        """The program that maps parameters to the misfit and its gradient, compiled but not run."""
+        """The compiled program that maps parameters to the misfit and its gradient."""
         return jax.jit(jax.value_and_grad(self.misfit)).lower(self.no_guess()).compile()
 
     def no_guess(self) -> jax.Array:
-        """Parameters of still water, where the search starts."""
+        """Parameters of still water, the start of the search."""
         return jnp.zeros_like(self.smoothness.sea)
 
 
@@ -100,9 +100,9 @@ def twin_problem(
     scan: Scan,
     dtype: DTypeLike = np.float32,
 ) -> Problem:
-    """A problem whose readings come from the model itself, run from `source`, with noise added.
+    """A problem whose readings are simulated by the same model from `source`, with added noise.
 
-    This is easier than real life, where the model is wrong too. In exchange the answer is known.
+    The true source is known. Real readings are harder, because the model has errors, too.
     """
     ocean = prepare(bathymetry, dtype=dtype)
     run = jax.jit(lambda surface: simulate(ocean, surface, length, gauges)[1])
@@ -118,7 +118,7 @@ def recover(
     iterations: int,
     progress: Callable[[float], None] = lambda misfit: None,
 ) -> jax.Array:
-    """Parameters of the best surface that L-BFGS finds, beginning at `start`.
+    """Parameters of the best surface that L-BFGS finds from `start`.
 
     `program` maps parameters to the misfit and its gradient; `progress` is called with the misfit
     after each iteration.

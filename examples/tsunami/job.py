@@ -1,4 +1,4 @@
-"""The whole job: simulate, observe, recover, report."""
+"""The demonstration: simulate, observe, recover, report."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def run(
     iterations: int = 30,
     checkpoints: int | None = None,
 ) -> Findings:
-    """Find the source of a tsunami off Vancouver Island, print what it took, write the figure.
+    """Find the source of a tsunami off Vancouver Island, print its cost, and write the figure.
 
-    - `output`: where the PNG goes.
-    - `hours`: ocean time simulated.
-    - `refinement`: grid cells per cell of the data, along each side.
-    - `iterations`: of the search.
-    - `checkpoints`: stored carries; by default `jax_revolve.plan` chooses.
+    - `output`: path of the PNG.
+    - `hours`: simulated time.
+    - `refinement`: grid cells per cell of the data, in each direction.
+    - `iterations`: iterations of the search.
+    - `checkpoints`: stored carries; by default, `jax_revolve.plan` chooses.
     """
     started = perf_counter()
     sea_floor = salish_sea(refinement)
@@ -76,16 +76,16 @@ def _recover_with_bar(problem: Problem, program: jax.stages.Compiled, iterations
 
 
 def _compare_memory(problem: Problem, program: jax.stages.Compiled) -> dict[str, int]:
-    """Temporary memory, in bytes, with `jax.lax.scan` (compiled, not run) and with ours."""
+    """Temporary bytes with `jax.lax.scan` (compiled, not run) and with `checkpointed_scan`."""
     plain = replace(problem, scan=jax.lax.scan).compiled_gradient()
     memory = {
         "jax.lax.scan\n(compiled, not run)": temporary_memory(plain),
         "jax_revolve\ncheckpointed_scan": temporary_memory(program),
     }
-    theirs, ours = memory.values()
+    lax_size, size = memory.values()
     print(
-        f"Memory      temporary, of the compiled gradient: {readable(ours)} with "
-        f"checkpointed_scan, {readable(theirs)} with jax.lax.scan ({theirs / ours:.0f} times)"
+        f"Memory      temporary, of the compiled gradient: {readable(size)} with "
+        f"checkpointed_scan, {readable(lax_size)} with jax.lax.scan ({lax_size / size:.0f} times)"
     )
     return memory
 
@@ -117,7 +117,7 @@ def _print_setting(sea_floor: Bathymetry, problem: Problem) -> None:
         f"{100 * sea_floor.sea.mean():.0f} % sea, {depth.min():.0f} to {depth.max():.0f} m deep\n"
         f"Simulation  {hours:.1f} hours in {problem.length} steps of "
         f"{problem.ocean.time_step:.2f} s\n"
-        f"Gauges      {len(problem.gauges)}, their readings simulated from a made-up source, with "
+        f"Gauges      {len(problem.gauges)}, with readings simulated from a synthetic source and "
         f"{100 * NOISE:.0f} cm of noise (standard deviation)"
     )
 
@@ -126,7 +126,7 @@ def _print_evaluations(problem: Problem, schedule: Plan) -> None:
     print(f"Plan        {schedule}")
     counted = counted_evaluations(problem)
     print(
-        f"Evaluations {counted} steps counted while one value and gradient ran; "
+        f"Evaluations {counted} steps counted in one value and gradient; "
         f"{schedule.evaluations} planned"
     )
 
@@ -142,6 +142,6 @@ def _print_recovery(findings: Findings) -> None:
     )
     print(
         f"Gauges      root-mean-square error {before:.1f} cm before, {after:.1f} cm after\n"
-        f"Source      correlation of recovered and true {correlation:.3f}, "
+        f"Source      correlation of recovered and true source {correlation:.3f}, "
         f"relative error {100 * error:.0f} %"
     )

@@ -1,4 +1,4 @@
-"""What a gradient costs: how often the step runs, and how much memory the program asks for."""
+"""The cost of a gradient: evaluations of the step, and memory of the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .model import Scan
 
 
 class Counter:
-    """Counts, while the program runs, how often the body of a scan is evaluated."""
+    """Counts the evaluations of the body of a scan at run time."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,7 +24,7 @@ class Counter:
             self.count += 1
 
     def watch(self, scan: Scan) -> Scan:
-        """The same scan, with every evaluation of its body counted."""
+        """The same scan, whose evaluations are counted."""
 
         def watched(body: Scan, *arguments: Any, **options: Any) -> Any:
             def counted(carry: Any, x: Any) -> Any:
@@ -38,7 +38,7 @@ class Counter:
 
 
 def counted_evaluations(problem: Problem) -> int:
-    """Time steps that actually run when the gradient of the misfit is computed once."""
+    """The evaluations of the step in one value and gradient of the misfit, counted at run time."""
     counter = Counter()
     watched = replace(problem, scan=counter.watch(problem.scan))
     program = watched.compiled_gradient()
@@ -48,6 +48,6 @@ def counted_evaluations(problem: Problem) -> int:
 
 
 def temporary_memory(program: jax.stages.Compiled) -> int:
-    """Bytes that a compiled program needs besides its arguments and results."""
+    """Bytes of a compiled program's temporaries, without its arguments and results."""
     analysis: Any = program.memory_analysis()
     return int(analysis.temp_size_in_bytes)

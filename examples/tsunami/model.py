@@ -5,16 +5,15 @@ d(surface)/dt  = -div(depth * velocity)
 d(velocity)/dt = -gravity * grad(surface) - drag * |velocity| * velocity / depth
 ```
 
-The surface lives at cell centers and the flow on the faces between cells (an Arakawa C
-grid). A step moves the flow with the old surface and then the surface with the new flow, which
-keeps an energy exactly when nothing dissipates it. The flow is carried as the volume that
-crosses a face each second, so water is conserved by construction, and a face with no
-depth is a wall that reflects waves.
+The surface is at cell centers and the flow on the faces between cells (an Arakawa C grid). A step
+updates the flow with the old surface and then the surface with the new flow, which conserves an
+energy exactly if nothing dissipates it. The flow is the volume that crosses a face each second, so
+water is conserved by construction. A face without depth is a wall that reflects waves.
 
-The drag is what makes the equations remember: the derivative of a purely linear
-step does not depend on the state, so its reverse pass would need no stored states at all. Each
-flow component feels the drag of its own speed only, which is cheaper than the whole velocity and
-can slow the water but never speed it up.
+The drag makes the equations nonlinear. Without it, the derivative of a step does not depend on the
+state, and the reverse pass needs no stored states. The drag on each flow component depends only on
+that component, which is cheaper than the whole velocity. It slows the water and never accelerates
+it.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ Scan = Callable[..., Any]
 class State(NamedTuple):
     """The sea at one time.
 
-    - `surface`: height above still water at cell centers, metres.
-    - `eastward`: flow through the faces between columns, cubic metres per second.
-    - `northward`: flow through the faces between rows, cubic metres per second.
+    - `surface`: height above still water at cell centers, meters.
+    - `eastward`: flow through the faces between columns, cubic meters per second.
+    - `northward`: flow through the faces between rows, cubic meters per second.
     """
 
     surface: jax.Array
@@ -52,9 +51,9 @@ class State(NamedTuple):
 
 
 class Faces(NamedTuple):
-    """What one step needs to know about one family of faces.
+    """The coefficients of a step for one family of faces.
 
-    - `push`: flow gained in a step per metre of surface difference, m^2/s.
+    - `push`: increase of flow in a step per meter of surface difference, m^2/s.
     - `drag`: relative loss of flow in a step per unit of flow, s/m^3.
     """
 
@@ -66,9 +65,9 @@ class Ocean(NamedTuple):
     """A sea floor prepared for stepping.
 
     - `time_step`: seconds.
-    - `area`: of the cells, square metres.
-    - `keep`: part of the surface height that survives a step; below 1 where waves leave.
-    - `fill`: metres of surface per cubic metre per second of inflow in one step.
+    - `area`: of the cells, square meters.
+    - `keep`: fraction of the surface height that remains after a step; below 1 where waves leave.
+    - `fill`: meters of surface per cubic meter per second of inflow in one step.
     - `eastward`, `northward`: the two families of faces.
     """
 
@@ -81,7 +80,7 @@ class Ocean(NamedTuple):
 
 
 def stable_time_step(bathymetry: Bathymetry) -> float:
-    """Seconds per step: a fixed fraction of the stability limit in the deepest narrow cell."""
+    """Seconds per step: a fixed fraction of the least stability limit of all cells."""
     speed = np.sqrt(GRAVITY * bathymetry.depth)
     width, height = bathymetry.cell_width[:, None], bathymetry.cell_height
     return COURANT / float(np.max(speed * np.hypot(1.0 / width, 1.0 / height)))
@@ -94,9 +93,9 @@ def prepare(
     open_edges: bool = True,
     dtype: DTypeLike = np.float32,
 ) -> Ocean:
-    """Turn a sea floor into the coefficients of one time step.
+    """Compute the coefficients of one time step from a sea floor.
 
-    With `open_edges` the rim of the grid lets waves out; without, it is a wall.
+    With `open_edges`, waves leave through the rim of the grid; without, the rim is a wall.
     """
     time_step = stable_time_step(bathymetry)
     width, height = bathymetry.cell_width[:, None], bathymetry.cell_height
@@ -127,7 +126,7 @@ def _faces(
     drag: float,
     dtype: DTypeLike,
 ) -> Faces:
-    """Coefficients of the faces between cells of the given depths, all in metres and seconds."""
+    """Coefficients of the faces between cells of the given depths, all in meters and seconds."""
     wet = (one_side > 0.0) & (other_side > 0.0)
     depth = np.where(wet, 0.5 * (one_side + other_side), 0.0)
     push = time_step * GRAVITY * depth * length / distance
@@ -137,7 +136,7 @@ def _faces(
 
 
 def absorption(bathymetry: Bathymetry) -> Array:
-    """Rate, per second, at which the surface height decays in the cells on the rim.
+    """Rate of decay, per second, of the surface height in the cells on the rim.
 
     A wave that leaves at speed `c` carries `c * surface` out of its cell, so the cell loses
     height at the rate `c / size`: the radiation condition, written as a decay.
@@ -150,7 +149,7 @@ def absorption(bathymetry: Bathymetry) -> Array:
 
 
 def at_rest(surface: jax.Array) -> State:
-    """The given surface over water that does not move yet."""
+    """The state with this surface and no flow."""
     rows, columns = surface.shape
     return State(
         surface,
@@ -169,13 +168,13 @@ def step(ocean: Ocean, state: State) -> State:
 
 
 def _accelerate(flow: jax.Array, rise: jax.Array, faces: Faces) -> jax.Array:
-    """Let gravity act on the flow, then the drag (its exact effect over one step)."""
+    """Apply gravity to the flow, then the drag (exactly over one step)."""
     pushed = flow - faces.push * rise
     return pushed / (1.0 + faces.drag * jnp.abs(pushed))
 
 
 def _outflow(eastward: jax.Array, northward: jax.Array) -> jax.Array:
-    """Net flow out of every cell, cubic metres per second; nothing crosses the outer rim."""
+    """Net flow out of every cell, cubic meters per second; nothing crosses the outer rim."""
     through_columns = jnp.pad(eastward, ((0, 0), (0, 1))) - jnp.pad(eastward, ((0, 0), (1, 0)))
     through_rows = jnp.pad(northward, ((0, 1), (0, 0))) - jnp.pad(northward, ((1, 0), (0, 0)))
     return through_columns + through_rows
@@ -188,10 +187,10 @@ def simulate(
     gauges: tuple[tuple[int, int], ...],
     scan: Scan = jax.lax.scan,
 ) -> tuple[State, jax.Array]:
-    """Release `surface` from rest, take `length` steps, and record the gauges.
+    """Run `length` steps from `surface` at rest, and record the gauges.
 
-    Returns the last state and the surface height at each gauge after each step, in metres,
-    shape `(length, gauges)`. `scan` is `jax.lax.scan` or anything called the same way.
+    Returns the last state and the surface height at each gauge after each step, in meters,
+    shape `(length, gauges)`. `scan` is `jax.lax.scan` or a function with the same arguments.
     """
     rows = np.array([row for row, _ in gauges], np.int32)
     columns = np.array([column for _, column in gauges], np.int32)
@@ -204,10 +203,10 @@ def simulate(
 
 
 def energy(ocean: Ocean, state: State) -> jax.Array:
-    """Energy of the waves, in joules, in the form that the undamped scheme keeps exactly.
+    """Energy of the waves, in joules, in the form that the undamped scheme conserves exactly.
 
-    The flow is half a step behind the surface, so the kinetic part multiplies the flow half a
-    step before by the flow half a step after.
+    The flow is half a step behind the surface, so the kinetic energy is a product of the flows half
+    a step before and half a step after.
     """
     surface = state.surface
     potential = jnp.sum(ocean.area * surface**2)

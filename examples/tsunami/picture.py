@@ -28,12 +28,12 @@ CLOSE_UP = (-126.0, -124.25, 48.0, 49.15)  # degrees: west, east, south, north
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything there is to show.
+    """The contents of the figure.
 
-    - `source`, `recovered`: sea surface in metres on the grid of `bathymetry`.
+    - `source`, `recovered`: sea surface in meters on the grid of `bathymetry`.
     - `hours`: time of each reading.
-    - `observed`, `before`, `after`: gauge heights in metres, shape `(len(hours), len(gauges))`.
-    - `memory`: bytes of temporary memory by name of the scan.
+    - `observed`, `before`, `after`: gauge heights in meters, shape `(len(hours), len(gauges))`.
+    - `memory`: temporary bytes by name of the scan.
     """
 
     bathymetry: Bathymetry
@@ -100,7 +100,7 @@ def _depth_map(findings: Findings, axes: Axes, figure: SubFigure) -> None:
     frame = Rectangle(corner, east - corner[0], north - corner[1], fill=False, color=INK, ls="--")
     axes.add_patch(frame)
     axes.set_xticks(np.arange(-125.5, -122.0, 1.0))
-    axes.set_title("Depth, gauges and the close-up beside (dashed)", loc="left")
+    axes.set_title("Depth, gauges and the area of the other maps (dashed)", loc="left")
 
 
 def _surface_map(findings: Findings, axes: Axes, surface: Array, limit: float) -> QuadMesh:
@@ -123,7 +123,7 @@ def _surface_map(findings: Findings, axes: Axes, surface: Array, limit: float) -
 
 
 def _coast(sea_floor: Bathymetry, axes: Axes) -> None:
-    """Land color, coast line, and a map that is not stretched."""
+    """Land color, coastline, and an undistorted aspect ratio."""
     axes.set_facecolor(LAND)
     wet = sea_floor.sea.astype(float)
     axes.contour(sea_floor.longitude, sea_floor.latitude, wet, [0.5], colors=INK, linewidths=0.6)
@@ -189,5 +189,5 @@ def _memory(memory: dict[str, int], figure: SubFigure) -> None:
 
 
 def readable(size: int) -> str:
-    """A number of bytes in the unit that suits it."""
+    """A number of bytes in MB or GB."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

@@ -1,4 +1,4 @@
-"""What is to be found, and who is watching: a made-up source and the tide gauges."""
+"""The scenario: a synthetic source and the tide gauges."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def place(gauges: tuple[Gauge, ...], bathymetry: Bathymetry) -> tuple[tuple[int,
 
 
 def true_source(bathymetry: Bathymetry) -> Array:
-    """The sea surface just after the earthquake, in metres: uplift seaward, a trough landward."""
+    """The sea surface just after the earthquake, in meters: uplift seaward, a trough landward."""
     along, across = _along_and_across(bathymetry, longitude=-125.38, latitude=48.43)
     uplift = 2.0 * np.exp(-((along / 22e3) ** 2) - ((across + 6e3) / 9e3) ** 2)
     trough = -1.0 * np.exp(-((along / 22e3) ** 2) - ((across - 10e3) / 9e3) ** 2)
@@ -52,7 +52,7 @@ def true_source(bathymetry: Bathymetry) -> Array:
 def _along_and_across(
     bathymetry: Bathymetry, longitude: float, latitude: float
 ) -> tuple[Array, Array]:
-    """Metres along the strike (south-east) and across it (north-east) from a place in degrees."""
+    """Distances from a position, in meters: along the strike (southeast) and across (northeast)."""
     scale = EARTH_RADIUS * np.cos(np.deg2rad(latitude))
     east = scale * np.deg2rad(bathymetry.longitude - longitude)[None, :]
     north = EARTH_RADIUS * np.deg2rad(bathymetry.latitude - latitude)[:, None]
