@@ -93,6 +93,8 @@ def by_python(
 
 def ours(options: dict[str, Any]) -> Loops:
     some = {k: v for k, v in options.items() if k in ("checkpoints", "memory")}
+    if "storage" in options:  # which belongs to one loop, as does having no checkpoints on the device
+        del some["checkpoints"]
 
     def fori_loop(lower: Any, upper: Any, body: Any, init: Any, max_steps: int) -> Any:
         return jax_revolve.checkpointed_fori_loop(
