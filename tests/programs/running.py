@@ -93,7 +93,7 @@ def by_python(
 
 def ours(options: dict[str, Any]) -> Loops:
     some = {k: v for k, v in options.items() if k in ("checkpoints", "memory")}
-    if "storage" in options:  # which belongs to one loop, as does having no checkpoints on the device
+    if "storage" in options:  # of one loop, as are no checkpoints on the device
         del some["checkpoints"]
 
     def fori_loop(lower: Any, upper: Any, body: Any, init: Any, max_steps: int) -> Any:
