@@ -383,7 +383,7 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_runs_the_plan_that_is_explained(
     loop: str, length: int, asked: dict[str, Any]
 ) -> None:
-    """A loop that stops by itself does so at its bound."""
+    """A while loop stops at its bound."""
     noted: list[None] = []
     xs = jnp.ones((length, 3))
 

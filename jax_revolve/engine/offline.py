@@ -161,9 +161,8 @@ def after_all_steps(plan: AnyPlan, held: Held) -> Held:
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
     """The blocks at which the advances of the forward sweep start, each from a checkpoint, and
     stop."""
-    last = plan.blocks if tapes_the_last_block(plan) else plan.blocks + 1
     first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
-    schedule = actions.revolve(last, slots_used(plan), first=first)
+    schedule = actions.revolve(plan.scheduled_blocks, slots_used(plan), first=first)
     before = takewhile(lambda a: not isinstance(a, actions.Tape), schedule)
     advances = np.array([a for a in before if isinstance(a, actions.Advance)], np.int32)
     starts, stops = advances.reshape(-1, 2).T

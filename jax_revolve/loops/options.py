@@ -9,14 +9,13 @@ from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.planning import (
-    MOST_REPETITIONS_BY_DEFAULT,
     Checkpoints,
     check_block,
     check_integer,
     is_zero,
     plan,
 )
-from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request
 from jax_revolve.schedule.storage import HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop

@@ -10,13 +10,16 @@ from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.arguments import check_integer as check_integer
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import all_stored, quickest, quickest_with_storage
+from jax_revolve.schedule.selection import (
+    MOST_REPETITIONS_BY_DEFAULT,
+    all_stored,
+    quickest,
+    quickest_with_storage,
+)
 from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
-
-MOST_REPETITIONS_BY_DEFAULT = 2
 
 
 @overload

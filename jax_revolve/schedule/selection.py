@@ -17,6 +17,8 @@ FINEST = 64
 APART = 1.08
 """The ratio of neighboring plans among those that are tried for several loops together."""
 
+MOST_REPETITIONS_BY_DEFAULT = 2
+
 FEW = 12
 MORE_REPETITIONS = 4
 """If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of the next
@@ -108,7 +110,7 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
     """The one-level plan with all checkpoints in the host's memory: as many as the storage allows,
     or by default the fewest with which no step is advanced more than twice."""
     blocks = scheduled_blocks(length, block_size)
-    wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, 2)
+    wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
     wanted = min(wanted, max(-(-length // block_size), 1))
     return Plan(length, wanted, block_size, replace(storage, checkpoints=None))
 

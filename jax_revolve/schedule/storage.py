@@ -121,15 +121,15 @@ def with_room(storage: AnyStorage, checkpoint: int, extra: int = 0) -> AnyStorag
     of which the loop needs `extra` for itself."""
     if storage.memory is None:
         return storage
-    least = checkpoint * (1 + extra)
-    if parse_bytes(storage.memory) < least:
+    memory, least = parse_bytes(storage.memory), checkpoint * (1 + extra)
+    if memory < least:
         raise ValueError(
-            f"memory of the storage must be at least {least} bytes here, but is {storage.memory}: "
+            f"memory of the storage must be at least {least} bytes here, but is {memory}: "
             f"a checkpoint takes {checkpoint}. Pass at least that much, or storage=None."
         )
     if not checkpoint:
         return replace(storage, memory=None)
-    most = parse_bytes(storage.memory) // checkpoint - extra
+    most = memory // checkpoint - extra
     return replace(storage, memory=None, checkpoints=min(most, storage.checkpoints or most))
 
 
