@@ -1,8 +1,8 @@
-"""The tape of a block of consecutive steps: their residuals, kept until they are transposed.
+"""The tape of a block of consecutive steps, kept until they are transposed.
 
-A tape stores as few residuals of a step as possible. Slices of the xs are read again from the xs. A
-residual that depends on neither carry nor xs, such as a weight or its cosine, is the same for every
-step.
+A tape stores for each step the fewest bytes from which its residuals can be computed again by cheap
+operations: see `cut`. Slices of the xs are read again from the xs. A value that depends on neither
+carry nor xs, such as a weight or its cosine, is the same for every step.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import AbstractValue, ClosedJaxpr, Result, results_in, with_outputs, zeros
+from jax_revolve._compat import (
+    AbstractValue,
+    ClosedJaxpr,
+    composed,
+    inlined,
+    with_outputs,
+    zeros,
+)
+from jax_revolve.engine.cut import kept_values, same_values
 from jax_revolve.engine.weight_gradients import WeightGradients
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
@@ -32,24 +40,43 @@ class Tape:
         self._inputs = [steps.operands.carry, read(self._xs, 0)]
         found: list[Linearized] = []
 
-        def residuals(carry: list[Any], x: list[Any]) -> list[Any]:
-            linearized = self._linearize(carry, x)
+        def linearized(carry: list[Any], x: list[Any]) -> list[Any]:
+            operands = Operands(steps.safe.consts, carry, x)
+            linearized = linearize(steps.step_from(carry), activity, operands)
             found.append(linearized.without_values())
-            return linearized.residuals
+            return [*linearized.results, *linearized.residuals]
 
-        self._traced = jax.make_jaxpr(residuals)(*self._inputs)
-        self._residuals = results_in(self._traced)
-        self._stored = [self._is_stored(i, r) for i, r in enumerate(self._residuals)]
+        self._traced = inlined(jax.make_jaxpr(linearized)(*self._inputs))
         self._linearized = found[0]
+        count = len(steps.loop.output_types)
+        outvars = self._traced.jaxpr.outvars
+        self._results, self._residuals = outvars[:count], outvars[count:]
+        carry, self._x = steps.loop.results(self._traced.jaxpr.invars)
+        self._kept = kept_values(self._traced.jaxpr, self._residuals, carry, self._x)
+        self._same = same_values(self._traced.jaxpr, [*self._kept, *self._x], self._residuals)
 
     @property
     def types(self) -> list[AbstractValue]:
-        """The types of the residuals that are stored for each step."""
-        return [r.aval for r in pick(self._residuals, self._stored)]
+        """The types of what is stored for each step."""
+        return [v.aval for v in self._kept]
 
     @cached_property
     def weight_gradients(self) -> WeightGradients:
         """The cotangents of consts that are computed at the end of a block."""
+        inputs = [*self._kept, *self._x, *self._same]
+        pullback = composed(self._pullback(), self._traced, inputs, self._residuals)
+        count = len(pullback.jaxpr.invars)
+        varies = [*[True] * (len(inputs) - len(self._same)), *[False] * len(self._same)]
+        stored = range(len(self._kept))
+        return WeightGradients(
+            pullback,
+            [*varies, *[True] * (count - len(varies))],
+            [*stored, *[None] * (count - len(stored))],
+            sum(self._activity.consts),
+        )
+
+    def _pullback(self) -> ClosedJaxpr:
+        """Of residuals and cotangents, to cotangents."""
         num_carry = sum(self._activity.carry)
         traced: list[ClosedJaxpr] = []
 
@@ -59,23 +86,13 @@ class Tape:
 
         def trace() -> list[Any]:
             """Values of the right types, which are never computed."""
-            residuals = [zeros(r.aval) for r in self._residuals]
+            residuals = [zeros(v.aval) for v in self._residuals]
             cts = list(map(zeros, self._linearized.types))
             traced.append(jax.make_jaxpr(pullback)(residuals, cts))
             return []
 
         jax.make_jaxpr(trace)()
-        num_cts = len(self._linearized.types)
-        entries = iter(range(len(self.types)))
-        own = [next(entries) if stored else None for stored in self._stored]
-        stored = [own[r.same_as] for r in self._residuals]
-        varies = [r.varies for r in self._residuals]
-        return WeightGradients(
-            traced[0],
-            [*varies, *[True] * num_cts],
-            [*stored, *[None] * num_cts],
-            sum(self._activity.consts),
-        )
+        return traced[0]
 
     def empty(self, length: int) -> Buffers:
         """Buffers for `length` steps."""
@@ -87,9 +104,10 @@ class Tape:
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """One step: carry and y, and the residuals that are stored."""
-        linearized = self._linearize(carry, x)
-        carry, y = self._steps.loop.results(linearized.results)
-        return carry, y, pick(linearized.residuals, self._stored)
+        run = with_outputs(self._traced, [*self._results, *self._kept])
+        flat = run([*carry, *x])
+        carry, y = self._steps.loop.results(flat[: len(self._results)])
+        return carry, y, flat[len(self._results) :]
 
     def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
         """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
@@ -125,16 +143,17 @@ class Tape:
             gradient, kept = state
             entry = count - 1 - i
             at = steps.loop.entry(start + entry)
-            residuals = self._put_together(read(stored, entry), read(self._xs, at), same)
+            inputs = [*read(stored, entry), *read(self._xs, at), *same]
             ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
-            flat, new = weights.of_step([*residuals, *gradient.carry, *ct_y])
+            flat, new = weights.of_step([*inputs, *gradient.carry, *ct_y])
             ct = _take_apart(flat, sum(now), len(gradient.carry))
             some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
             consts = substitute(gradient.consts, now, some.consts)
             return some._replace(consts=consts), write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
-        totals = weights.of_block(stored, kept, [*same, *self._linearized.types])
+        unused = [v.aval for v in [*self._kept, *self._x]]
+        totals = weights.of_block(stored, kept, [*unused, *same, *self._linearized.types])
         sums = add(pick(gradient.consts, weights.deferred), totals)
         consts = substitute(gradient.consts, weights.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
@@ -142,41 +161,9 @@ class Tape:
     def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
         return zip(self._linearized.types[sum(self._activity.carry) :], ct_y, strict=True)
 
-    def _linearize(self, carry: list[Any], x: list[Any]) -> Linearized:
-        inputs = Operands(self._steps.safe.consts, carry, x)
-        return linearize(self._steps.step_from(carry), self._activity, inputs)
-
-    def _is_stored(self, i: int, residual: Result) -> bool:
-        return residual.varies and self._of_xs(residual) is None and residual.same_as == i
-
-    def _of_xs(self, residual: Result) -> int | None:
-        """The index of the x that a residual is a slice of, if it is one."""
-        first = self._steps.loop.num_carry
-        if residual.input is None or residual.input < first:
-            return None
-        return residual.input - first
-
     def same_for_all(self) -> list[Any]:
-        """The residuals that are the same for every step; `None` for the others."""
-        fixed = [not r.varies for r in self._residuals]
-        of_fixed = with_outputs(
-            self._traced, pick(self._traced.jaxpr.outvars, fixed), effects=False
-        )
-        values = of_fixed(jax.tree.leaves(self._inputs))
-        return substitute([None] * len(fixed), fixed, values)
-
-    def _put_together(self, stored: list[Any], x: list[Any], same: list[Any]) -> list[Any]:
-        entries = iter(stored)
-        values: list[Any] = []
-        for i, residual in enumerate(self._residuals):
-            of_xs = self._of_xs(residual)
-            if self._stored[i]:
-                values.append(next(entries))
-            elif of_xs is not None:
-                values.append(x[of_xs])
-            else:
-                values.append(values[residual.same_as] if residual.varies else same[i])
-        return values
+        """The values that residuals are computed from and that are the same for every step."""
+        return with_outputs(self._traced, self._same, effects=False)(jax.tree.leaves(self._inputs))
 
 
 def _take_apart(flat: list[Any], num_consts: int, num_carry: int) -> Operands:

@@ -1,0 +1,107 @@
+"""Jaxprs without calls, and jaxprs put together, without tracing."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr, Literal, Var
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+"""The parameter that holds what a call computes. The rules of functions with derivative rules of
+their own are lost: the result is to be run, not to be differentiated."""
+
+_LAYOUTS = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
+
+
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with what its calls compute in their places. A call that lays its operands or
+    results out over devices stays."""
+    if not any(map(_called, closed.eqns)):
+        return closed
+    jaxpr = closed.jaxpr
+    found = _Inlined([], dict(zip(jaxpr.constvars, closed.consts, strict=True)))
+    values = {v: v for v in [*jaxpr.constvars, *jaxpr.invars]}
+    outvars = found.add(jaxpr, values)
+    jaxpr = jaxpr.replace(constvars=list(found.consts), eqns=found.eqns, outvars=outvars)
+    return ClosedJaxpr(jaxpr, list(found.consts.values()))
+
+
+def _called(eqn: Any) -> ClosedJaxpr | None:
+    """What a call computes; `None` for an equation that is not inlined."""
+    name = _CALLS.get(eqn.primitive.name)
+    shardings = (s for layout in _LAYOUTS for s in eqn.params.get(layout, ()))
+    if name is None or not all(s is None or _is_unspecified(s) for s in shardings):
+        return None
+    return eqn.params[name]
+
+
+def _is_unspecified(sharding: Any) -> bool:
+    return type(sharding).__name__ == "UnspecifiedValue"
+
+
+class _Inlined(NamedTuple):
+    """The equations so far, with consts of calls as consts of their own."""
+
+    eqns: list[Any]
+    consts: dict[Any, Any]
+
+    def add(self, jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
+        """Append the equations of an open jaxpr, of whose inputs the `values` are given, and which
+        are added to. Returns the results."""
+
+        def read(atoms: Sequence[Any]) -> list[Any]:
+            return [atom if isinstance(atom, Literal) else values[atom] for atom in atoms]
+
+        for eqn in jaxpr.eqns:
+            operands, call = read(eqn.invars), _called(eqn)
+            if call is not None:
+                inside = dict(zip(call.jaxpr.invars, operands, strict=True))
+                for v, const in zip(call.jaxpr.constvars, call.consts, strict=True):
+                    inside[v] = new = Var(v.aval)
+                    self.consts[new] = const
+                values.update(zip(eqn.outvars, self.add(call.jaxpr, inside), strict=True))
+                continue
+            # A call that is there twice has the same variables each time.
+            results = [Var(v.aval) if isinstance(v, Var) else v for v in eqn.outvars]
+            values.update(zip(eqn.outvars, results, strict=True))
+            self.eqns.append(eqn.replace(invars=operands, outvars=results))
+        return read(jaxpr.outvars)
+
+
+def composed(
+    outer: ClosedJaxpr, inner: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
+) -> ClosedJaxpr:
+    """`outer` with the `results` of `inner`, variables or literals of it, as its first operands.
+    They are computed from the variables `inputs` of `inner`, which are its first operands now."""
+    eqns = between(inner.jaxpr, inputs, results)
+    count = len(results)
+    values = dict(zip(outer.jaxpr.invars[:count], results, strict=True))
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [v if isinstance(v, Literal) else values.get(v, v) for v in atoms]
+
+    eqns += [eqn.replace(invars=read(eqn.invars)) for eqn in outer.eqns]
+    jaxpr = outer.jaxpr.replace(
+        constvars=[*inner.jaxpr.constvars, *outer.jaxpr.constvars],
+        invars=[*inputs, *outer.jaxpr.invars[count:]],
+        eqns=eqns,
+        outvars=read(outer.jaxpr.outvars),
+    )
+    return ClosedJaxpr(jaxpr, [*inner.consts, *outer.consts])
+
+
+def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The equations that compute results from variables of the jaxpr."""
+    wanted = {v for v in results if isinstance(v, Var)}.difference(inputs)
+    kept: list[Any] = []
+    for eqn in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            wanted.update(v for v in eqn.invars if isinstance(v, Var))
+            wanted.difference_update(inputs)
+    return kept[::-1]
