@@ -18,13 +18,7 @@ from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
-from jax_revolve.step.pullback import (
-    Cotangents,
-    accumulate,
-    of_init,
-    pull_back_step,
-    zero_cotangents,
-)
+from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read
 from jax_revolve.storage.stores import get
@@ -67,10 +61,12 @@ def run_reverse(
 
 
 class _OneByOne:
-    """Blocks of a single step: residuals are used where they are computed."""
+    """Blocks of a single step: a tape is used where it is computed."""
 
     def __init__(self, steps: Steps, activity: Activity, cotangents: Cotangents) -> None:
-        self._steps, self._activity, self._cotangents = steps, activity, cotangents
+        self._steps, self._ct_ys = steps, cotangents.ys
+        self._tape = Tape(steps, activity, in_blocks=False)
+        self._same = self._tape.same_for_all()
 
     def reverse(
         self, bar: Bar, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal
@@ -78,15 +74,10 @@ class _OneByOne:
         """From the cotangents after a step, where a checkpoint is given, to those before it."""
         del bar
         gradient, tape = reversal
-        carry, at = self._steps.whole(restarted), self._steps.loop.entry(step)
-        ct = pull_back_step(
-            self._steps.step_from(carry),
-            self._activity,
-            self._steps.inputs(carry, step),
-            Cotangents(gradient.carry, read(self._cotangents.ys, at)),
-            partial(_in_a_branch, top >= 0),
-        )
-        return accumulate(gradient, ct, at), tape
+        _, *inputs = self._steps.inputs(self._steps.whole(restarted), step)
+        taped = _in_a_branch(top >= 0, lambda: self._tape.run(*inputs)[2])
+        gradient, _ = self._tape.pull_back_step(taped, self._same, step, gradient, self._ct_ys)
+        return gradient, tape
 
 
 class _InBlocks:

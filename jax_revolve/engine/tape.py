@@ -7,6 +7,7 @@ carry nor xs, such as a weight or its cosine, is the same for every step.
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import jax
@@ -33,7 +34,10 @@ from jax_revolve.storage.buffers import Buffers, read, write
 class Tape:
     """How the steps of a loop are taped, and transposed from their tape."""
 
-    def __init__(self, steps: Steps, activity: Activity) -> None:
+    def __init__(self, steps: Steps, activity: Activity, *, in_blocks: bool = True) -> None:
+        """With `in_blocks=False` for steps that are taped alone: cotangents of weights are added up
+        in each step."""
+        self._in_blocks = in_blocks
         self._steps = steps
         self._activity = activity
         self._xs = steps.operands.xs
@@ -73,6 +77,7 @@ class Tape:
             [*varies, *[True] * (count - len(varies))],
             [*stored, *[None] * (count - len(stored))],
             sum(self._activity.consts),
+            **({} if self._in_blocks else {"least_weight": inf}),
         )
 
     def _pullback(self) -> ClosedJaxpr:
@@ -135,21 +140,15 @@ class Tape:
         """The cotangents before the taped steps, from those after them. The tape must be
         `complete`, and is returned for reuse. `same` is `same_for_all()`. `loop` is
         `lax.fori_loop`, or one that reports progress."""
-        steps, weights = self._steps, self.weight_gradients
+        weights = self.weight_gradients
         stored, kept = tape[: len(self.types)], tape[len(self.types) :]
-        now = [not d for d in weights.deferred]
 
         def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
             gradient, kept = state
             entry = count - 1 - i
-            at = steps.loop.entry(start + entry)
-            inputs = [*read(stored, entry), *read(self._xs, at), *same]
-            ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
-            flat, new = weights.of_step([*inputs, *gradient.carry, *ct_y])
-            ct = _take_apart(flat, sum(now), len(gradient.carry))
-            some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
-            consts = substitute(gradient.consts, now, some.consts)
-            return some._replace(consts=consts), write(kept, new, entry)
+            taped = read(stored, entry)
+            gradient, new = self.pull_back_step(taped, same, start + entry, gradient, ct_ys)
+            return gradient, write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
         unused = [v.aval for v in [*self._kept, *self._x]]
@@ -157,6 +156,20 @@ class Tape:
         sums = add(pick(gradient.consts, weights.deferred), totals)
         consts = substitute(gradient.consts, weights.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
+
+    def pull_back_step(
+        self, taped: list[Any], same: list[Any], step: Any, gradient: Operands, ct_ys: list[Any]
+    ) -> tuple[Operands, list[Any]]:
+        """The cotangents before a step, from those after it and what is taped of it; and what is
+        kept for the end of the block."""
+        weights, at = self.weight_gradients, self._steps.loop.entry(step)
+        now = [not d for d in weights.deferred]
+        inputs = [*taped, *read(self._xs, at), *same]
+        ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
+        flat, new = weights.of_step([*inputs, *gradient.carry, *ct_y])
+        ct = _take_apart(flat, sum(now), len(gradient.carry))
+        some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
+        return some._replace(consts=substitute(gradient.consts, now, some.consts)), new
 
     def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
         return zip(self._linearized.types[sum(self._activity.carry) :], ct_y, strict=True)

@@ -57,7 +57,7 @@ class WeightGradients:
         stored: Sequence[int | None],
         num_consts: int,
         *,
-        least_weight: int = LEAST_WEIGHT,
+        least_weight: float = LEAST_WEIGHT,
         most_kept: float = MOST_KEPT,
     ) -> None:
         """`pullback` is that of a step. `varies` tells which of its inputs vary from step to step,
