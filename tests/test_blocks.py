@@ -21,7 +21,7 @@ from test_memory import (
 )
 
 from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
-from jax_revolve.engine.weight_gradients import WeightGradients
+from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.actions import Advance, Tape
 

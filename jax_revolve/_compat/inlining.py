@@ -1,8 +1,9 @@
 """Jaxprs without calls, and jaxprs put together, without tracing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 _CALLS = {
@@ -73,26 +74,15 @@ class _Inlined(NamedTuple):
         return read(jaxpr.outvars)
 
 
-def composed(
-    outer: ClosedJaxpr, inner: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
-) -> ClosedJaxpr:
-    """`outer` with the `results` of `inner`, variables or literals of it, as its first operands.
-    They are computed from the variables `inputs` of `inner`, which are its first operands now."""
-    eqns = between(inner.jaxpr, inputs, results)
-    count = len(results)
-    values = dict(zip(outer.jaxpr.invars[:count], results, strict=True))
-
-    def read(atoms: Sequence[Any]) -> list[Any]:
-        return [v if isinstance(v, Literal) else values.get(v, v) for v in atoms]
-
-    eqns += [eqn.replace(invars=read(eqn.invars)) for eqn in outer.eqns]
-    jaxpr = outer.jaxpr.replace(
-        constvars=[*inner.jaxpr.constvars, *outer.jaxpr.constvars],
-        invars=[*inputs, *outer.jaxpr.invars[count:]],
-        eqns=eqns,
-        outvars=read(outer.jaxpr.outvars),
+def part_of(
+    closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """The function that computes the results, variables or literals of the jaxpr, from the values
+    of its variables `inputs`."""
+    jaxpr = closed.jaxpr.replace(
+        invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
     )
-    return ClosedJaxpr(jaxpr, [*inner.consts, *outer.consts])
+    return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
 
 
 def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -3,7 +3,7 @@
 import jax
 
 from jax_revolve._compat import bytes_of
-from jax_revolve.engine.tape import Tape
+from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, Operands, pick
@@ -18,8 +18,11 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
     return Sizes(
         checkpoint=bytes_of(pick(carry, restart)),
         residuals=bytes_of([*tape.types, *tape.weight_gradients.types]),
-        alone=bytes_of(tape.types),
+        alone=tape.bytes_alone,
         carry=bytes_of(carry),
         weights=bytes_of(tape.weight_gradients.weights),
         work=work_of(loop.jaxpr),
+        again=tape.bytes_again,
+        again_work=tape.cut.work,
+        uncut=bytes_of(tape.uncut),
     )

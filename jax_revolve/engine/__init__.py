@@ -10,8 +10,7 @@ Begin with the docstring of `slots`, then read `offline` and `reverse`. There ar
 
 Parts of the slots engine:
 
-- `tape`: the residuals of a block of steps.
-- `weight_gradients`: cotangents of weights, added up over a block by one matrix product.
+- `tape`: what is kept of a block of steps until they are transposed.
 - `split`, `placement`: the decisions of the schedule, in 32-bit integers on the device.
 
 All engines use `bars`, loops that report their progress.

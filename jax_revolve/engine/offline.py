@@ -13,7 +13,7 @@ import numpy as np
 from jax_revolve._compat import zeros
 from jax_revolve.engine.bars import Bar
 from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
-from jax_revolve.engine.tape import Tape
+from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule import actions
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan

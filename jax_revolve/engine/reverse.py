@@ -1,6 +1,5 @@
 """The reverse sweep: the schedule with its stack on the device."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,18 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import filled_with_a_number, is_host_type, results_in, with_outputs, zeros
 from jax_revolve.engine.bars import Bar
 from jax_revolve.engine.slots import Held, empty, newest, stores_every_block, write_slot
 from jax_revolve.engine.split import SplitTable
-from jax_revolve.engine.tape import Tape
+from jax_revolve.engine.tape.branch import in_a_branch
+from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.loop import Operands, pick
 from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps
-from jax_revolve.storage.buffers import Buffers, read
+from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import get
 
 Reversal = tuple[Operands, Buffers]
@@ -75,7 +74,7 @@ class _OneByOne:
         del bar
         gradient, tape = reversal
         _, *inputs = self._steps.inputs(self._steps.whole(restarted), step)
-        taped = _in_a_branch(top >= 0, lambda: self._tape.run(*inputs)[2])
+        taped = in_a_branch(top >= 0, lambda: self._tape.run(*inputs)[2])
         gradient, _ = self._tape.pull_back_step(taped, self._same, step, gradient, self._ct_ys)
         return gradient, tape
 
@@ -231,36 +230,3 @@ def _store_on_the_way(
     state = (held, newest(steps.initial(), held), target(position, held.top))
     held, carry, _ = lax.while_loop(worth_storing, store, state)
     return held, carry, held.positions[held.top]
-
-
-def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
-    """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
-
-    XLA would otherwise compute the residuals inside of the fused kernel of the transposed step,
-    which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
-    second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
-    removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
-
-    Values that are residuals as they are, such as weights, do not go through: it would copy them.
-    Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
-    whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
-    values between memories outside of them alone.
-    """
-    traced = jax.make_jaxpr(residuals)()
-    outvars = traced.jaxpr.outvars
-    if any(map(is_host_type, traced.out_avals)):
-        return with_outputs(traced, outvars)([])
-    results, filled = results_in(traced), filled_with_a_number(traced)
-    outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
-    passed_on = substitute([r.passed_on for r in results], filled, outside)
-    computed = [value is None for value in passed_on]
-    run = partial(with_outputs(traced, pick(outvars, computed)), [])
-
-    def branch() -> list[Any]:
-        def other() -> list[Any]:
-            return [zeros(r.aval) for r in pick(results, computed)]
-
-        return lax.cond(always, run, other)
-
-    values = lax.platform_dependent(cpu=branch, default=run)
-    return substitute(passed_on, computed, values)

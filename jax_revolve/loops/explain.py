@@ -8,7 +8,7 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
 from jax_revolve.autodiff.sizes import sizes_of
-from jax_revolve.engine.tape import Tape
+from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.loops.options import Options
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.cost import Sizes

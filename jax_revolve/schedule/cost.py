@@ -28,6 +28,10 @@ HELD_BYTE = 0.4
 EVALUATION = 1000.0
 BLOCK = 1300.0
 
+SAVED_BYTE = 1.0
+"""What a byte less in the residuals of a step may cost in time. It is worth more than what storing
+it takes: blocks can be longer, and loops fit that did not."""
+
 STACK_LEVEL = 8
 """The bytes of a stack level of a while loop: the position of its checkpoint and its slot index."""
 
@@ -40,12 +44,15 @@ class Sizes(NamedTuple):
     """The sizes of one step, in bytes, and its work.
 
     - `checkpoint`: the leaves of the carry that a checkpoint holds.
-    - `residuals`: the residuals of a step in a block of several steps.
+    - `residuals`: what is kept of a step in a block of several steps.
     - `alone`: the residuals of a step that is taped alone.
     - `carry`: the whole carry.
     - `weights`: the weights whose cotangents are computed once for a block.
     - `work`: the estimated time of an evaluation in nanoseconds; `None` if it is so long that
       nothing else counts.
+    - `again`: the residuals of a single step that are computed again from what is kept.
+    - `again_work`: the estimated time of that in nanoseconds.
+    - `uncut`: the residuals that JAX keeps of a step.
     """
 
     checkpoint: int
@@ -54,12 +61,16 @@ class Sizes(NamedTuple):
     carry: int
     weights: int = 0
     work: float | None = None
+    again: int = 0
+    again_work: float = 0.0
+    uncut: int | None = None
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
     """The bytes that the plan holds on the device."""
-    residuals = sizes.residuals if plan.block_size > 1 else sizes.alone
-    return plan.memory(sizes.checkpoint, residuals, sizes.carry)
+    if plan.block_size == 1:
+        return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
+    return plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry) + sizes.again
 
 
 def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
@@ -113,7 +124,8 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     runs = _runs(plan, is_while)
     if sizes.work is None:
         return runs
-    in_blocks, alone = sizes.residuals * RESIDUAL_BYTE, sizes.weights * WEIGHT_BYTE
+    alone = sizes.weights * WEIGHT_BYTE
+    in_blocks = sizes.residuals * RESIDUAL_BYTE + sizes.again_work
     return (
         runs * (sizes.work + EVALUATION)
         + plan.length * (in_blocks if plan.block_size > 1 else alone)

@@ -5,6 +5,7 @@ nanoseconds on a CPU with two cores, as in `schedule.cost`. Matrix products coun
 operations, everything else by the bytes of its results.
 """
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -20,12 +21,17 @@ from jax_revolve.step.loop import Loop
 PRODUCT_OPERATION = 0.015
 BYTE = 0.01
 TRANSCENDENTAL_BYTE = 0.25
+SLOW_BYTE = 1.0
 
 TRANSCENDENTAL = {
-    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "sin", "sinh"),
-    *("tan", "tanh", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rsqrt", "sqrt"),
-    *("cbrt", "digamma", "erf", "erf_inv", "erfc", "lgamma"),
+    *("acosh", "asinh", "atanh", "cbrt", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
+    *("log", "log1p", "logistic", "rsqrt", "sinh", "sqrt", "tanh"),
 }
+SLOW = {
+    *("acos", "asin", "atan", "atan2", "cos", "digamma", "lgamma", "pow", "sin", "tan"),
+}
+"""Of these XLA makes no vector instructions for a CPU."""
+PER_BYTE = dict.fromkeys(TRANSCENDENTAL, TRANSCENDENTAL_BYTE) | dict.fromkeys(SLOW, SLOW_BYTE)
 CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
 FOREIGN = ("callback", "custom_call", "ffi", "pallas")
 FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
@@ -33,7 +39,12 @@ FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
 
 def work_of(jaxpr: ClosedJaxpr) -> float:
     """The time of evaluating a jaxpr once, on a device, in nanoseconds."""
-    return sum(map(_work, jaxpr.eqns))
+    return work_of_equations(jaxpr.eqns)
+
+
+def work_of_equations(eqns: Iterable[Any]) -> float:
+    """The time of evaluating these equations of a jaxpr once."""
+    return sum(map(_work, eqns))
 
 
 def is_estimated(jaxpr: ClosedJaxpr) -> bool:
@@ -75,4 +86,6 @@ def _work(eqn: Any) -> float:
         return 2 * size * max(shapes[0][-1:], default=1) * PRODUCT_OPERATION
     if name in FREE:
         return 0.0
-    return bytes_of(outputs) * (TRANSCENDENTAL_BYTE if name in TRANSCENDENTAL else BYTE)
+    if name.startswith("reduce_"):
+        return bytes_of(inputs) * BYTE
+    return bytes_of(outputs) * PER_BYTE.get(name, BYTE)

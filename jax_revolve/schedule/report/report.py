@@ -62,7 +62,10 @@ class Report:
             yield f"  {name:<{width}}  {readable(size):>8}  {meaning}"
 
     def _residuals(self) -> Iterator[tuple[str, int, str]]:
-        yield "residuals of a step", self.sizes.residuals, "kept until the step is transposed"
+        meaning, uncut = "kept until the step is transposed", self.sizes.uncut
+        if uncut is not None and uncut > self.sizes.residuals:
+            meaning += f"; {readable(uncut)} without computing any again"
+        yield "residuals of a step", self.sizes.residuals, meaning
         if self.sizes.alone != self.sizes.residuals:
             yield (
                 "- taped alone",

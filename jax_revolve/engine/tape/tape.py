@@ -17,13 +17,16 @@ from jax import lax
 from jax_revolve._compat import (
     AbstractValue,
     ClosedJaxpr,
-    composed,
+    bytes_of,
     inlined,
+    is_literal,
+    part_of,
     with_outputs,
     zeros,
 )
-from jax_revolve.engine.cut import kept_values, same_values
-from jax_revolve.engine.weight_gradients import WeightGradients
+from jax_revolve.engine.tape.branch import in_a_branch
+from jax_revolve.engine.tape.cut import TracedStep, best_cut, without_cut
+from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, Linearized, accumulate, add, linearize, pull_back
@@ -50,32 +53,48 @@ class Tape:
             found.append(linearized.without_values())
             return [*linearized.results, *linearized.residuals]
 
-        self._traced = inlined(jax.make_jaxpr(linearized)(*self._inputs))
+        closed = inlined(jax.make_jaxpr(linearized)(*self._inputs))
         self._linearized = found[0]
-        count = len(steps.loop.output_types)
-        outvars = self._traced.jaxpr.outvars
-        self._results, self._residuals = outvars[:count], outvars[count:]
-        carry, self._x = steps.loop.results(self._traced.jaxpr.invars)
-        self._kept = kept_values(self._traced.jaxpr, self._residuals, carry, self._x)
-        self._same = same_values(self._traced.jaxpr, [*self._kept, *self._x], self._residuals)
+        self._step = TracedStep(closed, steps.loop.num_carry, len(steps.loop.output_types))
+        self.cut = best_cut(self._step)
+        inputs = [*self.cut.kept, *self._step.x, *self.cut.same]
+        self._again = part_of(closed, inputs, self._step.residuals)
+        varying = self._step.varying()
+        self._varies = [not is_literal(v) and v in varying for v in self._step.residuals]
 
     @property
     def types(self) -> list[AbstractValue]:
         """The types of what is stored for each step."""
-        return [v.aval for v in self._kept]
+        return [v.aval for v in self.cut.kept]
+
+    @property
+    def uncut(self) -> list[AbstractValue]:
+        """The types of the residuals that JAX would store."""
+        return [v.aval for v in without_cut(self._step).kept]
+
+    @property
+    def bytes_again(self) -> int:
+        """The bytes of the residuals of a step that are computed again, and not merged with what
+        uses them."""
+        if self.cut.is_elementwise:
+            return 0
+        return bytes_of(v.aval for v in without_cut(self._step).kept if v not in self.cut.kept)
+
+    @property
+    def bytes_alone(self) -> int:
+        """The bytes of all residuals of a step that is taped alone."""
+        return self.cut.bytes + self.bytes_again
 
     @cached_property
     def weight_gradients(self) -> WeightGradients:
         """The cotangents of consts that are computed at the end of a block."""
-        inputs = [*self._kept, *self._x, *self._same]
-        pullback = composed(self._pullback(), self._traced, inputs, self._residuals)
-        count = len(pullback.jaxpr.invars)
-        varies = [*[True] * (len(inputs) - len(self._same)), *[False] * len(self._same)]
-        stored = range(len(self._kept))
+        pullback, cts = self._pullback(), len(self._linearized.types)
+        stored = {v: i for i, v in enumerate(self.cut.kept)}
+        buffers = [None if is_literal(v) else stored.get(v) for v in self._step.residuals]
         return WeightGradients(
             pullback,
-            [*varies, *[True] * (count - len(varies))],
-            [*stored, *[None] * (count - len(stored))],
+            [*self._varies, *[True] * cts],
+            [*buffers, *[None] * cts],
             sum(self._activity.consts),
             **({} if self._in_blocks else {"least_weight": inf}),
         )
@@ -91,7 +110,7 @@ class Tape:
 
         def trace() -> list[Any]:
             """Values of the right types, which are never computed."""
-            residuals = [zeros(v.aval) for v in self._residuals]
+            residuals = [zeros(v.aval) for v in self._step.residuals]
             cts = list(map(zeros, self._linearized.types))
             traced.append(jax.make_jaxpr(pullback)(residuals, cts))
             return []
@@ -109,10 +128,10 @@ class Tape:
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """One step: carry and y, and the residuals that are stored."""
-        run = with_outputs(self._traced, [*self._results, *self._kept])
-        flat = run([*carry, *x])
-        carry, y = self._steps.loop.results(flat[: len(self._results)])
-        return carry, y, flat[len(self._results) :]
+        step = self._step
+        flat = with_outputs(step.closed, [*step.results, *self.cut.kept])([*carry, *x])
+        carry, y = self._steps.loop.results(flat[: step.num_results])
+        return carry, y, flat[step.num_results :]
 
     def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
         """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
@@ -151,8 +170,7 @@ class Tape:
             return gradient, write(kept, new, entry)
 
         gradient, kept = loop(0, count, step, (gradient, kept))
-        unused = [v.aval for v in [*self._kept, *self._x]]
-        totals = weights.of_block(stored, kept, [*unused, *same, *self._linearized.types])
+        totals = weights.of_block(stored, kept, [*self._fixed(same), *self._linearized.types])
         sums = add(pick(gradient.consts, weights.deferred), totals)
         consts = substitute(gradient.consts, weights.deferred, sums)
         return gradient._replace(consts=consts), [*stored, *kept]
@@ -165,8 +183,13 @@ class Tape:
         weights, at = self.weight_gradients, self._steps.loop.entry(step)
         now = [not d for d in weights.deferred]
         inputs = [*taped, *read(self._xs, at), *same]
+        residuals = (
+            self._again(inputs)
+            if self.cut.is_elementwise
+            else in_a_branch(at >= 0, lambda: self._again(inputs))
+        )
         ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
-        flat, new = weights.of_step([*inputs, *gradient.carry, *ct_y])
+        flat, new = weights.of_step([*residuals, *gradient.carry, *ct_y])
         ct = _take_apart(flat, sum(now), len(gradient.carry))
         some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
         return some._replace(consts=substitute(gradient.consts, now, some.consts)), new
@@ -174,9 +197,24 @@ class Tape:
     def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
         return zip(self._linearized.types[sum(self._activity.carry) :], ct_y, strict=True)
 
+    def _computed_again(self, inputs: list[Any], at: Any) -> list[Any]:
+        """All residuals. XLA computes what it merges with several uses once for each: arithmetic
+        may be merged, other operations not."""
+        if self.cut.is_elementwise:
+            return self._again(inputs)
+        return in_a_branch(at >= 0, lambda: self._again(inputs))
+
+    def _fixed(self, same: list[Any]) -> list[Any]:
+        """The residuals that are the same for every step, and the types of the others."""
+        residuals = self._step.residuals
+        is_fixed = [not varies for varies in self._varies]
+        fixed = part_of(self._step.closed, self.cut.same, pick(residuals, is_fixed))(same)
+        return substitute([v.aval for v in residuals], is_fixed, fixed)
+
     def same_for_all(self) -> list[Any]:
         """The values that residuals are computed from and that are the same for every step."""
-        return with_outputs(self._traced, self._same, effects=False)(jax.tree.leaves(self._inputs))
+        values = with_outputs(self._step.closed, self.cut.same, effects=False)
+        return values(jax.tree.leaves(self._inputs))
 
 
 def _take_apart(flat: list[Any], num_consts: int, num_carry: int) -> Operands:

@@ -1,0 +1,44 @@
+"""Residuals that XLA does not merge with what uses them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from jax_revolve._compat import filled_with_a_number, is_host_type, results_in, with_outputs, zeros
+from jax_revolve.step.loop import pick, substitute
+
+
+def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
+    """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
+
+    XLA would otherwise compute the residuals inside of the fused kernel of the transposed step,
+    which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
+    second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
+    removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
+
+    Values that are residuals as they are, such as weights, do not go through: it would copy them.
+    Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
+    whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
+    values between memories outside of them alone.
+    """
+    traced = jax.make_jaxpr(residuals)()
+    outvars = traced.jaxpr.outvars
+    if any(map(is_host_type, traced.out_avals)):
+        return with_outputs(traced, outvars)([])
+    results, filled = results_in(traced), filled_with_a_number(traced)
+    outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
+    passed_on = substitute([r.passed_on for r in results], filled, outside)
+    computed = [value is None for value in passed_on]
+    run = partial(with_outputs(traced, pick(outvars, computed)), [])
+
+    def branch() -> list[Any]:
+        def other() -> list[Any]:
+            return [zeros(r.aval) for r in pick(results, computed)]
+
+        return lax.cond(always, run, other)
+
+    values = lax.platform_dependent(cpu=branch, default=run)
+    return substitute(passed_on, computed, values)

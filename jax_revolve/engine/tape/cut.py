@@ -1,0 +1,170 @@
+"""The fewest bytes from which the residuals of a step can be computed again: a minimum cut.
+
+JAX keeps what its linearization of a step asks for: of a `tanh` its result and a function of that,
+of a gate of a recurrent network three versions. Most of these values follow from fewer ones by
+cheap operations. Which values to keep is a minimum cut of the graph of the step's equations:
+
+- The sources are the carry, and the results of operations that never run again: products,
+  convolutions, loops, sorts, linear algebra, random bits, scatters, whatever is not known here, and
+  what a user marked to be kept (`jax.ad_checkpoint.checkpoint_name`, and what a policy of
+  `jax.checkpoint` saves).
+- The sinks are the residuals.
+- A value that is kept costs its bytes. Slices of the xs, and values that are the same for every
+  step, can be had without being kept.
+
+Of several such cuts it is the one closest to the residuals, from which the least is computed again.
+
+Source: L. R. Ford and D. R. Fulkerson, "Maximal flow through a network", Canadian Journal of
+Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, too.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax_revolve._compat import ClosedJaxpr, between, bytes_of, variables, varying_variables
+from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
+from jax_revolve.schedule.cost import SAVED_BYTE
+from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
+
+Variable = Any
+"""A variable of a jaxpr."""
+
+ELEMENTWISE = FREE | {
+    *("abs", "add", "add_any", "and", "ceil", "clamp", "complex", "conj", "convert_element_type"),
+    *("copysign", "div", "eq", "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "iota"),
+    *("is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter"),
+    *("not", "one_minus_square", "or", "population_count", "real", "rem", "round", "select_n"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub"),
+    *("xor",),
+}
+MOVING = {
+    *("argmax", "argmin", "concatenate", "dynamic_slice", "dynamic_update_slice", "expand_dims"),
+    *("gather", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
+    *("reduce_sum", "rev", "slice", "split", "transpose"),
+}
+CHEAPEST = ELEMENTWISE | MOVING
+CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
+"""Operations that may run again."""
+
+
+class TracedStep(NamedTuple):
+    """A step with its residuals, traced. The first `num_carry` inputs are the carry, the others a
+    slice of the xs. The first `num_results` outputs are the results, the others the residuals."""
+
+    closed: ClosedJaxpr
+    num_carry: int
+    num_results: int
+
+    @property
+    def carry(self) -> list[Variable]:
+        return self.closed.jaxpr.invars[: self.num_carry]
+
+    @property
+    def x(self) -> list[Variable]:
+        return self.closed.jaxpr.invars[self.num_carry :]
+
+    @property
+    def results(self) -> list[Variable]:
+        return self.closed.jaxpr.outvars[: self.num_results]
+
+    @property
+    def residuals(self) -> list[Variable]:
+        return self.closed.jaxpr.outvars[self.num_results :]
+
+    def varying(self) -> set[Variable]:
+        """What differs from step to step."""
+        return varying_variables(self.closed.jaxpr, self.closed.jaxpr.invars)
+
+    def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
+        """As they stand in the jaxpr: the sweeps, which look at it one by one, have the same."""
+        jaxpr = self.closed.jaxpr
+        made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
+        return [v for v in (*jaxpr.invars, *made) if v in chosen]
+
+
+class Cut(NamedTuple):
+    """The values that are `kept` of a step; those that are the `same` for every step; the equations
+    that compute the residuals from these and the xs; and their work in nanoseconds, in addition
+    to what a step takes that keeps all residuals."""
+
+    kept: list[Variable]
+    same: list[Variable]
+    again: list[Any]
+    work: float
+
+    @property
+    def bytes(self) -> int:
+        return bytes_of(v.aval for v in self.kept)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether what runs again is arithmetic, one element at a time."""
+        return all(eqn.primitive.name in ELEMENTWISE for eqn in self.again)
+
+
+def best_cut(step: TracedStep) -> Cut:
+    """The cut that takes the least time, if a byte that is kept counts as `SAVED_BYTE`."""
+    return min(_cuts(step), key=lambda cut: cut.work + SAVED_BYTE * cut.bytes)
+
+
+def without_cut(step: TracedStep) -> Cut:
+    """What JAX keeps."""
+    return _cut(step, step.varying().difference(step.x).intersection(variables(step.residuals)))
+
+
+def _cuts(step: TracedStep) -> Iterator[Cut]:
+    yield without_cut(step)
+    for again in (CHEAPEST, CHEAP):
+        yield _cut(step, fewest_bytes(step, again))
+
+
+def _cut(step: TracedStep, kept: Collection[Variable]) -> Cut:
+    chosen, jaxpr = step.in_order(kept), step.closed.jaxpr
+    varying = step.varying()
+    again = between(jaxpr, [*chosen, *step.x], step.residuals)
+    again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
+    used = variables([*step.residuals, *(v for eqn in again for v in eqn.invars)])
+    same = {v for v in used if v not in varying}.difference(jaxpr.constvars)
+
+    def work_to(outputs: Sequence[Any]) -> float:
+        return work_of_equations(between(jaxpr, jaxpr.invars, [*step.results, *outputs]))
+
+    more = work_to(chosen) - work_to(step.residuals) + work_of_equations(again)
+    return Cut(chosen, step.in_order(same), again, more)
+
+
+def fewest_bytes(step: TracedStep, again: Collection[str] = CHEAP) -> set[Variable]:
+    """The variables of least total bytes from which, and from the xs and what is the same for every
+    step, the residuals can be computed by the operations `again` alone."""
+    varying = step.varying().difference(step.x)
+    residuals = varying.intersection(variables(step.residuals))
+    needed = _needed(step.closed.jaxpr, residuals, varying, again)
+    nodes = {v: 2 * number + 2 for number, v in enumerate(needed)}
+    unlimited = [(nodes[v] + 1, SINK) for v in residuals]
+    for v, operands in needed.items():
+        sources = [SOURCE] if operands is None else [nodes[u] + 1 for u in operands]
+        unlimited += [(source, nodes[v]) for source in sources]
+    limits = {(node, node + 1): bytes_of([v.aval]) for v, node in nodes.items()}
+    beyond = minimum_cut(limits, unlimited)
+    return {v for v, node in nodes.items() if node not in beyond and node + 1 in beyond}
+
+
+def _needed(
+    jaxpr: Any, residuals: Collection[Variable], varying: set[Variable], again: Collection[str]
+) -> dict[Variable, set[Variable] | None]:
+    """What residuals are computed from, each with the operands of its equation that are kept or
+    computed; `None` if it can only be kept."""
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    found: dict[Variable, set[Variable] | None] = {}
+    rest = list(residuals)
+    while rest:
+        v = rest.pop()
+        if v in found:
+            continue
+        eqn = makers.get(v)
+        if eqn is None or eqn.effects or eqn.primitive.name not in again:
+            found[v] = None
+        else:
+            operands = found[v] = varying.intersection(variables(eqn.invars))
+            rest += operands
+    return found
