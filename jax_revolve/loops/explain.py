@@ -8,7 +8,7 @@ from jax import lax
 
 from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
 from jax_revolve.autodiff.sizes import sizes_of
-from jax_revolve.engine.tape.tape import Tape
+from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.loops.options import Options
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.cost import Sizes
@@ -20,7 +20,6 @@ from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity
 from jax_revolve.step.loop import Loop, Operands, is_inexact, pick
 from jax_revolve.step.restart import find_restart
-from jax_revolve.step.steps import Steps
 
 
 def explain_scan(
@@ -217,7 +216,7 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
 def residual_bytes(loop: Loop, operands: list[Any]) -> int:
     """The bytes of the residuals of a step, without checkpoints."""
     inputs, activity = _differentiated(loop, operands)
-    return bytes_of(Tape(Steps.of(loop, (True,) * loop.num_carry, inputs), activity).types)
+    return taped_step(loop, activity, inputs).uncut_bytes
 
 
 def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:

@@ -132,6 +132,11 @@ class Loop(NamedTuple):
         condition = self.condition and with_functions(self.condition, change)
         return self._replace(jaxpr=with_functions(self.jaxpr, change), condition=condition)
 
+    @property
+    def bare(self) -> "Loop":
+        """The loop without its plan and its progress, on which no step depends."""
+        return self._replace(plan=None, progress=None, restart=None)
+
     def entry(self, step: Any) -> Any:
         """The index in xs and ys of the step that runs as number `step`."""
         return self.steps - 1 - step if self.reverse else step

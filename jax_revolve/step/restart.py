@@ -8,34 +8,34 @@ This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Eval
 SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX traces it.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
-from jax_revolve._compat import dependence, pruned
+from jax_revolve._compat import ClosedJaxpr, pruned
 from jax_revolve.step.activity import Activity, Mask
-from jax_revolve.step.examples import going
 from jax_revolve.step.loop import Loop, Operands
-from jax_revolve.step.pullback import linearize
+from jax_revolve.step.traced import traced_step
 
 
 def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
     """The least fixed point: one flag per carry leaf."""
-    inputs = operands._replace(xs=[x[0] for x in operands.xs])
-
-    def read(carry: list[Any]) -> list[Any]:
-        residuals = linearize(loop.step, activity, inputs._replace(carry=carry)).residuals
-        return [*residuals, going(loop, inputs.consts, carry)]
-
-    def needed_by(carry: Mask) -> Mask:
-        num_inputs, num_ys = len(loop.jaxpr.in_avals), len(loop.output_types) - loop.num_carry
-        outputs = [*carry, *[False] * num_ys]
-        used = pruned(loop.jaxpr, outputs, [False] * num_inputs)[1]
-        return tuple(loop.operands([*[False] * loop.num_condition_consts, *used]).carry)
-
-    needed = dependence(read, operands.carry)
-    while (grown := _either(needed, needed_by(needed))) != needed:
+    traced, num_ys = traced_step(loop, activity, operands), len(loop.output_types) - loop.num_carry
+    residuals = [i >= traced.num_results for i in range(len(traced.closed.out_avals))]
+    used = _needed_by(traced.closed, residuals)
+    needed = used[traced.num_shared :][: loop.num_carry]
+    if loop.condition is not None:
+        going = _needed_by(loop.condition, [True])[loop.num_condition_consts :]
+        needed = _either(needed, going)
+    while True:
+        used = _needed_by(loop.jaxpr, [*needed, *[False] * num_ys])
+        carry = loop.operands([*[False] * loop.num_condition_consts, *used]).carry
+        if (grown := _either(needed, carry)) == needed:
+            return tuple(needed)
         needed = grown
-    return needed
 
 
-def _either(a: Mask, b: Mask) -> Mask:
-    return tuple(x or y for x, y in zip(a, b, strict=True))
+def _needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
+    return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
+
+
+def _either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+    return [x or y for x, y in zip(a, b, strict=True)]

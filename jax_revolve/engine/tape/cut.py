@@ -21,13 +21,11 @@ Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jax_revolve._compat import ClosedJaxpr, between, bytes_of, variables, varying_variables
+from jax_revolve._compat import between, bytes_of, variables
 from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
 from jax_revolve.schedule.cost import SAVED_BYTE
+from jax_revolve.step.traced import TracedStep, Variable
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
-
-Variable = Any
-"""A variable of a jaxpr."""
 
 ELEMENTWISE = FREE | {
     *("abs", "add", "add_any", "and", "ceil", "clamp", "complex", "conj", "convert_element_type"),
@@ -45,41 +43,6 @@ MOVING = {
 CHEAPEST = ELEMENTWISE | MOVING
 CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
 """Operations that may run again."""
-
-
-class TracedStep(NamedTuple):
-    """A step with its residuals, traced. The first `num_carry` inputs are the carry, the others a
-    slice of the xs. The first `num_results` outputs are the results, the others the residuals."""
-
-    closed: ClosedJaxpr
-    num_carry: int
-    num_results: int
-
-    @property
-    def carry(self) -> list[Variable]:
-        return self.closed.jaxpr.invars[: self.num_carry]
-
-    @property
-    def x(self) -> list[Variable]:
-        return self.closed.jaxpr.invars[self.num_carry :]
-
-    @property
-    def results(self) -> list[Variable]:
-        return self.closed.jaxpr.outvars[: self.num_results]
-
-    @property
-    def residuals(self) -> list[Variable]:
-        return self.closed.jaxpr.outvars[self.num_results :]
-
-    def varying(self) -> set[Variable]:
-        """What differs from step to step."""
-        return varying_variables(self.closed.jaxpr, self.closed.jaxpr.invars)
-
-    def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
-        """As they stand in the jaxpr: the sweeps, which look at it one by one, have the same."""
-        jaxpr = self.closed.jaxpr
-        made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
-        return [v for v in (*jaxpr.invars, *made) if v in chosen]
 
 
 class Cut(NamedTuple):
@@ -121,10 +84,10 @@ def _cuts(step: TracedStep) -> Iterator[Cut]:
 def _cut(step: TracedStep, kept: Collection[Variable]) -> Cut:
     chosen, jaxpr = step.in_order(kept), step.closed.jaxpr
     varying = step.varying()
-    again = between(jaxpr, [*chosen, *step.x], step.residuals)
+    again = between(jaxpr, [*step.shared, *chosen, *step.x], step.residuals)
     again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
     used = variables([*step.residuals, *(v for eqn in again for v in eqn.invars)])
-    same = {v for v in used if v not in varying}.difference(jaxpr.constvars)
+    same = {v for v in used if v not in varying}.difference([*jaxpr.constvars, *step.shared])
 
     def work_to(outputs: Sequence[Any]) -> float:
         return work_of_equations(between(jaxpr, jaxpr.invars, [*step.results, *outputs]))

@@ -20,6 +20,7 @@ def minimum_cut(
 
     scale = max(1, -(-sum(limits.values()) // LARGEST))
     capacities = [-(-limit // scale) for limit in limits.values()]
+    unlimited = list(dict.fromkeys(unlimited))  # SciPy adds up the capacities of equal edges
     edges = np.array([*limits, *unlimited], np.int32).reshape(-1, 2)
     weights = np.array([*capacities, *[sum(capacities) + 1] * len(unlimited)], np.int32)
     size = max(edges.max(initial=SINK) + 1, 2)

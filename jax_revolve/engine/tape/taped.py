@@ -1,0 +1,142 @@
+"""What is known of a taped step before it runs: what is kept of it, and how that is pulled back."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from math import inf
+from typing import Any
+
+import jax
+
+from jax_revolve._compat import (
+    AbstractValue,
+    ClosedJaxpr,
+    bytes_of,
+    is_literal,
+    part_of,
+    with_outputs,
+    zeros,
+)
+from jax_revolve.engine.tape.cut import Cut, best_cut, without_cut
+from jax_revolve.engine.tape.weight_gradients import WeightGradients
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve.step.once import once
+from jax_revolve.step.pullback import Cotangents, pull_back
+from jax_revolve.step.traced import TracedStep, traced_step
+
+
+def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
+    """The taped step of a loop with these operands, found once."""
+    types = (jax.typeof(x) for part in operands for x in part)
+    find = partial(_find, loop, activity, operands)
+    return once(loop.bare, ("taped step", activity, *types), find)
+
+
+def _find(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
+    step = traced_step(loop, activity, operands)
+    return TapedStep(step, best_cut(step), activity)
+
+
+class TapedStep:
+    """A step, and the cut of its residuals: see `cut`."""
+
+    def __init__(self, step: TracedStep, cut: Cut, activity: Activity) -> None:
+        self.step, self.cut, self._activity = step, cut, activity
+        varying = step.varying()
+        self._varies = [not is_literal(v) and v in varying for v in step.residuals]
+
+    # Sizes
+
+    @property
+    def types(self) -> list[AbstractValue]:
+        """The types of what is kept of a step."""
+        return [v.aval for v in self.cut.kept]
+
+    @property
+    def uncut_bytes(self) -> int:
+        """The bytes of the residuals that JAX keeps."""
+        return without_cut(self.step).bytes
+
+    @property
+    def bytes_again(self) -> int:
+        """The bytes of the residuals that are computed again, unless XLA may merge them with what
+        uses them."""
+        if self.cut.is_elementwise:
+            return 0
+        return bytes_of(v.aval for v in without_cut(self.step).kept if v not in self.cut.kept)
+
+    # Running
+
+    def run(self, shared: Sequence[Any], carry: list[Any], x: list[Any]) -> list[Any]:
+        """The results of a step, and what is kept of it."""
+        run = with_outputs(self.step.closed, [*self.step.results, *self.cut.kept])
+        return run([*shared, *carry, *x])
+
+    def same(self, shared: Sequence[Any]) -> list[Any]:
+        """The values of `cut.same`. They depend on neither carry nor x."""
+        others = [v.aval for v in [*self.step.carry, *self.step.x]]
+        return with_outputs(self.step.closed, self.cut.same, effects=False)([*shared, *others])
+
+    @cached_property
+    def residuals(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """The residuals, from what all steps share, what is kept, the x, and `same`."""
+        inputs = [*self.step.shared, *self.cut.kept, *self.step.x, *self.cut.same]
+        return part_of(self.step.closed, inputs, self.step.residuals)
+
+    def fixed(self, shared: Sequence[Any], same: Sequence[Any]) -> list[Any]:
+        """The residuals that are the same for every step, and the types of the others."""
+        inputs, is_fixed = (
+            [*self.step.shared, *self.cut.same],
+            [not varies for varies in self._varies],
+        )
+        fixed = part_of(self.step.closed, inputs, pick(self.step.residuals, is_fixed))
+        types = [v.aval for v in self.step.residuals]
+        return substitute(types, is_fixed, fixed([*shared, *same]))
+
+    # Pulling back
+
+    @property
+    def cotangent_types(self) -> list[AbstractValue]:
+        """Of the active results."""
+        return self.step.linearized.types
+
+    @cached_property
+    def weight_gradients(self) -> WeightGradients:
+        """For steps in a block."""
+        return self._weight_gradients()
+
+    @cached_property
+    def added_at_once(self) -> WeightGradients:
+        """For steps that are taped alone: cotangents of weights are added up in each step."""
+        return self._weight_gradients(least_weight=inf)
+
+    def _weight_gradients(self, **limits: float) -> WeightGradients:
+        cts, stored = len(self.cotangent_types), {v: i for i, v in enumerate(self.cut.kept)}
+        buffers = [None if is_literal(v) else stored.get(v) for v in self.step.residuals]
+        return WeightGradients(
+            self._pullback,
+            [*self._varies, *[True] * cts],
+            [*buffers, *[None] * cts],
+            sum(self._activity.consts),
+            **limits,
+        )
+
+    @cached_property
+    def _pullback(self) -> ClosedJaxpr:
+        """Of residuals and cotangents, to cotangents."""
+        num_carry = sum(self._activity.carry)
+        traced: list[ClosedJaxpr] = []
+
+        def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
+            ct = Cotangents(cts[:num_carry], cts[num_carry:])
+            return [x for part in pull_back(self.step.linearized, residuals, ct) for x in part]
+
+        def trace() -> list[Any]:
+            """Values of the right types, which are never computed."""
+            residuals = [zeros(v.aval) for v in self.step.residuals]
+            cts = list(map(zeros, self.cotangent_types))
+            traced.append(jax.make_jaxpr(pullback)(residuals, cts))
+            return []
+
+        jax.make_jaxpr(trace)()
+        return traced[0]
