@@ -123,7 +123,10 @@ def test_products_never_run_again(
         gradient = jax.grad(partial(scanned, scan, step))
         return jax.jit(gradient).lower(CASES[step][:3]).as_text().count("dot_general")
 
-    assert 0 < products(cut.best_cut) <= products(cut.without_cut)
+    def as_jax_does(step: Any) -> Any:
+        return cut._cut(step, cut.uncut(step), dict.fromkeys(map(id, step.closed.eqns), 0.0))
+
+    assert 0 < products(cut.best_cut) <= products(as_jax_does)
 
 
 @pytest.mark.parametrize("step", [gru, lorenz, pairs], ids=lambda step: step.__name__)

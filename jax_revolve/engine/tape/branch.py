@@ -1,13 +1,21 @@
 """Residuals that XLA does not merge with what uses them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 from jax import lax
 
-from jax_revolve._compat import filled_with_a_number, is_host_type, results_in, with_outputs, zeros
+from jax_revolve._compat import (
+    call_jaxpr,
+    filled_with_a_number,
+    is_host_type,
+    pruned,
+    results_in,
+    with_outputs,
+    without_consts,
+    zeros,
+)
 from jax_revolve.step.loop import pick, substitute
 
 
@@ -32,13 +40,12 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
-    run = partial(with_outputs(traced, pick(outvars, computed)), [])
+    program, consts = without_consts(traced)
+    program, used = pruned(program, computed, [False] * len(consts))
+    run = jax.jit(call_jaxpr(program))  # not traced again for each platform and branch
 
-    def branch() -> list[Any]:
-        def other() -> list[Any]:
-            return [zeros(r.aval) for r in pick(results, computed)]
+    def branch(*operands: Any) -> list[Any]:
+        return lax.cond(always, run, lambda *_: list(map(zeros, program.out_avals)), *operands)
 
-        return lax.cond(always, run, other)
-
-    values = lax.platform_dependent(cpu=branch, default=run)
+    values = lax.platform_dependent(*pick(consts, used), cpu=branch, default=run)
     return substitute(passed_on, computed, values)

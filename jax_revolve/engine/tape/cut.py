@@ -18,7 +18,7 @@ Source: L. R. Ford and D. R. Fulkerson, "Maximal flow through a network", Canadi
 Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, too.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax_revolve._compat import between, bytes_of, variables
@@ -67,36 +67,36 @@ class Cut(NamedTuple):
 
 def best_cut(step: TracedStep) -> Cut:
     """The cut that takes the least time, if a byte that is kept counts as `SAVED_BYTE`."""
-    return min(_cuts(step), key=lambda cut: cut.work + SAVED_BYTE * cut.bytes)
+    work = {id(eqn): work_of_equations([eqn]) for eqn in step.closed.eqns}
+    choices = [uncut(step), *(fewest_bytes(step, again) for again in (CHEAPEST, CHEAP))]
+    cuts = [_cut(step, kept, work) for kept in choices]
+    return min(cuts, key=lambda cut: cut.work + SAVED_BYTE * cut.bytes)
 
 
-def without_cut(step: TracedStep) -> Cut:
-    """What JAX keeps."""
-    return _cut(step, step.varying().difference(step.x).intersection(variables(step.residuals)))
+def uncut(step: TracedStep) -> list[Variable]:
+    """What JAX keeps of a step."""
+    varying = step.varying().difference(step.x)
+    return step.in_order(varying.intersection(variables(step.residuals)))
 
 
-def _cuts(step: TracedStep) -> Iterator[Cut]:
-    yield without_cut(step)
-    for again in (CHEAPEST, CHEAP):
-        yield _cut(step, fewest_bytes(step, again))
-
-
-def _cut(step: TracedStep, kept: Collection[Variable]) -> Cut:
-    chosen, jaxpr = step.in_order(kept), step.closed.jaxpr
-    varying = step.varying()
-    again = between(jaxpr, [*step.shared, *chosen, *step.x], step.residuals)
+def _cut(step: TracedStep, kept: list[Variable], work: Mapping[int, float]) -> Cut:
+    jaxpr, varying = step.closed.jaxpr, step.varying()
+    again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
     again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
     used = variables([*step.residuals, *(v for eqn in again for v in eqn.invars)])
     same = {v for v in used if v not in varying}.difference([*jaxpr.constvars, *step.shared])
 
     def work_to(outputs: Sequence[Any]) -> float:
-        return work_of_equations(between(jaxpr, jaxpr.invars, [*step.results, *outputs]))
+        return work_of(between(jaxpr, jaxpr.invars, [*step.results, *outputs]))
 
-    more = work_to(chosen) - work_to(step.residuals) + work_of_equations(again)
-    return Cut(chosen, step.in_order(same), again, more)
+    def work_of(eqns: Sequence[Any]) -> float:
+        return sum(work[id(eqn)] for eqn in eqns)
+
+    more = work_to(kept) - work_to(step.residuals) + work_of(again)
+    return Cut(kept, step.in_order(same), again, more)
 
 
-def fewest_bytes(step: TracedStep, again: Collection[str] = CHEAP) -> set[Variable]:
+def fewest_bytes(step: TracedStep, again: Collection[str] = CHEAP) -> list[Variable]:
     """The variables of least total bytes from which, and from the xs and what is the same for every
     step, the residuals can be computed by the operations `again` alone."""
     varying = step.varying().difference(step.x)
@@ -109,7 +109,7 @@ def fewest_bytes(step: TracedStep, again: Collection[str] = CHEAP) -> set[Variab
         unlimited += [(source, nodes[v]) for source in sources]
     limits = {(node, node + 1): bytes_of([v.aval]) for v, node in nodes.items()}
     beyond = minimum_cut(limits, unlimited)
-    return {v for v, node in nodes.items() if node not in beyond and node + 1 in beyond}
+    return step.in_order({v for v, n in nodes.items() if n not in beyond and n + 1 in beyond})
 
 
 def _needed(

@@ -16,7 +16,7 @@ from jax_revolve._compat import (
     with_outputs,
     zeros,
 )
-from jax_revolve.engine.tape.cut import Cut, best_cut, without_cut
+from jax_revolve.engine.tape.cut import Cut, best_cut, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
@@ -55,7 +55,7 @@ class TapedStep:
     @property
     def uncut_bytes(self) -> int:
         """The bytes of the residuals that JAX keeps."""
-        return without_cut(self.step).bytes
+        return bytes_of(v.aval for v in uncut(self.step))
 
     @property
     def bytes_again(self) -> int:
@@ -63,7 +63,7 @@ class TapedStep:
         uses them."""
         if self.cut.is_elementwise:
             return 0
-        return bytes_of(v.aval for v in without_cut(self.step).kept if v not in self.cut.kept)
+        return bytes_of(v.aval for v in uncut(self.step) if v not in self.cut.kept)
 
     # Running
 
