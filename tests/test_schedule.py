@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax_revolve import plan
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape, revolve
-from jax_revolve.schedule.nested import nests
+from jax_revolve.schedule.nested import in_base, nests
 
 ORACLES = [
     # length, checkpoints, repetitions, advances
@@ -154,7 +154,7 @@ def test_bad_length(length: object, error: type[Exception]) -> None:
 
 @given(st.integers(1, 10**5), st.integers(1, 4))
 def test_nests_add_up_and_stay_small(length: int, levels: int) -> None:
-    parts = nests(length, levels)
+    parts = in_base(length, levels)
     base = max(max(part) for part in parts)
     assert sum(map(prod, parts)) == length
     assert all(len(part) <= levels for part in parts)

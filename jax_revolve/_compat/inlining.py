@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
+from jax_revolve._compat.jaxprs import between
+
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -83,15 +85,3 @@ def part_of(
         invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
     )
     return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
-
-
-def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The equations that compute results from variables of the jaxpr."""
-    wanted = {v for v in results if isinstance(v, Var)}.difference(inputs)
-    kept: list[Any] = []
-    for eqn in reversed(jaxpr.eqns):
-        if not wanted.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            wanted.update(v for v in eqn.invars if isinstance(v, Var))
-            wanted.difference_update(inputs)
-    return kept[::-1]

@@ -96,7 +96,8 @@ def with_outputs(
 ) -> Callable[..., list[Any]]:
     """The function of the jaxpr's inputs whose results are these variables of it, without what
     those do not need; `effects` are needed unless it is false."""
-    eqns = [eqn for eqn in closed.jaxpr.eqns if effects or not eqn.effects]
+    inputs = closed.jaxpr.invars
+    eqns = closed.jaxpr.eqns if effects else between(closed.jaxpr, inputs, outputs)
     jaxpr = closed.jaxpr.replace(eqns=eqns, outvars=list(outputs))
     jaxpr, used = pe.dce_jaxpr(jaxpr, [True] * len(outputs), instantiate=False)
 
@@ -106,6 +107,18 @@ def with_outputs(
         )
 
     return run
+
+
+def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The equations that compute results from variables of the jaxpr."""
+    wanted = {v for v in results if not isinstance(v, Literal)}.difference(inputs)
+    kept: list[Any] = []
+    for eqn in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
+            wanted.difference_update(inputs)
+    return kept[::-1]
 
 
 def filled_with_a_number(closed: ClosedJaxpr) -> list[bool]:

@@ -11,6 +11,7 @@ from jax_revolve._compat import (
     AbstractValue,
     ClosedJaxpr,
     bytes_of,
+    call_jaxpr,
     is_literal,
     part_of,
     with_outputs,
@@ -120,6 +121,15 @@ class TapedStep:
             sum(self._activity.consts),
             **limits,
         )
+
+    def pull_back(self, residuals: Sequence[Any], cotangents: Cotangents) -> Operands:
+        """The cotangents before a step, from those after it."""
+        types = self.cotangent_types[len(cotangents.carry) :]
+        ys = [zeros(t) if y is None else y for t, y in zip(types, cotangents.ys, strict=True)]
+        flat = call_jaxpr(self._pullback)(*residuals, *cotangents.carry, *ys)
+        num_consts = sum(self._activity.consts)
+        num_before_xs = num_consts + len(cotangents.carry)
+        return Operands(flat[:num_consts], flat[num_consts:num_before_xs], flat[num_before_xs:])
 
     @cached_property
     def _pullback(self) -> ClosedJaxpr:
