@@ -9,6 +9,8 @@ import pytest
 
 from jax_revolve import checkpointed_scan, plan
 from jax_revolve.schedule.actions import Advance, Tape
+from jax_revolve.step import traced
+from jax_revolve.step.loop import Loop
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -107,3 +109,32 @@ def test_f_is_traced_once() -> None:
 
     jax.jit(jax.hessian(loss))(1.0)
     assert traces == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 7), ({"checkpoints": 4}, 6), ({"block_size": 5}, 6), ({"memory": "1MB"}, 6)],
+    ids=str,
+)
+def test_a_step_is_linearized_once(
+    options: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient once traced a step about a dozen times, most of them with its derivative."""
+    counts = {"linearized": 0, "traced": 0}
+
+    def counting(name: str, function: Any) -> Any:
+        def counted(*args: Any) -> Any:
+            counts[name] += 1
+            return function(*args)
+
+        return counted
+
+    monkeypatch.setattr(traced, "linearize", counting("linearized", traced.linearize))
+    monkeypatch.setattr(Loop, "step", counting("traced", Loop.step))
+
+    def loss(a: Any) -> Any:
+        return checkpointed_scan(lambda u, _: (jnp.sin(u) * a, u), a, length=40, **options)[0]
+
+    jax.jit(jax.grad(loss)).lower(1.0)
+    assert counts["linearized"] == 1
+    assert counts["traced"] <= most

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from test_memory import compiled, temporaries
+from test_memory import temporaries
 from workloads import gru, lstm, runge_kutta
 
 from jax_revolve import checkpointed_scan, explain_scan

@@ -17,7 +17,7 @@ from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.selection import Request, quickest, trade_off
+from jax_revolve.schedule.selection import TIE, Request, quickest, trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 LONGEST_IN_BLOCKS = 60
@@ -396,7 +396,8 @@ def test_quickest_has_the_least_predicted_time(
     assert cost.memory(p, sizes) <= memory
     candidates = time_and_memory(every_plan(length), sizes, online)
     least = min(time for time, taken in candidates if taken <= memory)
-    assert cost.time(p, sizes, is_while=online) <= least * (1 + 1e-12)
+    tie = TIE if p.blocks <= 1 else 1  # a single block runs no step again
+    assert cost.time(p, sizes, is_while=online) <= least * tie * (1 + 1e-12)
 
 
 def test_blocks_of_a_loop_that_stops_by_itself_have_a_checkpoint_each() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax_revolve import plan
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape, revolve
-from jax_revolve.schedule.nested import in_base, nests
+from jax_revolve.schedule.nested import in_base
 
 ORACLES = [
     # length, checkpoints, repetitions, advances

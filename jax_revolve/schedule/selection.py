@@ -19,6 +19,10 @@ APART = 1.08
 
 MOST_REPETITIONS_BY_DEFAULT = 2
 
+TIE = 1.1
+"""A prediction must be better by so much to be preferred to that of a single block, which runs no
+step again, and so is never slower than storing everything."""
+
 FEW = 12
 MORE_REPETITIONS = 4
 """If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of the next
@@ -76,7 +80,12 @@ def quickest(
     fitting = list(_fitting(length, sizes, memory, block_size, is_while))
     if not fitting:
         raise ValueError(_too_little(length, sizes, memory, block_size))
-    return min(fitting, key=lambda p: cost.time(p, sizes, is_while=is_while))
+
+    def time(plan: Plan) -> float:
+        predicted = cost.time(plan, sizes, is_while=is_while)
+        return predicted if plan.blocks <= 1 else predicted * TIE
+
+    return min(fitting, key=time)
 
 
 @lru_cache(maxsize=1024)
