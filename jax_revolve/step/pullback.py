@@ -132,12 +132,10 @@ def _with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
         return pullback
     before = {id(writer): readers for writer, readers in pairs}
     readers = {id(reader) for readers in before.values() for reader in readers}
-    equations = [
-        each
-        for eqn in closed.eqns
-        if id(eqn) not in readers
-        for each in (*before.get(id(eqn), ()), eqn)
-    ]
+    equations: dict[int, Any] = {}
+    for eqn in closed.eqns:
+        for each in (*before.get(id(eqn), ()), eqn):
+            equations.setdefault(id(each), each)
     entries: dict[Any, jax.Array] = {}
 
     def run(eqn: Any, operands: list[Any]) -> list[Any]:
@@ -151,7 +149,7 @@ def _with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
         return run_in_place(eqn, operands)
 
     def run_all(*inputs: Any) -> list[Any]:
-        return run_each(with_equations(closed, equations), inputs, run)
+        return run_each(with_equations(closed, list(equations.values())), inputs, run)
 
     return jax.make_jaxpr(run_all)(*closed.in_avals)
 
