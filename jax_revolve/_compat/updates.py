@@ -53,27 +53,35 @@ class Uses:
         return [] if self._uses[array] or self._results.count(array) > 1 else chain
 
     def pairs(self) -> list[tuple[Any, list[Any]]]:
-        """Each equation that writes to an array from which others read, if that is all that uses
-        the array, with the others, if all of them can run before."""
+        """Each equation that writes to an array from which others read as many entries, if that is
+        all that uses the array, with the others, if all of them can run before."""
         found: list[tuple[Any, list[Any]]] = []
         known = {*self._closed.jaxpr.constvars, *self._closed.jaxpr.invars}
         for eqn in self._closed.jaxpr.eqns:
             if eqn.primitive.name in WRITES and not is_literal(eqn.invars[0]):
                 writer, readers = self._writer(eqn.invars[0])
-                inputs = [v for reader in readers for v in variables(reader.invars)]
-                if writer is eqn and readers and known.issuperset(inputs):
-                    found.append((eqn, readers))
+                if writer is eqn and readers and known.issuperset(_inputs(readers)):
+                    shape = eqn.invars[updated(eqn)].aval.shape
+                    if all(reader.outvars[0].aval.shape == shape for reader in readers):
+                        found.append((eqn, readers))
             known.update(eqn.outvars)
         return found
 
     def _writer(self, array: Any) -> tuple[Any, list[Any]]:
         """The equation that writes to an array, if nothing but those that read uses it as well, and
-        those."""
+        those. An array that is laid out over an explicit mesh has none: the type of each of its
+        entries would tell where it is."""
+        if explicit_mesh([array.aval]) is not None:
+            return None, []
         readers = [eqn for eqn in self._uses[array] if reads(eqn, array)]
         others = [eqn for eqn in self._uses[array] if not reads(eqn, array)]
         if len(others) != 1 or not writes(others[0], array) or array in self._results:
             return None, []
         return others[0], readers
+
+
+def _inputs(eqns: Sequence[Any]) -> list[Any]:
+    return [v for eqn in eqns for v in variables(eqn.invars)]
 
 
 def with_slices(closed: Any) -> Any:
@@ -105,7 +113,7 @@ def updated(eqn: Any) -> int:
 def _may_be_left_out(eqn: Any) -> bool:
     """Whether `write_unless` can compute what an equation does."""
     array, *operands = (v.aval for v in eqn.invars)
-    if explicit_mesh([array]) is not None or jnp.issubdtype(array.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return False
     if eqn.primitive.name == "dynamic_update_slice":
         _, *indices = operands

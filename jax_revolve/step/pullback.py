@@ -169,6 +169,6 @@ def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
 def _after(entries: list[jax.Array], update: jax.Array) -> jax.Array:
     """The update, as if it depended on these entries: no number is less than itself, which XLA does
     not know."""
-    firsts = [jnp.real(entry).ravel()[:1] for entry in entries]
-    never = any_example(jnp.any(jnp.concatenate([first < first for first in firsts])))
-    return lax.select(never, lax.full_like(update, 1), update)
+    for entry in map(jnp.real, entries):
+        update = lax.select(entry < entry, lax.full_like(update, 1), update)
+    return update
