@@ -9,6 +9,8 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
   `while` equation.
 - `jax.lax.cond_p` and its parameter (`kept_whole`).
 - the names of the equations that run other jaxprs, and of their parameters (`equations`).
+- the names of the equations that read and write entries of arrays, and of their parameters
+  (`updates`).
 """
 
 from jax_revolve._compat.batched import with_single_predicates as with_single_predicates

@@ -3,7 +3,7 @@
 A loop whose condition depends on the example runs until the last example is done. Its predicate is
 reduced over the batch, so that it stays a scalar. A batched predicate would make JAX run both
 branches of every `cond`, and select whole slot buffers. An example that is done keeps its carry by
-a select of its own.
+a select of its own, except for arrays that `in_place` is about.
 
 The step of such an example is still computed. At the state where the example stopped, the step may
 have no derivative, and zero times infinity is not zero. So the step gets values for which it has
