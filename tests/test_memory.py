@@ -242,6 +242,52 @@ def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int
     assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)
 
 
+def write_trajectory(x: Any, steps: Any) -> Any:
+    """The entries of a trajectory, which is written as the loop runs."""
+
+    def body(carry: Any) -> Any:
+        i, x, trajectory, sums = carry
+        x = jnp.sin(x)
+        write = lax.dynamic_update_index_in_dim
+        return i + 1, x, trajectory.at[i].set(x), write(sums, jnp.stack([x, x**2]), i, 0)
+
+    init = (jnp.int32(0), x, jnp.zeros(WIDTH, x.dtype), jnp.zeros((WIDTH, 2), x.dtype))
+    loop = bounded_while_loop(lambda c: c[0] < steps, body, init, max_steps=50, checkpoints=3)
+    return jnp.sum(jnp.cos(loop[2])) + jnp.sum(jnp.cos(loop[3]))
+
+
+def scan_trajectory(x: Any, steps: Any) -> Any:
+    """As `write_trajectory`, of a scan."""
+
+    def body(carry: Any, i: Any) -> Any:
+        x, trajectory = carry
+        x = jnp.sin(x) * steps
+        return (x, trajectory.at[i].set(x)), None
+
+    init = (x, jnp.zeros(WIDTH, x.dtype))
+    (_, trajectory), _ = checkpointed_scan(body, init, jnp.arange(50), checkpoints=3)
+    return jnp.sum(jnp.cos(trajectory))
+
+
+def along(loss: Any) -> Any:
+    return lambda x, steps: jax.jvp(lambda x: loss(x, steps), (x,), (x,))
+
+
+@pytest.mark.parametrize("loss", [write_trajectory, scan_trajectory])
+@pytest.mark.parametrize("transform", [lambda f: f, along, jax.grad])
+@pytest.mark.parametrize("batched", [False, True])
+def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -> None:
+    """No loop copies, adds or selects a whole array to change one entry: it would take quadratic
+    time. Examples that are done are no exception, nor are cotangents."""
+    fun, shape = transform(loss), (2,) if batched else ()
+    x, steps = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32))
+    text = compiled(jax.vmap(fun) if batched else fun, x, steps).as_text()
+    before_main, _, _ = text.partition("\nENTRY ")
+    made = set(re.findall(rf"= f32\[(?:2,)?{WIDTH}(?:,2)?\]\S* ([\w-]+)\(", before_main))
+    assert {"scatter", "dynamic-update-slice"} & made
+    assert not {"copy", "select", "add"} & made
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 7])
 def test_a_slot_for_every_block_needs_no_decision(block_size: int) -> None:
     """Every loop has a number of turns that XLA knows: on a GPU it waits for nobody then."""

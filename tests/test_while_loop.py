@@ -203,6 +203,70 @@ def test_a_location_written_twice_and_read_back() -> None:
         _assert_close(*results)
 
 
+# Arrays of which a step writes entries
+
+IN_PLACE: dict[str, Callable[..., Any]] = {
+    "set": lambda b, i, x: b.at[i].set(x),
+    "several": lambda b, i, x: b.at[jnp.array([0, 2, 2]) + i].set(x * jnp.arange(3.0)),
+    "add": lambda b, i, x: b.at[i // 2].add(x**2),
+    "twice": lambda b, i, x: b.at[i].set(x).at[i].add(x * b[i - 1]),
+    "jitted": lambda b, i, x: jax.jit(lambda b: lax.dynamic_update_index_in_dim(b, x, i, 0))(b),
+    "moved": lambda b, i, x: lax.dynamic_update_slice(b, jnp.stack([x, 2 * x]), (i + 2,)),
+}
+
+AS_A_WHOLE: dict[str, Callable[..., Any]] = {
+    "clipped": lambda b, i, x: b.at[i + 3].set(x, mode="clip"),
+    "and more": lambda b, i, x: b.at[i].set(x) * 1.1,
+    "read after": lambda b, i, x: b.at[0].set(jnp.sin(b.at[i].set(x)[1])),
+    "read before and after": lambda b, i, x: (c := b.at[i].set(x)).at[2].set(c[1] * b[i]),
+    "sometimes": lambda b, i, x: lax.cond(i % 2 == 0, lambda: b.at[i].set(x), lambda: b),
+}
+
+
+@pytest.mark.parametrize("writes", [IN_PLACE, AS_A_WHOLE])
+def test_examples_that_are_done_write_nothing(writes: dict[str, Callable[..., Any]]) -> None:
+    """Nor do they read: here the square root of what is read has no derivative."""
+    starts, most = jnp.array([3.0, 2.0, 0.0, 1.0]), 4
+
+    def run(loop: Callable[..., Any], start: Any, a: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, x, rest, buffers = state
+            x = jnp.sin(a * x) + 0.1 * jnp.sqrt(rest[0]) * buffers[0][i - 1]
+            buffers = [write(b, i, x) for write, b in zip(writes.values(), buffers, strict=True)]
+            return i + 1, x, rest.at[0].add(-1.0), buffers
+
+        buffers = [a * jnp.linspace(1.0, 2.0, 6) for _ in writes]
+        state = (jnp.int32(0), a, start * jnp.ones(1), buffers)
+        _, x, rest, buffers = loop(lambda s: s[2][0] > 0.5, body, state)
+        return x**2 + rest[0] + jnp.stack([jnp.sum(jnp.sin(b) * jnp.arange(6.0)) for b in buffers])
+
+    def scanned(go_on: Any, body: Any, state: Any) -> Any:
+        step = lambda s, _: (lax.cond(go_on(s), body, lambda s: s, s), None)  # noqa: E731
+        return lax.scan(step, state, None, most)[0]
+
+    def loss(f: Any) -> Any:
+        def weighted(a: Any) -> Any:
+            values = f(a)
+            return jnp.sum(values * jnp.arange(1.0, 1.0 + len(writes))), values
+
+        return jax.value_and_grad(weighted, has_aux=True)
+
+    def along(f: Any) -> Any:
+        return lambda a: jax.jvp(loss(f), (a,), (1.0,))
+
+    def ours(start: Any, a: Any) -> Any:
+        return run(partial(bounded_while_loop, max_steps=most, checkpoints=2), start, a)
+
+    outer = jnp.array([0.7, 0.9])
+    one = jax.jit(lambda start, a: along(lambda a: run(scanned, start, a))(a))
+    theirs = jax.tree.map(lambda *x: jnp.stack(x), *[one(s, a) for a in outer for s in starts])
+    each = lambda a: jax.vmap(lambda s: loss(lambda a: ours(s, a))(a))(starts)  # noqa: E731
+    both = jax.jit(jax.vmap(each))(outer)
+    _assert_close(jax.tree.map(lambda x: x.reshape(8, *x.shape[2:]), both), theirs[0])
+    batch = along(lambda a: jnp.sum(jax.vmap(ours, (0, None))(starts, a), axis=0))
+    _assert_close(jax.jit(batch)(outer[1]), jax.tree.map(lambda x: jnp.sum(x[4:], 0), theirs))
+
+
 # Arguments of our own
 
 

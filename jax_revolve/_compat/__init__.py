@@ -9,6 +9,8 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
   `while` equation.
 - `jax.lax.cond_p` and its parameter (`kept_whole`).
 - the names of the equations that run other jaxprs, and of their parameters (`equations`).
+- the names of the equations that read and write entries of arrays, and of their parameters
+  (`updates`).
 """
 
 from jax_revolve._compat.batched import with_single_predicates as with_single_predicates
@@ -24,6 +26,7 @@ from jax_revolve._compat.equations import name_in as name_in
 from jax_revolve._compat.equations import operands_like as operands_like
 from jax_revolve._compat.equations import read_loop as read_loop
 from jax_revolve._compat.equations import reverse_rule_with_loops as reverse_rule_with_loops
+from jax_revolve._compat.equations import run_each as run_each
 from jax_revolve._compat.equations import run_in_place as run_in_place
 from jax_revolve._compat.equations import source_of as source_of
 from jax_revolve._compat.equations import varies_unevenly as varies_unevenly
@@ -70,6 +73,11 @@ from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
 from jax_revolve._compat.primitives import define_derivative as define_derivative
 from jax_revolve._compat.primitives import new_primitive as new_primitive
+from jax_revolve._compat.updates import Uses as Uses
+from jax_revolve._compat.updates import reads as reads
+from jax_revolve._compat.updates import updated as updated
+from jax_revolve._compat.updates import with_slices as with_slices
+from jax_revolve._compat.updates import write_unless as write_unless
 from jax_revolve._compat.values import AbstractValue as AbstractValue
 from jax_revolve._compat.values import SymbolicZero as SymbolicZero
 from jax_revolve._compat.values import as_array as as_array

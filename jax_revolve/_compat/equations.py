@@ -2,7 +2,7 @@
 equations in their places."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,9 +161,28 @@ def source_of(eqn: Any) -> str:
 def run_in_place(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """What an equation computes, whatever its primitive."""
     values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
-    empty = jax.make_jaxpr(lambda: ())().jaxpr
-    program = empty.replace(eqns=[eqn], invars=list(values), outvars=list(eqn.outvars))
+    program = _empty().replace(eqns=[eqn], invars=list(values), outvars=list(eqn.outvars))
     return eval_jaxpr(program, [], *values.values())
+
+
+@cache
+def _empty() -> Any:
+    with jax.disable_jit(False):
+        return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def run_each(closed: Any, inputs: Sequence[Any], run: Callable[..., Sequence[Any]]) -> list[Any]:
+    """The results of a jaxpr, of which `run(eqn, operands)` computes each equation."""
+    jaxpr = closed.jaxpr
+    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def value(atom: Any) -> Any:
+        return atom.val if is_literal(atom) else values[atom]
+
+    for eqn in jaxpr.eqns:
+        values.update(zip(eqn.outvars, run(eqn, list(map(value, eqn.invars))), strict=True))
+    return list(map(value, jaxpr.outvars))
 
 
 def operands_like(eqn: Any) -> list[Any]:

@@ -18,6 +18,7 @@ These files run steps in a reverse pass:
 - `traced`: a step with its residuals as one jaxpr.
 - `primal_half`: the part of a linearized function that runs before the cotangents are known.
 - `examples`: steps under `jax.vmap`, where some examples of a while loop are done.
+- `in_place`: arrays of which such a step writes entries alone.
 
 May import `storage`, `progress`, `schedule` and `_compat`. `engine`, `autodiff` and the rooms above
 import this one.

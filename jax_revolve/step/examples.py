@@ -3,7 +3,7 @@
 A loop whose condition depends on the example runs until the last example is done. Its predicate is
 reduced over the batch, so that it stays a scalar. A batched predicate would make JAX run both
 branches of every `cond`, and select whole slot buffers. An example that is done keeps its carry by
-a select of its own.
+a select of its own, except for arrays that `in_place` is about.
 
 The step of such an example is still computed. At the state where the example stopped, the step may
 have no derivative, and zero times infinity is not zero. So the step gets values for which it has
@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import varying_axes
+from jax_revolve._compat import call_jaxpr, varying_axes
+from jax_revolve.step.in_place import find_in_place
 from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute
 
 
@@ -103,16 +104,24 @@ def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
     if loop.condition is None:
         return loop.step
     is_done = done(going)
+    leaves, jaxpr = find_in_place(loop, is_done)
+    selected = [not leaf for leaf in leaves]
+
+    def run(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        if jaxpr is None:
+            return loop.step(consts, carry, x)
+        inputs = [*consts[loop.num_condition_consts :], *carry, *x]
+        return loop.results(call_jaxpr(jaxpr)(is_done, *pick(safe, leaves), *inputs))
+
+    def select(true: list[Any], false: list[Any]) -> list[Any]:
+        values = zip(pick(true, selected), pick(false, selected), strict=True)
+        return substitute(false, selected, [lax.select(is_done, t, f) for t, f in values])
 
     def step(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        new, ys = loop.step(consts, _select(is_done, safe, carry), x)
-        return _select(is_done, carry, new), ys
+        new, ys = run(consts, select(safe, carry), x)
+        return select(carry, new), ys
 
     return step
-
-
-def _select(which: jax.Array, true: list[Any], false: list[Any]) -> list[Any]:
-    return [lax.select(which, t, f) for t, f in zip(true, false, strict=True)]
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:

@@ -1,0 +1,165 @@
+"""Equations that read and write some entries of an array: slices, gathers and scatters."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.jaxprs import is_literal, variables
+from jax_revolve._compat.values import explicit_mesh
+
+READS = ("dynamic_slice", "gather")
+WRITES = ("dynamic_update_slice", "scatter", "scatter-add")
+
+
+def reads(eqn: Any, array: Any) -> bool:
+    """Whether an equation takes entries of this array, and nothing else of it."""
+    return eqn.primitive.name in READS and _is_first_alone(eqn, array)
+
+
+def writes(eqn: Any, array: Any) -> bool:
+    """Whether an equation makes this array with other entries, or with some added to."""
+    return eqn.primitive.name in WRITES and _is_first_alone(eqn, array)
+
+
+def _is_first_alone(eqn: Any, array: Any) -> bool:
+    return eqn.invars[0] is array and array not in eqn.invars[1:]
+
+
+class Uses:
+    """Which equations of a jaxpr use each variable."""
+
+    def __init__(self, closed: Any) -> None:
+        self._closed, self._results = closed, closed.jaxpr.outvars
+        self._uses: dict[Any, list[Any]] = defaultdict(list)
+        for eqn in closed.jaxpr.eqns:
+            for v in dict.fromkeys(variables(eqn.invars)):
+                self._uses[v].append(eqn)
+
+    def chain(self, array: Any, result: Any) -> list[Any]:
+        """The equations that write the result, one after the other, if they may be left out and the
+        array is used for nothing else, but that entries are read before. Otherwise none."""
+        chain: list[Any] = []
+        while array is not result:
+            writer, readers = self._writer(array)
+            if writer is None or (chain and readers) or not _may_be_left_out(writer):
+                return []
+            chain.append(writer)
+            (array,) = writer.outvars
+        return [] if self._uses[array] or self._results.count(array) > 1 else chain
+
+    def pairs(self) -> list[tuple[Any, list[Any]]]:
+        """Each equation that writes to an array from which others read as many entries, if that is
+        all that uses the array, with the others, if all of them can run before."""
+        found: list[tuple[Any, list[Any]]] = []
+        known = {*self._closed.jaxpr.constvars, *self._closed.jaxpr.invars}
+        for eqn in self._closed.jaxpr.eqns:
+            if eqn.primitive.name in WRITES and not is_literal(eqn.invars[0]):
+                writer, readers = self._writer(eqn.invars[0])
+                if writer is eqn and readers and known.issuperset(_inputs(readers)):
+                    shape = eqn.invars[updated(eqn)].aval.shape
+                    if all(reader.outvars[0].aval.shape == shape for reader in readers):
+                        found.append((eqn, readers))
+            known.update(eqn.outvars)
+        return found
+
+    def _writer(self, array: Any) -> tuple[Any, list[Any]]:
+        """The equation that writes to an array, if nothing but those that read uses it as well, and
+        those. An array that is laid out over an explicit mesh has none: the type of each of its
+        entries would tell where it is."""
+        if explicit_mesh([array.aval]) is not None:
+            return None, []
+        readers = [eqn for eqn in self._uses[array] if reads(eqn, array)]
+        others = [eqn for eqn in self._uses[array] if not reads(eqn, array)]
+        if len(others) != 1 or not writes(others[0], array) or array in self._results:
+            return None, []
+        return others[0], readers
+
+
+def _inputs(eqns: Sequence[Any]) -> list[Any]:
+    return [v for eqn in eqns for v in variables(eqn.invars)]
+
+
+def with_slices(closed: Any) -> Any:
+    """The jaxpr with functions under `jax.jit` that read or write entries written out. The same one
+    if there are none."""
+
+    def run(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        if _calls_slices(eqn):
+            return run_each(eqn.params["jaxpr"], operands, run)
+        return run_in_place(eqn, operands)
+
+    if not any(map(_calls_slices, closed.eqns)):
+        return closed
+    return jax.make_jaxpr(lambda *inputs: run_each(closed, inputs, run))(*closed.in_avals)
+
+
+def _calls_slices(eqn: Any) -> bool:
+    return eqn.primitive.name == "jit" and any(
+        inner.primitive.name in (*READS, *WRITES) or _calls_slices(inner)
+        for inner in eqn.params["jaxpr"].eqns
+    )
+
+
+def updated(eqn: Any) -> int:
+    """Which operand an equation writes."""
+    return 1 if eqn.primitive.name == "dynamic_update_slice" else 2
+
+
+def _may_be_left_out(eqn: Any) -> bool:
+    """Whether `write_unless` can compute what an equation does."""
+    array, *operands = (v.aval for v in eqn.invars)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return False
+    if eqn.primitive.name == "dynamic_update_slice":
+        _, *indices = operands
+        return bool(indices) and all(map(_is_signed, indices))
+    indices, _ = operands
+    clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
+    return not clips and indices.shape[-1] > 0 and _is_signed(indices)
+
+
+def _is_signed(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.signedinteger)
+
+
+def write_unless(left_out: Any, eqn: Any, operands: Sequence[Any]) -> Any:
+    """What an equation that writes computes or, if it is left out, the array as it was.
+
+    What is left out is written to an index that does not exist. So it has no derivative, and XLA
+    need not copy the array, as for a select between the array before and after.
+    """
+    if eqn.primitive.name == "dynamic_update_slice":
+        array, update, *starts = operands
+        axes = tuple(range(array.ndim))
+        numbers = lax.ScatterDimensionNumbers(axes, (), axes)
+        indices = _inside(starts, array.shape, update.shape)
+        write, is_sorted, is_unique = lax.scatter, True, True
+    else:
+        array, indices, update = operands
+        numbers = eqn.params["dimension_numbers"]
+        write = lax.scatter if eqn.primitive.name == "scatter" else lax.scatter_add
+        is_sorted, is_unique = eqn.params["indices_are_sorted"], eqn.params["unique_indices"]
+    return write(
+        array,
+        lax.select(left_out, lax.full_like(indices, -1), indices),
+        update,
+        numbers,
+        indices_are_sorted=is_sorted,
+        unique_indices=is_unique,
+        mode=lax.GatherScatterMode.FILL_OR_DROP,
+    )
+
+
+def _inside(starts: Sequence[Any], shape: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Where a slice is written: moved so that all of it is inside of the array."""
+    dtype = jnp.result_type(jnp.int32, *starts)
+    moved = [
+        lax.clamp(dtype.type(0), lax.convert_element_type(start, dtype), dtype.type(n - size))
+        for start, n, size in zip(starts, shape, sizes, strict=True)
+    ]
+    return lax.concatenate([lax.broadcast(start, (1,)) for start in moved], 0)
