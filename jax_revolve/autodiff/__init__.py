@@ -5,6 +5,7 @@ runs when; the list in its docstring is the plan of this room.
 
 - `family`: a function, the function with its tangents, and its tangents alone as primitives: the
   rules that loops share with the segments of `layers`.
+- `batching`: which results are batched under `jax.vmap`.
 - `loop_primitive`: the primitive that stands for a whole loop, with its rules but for derivatives.
 - `primitive`: its derivatives, what is particular to loops. Partial evaluation splits a `jvp` into
   a forward sweep, which stores checkpoints, and a linear part.

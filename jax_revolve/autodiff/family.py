@@ -26,8 +26,8 @@ import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import Primitive
+from jax_revolve.autodiff.batching import batched_as, batched_dims, vmap_over
 from jax_revolve.step.activity import Mask
-from jax_revolve.step.batching import batched_as, batched_dims, vmap_over
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.once import Batched, batch_once
 

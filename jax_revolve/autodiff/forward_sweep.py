@@ -16,6 +16,7 @@ import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr, results_of, with_weak_type
+from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.family import Flat, jvp_of_nonzero
 from jax_revolve.autodiff.loop_primitive import as_loop
 from jax_revolve.engine.offline import run_forward_offline
@@ -23,7 +24,6 @@ from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Held
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.batching import batched_dims, vmap_over
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, restart_of, substitute
 from jax_revolve.step.once import once
 from jax_revolve.step.primal_half import with_primal_half

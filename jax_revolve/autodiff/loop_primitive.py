@@ -10,9 +10,9 @@ from jax import lax
 
 from jax_revolve import _compat
 from jax_revolve._compat import LoopEquation
+from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.family import Flat, function_types
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.step.batching import batched_dims, vmap_over
 from jax_revolve.step.dead_code import known_part, prune_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.loop import Loop

@@ -17,10 +17,10 @@ import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import AbstractValue, ClosedJaxpr
+from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.family import Family, Flat, function_types, jvp_of_nonzero
 from jax_revolve.layers.region import apart
 from jax_revolve.step.activity import Mask
-from jax_revolve.step.batching import batched_dims, vmap_over
 from jax_revolve.step.loop import is_inexact, pick, substitute
 from jax_revolve.step.once import Batched
 from jax_revolve.step.primal_half import primal_half

@@ -8,7 +8,6 @@ about it each, by tracing the step and never by running it:
 - `restart`: which leaves of the carry a checkpoint holds.
 - `dead_code`: which part of a loop is left if some results are unused, or some operands known.
 - `work`: how long a step takes, as an estimate.
-- `batching`: which results are batched under `jax.vmap`.
 - `once`: the cache of such answers, so that each takes one trace.
 
 These files run steps in a reverse pass:
