@@ -13,6 +13,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `scan`: values, derivatives, gradients over the checkpoints, and second order, of scans
 - `while_loop`: the same of while loops
 - `budget`: gradients over the budget of memory
+- `fronts`: time over memory, for steps of many kinds
 - `storage`: gradients with checkpoints beside the device
 - `layers`: gradients of models
 - `diffrax_adjoints`: solves of differential equations
@@ -33,7 +34,16 @@ from importlib import import_module
 from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
-    *("headline", "scan", "while_loop", "budget", "storage", "layers", "diffrax_adjoints"),
+    *(
+        "headline",
+        "scan",
+        "while_loop",
+        "budget",
+        "fronts",
+        "storage",
+        "layers",
+        "diffrax_adjoints",
+    ),
     *("compiling", "progress"),
 )
 BY_NAME = ("third_party", "tpu_programs")

@@ -6,6 +6,8 @@ EQUINOX = "equinox checkpointed"
 LAX_SCAN = "lax.scan"
 REMAT = "lax.scan(checkpoint)"
 NESTED = "nested remat scan"
+SAVES_PRODUCTS = "lax.scan(checkpoint, products saved)"
+TAPED_WHOLE = "jax_revolve, taped whole"
 
 LAX_WHILE_LOOP = "lax.while_loop"
 EQUINOX_BOUNDED = "equinox bounded"
