@@ -34,17 +34,8 @@ from importlib import import_module
 from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
-    *(
-        "headline",
-        "scan",
-        "while_loop",
-        "budget",
-        "fronts",
-        "storage",
-        "layers",
-        "diffrax_adjoints",
-    ),
-    *("compiling", "progress"),
+    *("headline", "scan", "while_loop", "budget", "fronts", "storage", "layers"),
+    *("diffrax_adjoints", "compiling", "progress"),
 )
 BY_NAME = ("third_party", "tpu_programs")
 

@@ -64,12 +64,8 @@ def gru(length: int, batch: int, width: int) -> Recurrence:
         new = jnp.tanh((reset * h) @ p["u"] + x @ p["t"])
         return (1 - update) * h + update * new
 
-    shapes = {
-        "w": (width, 2 * width),
-        "v": (width, 2 * width),
-        "u": (width,) * 2,
-        "t": (width,) * 2,
-    }
+    shapes = {"w": (width, 2 * width), "v": (width, 2 * width)}
+    shapes |= {"u": (width, width), "t": (width, width)}
     xs = jax.random.normal(jax.random.key(1), (length, batch, width))
     init = jnp.zeros((batch, width))
     active = {"parameters": _weights(shapes), "xs": xs}
