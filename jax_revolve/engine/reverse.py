@@ -146,12 +146,12 @@ class _Parts:
             held, reversal = state
             block = blocks - 1 - count
             if every:  # the newest checkpoint is the one at the block, and there is no decision
-                restarted = newest(steps.initial(), held)
+                restarted, position = newest(steps.initial(), held), block
             else:
                 held, restarted, position = _store_on_the_way(steps, plan, held, block)
                 restarted = steps.advance(restarted, size * position, size * block)
             reversal = self._by.reverse(bar, restarted, block, held.top, reversal)
-            top = held.top - (held.positions[held.top] == block).astype(jnp.int32)
+            top = held.top - (position == block).astype(jnp.int32)
             return held._replace(top=top), reversal
 
         def transposed(count: jax.Array) -> jax.Array:
@@ -222,24 +222,23 @@ def _store_on_the_way(
     def target(position: jax.Array, top: jax.Array) -> jax.Array:
         return position + split(block + 1 - position, levels - top)
 
-    def worth_storing(state: tuple[Held, list[Any], jax.Array]) -> jax.Array:
-        return state[2] < block
+    def worth_storing(state: tuple[Held, list[Any], jax.Array, jax.Array]) -> jax.Array:
+        return state[-1] < block
 
-    def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
-        held, carry, to = state
-        carry = steps.advance(
-            carry, plan.block_size * held.positions[held.top], plan.block_size * to
-        )
+    def store(
+        state: tuple[Held, list[Any], jax.Array, jax.Array],
+    ) -> tuple[Held, list[Any], jax.Array, jax.Array]:
+        held, carry, position, to = state
+        carry = steps.advance(carry, plan.block_size * position, plan.block_size * to)
         top = held.top + 1
         slots = write_slot(held.slots, carry, held.slot(top))
-        positions = held.positions.at[top].set(to)
+        positions = lax.dynamic_update_index_in_dim(held.positions, to, top, 0)
         held = held._replace(slots=slots, positions=positions, top=top)
-        return held, carry, target(to, top)
+        return held, carry, to, target(to, top)
 
-    position = held.positions[held.top]
-    state = (held, newest(steps.initial(), held), target(position, held.top))
-    held, carry, _ = lax.while_loop(worth_storing, store, state)
-    return held, carry, held.positions[held.top]
+    position = lax.dynamic_index_in_dim(held.positions, held.top, keepdims=False)
+    state = (held, newest(steps.initial(), held), position, target(position, held.top))
+    return lax.while_loop(worth_storing, store, state)[:3]
 
 
 def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
