@@ -9,10 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import filled_with_a_number, is_host_type, results_in, with_outputs, zeros
+from jax_revolve._compat import (
+    bytes_of,
+    filled_with_a_number,
+    is_host_type,
+    results_in,
+    with_outputs,
+    zeros,
+)
 from jax_revolve.engine.bars import Bar
-from jax_revolve.engine.slots import Held, empty, newest, stores_every_block, write_slot
-from jax_revolve.engine.split import SplitTable
+from jax_revolve.engine.slots import Held, at_level, empty, stores_every_block, write_slot
+from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way
 from jax_revolve.engine.tape import Tape
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
@@ -28,6 +35,8 @@ from jax_revolve.step.pullback import (
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read
 from jax_revolve.storage.stores import get
+
+FEW_BYTES = 4096
 
 Reversal = tuple[Operands, Buffers]
 """The accumulated cotangents, and the reusable residual buffers."""
@@ -73,7 +82,7 @@ class _OneByOne:
         self._steps, self._activity, self._cotangents = steps, activity, cotangents
 
     def reverse(
-        self, bar: Bar, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal
+        self, bar: Bar, restarted: list[Any], step: jax.Array, reversal: Reversal
     ) -> Reversal:
         """From the cotangents after a step, where a checkpoint is given, to those before it."""
         del bar
@@ -84,7 +93,7 @@ class _OneByOne:
             self._activity,
             self._steps.inputs(carry, step),
             Cotangents(gradient.carry, read(self._cotangents.ys, at)),
-            partial(_in_a_branch, top >= 0),
+            partial(_in_a_branch, step >= 0),
         )
         return accumulate(gradient, ct, at), tape
 
@@ -110,10 +119,9 @@ class _InBlocks:
         return self._pull_back(bar, tape, start, held.steps - start, gradient)
 
     def reverse(
-        self, bar: Bar, restarted: list[Any], block: jax.Array, top: jax.Array, reversal: Reversal
+        self, bar: Bar, restarted: list[Any], block: jax.Array, reversal: Reversal
     ) -> Reversal:
         """From the cotangents after a block, where a checkpoint is given, to those before it."""
-        del top
         gradient, tape = reversal
         start, count = self._size * block, self._size
         if self._held.tape is None:  # then the last block is here, and may be shorter
@@ -139,20 +147,25 @@ class _Parts:
     def reverse(self, first: Any, blocks: Any, state: State) -> State:
         """From the cotangents after the first `blocks` blocks to those before block `first`."""
         steps, plan, size = self._steps, self._plan, self._plan.block_size
-        taken = state[0].steps
-        every = isinstance(blocks, int) and stores_every_block(plan)
+        taken, way = state[0].steps, Way(plan, state[0].positions.size)
 
-        def reverse_block(bar: Bar, count: jax.Array, state: State) -> State:
+        def reverse_stored_block(bar: Bar, count: jax.Array, state: State) -> State:
+            """The newest checkpoint is the one at the block, and there is no decision."""
             held, reversal = state
             block = blocks - 1 - count
-            if every:  # the newest checkpoint is the one at the block, and there is no decision
-                restarted, position = newest(steps.initial(), held), block
-            else:
-                held, restarted, position = _store_on_the_way(steps, plan, held, block)
-                restarted = steps.advance(restarted, size * position, size * block)
-            reversal = self._by.reverse(bar, restarted, block, held.top, reversal)
-            top = held.top - (position == block).astype(jnp.int32)
-            return held._replace(top=top), reversal
+            restarted = at_level(block, steps.initial(), held)
+            return held, self._by.reverse(bar, restarted, block, reversal)
+
+        def reverse_block(
+            bar: Bar, _: jax.Array, state: tuple[jax.Array, State]
+        ) -> tuple[jax.Array, State]:
+            at, (held, reversal) = state
+            held, restarted, at = _store_on_the_way(steps, way, held, at)
+            at, restarted = steps.advance(at, restarted)
+            block, top = at[BLOCK], at[TOP]
+            reversal = self._by.reverse(bar, restarted, block, reversal)
+            top = top - (at[POSITION] == block).astype(jnp.int32)
+            return way.to_block(block - 1, held.positions, top), (held, reversal)
 
         def transposed(count: jax.Array) -> jax.Array:
             return jnp.maximum(taken - size * (blocks - count), 0)
@@ -161,10 +174,11 @@ class _Parts:
         if isinstance(turns, int) and turns == 1:
             # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
             turns = lax.optimization_barrier(jnp.int32(1))
-        ends = first == 0
-        return self._bar.outer_loop(
-            turns, reverse_block, state, size=size, before=transposed, ends=ends
-        )
+        run = partial(self._bar.outer_loop, turns, size=size, before=transposed, ends=first == 0)
+        if stores_every_block(plan, is_while=steps.loop.condition is not None):
+            return run(reverse_stored_block, state)
+        at = way.to_block(blocks - 1, state[0].positions, state[0].top)
+        return run(reverse_block, (at, state))[1]
 
     def reverse_stored(self, held: Held, blocks: Any, state: State) -> State:
         """From the cotangents before the tail to those before the loop: every part that starts in
@@ -184,9 +198,8 @@ class _Parts:
             store, start, stop, position, is_last = jnp.asarray(moves)[number]
             held, reversal = state
             restarted = get(plan.storage, stores, types, store, is_last)
-            restarted = steps.advance(
-                restarted, plan.block_size * position, plan.block_size * start
-            )
+            span = plan.block_size * jnp.stack([position, start])
+            _, restarted = steps.advance(span, restarted)
             positions = held.positions.at[0].set(start)
             held = held._replace(start=restarted, positions=positions, top=jnp.zeros_like(held.top))
             return self.reverse(start, jnp.minimum(stop, blocks), (held, reversal))
@@ -210,35 +223,29 @@ def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
 
 
 def _store_on_the_way(
-    steps: Steps, plan: AnyPlan, held: Held, block: jax.Array
+    steps: Steps, way: Way, held: Held, at: jax.Array
 ) -> tuple[Held, list[Any], jax.Array]:
-    """From the newest checkpoint towards `block`, storing where the schedule wants it.
+    """From the newest checkpoint towards the block, storing where the schedule wants it.
 
-    Returns the stack, and the last carry stored with its position. A checkpoint at `block` itself
+    Returns the stack, the newest carry in it, and where that is. A checkpoint at the block itself
     would never be read, so none is placed there.
     """
-    split, levels = SplitTable(plan), held.positions.size
 
-    def target(position: jax.Array, top: jax.Array) -> jax.Array:
-        return position + split(block + 1 - position, levels - top)
+    def worth_storing(state: tuple[Held, list[Any], jax.Array]) -> jax.Array:
+        _, _, at = state
+        return at[TARGET] < at[BLOCK]
 
-    def worth_storing(state: tuple[Held, list[Any], jax.Array, jax.Array]) -> jax.Array:
-        return state[-1] < block
-
-    def store(
-        state: tuple[Held, list[Any], jax.Array, jax.Array],
-    ) -> tuple[Held, list[Any], jax.Array, jax.Array]:
-        held, carry, position, to = state
-        carry = steps.advance(carry, plan.block_size * position, plan.block_size * to)
-        top = held.top + 1
+    def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
+        held, carry, at = state
+        target, top = at[TARGET], at[TOP] + 1
+        _, carry = steps.advance(way.to_target(at), carry)
         slots = write_slot(held.slots, carry, held.slot(top))
-        positions = lax.dynamic_update_index_in_dim(held.positions, to, top, 0)
-        held = held._replace(slots=slots, positions=positions, top=top)
-        return held, carry, to, target(to, top)
+        positions = lax.dynamic_update_index_in_dim(held.positions, target, top, 0)
+        held = held._replace(slots=slots, positions=positions)
+        return held, carry, way.from_position(target, at[BLOCK], top)
 
-    position = lax.dynamic_index_in_dim(held.positions, held.top, keepdims=False)
-    state = (held, newest(steps.initial(), held), position, target(position, held.top))
-    return lax.while_loop(worth_storing, store, state)[:3]
+    state = (held, at_level(at[TOP], steps.initial(), held), at)
+    return lax.while_loop(worth_storing, store, state)
 
 
 def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
@@ -249,6 +256,7 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
 
+    Residuals of `FEW_BYTES` are not worth two threads, and the branch would cost as much as they do.
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
     whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
@@ -262,6 +270,8 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
+    if bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES:
+        return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
     run = partial(with_outputs(traced, pick(outvars, computed)), [])
 
     def branch() -> list[Any]:

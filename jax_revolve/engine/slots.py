@@ -77,13 +77,13 @@ def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
     return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
 
 
-def newest(initial: list[Any], held: Held) -> list[Any]:
-    """The newest checkpoint."""
+def at_level(level: jax.Array, initial: list[Any], held: Held) -> list[Any]:
+    """The checkpoint at this level of the stack."""
     initial = initial if held.start is None else held.start
     if held.positions.size == 1:
         return initial
-    stored = read(held.slots, jnp.maximum(held.slot(held.top) - 1, 0))
-    return [lax.select(held.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
+    stored = read(held.slots, jnp.maximum(held.slot(level) - 1, 0))
+    return [lax.select(level == 0, i, x) for i, x in zip(initial, stored, strict=True)]
 
 
 def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
@@ -101,12 +101,15 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
     return plan.block_size > 1
 
 
-def stores_every_block(plan: AnyPlan) -> bool:
-    """Whether there is a slot for every block that the forward sweep of a loop of known length does
-    not tape. Then no loop has a number of iterations that depends on data. On a GPU, each iteration
-    of such a loop waits for the host, and so does a loop without iterations."""
+def stores_every_block(plan: AnyPlan, *, is_while: bool) -> bool:
+    """Whether there is a slot for every block that the forward sweep does not tape. Then both
+    sweeps run without a schedule, and in a loop of known length no loop has a number of iterations
+    that depends on data. On a GPU, each iteration of such a loop waits for the host, and so does a
+    loop without iterations."""
     if isinstance(plan, TwoLevelPlan):
         return False
+    if is_while:
+        return plan.checkpoints >= plan.blocks
     return slots_used(plan) >= plan.blocks - tapes_the_last_block(plan)
 
 
