@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_revolve.engine.bars import OVER, Bar
-from jax_revolve.engine.placement import Placement
-from jax_revolve.engine.slots import Held, empty, write_slot
+from jax_revolve.engine.placement import Placement, Stack
+from jax_revolve.engine.slots import Held, empty, stores_every_block, write_slot
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
@@ -21,6 +22,7 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick
 from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
@@ -35,69 +37,85 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     loop = steps.loop
     consts, init, _ = steps.operands
     checkpoint = pick(init, steps.restart)
-    keeping: _Keeping = _InSlots(plan) if isinstance(plan, Plan) else _InStorage(plan)
+    keeping = _keeping(plan)
     bar = Bar(loop, FORWARD, None)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
         count, going, _ = progress
         return (count < stop) & any_example(going)
 
-    def advance(state: _Shown, stop: jax.Array) -> _Shown:
+    def step(progress: _Progress) -> _Progress:
+        count, _, carry = progress
+        carry, _ = steps.step_from(carry)(*steps.inputs(carry, count))
+        return count + 1, loop.holds(consts, carry), carry
+
+    def advance(state: _Shown, kept: Any) -> _Shown:
         due, progress = state
 
-        def step(progress: _Progress) -> _Progress:
-            count, _, carry = progress
-            carry, _ = steps.step_from(carry)(*steps.inputs(carry, count))
-            return count + 1, loop.holds(consts, carry), carry
+        def stop() -> jax.Array:
+            """The next step to store at. The loops that stop there look it up: by itself it would
+            be one more kernel."""
+            block = keeping.next_block(kept)
+            # A position beyond the bound may overflow in the product.
+            return jnp.where(block < plan.blocks, plan.block_size * block, plan.length)
 
         def chunk(state: _Shown) -> _Shown:
             due, progress = state
             over = ~go_on(progress, plan.length)
             due = bar.report_if_due(due, progress[0], over)
-            return due, lax.while_loop(lambda p: go_on(p, jnp.minimum(stop, due)), step, progress)
+            return due, lax.while_loop(lambda p: go_on(p, jnp.minimum(stop(), due)), step, progress)
 
-        if not bar.is_shown:
-            return due, lax.while_loop(lambda p: go_on(p, stop), step, progress)
-        return lax.while_loop(lambda s: go_on(s[1], stop) | is_to_end(s), chunk, state)
+        if bar.is_shown:
+            return lax.while_loop(lambda s: go_on(s[1], stop()) | is_to_end(s), chunk, state)
+        if plan.block_size == 1 and stores_every_block(plan, is_while=True):
+            return due, step(progress)
+        return due, lax.while_loop(lambda p: go_on(p, stop()), step, progress)
 
     def is_to_end(state: _Shown) -> jax.Array:
         """Whether the sweep is over, and its end is not reported yet."""
         due, progress = state
         return ~go_on(progress, plan.length) & (due < OVER)
 
-    def store_and_advance(state: tuple[_Shown, Held]) -> tuple[_Shown, Held]:
-        shown, held = state
-        _, progress = shown
-        count, _, carry = progress
-        held, stop = keeping.keep(held, pick(carry, steps.restart), count // plan.block_size)
-        # A position beyond the bound may overflow in the product.
-        stop = jnp.where(stop < plan.blocks, plan.block_size * stop, plan.length)
-        return advance(shown, stop), held
+    def store_and_advance(state: tuple[_Shown, Any]) -> tuple[_Shown, Any]:
+        shown, kept = state
+        count, _, carry = shown[1]
+        kept = keeping.keep(kept, pick(carry, steps.restart), count // plan.block_size)
+        return advance(shown, kept), kept
 
     progress = (jnp.int32(0), loop.holds(consts, init), init)
     due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
-    (_, progress), held = lax.while_loop(
+    (_, progress), kept = lax.while_loop(
         lambda state: go_on(state[0][1], plan.length),
         store_and_advance,
         ((due, progress), keeping.begin(checkpoint)),
     )
     count, _, carry = progress
-    if held.stores is not None:
-        held = held._replace(positions=None, top=None)
-    return carry, held._replace(steps=count)
+    return carry, keeping.held(kept, count)
+
+
+def _keeping(plan: AnyPlan) -> "_Keeping":
+    if isinstance(plan, TwoLevelPlan):
+        return _InStorage(plan)
+    return _InOrder(plan) if stores_every_block(plan, is_while=True) else _InSlots(plan)
 
 
 class _Keeping(Protocol):
-    """How checkpoints are stored."""
+    """How checkpoints are stored, and where."""
 
-    def begin(self, checkpoint: list[Any]) -> Held:
+    def begin(self, checkpoint: list[Any]) -> Any:
         """No checkpoints yet, with room for carries like this one."""
         ...
 
-    def keep(
-        self, held: Held, checkpoint: list[Any], position: jax.Array
-    ) -> tuple[Held, jax.Array]:
-        """`held` with one more checkpoint, and the block at which to store the next one."""
+    def keep(self, kept: Any, checkpoint: list[Any], block: jax.Array) -> Any:
+        """`kept` with one more checkpoint, at the block at which it was to be stored."""
+        ...
+
+    def next_block(self, kept: Any) -> jax.Array:
+        """The block at which to store next."""
+        ...
+
+    def held(self, kept: Any, steps: jax.Array) -> Held:
+        """What is held after so many steps."""
         ...
 
 
@@ -108,18 +126,46 @@ class _InSlots:
         self._plan = plan
         self._placement = Placement(plan.checkpoints, plan.blocks)
 
-    def begin(self, checkpoint: list[Any]) -> Held:
-        checkpoints = self._plan.checkpoints
-        free = jnp.full(checkpoints, NEVER, jnp.int32)
-        slot_index = jnp.arange(checkpoints, dtype=jnp.int32)
-        slots = empty(checkpoints, checkpoint, self._plan)
-        return Held(slots, free, slot_index, jnp.int32(-1), jnp.int32(0), None)
+    def begin(self, checkpoint: list[Any]) -> tuple[list[Any], Stack]:
+        slots = empty(self._plan.checkpoints, checkpoint, self._plan)
+        return slots, self._placement.begin()
 
     def keep(
-        self, held: Held, checkpoint: list[Any], position: jax.Array
-    ) -> tuple[Held, jax.Array]:
-        held = _store(self._placement, held, checkpoint, position)
-        return held, self._placement.next_store(held.positions, held.top + 1)
+        self, kept: tuple[list[Any], Stack], checkpoint: list[Any], block: jax.Array
+    ) -> tuple[list[Any], Stack]:
+        slots, stack = kept
+        stack = self._placement.store(stack, block)
+        return write_slot(slots, checkpoint, stack.slot), stack
+
+    def next_block(self, kept: tuple[list[Any], Stack]) -> jax.Array:
+        return kept[1].next_position
+
+    def held(self, kept: tuple[list[Any], Stack], steps: jax.Array) -> Held:
+        slots, stack = kept
+        return Held(slots, stack.positions, stack.slot_index, stack.top, steps, None)
+
+
+class _InOrder:
+    """Each block's checkpoint in the slot of its number."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def begin(self, checkpoint: list[Any]) -> tuple[list[Any], jax.Array]:
+        return empty(self._plan.blocks, checkpoint, self._plan), jnp.int32(0)
+
+    def keep(
+        self, kept: tuple[list[Any], jax.Array], checkpoint: list[Any], block: jax.Array
+    ) -> tuple[list[Any], jax.Array]:
+        slots, block = kept
+        return write_slot(slots, checkpoint, block), block + 1
+
+    def next_block(self, kept: tuple[list[Any], jax.Array]) -> jax.Array:
+        return kept[1]
+
+    def held(self, kept: tuple[list[Any], jax.Array], steps: jax.Array) -> Held:
+        slots, _ = kept
+        return Held(slots, None, None, None, steps, None)
 
 
 class _InStorage:
@@ -128,46 +174,27 @@ class _InStorage:
 
     def __init__(self, plan: TwoLevelPlan) -> None:
         self._plan = plan
+        self._starts = np.array([*plan.stores, plan.tail, NEVER], np.int32)
 
-    def begin(self, checkpoint: list[Any]) -> Held:
+    def begin(self, checkpoint: list[Any]) -> tuple[Buffers, jax.Array]:
         count = len(self._plan.stores) + 1
-        stores = in_storage(self._plan.storage, checkpoint, count)
-        none = Held([], None, None, None, jnp.int32(0), None, stores=stores)
-        return after_unknown_steps(self._plan, none)._replace(top=jnp.int32(-1))
+        return in_storage(self._plan.storage, checkpoint, count), jnp.int32(0)
 
     def keep(
-        self, held: Held, checkpoint: list[Any], position: jax.Array
-    ) -> tuple[Held, jax.Array]:
-        assert held.stores is not None
-        top = held.top + 1
-        stores = put(self._plan.storage, held.stores, checkpoint, top)
-        starts = jnp.array([*self._plan.stores, self._plan.tail, NEVER], jnp.int32)
-        return held._replace(stores=stores, top=top), starts[top + 1]
+        self, kept: tuple[Buffers, jax.Array], checkpoint: list[Any], block: jax.Array
+    ) -> tuple[Buffers, jax.Array]:
+        stores, count = kept
+        return put(self._plan.storage, stores, checkpoint, count), count + 1
+
+    def next_block(self, kept: tuple[Buffers, jax.Array]) -> jax.Array:
+        return jnp.asarray(self._starts)[kept[1]]
+
+    def held(self, kept: tuple[Buffers, jax.Array], steps: jax.Array) -> Held:
+        stores, _ = kept
+        return Held([], None, None, None, steps, None, stores=stores)
 
 
 def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
-    """The empty stack after a while loop whose checkpoints are all in the storage."""
+    """The stack after a while loop without one: of all its checkpoints, which are in the storage,
+    or each in the slot of its block."""
     return held._replace(positions=jnp.zeros(plan.checkpoints, jnp.int32), top=jnp.int32(0))
-
-
-def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:
-    """The stack with one more checkpoint, in place of another one if no slot is free."""
-    assert held.slot_index is not None
-    levels = held.positions.size
-    is_full = held.top + 1 == levels
-    top = jnp.minimum(held.top + 1, levels - 1)
-    dropped = top
-    if levels > 1:
-        dropped = jnp.where(is_full, placement.drop(held.positions, position), top)
-    slot = held.slot_index[dropped]
-    slots = write_slot(held.slots, carry, slot)
-    positions = _without(held.positions, dropped).at[top].set(position)
-    slot_index = _without(held.slot_index, dropped).at[top].set(slot)
-    slot_index = jnp.where(is_full, slot_index, held.slot_index)
-    return held._replace(slots=slots, positions=positions, slot_index=slot_index, top=top)
-
-
-def _without(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The values, with those after the index moved down by one."""
-    here = jnp.arange(values.size, dtype=jnp.int32)
-    return jnp.where(here < index, values, jnp.roll(values, -1))

@@ -80,7 +80,7 @@ def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
 def at_level(level: jax.Array, initial: list[Any], held: Held) -> list[Any]:
     """The checkpoint at this level of the stack."""
     initial = initial if held.start is None else held.start
-    if held.positions.size == 1:
+    if held.slots and held.slots[0].shape[0] == 0:
         return initial
     stored = read(held.slots, jnp.maximum(held.slot(level) - 1, 0))
     return [lax.select(level == 0, i, x) for i, x in zip(initial, stored, strict=True)]
