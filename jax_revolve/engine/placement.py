@@ -21,21 +21,21 @@ from jax_revolve.engine.split import entry
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES
 from jax_revolve.schedule.online import NEVER, landmarks, level, limits
 
-WINDOW = 8
-"""The number of positions that are looked at together, the newest first. Mostly one of the first
-can be dropped: of 1000 checkpoints it is the tenth newest on average."""
+WINDOW = 4
+"""The number of positions that are looked at together, the newest first. Of 30 checkpoints the
+fourth newest is dropped on average, of 1000 the tenth."""
 
-_POSITION, _SLOT, _IS_LANDMARK = range(3)
+_POSITION, _SLOT = range(2)
 
 
 class Stack(NamedTuple):
-    """The positions held, in order, as `rows`: each with its slot, and whether it was a landmark of
-    the level at which it was stored. `seen` are the rows that are looked at next. `numbers` are:
+    """The positions held, in order, as `rows`: each with its slot, which is inverted if the position
+    was a landmark of the level at which it was stored. `seen` are the rows that are looked at next.
+    `numbers` are:
 
-    - `count`: how many positions are held;
-    - `slot`: the slot of the newest one;
-    - `upcoming`: the next row but its slot: where to store next, and whether there is a landmark;
-    - `level` and `landmark`: the level then, and the number of its next landmark, both from 0;
+    - `count`: how many positions are held, and `slot`, that of the newest one;
+    - `position`: where to store next;
+    - `level` and `landmark`: the level there, and the number of its next landmark, both from 0;
     - `end`: the rows from this one on have been looked at, and moved down;
     - `above`: the row that moves into the place of the last of the others.
     """
@@ -45,16 +45,16 @@ class Stack(NamedTuple):
     numbers: jax.Array
 
     @property
-    def next_position(self) -> jax.Array:
-        return self.numbers[2]
+    def top(self) -> jax.Array:
+        return self.numbers[0] - 1
 
     @property
     def slot(self) -> jax.Array:
         return self.numbers[1]
 
     @property
-    def top(self) -> jax.Array:
-        return self.numbers[0] - 1
+    def next_position(self) -> jax.Array:
+        return self.numbers[2]
 
     @property
     def positions(self) -> jax.Array:
@@ -62,7 +62,7 @@ class Stack(NamedTuple):
 
     @property
     def slot_index(self) -> jax.Array:
-        return self.rows[:, _SLOT]
+        return _slot(self.rows)
 
 
 class Placement:
@@ -79,35 +79,35 @@ class Placement:
     def begin(self) -> Stack:
         """Nothing is held, and the first position is 0."""
         slots = np.arange(self.checkpoints)
-        rows = np.stack([np.full_like(slots, NEVER), slots, 0 * slots], axis=1)
-        return Stack(*(jnp.asarray(x, jnp.int32) for x in (rows, rows[: self.window + 1], [0] * 10)))
+        rows = np.stack([np.full_like(slots, NEVER), slots], axis=1)
+        return Stack(*(jnp.asarray(x, jnp.int32) for x in (rows, rows[: self.window + 1], [0] * 8)))
 
     def store(self, stack: Stack, position: jax.Array) -> Stack:
         """The stack with its next position, which is this one."""
         if self.checkpoints == 1:
-            numbers = [1, 0, NEVER, *[0] * 7]
             rows = stack.rows.at[0, _POSITION].set(position)
-            return stack._replace(rows=rows, numbers=jnp.array(numbers, jnp.int32))
+            return stack._replace(rows=rows, numbers=jnp.array([1, 0, NEVER, *[0] * 5], jnp.int32))
         is_due = lambda stack: stack.next_position <= position  # noqa: E731
         return lax.while_loop(is_due, self._look, stack)
 
     def _look(self, stack: Stack) -> Stack:
         """From the newest on, rows move down by one until there is one that can be dropped. They
         move as they are looked at."""
-        count, _, position, is_landmark, level, landmark, end, *above = stack.numbers
+        count, _, position, level, landmark, end, *above = stack.numbers
         size, last = self.checkpoints, len(self.landmarks) - 1
         marks, above = jnp.asarray(self.landmarks), jnp.stack(above)
         end_of_level = _at(marks, level, size - 1)
+        is_landmark = position == _at(marks, level, landmark)
 
         # The window
         now = jnp.minimum(level + (end_of_level <= position), last)
         first = self._first(end)
         moved, removed, is_found = self._moved(stack.seen, above, first, end, now)
         is_done = is_found | (first == 1)
-        slot = jnp.where(end == 0, above[_SLOT], removed[_SLOT])
+        slot = jnp.where(end == 0, count, _slot(removed))
         rows = lax.dynamic_update_slice(stack.rows, moved, _unsigned(first, 0))
         top = jnp.minimum(count, size - 1)
-        new = jnp.stack([position, slot, is_landmark])
+        new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
         # The next position. The level is that of position + 3 steps, without this sum.
@@ -115,15 +115,14 @@ class Placement:
         mark = jnp.where(upcoming > level, 0, landmark + is_landmark)
         ahead = _at(marks, upcoming, mark)
         step = jnp.minimum(2 * (upcoming + 1), ahead - position)
-        following = position + jnp.where(top + 1 < size, 1, step)
-        is_next = (following == ahead).astype(jnp.int32)
-        done = [top + 1, slot, following, is_next, upcoming, mark]
-        done = [*done, jnp.where(top + 1 < size, 0, size), following, top + 1, is_next]
-        going = [count, slot, position, is_landmark, level, landmark, first, *removed]
+        is_full = top + 1 == size
+        following = position + jnp.where(is_full, step, 1)
+        above = [following, jnp.where(following == ahead, -1, 0)]
+        done = [top + 1, slot, following, upcoming, mark, jnp.where(is_full, size, 0), *above]
+        going = [count, slot, position, level, landmark, first, *removed]
         numbers = jnp.where(is_done, jnp.stack(done), jnp.stack(going))
-        seen = lax.dynamic_slice(
-            rows, _unsigned(self._first(numbers[6]) - 1, 0), (self.window + 1, 3)
-        )
+        start = self._first(numbers[5]) - 1
+        seen = lax.dynamic_slice(rows, _unsigned(start, 0), (self.window + 1, 2))
         return Stack(rows, seen, numbers)
 
     def _first(self, end: jax.Array) -> jax.Array:
@@ -143,12 +142,17 @@ class Placement:
         )[0]
         fits = after[:, _POSITION] - seen[:-1, _POSITION] <= limit
         first_of_level = _at(jnp.asarray(self.landmarks), level, 0)
-        kept = (here[:, _IS_LANDMARK] == 1) & (here[:, _POSITION] >= first_of_level)
+        kept = (here[:, _SLOT] < 0) & (here[:, _POSITION] >= first_of_level)
         found = jnp.max(jnp.where(fits & ~kept & (index < end), index, 0))
         dropped = jnp.maximum(found, first)
         moves = (dropped <= index) & (index < end)
         removed = entry(seen, dropped - first + 1)
         return jnp.where(moves[:, None], after, here), removed, found > 0
+
+
+def _slot(rows: jax.Array) -> jax.Array:
+    slots = rows[..., _SLOT]
+    return jnp.where(slots < 0, ~slots, slots)
 
 
 def _at(table: jax.Array, row: jax.Array, column: jax.Array | int) -> jax.Array:
