@@ -5,6 +5,7 @@ reverse sweep wants them, or close. A new checkpoint takes the slot of the one t
 the slots are not in the order of the positions. `Held.slot_index` maps stack levels to slots.
 """
 
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -16,17 +17,18 @@ from jax_revolve.engine.bars import OVER, Bar
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.slots import Held, empty, stores_every_block, write_slot
 from jax_revolve.progress.listener import FORWARD
-from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import pick
+from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
-from jax_revolve.storage.buffers import Buffers
+from jax_revolve.storage.buffers import read
 from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
-"""The number of steps taken, whether each example goes on, and the carry."""
+"""Numbers, of which the first two are the step to run next and the step to store or stop before;
+whether each example goes on; and the carry. On CPU, numbers that are not in one array would each
+take kernels of their own, which last as long as a light step."""
 
 _Shown = tuple[Any, _Progress]
 """The step of the next report, if there are reports, and the progress."""
@@ -36,40 +38,27 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """The final carry, and the checkpoints."""
     loop = steps.loop
     consts, init, _ = steps.operands
-    checkpoint = pick(init, steps.restart)
-    keeping = _keeping(plan)
-    bar = Bar(loop, FORWARD, None)
+    keeping, bar = _keeping(plan), Bar(loop, FORWARD, None)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
-        count, going, _ = progress
-        return (count < stop) & any_example(going)
+        numbers, going, _ = progress
+        return (numbers[0] < stop) & any_example(going)
+
+    def is_between(progress: _Progress) -> jax.Array:
+        return go_on(progress, progress[0][1])
 
     def step(progress: _Progress) -> _Progress:
-        count, _, carry = progress
-        carry, _ = steps.step_from(carry)(*steps.inputs(carry, count))
-        return count + 1, loop.holds(consts, carry), carry
+        numbers, _, carry = progress
+        carry, _ = steps.step_from(carry)(*steps.inputs(carry, numbers[0]))
+        one = np.eye(1, numbers.size, dtype=np.int32)[0]
+        return numbers + one, loop.holds(consts, carry), carry
 
-    def advance(state: _Shown, kept: Any) -> _Shown:
+    def chunk(state: _Shown) -> _Shown:
         due, progress = state
-
-        def stop() -> jax.Array:
-            """The next step to store at. The loops that stop there look it up: by itself it would
-            be one more kernel."""
-            block = keeping.next_block(kept)
-            # A position beyond the bound may overflow in the product.
-            return jnp.where(block < plan.blocks, plan.block_size * block, plan.length)
-
-        def chunk(state: _Shown) -> _Shown:
-            due, progress = state
-            over = ~go_on(progress, plan.length)
-            due = bar.report_if_due(due, progress[0], over)
-            return due, lax.while_loop(lambda p: go_on(p, jnp.minimum(stop(), due)), step, progress)
-
-        if bar.is_shown:
-            return lax.while_loop(lambda s: go_on(s[1], stop()) | is_to_end(s), chunk, state)
-        if plan.block_size == 1 and stores_every_block(plan, is_while=True):
-            return due, step(progress)
-        return due, lax.while_loop(lambda p: go_on(p, stop()), step, progress)
+        over = ~go_on(progress, plan.length)
+        due = bar.report_if_due(due, progress[0][0], over)
+        is_due = lambda p: is_between(p) & (p[0][0] < due)  # noqa: E731
+        return due, lax.while_loop(is_due, step, progress)
 
     def is_to_end(state: _Shown) -> jax.Array:
         """Whether the sweep is over, and its end is not reported yet."""
@@ -77,20 +66,35 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         return ~go_on(progress, plan.length) & (due < OVER)
 
     def store_and_advance(state: tuple[_Shown, Any]) -> tuple[_Shown, Any]:
-        shown, kept = state
-        count, _, carry = shown[1]
-        kept = keeping.keep(kept, pick(carry, steps.restart), count // plan.block_size)
-        return advance(shown, kept), kept
+        (due, (numbers, going, carry)), kept = state
+        kept, numbers, carry = _store(steps, keeping, kept, numbers, carry)
+        progress = (numbers, going, carry)
+        if bar.is_shown:
+            is_in_part = lambda s: is_between(s[1]) | is_to_end(s)  # noqa: E731
+            return lax.while_loop(is_in_part, chunk, (due, progress)), kept
+        if plan.block_size == 1 and stores_every_block(plan, is_while=True):
+            return (due, step(progress)), kept
+        return (due, lax.while_loop(is_between, step, progress)), kept
 
-    progress = (jnp.int32(0), loop.holds(consts, init), init)
+    kept, numbers = keeping.begin(pick(init, steps.restart))
+    progress = (numbers, loop.holds(consts, init), init)
     due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
     (_, progress), kept = lax.while_loop(
         lambda state: go_on(state[0][1], plan.length),
         store_and_advance,
-        ((due, progress), keeping.begin(checkpoint)),
+        ((due, progress), kept),
     )
-    count, _, carry = progress
-    return carry, keeping.held(kept, count)
+    numbers, _, carry = progress
+    return carry, keeping.held(kept, numbers)
+
+
+def _store(
+    steps: Steps, keeping: "_Keeping", kept: Any, numbers: jax.Array, carry: list[Any]
+) -> tuple[Any, jax.Array, list[Any]]:
+    """One more checkpoint. The carry comes back from where it is stored: XLA then knows that the
+    step may overwrite it, and does not copy it twice."""
+    kept, numbers, stored = keeping.keep(kept, numbers, pick(carry, steps.restart))
+    return kept, numbers, substitute(carry, steps.restart, stored)
 
 
 def _keeping(plan: AnyPlan) -> "_Keeping":
@@ -102,21 +106,24 @@ def _keeping(plan: AnyPlan) -> "_Keeping":
 class _Keeping(Protocol):
     """How checkpoints are stored, and where."""
 
-    def begin(self, checkpoint: list[Any]) -> Any:
-        """No checkpoints yet, with room for carries like this one."""
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        """No checkpoints yet, with room for carries like this one; and the first numbers."""
         ...
 
-    def keep(self, kept: Any, checkpoint: list[Any], block: jax.Array) -> Any:
-        """`kept` with one more checkpoint, at the block at which it was to be stored."""
+    def keep(
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        """`kept` with one more checkpoint, the numbers, and the checkpoint."""
         ...
 
-    def next_block(self, kept: Any) -> jax.Array:
-        """The block at which to store next."""
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        """What is held in the end."""
         ...
 
-    def held(self, kept: Any, steps: jax.Array) -> Held:
-        """What is held after so many steps."""
-        ...
+
+def _first_step(plan: AnyPlan, block: Any) -> Any:
+    """The first step of a block, or the bound: the product of a position beyond it may overflow."""
+    return jnp.where(block < plan.blocks, plan.block_size * block, plan.length)
 
 
 class _InSlots:
@@ -124,25 +131,27 @@ class _InSlots:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._placement = Placement(plan.checkpoints, plan.blocks)
+        self._placement = Placement(
+            plan.checkpoints, plan.blocks, plan.block_size, partial(_first_step, plan)
+        )
 
-    def begin(self, checkpoint: list[Any]) -> tuple[list[Any], Stack]:
-        slots = empty(self._plan.checkpoints, checkpoint, self._plan)
-        return slots, self._placement.begin()
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        rows, seen, numbers = self._placement.begin()
+        return (empty(self._plan.checkpoints, checkpoint, self._plan), rows, seen), numbers
 
     def keep(
-        self, kept: tuple[list[Any], Stack], checkpoint: list[Any], block: jax.Array
-    ) -> tuple[list[Any], Stack]:
-        slots, stack = kept
-        stack = self._placement.store(stack, block)
-        return write_slot(slots, checkpoint, stack.slot), stack
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        slots, rows, seen = kept
+        stack = self._placement.store(Stack(rows, seen, numbers))
+        slots = write_slot(slots, checkpoint, stack.slot)
+        checkpoint = read(slots, jnp.maximum(stack.slot - 1, 0))
+        return (slots, stack.rows, stack.seen), stack.numbers, checkpoint
 
-    def next_block(self, kept: tuple[list[Any], Stack]) -> jax.Array:
-        return kept[1].next_position
-
-    def held(self, kept: tuple[list[Any], Stack], steps: jax.Array) -> Held:
-        slots, stack = kept
-        return Held(slots, stack.positions, stack.slot_index, stack.top, steps, None)
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        slots, rows, seen = kept
+        stack = Stack(rows, seen, numbers)
+        return Held(slots, stack.positions, stack.slot_index, stack.top, numbers[0], None)
 
 
 class _InOrder:
@@ -151,21 +160,20 @@ class _InOrder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
 
-    def begin(self, checkpoint: list[Any]) -> tuple[list[Any], jax.Array]:
-        return empty(self._plan.blocks, checkpoint, self._plan), jnp.int32(0)
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        return empty(self._plan.blocks, checkpoint, self._plan), jnp.zeros(2, jnp.int32)
 
     def keep(
-        self, kept: tuple[list[Any], jax.Array], checkpoint: list[Any], block: jax.Array
-    ) -> tuple[list[Any], jax.Array]:
-        slots, block = kept
-        return write_slot(slots, checkpoint, block), block + 1
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        step, size = numbers[0], self._plan.block_size
+        kept = write_slot(kept, checkpoint, lax.div(step, jnp.int32(size)))
+        # The last block may reach beyond the bound.
+        stop = step + jnp.minimum(size, self._plan.length - step)
+        return kept, jnp.stack([step, stop]), checkpoint
 
-    def next_block(self, kept: tuple[list[Any], jax.Array]) -> jax.Array:
-        return kept[1]
-
-    def held(self, kept: tuple[list[Any], jax.Array], steps: jax.Array) -> Held:
-        slots, _ = kept
-        return Held(slots, None, None, None, steps, None)
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        return Held(kept, None, None, None, numbers[0], None)
 
 
 class _InStorage:
@@ -174,24 +182,23 @@ class _InStorage:
 
     def __init__(self, plan: TwoLevelPlan) -> None:
         self._plan = plan
-        self._starts = np.array([*plan.stores, plan.tail, NEVER], np.int32)
+        first_steps = [plan.block_size * block for block in [*plan.stores[1:], plan.tail]]
+        self._stops = np.array([*first_steps, plan.length], np.int32)
 
-    def begin(self, checkpoint: list[Any]) -> tuple[Buffers, jax.Array]:
-        count = len(self._plan.stores) + 1
-        return in_storage(self._plan.storage, checkpoint, count), jnp.int32(0)
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        stores = in_storage(self._plan.storage, checkpoint, len(self._stops))
+        return stores, jnp.zeros(3, jnp.int32)
 
     def keep(
-        self, kept: tuple[Buffers, jax.Array], checkpoint: list[Any], block: jax.Array
-    ) -> tuple[Buffers, jax.Array]:
-        stores, count = kept
-        return put(self._plan.storage, stores, checkpoint, count), count + 1
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        step, _, number = numbers
+        kept = put(self._plan.storage, kept, checkpoint, number)
+        stop = jnp.asarray(self._stops)[number]
+        return kept, jnp.stack([step, stop, number + 1]), checkpoint
 
-    def next_block(self, kept: tuple[Buffers, jax.Array]) -> jax.Array:
-        return jnp.asarray(self._starts)[kept[1]]
-
-    def held(self, kept: tuple[Buffers, jax.Array], steps: jax.Array) -> Held:
-        stores, _ = kept
-        return Held([], None, None, None, steps, None, stores=stores)
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        return Held([], None, None, None, numbers[0], None, stores=kept)
 
 
 def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:

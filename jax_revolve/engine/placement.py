@@ -10,7 +10,7 @@ were read in the iteration that changes it, XLA would copy the stack.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,12 @@ class Stack(NamedTuple):
     was a landmark of the level at which it was stored. `seen` are the rows that are looked at next.
     `numbers` are:
 
-    - `count`: how many positions are held, and `slot`, that of the newest one;
-    - `position`: where to store next;
-    - `level` and `landmark`: the level there, and the number of its next landmark, both from 0;
-    - `end`: the rows from this one on have been looked at, and moved down;
+    - `step` and `stop`: the step to run next, and the one before which to store next;
+    - `slot`: that of the newest position;
+    - `level` and `landmark`: the level of the next position, and the number of its next landmark,
+      both from 0;
+    - `end`: the rows from this one on have been looked at, and moved down; while slots are free,
+      their number, negative;
     - `above`: the row that moves into the place of the last of the others.
     """
 
@@ -46,14 +48,10 @@ class Stack(NamedTuple):
 
     @property
     def top(self) -> jax.Array:
-        return self.numbers[0] - 1
+        return len(self.rows) - 1 + jnp.minimum(self.numbers[5], 0)
 
     @property
     def slot(self) -> jax.Array:
-        return self.numbers[1]
-
-    @property
-    def next_position(self) -> jax.Array:
         return self.numbers[2]
 
     @property
@@ -66,10 +64,19 @@ class Stack(NamedTuple):
 
 
 class Placement:
-    """Where a loop of at most `bound` steps stores its checkpoints."""
+    """Where a loop of at most `bound` blocks stores its checkpoints. `first_step` is the first step
+    of a block."""
 
-    def __init__(self, checkpoints: int, bound: int, window: int = WINDOW) -> None:
+    def __init__(
+        self,
+        checkpoints: int,
+        bound: int,
+        block_size: int = 1,
+        first_step: Callable[[Any], Any] = lambda block: block,
+        window: int = WINDOW,
+    ) -> None:
         self.checkpoints, self.window = checkpoints, min(window, checkpoints - 1)
+        self._block_size, self._first_step = block_size, first_step
         # A single slot has as many levels as steps, but needs no rule.
         levels = level(bound + 3, checkpoints) if checkpoints > 1 else 1
         levels = min(levels, MOST_REPETITIONS_IN_TABLES)
@@ -80,33 +87,36 @@ class Placement:
         """Nothing is held, and the first position is 0."""
         slots = np.arange(self.checkpoints)
         rows = np.stack([np.full_like(slots, NEVER), slots], axis=1)
-        return Stack(*(jnp.asarray(x, jnp.int32) for x in (rows, rows[: self.window + 1], [0] * 8)))
+        numbers = [*[0] * 5, -self.checkpoints, 0, 0]
+        return Stack(*(jnp.asarray(x, jnp.int32) for x in (rows, rows[: self.window + 1], numbers)))
 
-    def store(self, stack: Stack, position: jax.Array) -> Stack:
-        """The stack with its next position, which is this one."""
+    def store(self, stack: Stack) -> Stack:
+        """The stack with one more position, that where the loop is."""
         if self.checkpoints == 1:
-            rows = stack.rows.at[0, _POSITION].set(position)
-            return stack._replace(rows=rows, numbers=jnp.array([1, 0, NEVER, *[0] * 5], jnp.int32))
-        is_due = lambda stack: stack.next_position <= position  # noqa: E731
+            rows = stack.rows.at[0, _POSITION].set(0)
+            stop = self._first_step(jnp.int32(NEVER))
+            numbers = [stack.numbers[0], stop, *map(jnp.int32, [0] * 6)]
+            return stack._replace(rows=rows, numbers=jnp.stack(numbers))
+        is_due = lambda stack: stack.numbers[1] <= stack.numbers[0]  # noqa: E731
         return lax.while_loop(is_due, self._look, stack)
 
     def _look(self, stack: Stack) -> Stack:
         """From the newest on, rows move down by one until there is one that can be dropped. They
         move as they are looked at."""
-        count, _, position, level, landmark, end, *above = stack.numbers
+        step, stop, _, level, landmark, end, *above = stack.numbers
         size, last = self.checkpoints, len(self.landmarks) - 1
-        marks, above = jnp.asarray(self.landmarks), jnp.stack(above)
+        marks, position = jnp.asarray(self.landmarks), lax.div(step, jnp.int32(self._block_size))
         end_of_level = _at(marks, level, size - 1)
         is_landmark = position == _at(marks, level, landmark)
 
         # The window
         now = jnp.minimum(level + (end_of_level <= position), last)
         first = self._first(end)
-        moved, removed, is_found = self._moved(stack.seen, above, first, end, now)
+        moved, removed, is_found = self._moved(stack.seen, jnp.stack(above), first, end, now)
         is_done = is_found | (first == 1)
-        slot = jnp.where(end == 0, count, _slot(removed))
+        slot = jnp.where(end < 0, end + size, _slot(removed))
         rows = lax.dynamic_update_slice(stack.rows, moved, _unsigned(first, 0))
-        top = jnp.minimum(count, size - 1)
+        top = size - 1 + jnp.minimum(end + 1, 0)
         new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
@@ -114,12 +124,12 @@ class Placement:
         upcoming = jnp.minimum(level + (end_of_level - 2 <= position), last)
         mark = jnp.where(upcoming > level, 0, landmark + is_landmark)
         ahead = _at(marks, upcoming, mark)
-        step = jnp.minimum(2 * (upcoming + 1), ahead - position)
-        is_full = top + 1 == size
-        following = position + jnp.where(is_full, step, 1)
+        distance = jnp.minimum(2 * (upcoming + 1), ahead - position)
+        following = position + jnp.where(end < -1, 1, distance)
         above = [following, jnp.where(following == ahead, -1, 0)]
-        done = [top + 1, slot, following, upcoming, mark, jnp.where(is_full, size, 0), *above]
-        going = [count, slot, position, level, landmark, first, *removed]
+        next_end = jnp.where(end < -1, end + 1, size)
+        done = [step, self._first_step(following), slot, upcoming, mark, next_end, *above]
+        going = [step, stop, slot, level, landmark, first, *removed]
         numbers = jnp.where(is_done, jnp.stack(done), jnp.stack(going))
         start = self._first(numbers[5]) - 1
         seen = lax.dynamic_slice(rows, _unsigned(start, 0), (self.window + 1, 2))
