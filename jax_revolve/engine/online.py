@@ -15,14 +15,14 @@ from jax import lax
 
 from jax_revolve.engine.bars import OVER, Bar
 from jax_revolve.engine.placement import Placement, Stack
-from jax_revolve.engine.slots import Held, empty, stores_every_block, write_slot
+from jax_revolve.engine.slots import Held, empty, keep, stores_every_block
+from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
-from jax_revolve.storage.buffers import read
 from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
@@ -67,8 +67,8 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
 
     def store_and_advance(state: tuple[_Shown, Any]) -> tuple[_Shown, Any]:
         (due, (numbers, going, carry)), kept = state
-        kept, numbers, carry = _store(steps, keeping, kept, numbers, carry)
-        progress = (numbers, going, carry)
+        kept, numbers, stored = keeping.keep(kept, numbers, pick(carry, steps.restart))
+        progress = (numbers, going, substitute(carry, steps.restart, stored))
         if bar.is_shown:
             is_in_part = lambda s: is_between(s[1]) | is_to_end(s)  # noqa: E731
             return lax.while_loop(is_in_part, chunk, (due, progress)), kept
@@ -88,15 +88,6 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     return carry, keeping.held(kept, numbers)
 
 
-def _store(
-    steps: Steps, keeping: "_Keeping", kept: Any, numbers: jax.Array, carry: list[Any]
-) -> tuple[Any, jax.Array, list[Any]]:
-    """One more checkpoint. The carry comes back from where it is stored: XLA then knows that the
-    step may overwrite it, and does not copy it twice."""
-    kept, numbers, stored = keeping.keep(kept, numbers, pick(carry, steps.restart))
-    return kept, numbers, substitute(carry, steps.restart, stored)
-
-
 def _keeping(plan: AnyPlan) -> "_Keeping":
     if isinstance(plan, TwoLevelPlan):
         return _InStorage(plan)
@@ -113,7 +104,7 @@ class _Keeping(Protocol):
     def keep(
         self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
     ) -> tuple[Any, jax.Array, list[Any]]:
-        """`kept` with one more checkpoint, the numbers, and the checkpoint."""
+        """`kept` with one more checkpoint, the numbers, and the checkpoint to go on from."""
         ...
 
     def held(self, kept: Any, numbers: jax.Array) -> Held:
@@ -144,8 +135,7 @@ class _InSlots:
     ) -> tuple[Any, jax.Array, list[Any]]:
         slots, rows, seen = kept
         stack = self._placement.store(Stack(rows, seen, numbers))
-        slots = write_slot(slots, checkpoint, stack.slot)
-        checkpoint = read(slots, jnp.maximum(stack.slot - 1, 0))
+        slots, checkpoint = keep(slots, checkpoint, stack.slot)
         return (slots, stack.rows, stack.seen), stack.numbers, checkpoint
 
     def held(self, kept: Any, numbers: jax.Array) -> Held:
@@ -161,13 +151,13 @@ class _InOrder:
         self._plan = plan
 
     def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
-        return empty(self._plan.blocks, checkpoint, self._plan), jnp.zeros(2, jnp.int32)
+        return empty(self._plan.blocks, checkpoint, self._plan), integers([0, 0])
 
     def keep(
         self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
     ) -> tuple[Any, jax.Array, list[Any]]:
         step, size = numbers[0], self._plan.block_size
-        kept = write_slot(kept, checkpoint, lax.div(step, jnp.int32(size)))
+        kept, checkpoint = keep(kept, checkpoint, lax.div(step, jnp.int32(size)))
         # The last block may reach beyond the bound.
         stop = step + jnp.minimum(size, self._plan.length - step)
         return kept, jnp.stack([step, stop]), checkpoint
@@ -187,7 +177,7 @@ class _InStorage:
 
     def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
         stores = in_storage(self._plan.storage, checkpoint, len(self._stops))
-        return stores, jnp.zeros(3, jnp.int32)
+        return stores, integers([0, 0, 0])
 
     def keep(
         self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
@@ -204,4 +194,4 @@ class _InStorage:
 def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
     """The stack after a while loop without one: of all its checkpoints, which are in the storage,
     or each in the slot of its block."""
-    return held._replace(positions=jnp.zeros(plan.checkpoints, jnp.int32), top=jnp.int32(0))
+    return held._replace(positions=integers([0] * plan.checkpoints), top=jnp.int32(0))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.engine.split import entry
+from jax_revolve.engine.split import entry, integers
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES
 from jax_revolve.schedule.online import NEVER, landmarks, level, limits
 
@@ -29,8 +29,8 @@ _POSITION, _SLOT = range(2)
 
 
 class Stack(NamedTuple):
-    """The positions held, in order, as `rows`: each with its slot, which is inverted if the position
-    was a landmark of the level at which it was stored. `seen` are the rows that are looked at next.
+    """The positions held, in order, as `rows`: each with its slot, which is inverted if there was a
+    landmark of the level at which it was stored. `seen` are the rows that are looked at next.
     `numbers` are:
 
     - `step` and `stop`: the step to run next, and the one before which to store next;
@@ -86,17 +86,15 @@ class Placement:
     def begin(self) -> Stack:
         """Nothing is held, and the first position is 0."""
         slots = np.arange(self.checkpoints)
-        rows = np.stack([np.full_like(slots, NEVER), slots], axis=1)
+        rows = np.stack([0 * slots, slots], axis=1)
         numbers = [*[0] * 5, -self.checkpoints, 0, 0]
-        return Stack(*(jnp.asarray(x, jnp.int32) for x in (rows, rows[: self.window + 1], numbers)))
+        return Stack(*map(integers, (rows, rows[: self.window + 1], numbers)))
 
     def store(self, stack: Stack) -> Stack:
         """The stack with one more position, that where the loop is."""
-        if self.checkpoints == 1:
-            rows = stack.rows.at[0, _POSITION].set(0)
+        if self.checkpoints == 1:  # position 0, for ever
             stop = self._first_step(jnp.int32(NEVER))
-            numbers = [stack.numbers[0], stop, *map(jnp.int32, [0] * 6)]
-            return stack._replace(rows=rows, numbers=jnp.stack(numbers))
+            return stack._replace(numbers=jnp.pad(jnp.stack([jnp.int32(0), stop]), (0, 6)))
         is_due = lambda stack: stack.numbers[1] <= stack.numbers[0]  # noqa: E731
         return lax.while_loop(is_due, self._look, stack)
 

@@ -256,7 +256,7 @@ def _in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[
     second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
 
-    Residuals of `FEW_BYTES` are not worth two threads, and the branch would cost as much as they do.
+    Residuals of `FEW_BYTES` are not worth two threads, and a branch would cost more than they do.
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
     whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves

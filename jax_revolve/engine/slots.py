@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import to_host
+from jax_revolve._compat import is_on_host, to_host
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -92,6 +92,18 @@ def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]
     if slots and slots[0].shape[0] == 0:
         return slots
     return write(slots, carry, jnp.maximum(slot - 1, 0))
+
+
+def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any], list[Any]]:
+    """Store into a slot. Returns the slots, and the carry to go on from.
+
+    That comes back from the slot. XLA then sees that the step may overwrite it, because it is
+    stored by then. Otherwise it would make two copies, to store one and go on from the other.
+    """
+    slots = write_slot(slots, carry, slot)
+    if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
+        return slots, carry
+    return slots, read(slots, jnp.maximum(slot - 1, 0))
 
 
 def tapes_the_last_block(plan: AnyPlan) -> bool:

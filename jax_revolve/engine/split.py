@@ -1,5 +1,7 @@
 """The split of the schedule on the device: a look-up in a small table."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,9 +40,14 @@ class SplitTable:
 
 
 def entry(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The entry at an index that is not negative: the index is unsigned, so that none of the kernels
-    that it is part of tests its sign."""
+    """The entry at an index that is not negative. It is unsigned, so that no kernel tests that."""
     return lax.dynamic_index_in_dim(values, index.astype(jnp.uint32), keepdims=False)
+
+
+def integers(values: Any) -> jax.Array:
+    """These integers, as the result of an operation. That is on the mesh that is in use, which a
+    constant is not, and JAX writes into an array only what is on the same mesh."""
+    return jnp.zeros(np.shape(values), jnp.int32) + np.asarray(values, np.int32)
 
 
 STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
