@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
     Between the sweeps it is a pytree without the data that the plan determines: positions, top and
     steps are `None` after a loop of known length; positions and top are `None` if all checkpoints
-    are in a storage.
+    are in a storage, or each block's is in the slot of its number.
 
     With a storage, `stores` are its buffers, and level 0 is `start` instead of the initial carry.
     """
