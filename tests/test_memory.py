@@ -193,7 +193,9 @@ def test_a_store_of_the_online_schedule_is_small() -> None:
     def accessed(checkpoints: int) -> float:
         placement = Placement(checkpoints, 10**6)
         store = jax.jit(placement.store, donate_argnums=0).lower(placement.begin())
-        return store.compile().cost_analysis()["bytes accessed"]
+        analysis = store.compile().cost_analysis()
+        assert analysis is not None
+        return analysis["bytes accessed"]
 
     assert accessed(1000) <= accessed(30) + 64 <= 800
 

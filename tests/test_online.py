@@ -248,7 +248,8 @@ def test_device_agrees_along_a_loop(
 ) -> None:
     """Whether all positions are looked at at once or a few at a time. Each has its own slot."""
     placement = Placement(checkpoints, steps if bound is None else bound, window=window)
-    history = jax.jit(partial(placements, placement, steps))()
+    with jax.numpy_dtype_promotion("strict"):
+        history = jax.jit(partial(placements, placement, steps))()
     assert all(x.dtype == INT32 for x in history)
     positions, slots, count, stores = (x.tolist() for x in history)
     held, expected = [0], [0]

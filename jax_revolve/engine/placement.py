@@ -108,7 +108,7 @@ class Placement:
         is_landmark = position == _at(marks, level, landmark)
 
         # The window
-        now = jnp.minimum(level + (end_of_level <= position), last)
+        now = jnp.minimum(level + _as_number(end_of_level <= position), last)
         first = self._first(end)
         moved, removed, is_found = self._moved(stack.seen, jnp.stack(above), first, end, now)
         is_done = is_found | (first == 1)
@@ -119,8 +119,8 @@ class Placement:
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
         # The next position. The level is that of position + 3 steps, without this sum.
-        upcoming = jnp.minimum(level + (end_of_level - 2 <= position), last)
-        mark = jnp.where(upcoming > level, 0, landmark + is_landmark)
+        upcoming = jnp.minimum(level + _as_number(end_of_level - 2 <= position), last)
+        mark = jnp.where(upcoming > level, 0, landmark + _as_number(is_landmark))
         ahead = _at(marks, upcoming, mark)
         distance = jnp.minimum(2 * (upcoming + 1), ahead - position)
         following = position + jnp.where(end < -1, 1, distance)
@@ -161,6 +161,10 @@ class Placement:
 def _slot(rows: jax.Array) -> jax.Array:
     slots = rows[..., _SLOT]
     return jnp.where(slots < 0, ~slots, slots)
+
+
+def _as_number(flag: jax.Array) -> jax.Array:
+    return flag.astype(jnp.int32)
 
 
 def _at(table: jax.Array, row: jax.Array, column: jax.Array | int) -> jax.Array:
