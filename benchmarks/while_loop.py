@@ -12,13 +12,23 @@ from benchmarks.contenders.while_loops import (
 )
 from benchmarks.runner.benchmark import Benchmark, comparing
 from benchmarks.runner.comparison import Comparison
-from benchmarks.workloads.recurrences import Recurrence, lstm, rnn, stencil, under_vmap, until_limit
+from benchmarks.workloads.recurrences import (
+    Recurrence,
+    growth,
+    lstm,
+    rnn,
+    stencil,
+    under_vmap,
+    until_limit,
+)
 
 SHAPES = [
     (stencil, (1000, 20_000), 4096, (63, 30, 10)),
     (stencil, (10_000, 1000), 16_384, (63, 30, 10)),
     (rnn, (1000, 16, 128), 4096, (63, 30, 10)),
     (lstm, (1000, 16, 128), 4096, (63, 30, None, 10)),
+    (growth, (8000, 1), 10_000, (1000, 100, 30, None)),
+    (growth, (8000, 40), 10_000, (1000, 100, 30, None)),
 ]
 """With `max_steps` and the numbers of checkpoints; `None` is the library's default."""
 

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
+from jax_revolve.engine.placement import Placement
 
 WIDTH = 20000
 CARRY_BYTES = 4 * WIDTH
@@ -169,6 +170,42 @@ LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
 def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step(checkpoints: int) -> None:
     held = temporaries(jax.grad(while_stencil(checkpoints)), state(), LIMIT)
     assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
+
+
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_no_step_copies_the_slots_or_their_positions(loop: str) -> None:
+    checkpoints = 50
+    if loop == "scan":
+        scan = partial(checkpointed_scan, checkpoints=checkpoints)
+        text = compiled(jax.grad(stencil(scan, 3000)), state(10)).as_text()
+    else:
+        text = compiled(jax.grad(while_stencil(checkpoints)), state(10), LIMIT).as_text()
+    in_loops = text[: text.index("ENTRY")]
+    copied = re.findall(r"= \w+\[(\d*)[\d,]*\]\S* copy\(", in_loops)
+    assert copied
+    assert not {str(checkpoints), str(checkpoints - 1)} & set(copied)
+
+
+def test_a_store_of_the_online_schedule_is_small() -> None:
+    """However many checkpoints there are. XLA makes one kernel of a loop that accesses less than
+    1024 bytes."""
+
+    def accessed(checkpoints: int) -> float:
+        placement = Placement(checkpoints, 10**6)
+        store = jax.jit(placement.store, donate_argnums=0).lower(placement.begin())
+        analysis = store.compile().cost_analysis()
+        assert analysis is not None
+        return analysis["bytes accessed"]
+
+    assert accessed(1000) <= accessed(30) + 64 <= 800
+
+
+def test_no_schedule_runs_if_every_step_has_a_slot() -> None:
+    def loops(checkpoints: Any) -> int:
+        gradient = jax.jit(jax.grad(while_stencil(checkpoints, 64)))
+        return gradient.lower(state(10), LIMIT).as_text().count("stablehlo.while")
+
+    assert loops("all") == 2 < loops(63)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["vmap_of_grad", "grad_of_vmap"])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jax_revolve.engine.placement import Placement
+from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.schedule import binomial, online
 from jax_revolve.schedule.actions import Store, Tape, revolve
 
@@ -242,84 +242,116 @@ def _equinox_reverse(steps: int, free: int) -> int:
     ],
 )
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize("newest", [4, 64])
+@pytest.mark.parametrize("window", [2, 4, 64])
 def test_device_agrees_along_a_loop(
-    checkpoints: int, steps: int, bound: int | None, newest: int
+    checkpoints: int, steps: int, bound: int | None, window: int
 ) -> None:
-    """Whether all positions are looked at at once or the newest first."""
-    placement = Placement(checkpoints, steps if bound is None else bound, newest)
-    history = jax.jit(partial(placements, placement, steps))()
+    """Whether all positions are looked at at once or a few at a time. Each has its own slot."""
+    placement = Placement(checkpoints, steps if bound is None else bound, window=window)
+    with jax.numpy_dtype_promotion("strict"):
+        history = jax.jit(partial(placements, placement, steps))()
     assert all(x.dtype == INT32 for x in history)
-    positions, count, stores = (x.tolist() for x in history)
-    held, expected = [0], []
+    positions, slots, count, stores = (x.tolist() for x in history)
+    held, expected = [0], [0]
     while (position := online.next_store(held, checkpoints)) < steps:
         held = online.store(held, checkpoints, position)
         expected.append(sum(held) % 2**31)
     assert positions[:count] == held
+    assert sorted(slots) == list(range(checkpoints))
     assert stores[: len(expected)] == expected
     assert not any(stores[len(expected) :])
 
 
-def placements(placement: Placement, steps: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The positions held by a loop of `steps` steps, their number, and a checksum per store."""
-    checkpoints = placement.checkpoints
-    index = jnp.arange(checkpoints, dtype=jnp.int32)
+def placements(placement: Placement, steps: int) -> tuple[jax.Array, ...]:
+    """The positions held by a loop of `steps` steps, their slots and number, and a checksum per
+    store, which is 0 if the slot of the newest position is not the one that is told."""
+    index = jnp.arange(placement.checkpoints, dtype=jnp.int32)
 
-    def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
-        return state[-1] < steps
+    def goes_on(state: tuple[Stack, jax.Array, jax.Array]) -> jax.Array:
+        return state[0].numbers[1] < steps
 
-    def store(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        positions, count, sums, number, position = state
-        dropped = jnp.where(count < checkpoints, count, placement.drop(positions, position))
-        positions = jnp.where(index < dropped, positions, jnp.append(positions[1:], 0))
-        count = jnp.minimum(count + 1, checkpoints)
-        positions = positions.at[count - 1].set(position)
-        total = jnp.sum(jnp.where(index < count, positions, 0), dtype=jnp.int32)
-        sums = sums.at[number].set(total)
-        return positions, count, sums, number + 1, placement.next_store(positions, count)
+    def store(state: tuple[Stack, jax.Array, jax.Array]) -> tuple[Stack, jax.Array, jax.Array]:
+        stack, sums, number = state
+        numbers = stack.numbers.at[0].set(stack.numbers[1])
+        stack = placement.store(stack._replace(numbers=numbers))
+        total = jnp.sum(jnp.where(index <= stack.top, stack.positions, 0), dtype=jnp.int32)
+        is_told = stack.slot_index[stack.top] == stack.slot
+        return stack, sums.at[number].set(jnp.where(is_told, total, 0)), number + 1
 
-    positions, count = jnp.where(index == 0, 0, online.NEVER).astype(INT32), jnp.int32(1)
-    sums = jnp.zeros(steps, jnp.int32)
-    state = (positions, count, sums, jnp.int32(0), placement.next_store(positions, count))
-    return lax.while_loop(goes_on, store, state)[:3]  # pyright: ignore[reportReturnType]
+    state = (placement.begin(), jnp.zeros(steps, jnp.int32), jnp.int32(0))
+    stack, sums, _ = lax.while_loop(goes_on, store, state)
+    return stack.positions, stack.slot_index, stack.top + 1, sums
+
+
+def stack_of(placement: Placement, held: list[int], position: int) -> Stack:
+    """The stack that holds these positions, in the slots of their numbers, and stores next at
+    `position`."""
+    checkpoints, begun = placement.checkpoints, placement.begin()
+    level = min(online.level(held[-1] + 3, checkpoints), len(placement.landmarks))
+    passed = sum(mark <= held[-1] for mark in online.landmarks(level, checkpoints))
+
+    def is_landmark(position: int) -> bool:
+        return position in online.landmarks(online.level(position, checkpoints), checkpoints)
+
+    rows = [[p, ~i if is_landmark(p) else i] for i, p in enumerate(held)]
+    seen = rows[checkpoints - 1 - placement.window :]
+    numbers = [
+        position,
+        position,
+        0,
+        level - 1,
+        passed,
+        checkpoints,
+        position,
+        -is_landmark(position),
+    ]
+    return Stack(*(jnp.array(x, begun.rows.dtype) for x in (rows, seen, numbers)))
 
 
 @pytest.mark.parametrize("checkpoints", [3, 4, 10, 60])
 def test_device_does_not_overflow(checkpoints: int) -> None:
     """The longest loops that 32 bits can count, and positions all over them."""
     placement = Placement(checkpoints, 2**31 - 2)
-    drop, next_store = jax.jit(placement.drop), jax.jit(placement.next_store)
+    store = jax.jit(placement.store)
     draw, compared = random.Random(0), 0
-    for _ in range(200):
-        newest = 2**31 - 2 - draw.choice([0, 1, 2, 3, draw.randrange(2**31 - 1000)])
+    for _ in range(3000):
+        newest = 2**31 - 4 - draw.choice([0, 1, 2, 3, draw.randrange(2**31 - 1000)])
         marks = online.landmarks(online.level(newest, checkpoints), checkpoints)
-        choices = [*draw.sample(range(1, newest), checkpoints), *marks, newest - 1]
-        held = [0, *sorted(draw.sample([*{p for p in choices if p < newest}], checkpoints - 1))]
-        positions, position = jnp.array(held, jnp.int32), jnp.int32(newest)
-        expected = min(online.next_store([*held[:-1], newest], checkpoints), online.NEVER)
-        after = next_store(positions.at[-1].set(position), jnp.int32(checkpoints))
-        assert (after.dtype, int(after)) == (INT32, expected)
+        choices = {*draw.sample(range(1, newest), checkpoints), *marks, newest - 1}
+        choices = [p for p in choices if p < newest]
+        held = [0, *sorted(draw.sample(choices, checkpoints - 2)), newest]
+        position = online.next_store(held, checkpoints)
         try:
-            dropped = online.dropped(held, checkpoints, newest)
+            dropped = online.dropped(held, checkpoints, position)
         except ValueError:  # nothing to drop: such positions are never held
             continue
+        if position >= online.NEVER:
+            continue
         compared += 1
-        index = drop(positions, position)
-        assert (index.dtype, int(index)) == (INT32, dropped)
-    assert compared > 100
+        if compared == 100:
+            return
+        stack = store(stack_of(placement, held, position))
+        after = [*held[:dropped], *held[dropped + 1 :], position]
+        assert stack.positions.tolist() == after
+        assert int(stack.slot) == dropped
+        assert int(stack.numbers[1]) == min(online.next_store(after, checkpoints), online.NEVER)
+        assert stack.numbers.dtype == stack.rows.dtype == INT32
+    raise AssertionError(compared)
 
 
 def test_tables_for_two_checkpoints_end_before_the_longest_loops() -> None:
     """Beyond, the rule still names a step ahead, and a checkpoint to drop."""
     placement = Placement(2, 2**31 - 1)
     assert placement.landmarks.shape[0] == binomial.MOST_REPETITIONS_IN_TABLES
-    for newest in [10**7, 2**30, 2**31 - 3]:
-        positions = jnp.array([0, newest], jnp.int32)
-        assert newest < int(placement.next_store(positions, jnp.int32(2))) <= online.NEVER
-        assert int(placement.drop(positions, jnp.int32(newest + 1))) == 1
+    for newest in [10**7, 2**30, 2**31 - 4]:
+        stack = placement.store(stack_of(placement, [0, newest - 1], newest))
+        assert stack.positions.tolist() == [0, newest]
+        assert newest < int(stack.numbers[1]) <= online.NEVER
 
 
 def test_a_single_checkpoint_is_never_moved() -> None:
     assert online.next_store([0], 1) == online.NEVER
-    after = Placement(1, 2**31 - 2).next_store(jnp.zeros(1, jnp.int32), jnp.int32(1))
-    assert (after.dtype, int(after)) == (INT32, online.NEVER)
+    placement = Placement(1, 2**31 - 2)
+    stack = placement.store(placement.begin())
+    assert (stack.numbers.dtype, int(stack.numbers[1])) == (INT32, online.NEVER)
+    assert (stack.positions.tolist(), int(stack.top), int(stack.slot)) == ([0], 0, 0)

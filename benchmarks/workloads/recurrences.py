@@ -1,4 +1,5 @@
-"""Loops of a step: a stencil, a recurrent network, an LSTM; as scans, and with a condition."""
+"""Loops of a step: a stencil, a recurrent network, an LSTM, and a step so light that only the loop
+counts; as scans, and with a condition."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,6 +37,14 @@ def stencil(length: int, width: int) -> Recurrence:
     passive = {"parameters": None, "xs": None}
     step = lambda _parameters, u, _x: reaction_diffusion(u)  # noqa: E731
     return Recurrence("stencil", f"width {width}", length, step, {"init": init}, passive)
+
+
+def growth(length: int, width: int) -> Recurrence:
+    """Logistic growth of a few numbers, in steps that take less time than the work around them."""
+    init = jnp.linspace(0.1, 0.9, width)
+    step = lambda _parameters, u, _x: u + u * (1 - u) / length  # noqa: E731
+    passive = {"parameters": None, "xs": None}
+    return Recurrence("growth", f"width {width}", length, step, {"init": init}, passive)
 
 
 def rnn(length: int, batch: int, width: int) -> Recurrence:

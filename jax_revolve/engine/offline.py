@@ -13,6 +13,7 @@ import numpy as np
 from jax_revolve._compat import zeros
 from jax_revolve.engine.bars import Bar
 from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
+from jax_revolve.engine.split import integers
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule import actions
@@ -155,7 +156,7 @@ def after_all_steps(plan: AnyPlan, held: Held) -> Held:
     positions = np.zeros(slots_used(plan), np.int32)
     positions[: len(starts)] = starts
     top = jnp.int32(max(len(starts) - 1, 0))
-    return held._replace(positions=jnp.asarray(positions), top=top, steps=plan.length)
+    return held._replace(positions=integers(positions), top=top, steps=plan.length)
 
 
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:

@@ -5,26 +5,30 @@ reverse sweep wants them, or close. A new checkpoint takes the slot of the one t
 the slots are not in the order of the positions. `Held.slot_index` maps stack levels to slots.
 """
 
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_revolve.engine.bars import OVER, Bar
-from jax_revolve.engine.placement import Placement
-from jax_revolve.engine.slots import Held, empty, write_slot
+from jax_revolve.engine.placement import Placement, Stack
+from jax_revolve.engine.slots import Held, empty, keep, stores_every_block
+from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
-from jax_revolve.schedule.online import NEVER
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import pick
+from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, list[Any]]
-"""The number of steps taken, whether each example goes on, and the carry."""
+"""Numbers, of which the first two are the step to run next and the step to store or stop before;
+whether each example goes on; and the carry. On CPU, numbers that are not in one array would each
+take kernels of their own, which last as long as a light step."""
 
 _Shown = tuple[Any, _Progress]
 """The step of the next report, if there are reports, and the progress."""
@@ -34,71 +38,83 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """The final carry, and the checkpoints."""
     loop = steps.loop
     consts, init, _ = steps.operands
-    checkpoint = pick(init, steps.restart)
-    keeping: _Keeping = _InSlots(plan) if isinstance(plan, Plan) else _InStorage(plan)
-    bar = Bar(loop, FORWARD, None)
+    keeping, bar = _keeping(plan), Bar(loop, FORWARD, None)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
-        count, going, _ = progress
-        return (count < stop) & any_example(going)
+        numbers, going, _ = progress
+        return (numbers[0] < stop) & any_example(going)
 
-    def advance(state: _Shown, stop: jax.Array) -> _Shown:
+    def is_between(progress: _Progress) -> jax.Array:
+        return go_on(progress, progress[0][1])
+
+    def step(progress: _Progress) -> _Progress:
+        numbers, _, carry = progress
+        carry, _ = steps.step_from(carry)(*steps.inputs(carry, numbers[0]))
+        one = np.eye(1, numbers.size, dtype=np.int32)[0]
+        return numbers + one, loop.holds(consts, carry), carry
+
+    def chunk(state: _Shown) -> _Shown:
         due, progress = state
-
-        def step(progress: _Progress) -> _Progress:
-            count, _, carry = progress
-            carry, _ = steps.step_from(carry)(*steps.inputs(carry, count))
-            return count + 1, loop.holds(consts, carry), carry
-
-        def chunk(state: _Shown) -> _Shown:
-            due, progress = state
-            over = ~go_on(progress, plan.length)
-            due = bar.report_if_due(due, progress[0], over)
-            return due, lax.while_loop(lambda p: go_on(p, jnp.minimum(stop, due)), step, progress)
-
-        if not bar.is_shown:
-            return due, lax.while_loop(lambda p: go_on(p, stop), step, progress)
-        return lax.while_loop(lambda s: go_on(s[1], stop) | is_to_end(s), chunk, state)
+        over = ~go_on(progress, plan.length)
+        due = bar.report_if_due(due, progress[0][0], over)
+        is_due = lambda p: is_between(p) & (p[0][0] < due)  # noqa: E731
+        return due, lax.while_loop(is_due, step, progress)
 
     def is_to_end(state: _Shown) -> jax.Array:
         """Whether the sweep is over, and its end is not reported yet."""
         due, progress = state
         return ~go_on(progress, plan.length) & (due < OVER)
 
-    def store_and_advance(state: tuple[_Shown, Held]) -> tuple[_Shown, Held]:
-        shown, held = state
-        _, progress = shown
-        count, _, carry = progress
-        held, stop = keeping.keep(held, pick(carry, steps.restart), count // plan.block_size)
-        # A position beyond the bound may overflow in the product.
-        stop = jnp.where(stop < plan.blocks, plan.block_size * stop, plan.length)
-        return advance(shown, stop), held
+    def store_and_advance(state: tuple[_Shown, Any]) -> tuple[_Shown, Any]:
+        (due, (numbers, going, carry)), kept = state
+        kept, numbers, stored = keeping.keep(kept, numbers, pick(carry, steps.restart))
+        progress = (numbers, going, substitute(carry, steps.restart, stored))
+        if bar.is_shown:
+            is_in_part = lambda s: is_between(s[1]) | is_to_end(s)  # noqa: E731
+            return lax.while_loop(is_in_part, chunk, (due, progress)), kept
+        if plan.block_size == 1 and stores_every_block(plan, is_while=True):
+            return (due, step(progress)), kept
+        return (due, lax.while_loop(is_between, step, progress)), kept
 
-    progress = (jnp.int32(0), loop.holds(consts, init), init)
+    kept, numbers = keeping.begin(pick(init, steps.restart))
+    progress = (numbers, loop.holds(consts, init), init)
     due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
-    (_, progress), held = lax.while_loop(
+    (_, progress), kept = lax.while_loop(
         lambda state: go_on(state[0][1], plan.length),
         store_and_advance,
-        ((due, progress), keeping.begin(checkpoint)),
+        ((due, progress), kept),
     )
-    count, _, carry = progress
-    if held.stores is not None:
-        held = held._replace(positions=None, top=None)
-    return carry, held._replace(steps=count)
+    numbers, _, carry = progress
+    return carry, keeping.held(kept, numbers)
+
+
+def _keeping(plan: AnyPlan) -> "_Keeping":
+    if isinstance(plan, TwoLevelPlan):
+        return _InStorage(plan)
+    return _InOrder(plan) if stores_every_block(plan, is_while=True) else _InSlots(plan)
 
 
 class _Keeping(Protocol):
-    """How checkpoints are stored."""
+    """How checkpoints are stored, and where."""
 
-    def begin(self, checkpoint: list[Any]) -> Held:
-        """No checkpoints yet, with room for carries like this one."""
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        """No checkpoints yet, with room for carries like this one; and the first numbers."""
         ...
 
     def keep(
-        self, held: Held, checkpoint: list[Any], position: jax.Array
-    ) -> tuple[Held, jax.Array]:
-        """`held` with one more checkpoint, and the block at which to store the next one."""
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        """`kept` with one more checkpoint, the numbers, and the checkpoint to go on from."""
         ...
+
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        """What is held in the end."""
+        ...
+
+
+def _first_step(plan: AnyPlan, block: Any) -> Any:
+    """The first step of a block, or the bound: the product of a position beyond it may overflow."""
+    return jnp.where(block < plan.blocks, plan.block_size * block, plan.length)
 
 
 class _InSlots:
@@ -106,20 +122,48 @@ class _InSlots:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._placement = Placement(plan.checkpoints, plan.blocks)
+        self._placement = Placement(
+            plan.checkpoints, plan.blocks, plan.block_size, partial(_first_step, plan)
+        )
 
-    def begin(self, checkpoint: list[Any]) -> Held:
-        checkpoints = self._plan.checkpoints
-        free = jnp.full(checkpoints, NEVER, jnp.int32)
-        slot_index = jnp.arange(checkpoints, dtype=jnp.int32)
-        slots = empty(checkpoints, checkpoint, self._plan)
-        return Held(slots, free, slot_index, jnp.int32(-1), jnp.int32(0), None)
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        rows, seen, numbers = self._placement.begin()
+        return (empty(self._plan.checkpoints, checkpoint, self._plan), rows, seen), numbers
 
     def keep(
-        self, held: Held, checkpoint: list[Any], position: jax.Array
-    ) -> tuple[Held, jax.Array]:
-        held = _store(self._placement, held, checkpoint, position)
-        return held, self._placement.next_store(held.positions, held.top + 1)
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        slots, rows, seen = kept
+        stack = self._placement.store(Stack(rows, seen, numbers))
+        slots, checkpoint = keep(slots, checkpoint, stack.slot)
+        return (slots, stack.rows, stack.seen), stack.numbers, checkpoint
+
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        slots, rows, seen = kept
+        stack = Stack(rows, seen, numbers)
+        return Held(slots, stack.positions, stack.slot_index, stack.top, numbers[0], None)
+
+
+class _InOrder:
+    """Each block's checkpoint in the slot of its number."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        return empty(self._plan.blocks, checkpoint, self._plan), integers([0, 0])
+
+    def keep(
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        step, size = numbers[0], self._plan.block_size
+        kept, checkpoint = keep(kept, checkpoint, lax.div(step, jnp.int32(size)))
+        # The last block may reach beyond the bound.
+        stop = step + jnp.minimum(size, self._plan.length - step)
+        return kept, jnp.stack([step, stop]), checkpoint
+
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        return Held(kept, None, None, None, numbers[0], None)
 
 
 class _InStorage:
@@ -128,46 +172,26 @@ class _InStorage:
 
     def __init__(self, plan: TwoLevelPlan) -> None:
         self._plan = plan
+        first_steps = [plan.block_size * block for block in [*plan.stores[1:], plan.tail]]
+        self._stops = np.array([*first_steps, plan.length], np.int32)
 
-    def begin(self, checkpoint: list[Any]) -> Held:
-        count = len(self._plan.stores) + 1
-        stores = in_storage(self._plan.storage, checkpoint, count)
-        none = Held([], None, None, None, jnp.int32(0), None, stores=stores)
-        return after_unknown_steps(self._plan, none)._replace(top=jnp.int32(-1))
+    def begin(self, checkpoint: list[Any]) -> tuple[Any, jax.Array]:
+        stores = in_storage(self._plan.storage, checkpoint, len(self._stops))
+        return stores, integers([0, 0, 0])
 
     def keep(
-        self, held: Held, checkpoint: list[Any], position: jax.Array
-    ) -> tuple[Held, jax.Array]:
-        assert held.stores is not None
-        top = held.top + 1
-        stores = put(self._plan.storage, held.stores, checkpoint, top)
-        starts = jnp.array([*self._plan.stores, self._plan.tail, NEVER], jnp.int32)
-        return held._replace(stores=stores, top=top), starts[top + 1]
+        self, kept: Any, numbers: jax.Array, checkpoint: list[Any]
+    ) -> tuple[Any, jax.Array, list[Any]]:
+        step, _, number = numbers
+        kept = put(self._plan.storage, kept, checkpoint, number)
+        stop = jnp.asarray(self._stops)[number]
+        return kept, jnp.stack([step, stop, number + 1]), checkpoint
+
+    def held(self, kept: Any, numbers: jax.Array) -> Held:
+        return Held([], None, None, None, numbers[0], None, stores=kept)
 
 
 def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
-    """The empty stack after a while loop whose checkpoints are all in the storage."""
-    return held._replace(positions=jnp.zeros(plan.checkpoints, jnp.int32), top=jnp.int32(0))
-
-
-def _store(placement: Placement, held: Held, carry: list[Any], position: jax.Array) -> Held:
-    """The stack with one more checkpoint, in place of another one if no slot is free."""
-    assert held.slot_index is not None
-    levels = held.positions.size
-    is_full = held.top + 1 == levels
-    top = jnp.minimum(held.top + 1, levels - 1)
-    dropped = top
-    if levels > 1:
-        dropped = jnp.where(is_full, placement.drop(held.positions, position), top)
-    slot = held.slot_index[dropped]
-    slots = write_slot(held.slots, carry, slot)
-    positions = _without(held.positions, dropped).at[top].set(position)
-    slot_index = _without(held.slot_index, dropped).at[top].set(slot)
-    slot_index = jnp.where(is_full, slot_index, held.slot_index)
-    return held._replace(slots=slots, positions=positions, slot_index=slot_index, top=top)
-
-
-def _without(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The values, with those after the index moved down by one."""
-    here = jnp.arange(values.size, dtype=jnp.int32)
-    return jnp.where(here < index, values, jnp.roll(values, -1))
+    """The stack after a while loop without one: of all its checkpoints, which are in the storage,
+    or each in the slot of its block."""
+    return held._replace(positions=integers([0] * plan.checkpoints), top=jnp.int32(0))

@@ -1,83 +1,180 @@
 """Online placement on the device: `schedule.online` in 32-bit integers.
 
-The positions held are a sorted array with one entry for each checkpoint. Entries beyond those in
-use are ignored. A store takes a few vector operations on such arrays and on rows of tables, which
-have one row for each level. Nothing overflows: the tables are saturated, and no sum leaves the
-range of the positions.
+A store looks at a window of the stack, and rarely at a second one, however many checkpoints there
+are. Nothing overflows: the tables are saturated, and no sum leaves the range of the positions.
+
+All of a store is one loop, mostly of a single iteration, which reads a window of the stack, changes
+it in place, and reads the window that is looked at next. XLA compiles a loop over so few bytes as
+one kernel for CPU. Each of its operations by itself would take as long as a light step. If a window
+were read in the iteration that changes it, XLA would copy the stack.
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_revolve.engine.split import entry, integers
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES
 from jax_revolve.schedule.online import NEVER, landmarks, level, limits
 
-NEWEST = 64
-"""The number of positions that are looked at first. Nearly always one of them can be dropped: of
-1000 checkpoints it is the tenth newest on average."""
+WINDOW = 4
+"""The number of positions that are looked at together, the newest first. Of 30 checkpoints the
+fourth newest is dropped on average, of 1000 the tenth."""
+
+_POSITION, _SLOT = range(2)
+
+
+class Stack(NamedTuple):
+    """The positions held, in order, as `rows`: each with its slot, which is inverted if there was a
+    landmark of the level at which it was stored. `seen` are the rows that are looked at next.
+    `numbers` are:
+
+    - `step` and `stop`: the step to run next, and the one before which to store next;
+    - `slot`: that of the newest position;
+    - `level` and `landmark`: the level of the next position, and the number of its next landmark,
+      both from 0;
+    - `end`: the rows from this one on have been looked at, and moved down; while slots are free,
+      their number, negative;
+    - `above`: the row that moves into the place of the last of the others.
+    """
+
+    rows: jax.Array
+    seen: jax.Array
+    numbers: jax.Array
+
+    @property
+    def top(self) -> jax.Array:
+        return len(self.rows) - 1 + jnp.minimum(self.numbers[5], 0)
+
+    @property
+    def slot(self) -> jax.Array:
+        return self.numbers[2]
+
+    @property
+    def positions(self) -> jax.Array:
+        return self.rows[:, _POSITION]
+
+    @property
+    def slot_index(self) -> jax.Array:
+        return _slot(self.rows)
 
 
 class Placement:
-    """Where a loop of at most `bound` steps stores its checkpoints."""
+    """Where a loop of at most `bound` blocks stores its checkpoints. `first_step` is the first step
+    of a block."""
 
-    def __init__(self, checkpoints: int, bound: int, newest: int = NEWEST) -> None:
-        self.checkpoints, self.newest = checkpoints, newest
+    def __init__(
+        self,
+        checkpoints: int,
+        bound: int,
+        block_size: int = 1,
+        first_step: Callable[[Any], Any] = lambda block: block,
+        window: int = WINDOW,
+    ) -> None:
+        self.checkpoints, self.window = checkpoints, min(window, checkpoints - 1)
+        self._block_size, self._first_step = block_size, first_step
         # A single slot has as many levels as steps, but needs no rule.
         levels = level(bound + 3, checkpoints) if checkpoints > 1 else 1
         levels = min(levels, MOST_REPETITIONS_IN_TABLES)
-        self.landmarks = _table(landmarks, levels, checkpoints)
-        self.limits = _table(limits, levels, checkpoints)
-        self.ends = self.landmarks[:-1, -1]
+        self.landmarks = _table(lambda q: [*landmarks(q, checkpoints), NEVER], levels)
+        self.limits = _table(lambda q: limits(q, checkpoints), levels)
 
-    def next_store(self, positions: jax.Array, count: jax.Array) -> jax.Array:
-        """The next position, with `count` positions held; `NEVER` for a single slot."""
-        if self.checkpoints == 1:
-            return jnp.int32(NEVER)
-        newest = lax.dynamic_index_in_dim(positions, count - 1, keepdims=False)
-        # The level of newest + 3 steps, without this sum, which could overflow.
-        row = jnp.sum(jnp.asarray(self.ends - 2) <= newest, dtype=jnp.int32)
-        ahead = _row(self.landmarks, row)
-        landmark = jnp.min(jnp.where(ahead > newest, ahead, NEVER))
-        step = jnp.minimum(2 * (row + 1), landmark - newest)
-        return newest + jnp.where(count < self.checkpoints, 1, step)
+    def begin(self) -> Stack:
+        """Nothing is held, and the first position is 0."""
+        slots = np.arange(self.checkpoints)
+        rows = np.stack([0 * slots, slots], axis=1)
+        numbers = [*[0] * 5, -self.checkpoints, 0, 0]
+        return Stack(*map(integers, (rows, rows[: self.window + 1], numbers)))
 
-    def drop(self, positions: jax.Array, position: jax.Array) -> jax.Array:
-        """The index of the position that is dropped for one at `position`; all `positions` are in
-        use."""
-        row = jnp.sum(jnp.asarray(self.ends) <= position, dtype=jnp.int32)
-        after = jnp.append(positions[1:], position)
-        limits, kept = _row(self.limits, row), _row(self.landmarks, row)
+    def store(self, stack: Stack) -> Stack:
+        """The stack with one more position, that where the loop is."""
+        if self.checkpoints == 1:  # position 0, for ever
+            stop = self._first_step(jnp.int32(NEVER))
+            return stack._replace(numbers=jnp.pad(jnp.stack([jnp.int32(0), stop]), (0, 6)))
+        is_due = lambda stack: stack.numbers[1] <= stack.numbers[0]  # noqa: E731
+        return lax.while_loop(is_due, self._look, stack)
 
-        def newest_from(first: int) -> jax.Array:
-            """The newest position from this index on that can be dropped; 0 if there is none."""
-            fits = after[first:] - positions[first - 1 : -1] <= limits[first - 1 :]
-            index = np.arange(first, self.checkpoints, dtype=np.int32)
-            return jnp.max(jnp.where(fits & ~_is_in(positions[first:], kept), index, 0))
+    def _look(self, stack: Stack) -> Stack:
+        """From the newest on, rows move down by one until there is one that can be dropped. They
+        move as they are looked at."""
+        step, stop, _, level, landmark, end, *above = stack.numbers
+        size, last = self.checkpoints, len(self.landmarks) - 1
+        marks, position = jnp.asarray(self.landmarks), lax.div(step, jnp.int32(self._block_size))
+        end_of_level = _at(marks, level, size - 1)
+        is_landmark = position == _at(marks, level, landmark)
 
-        def among_all() -> jax.Array:
-            return jnp.maximum(newest_from(1), 1)
+        # The window
+        now = jnp.minimum(level + _as_number(end_of_level <= position), last)
+        first = self._first(end)
+        moved, removed, is_found = self._moved(stack.seen, jnp.stack(above), first, end, now)
+        is_done = is_found | (first == 1)
+        slot = jnp.where(end < 0, end + size, _slot(removed))
+        rows = lax.dynamic_update_slice(stack.rows, moved, _unsigned(first, 0))
+        top = size - 1 + jnp.minimum(end + 1, 0)
+        new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
+        rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
-        if self.checkpoints <= self.newest + 1:
-            return among_all()
-        found = newest_from(self.checkpoints - self.newest)
-        return lax.cond(found > 0, lambda: found, among_all)
+        # The next position. The level is that of position + 3 steps, without this sum.
+        upcoming = jnp.minimum(level + _as_number(end_of_level - 2 <= position), last)
+        mark = jnp.where(upcoming > level, 0, landmark + _as_number(is_landmark))
+        ahead = _at(marks, upcoming, mark)
+        distance = jnp.minimum(2 * (upcoming + 1), ahead - position)
+        following = position + jnp.where(end < -1, 1, distance)
+        above = [following, jnp.where(following == ahead, -1, 0)]
+        next_end = jnp.where(end < -1, end + 1, size)
+        done = [step, self._first_step(following), slot, upcoming, mark, next_end, *above]
+        going = [step, stop, slot, level, landmark, first, *removed]
+        numbers = jnp.where(is_done, jnp.stack(done), jnp.stack(going))
+        start = self._first(numbers[5]) - 1
+        seen = lax.dynamic_slice(rows, _unsigned(start, 0), (self.window + 1, 2))
+        return Stack(rows, seen, numbers)
+
+    def _first(self, end: jax.Array) -> jax.Array:
+        """The first row to be dropped of the window before `end`."""
+        return jnp.maximum(end - self.window, 1)
+
+    def _moved(
+        self, seen: jax.Array, above: jax.Array, first: jax.Array, end: jax.Array, level: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The rows of the window, which starts at `first`, after those from the dropped one on have
+        moved; the one that is dropped, and whether it can be. If there is none, it is the first."""
+        index, here = first + np.arange(self.window, dtype=np.int32), seen[1:]
+        after = jnp.concatenate([seen[2:], above[None]])
+        after = jnp.where((index < end - 1)[:, None], after, above)
+        limit = lax.dynamic_slice(
+            jnp.asarray(self.limits), _unsigned(level, first - 1), (1, self.window)
+        )[0]
+        fits = after[:, _POSITION] - seen[:-1, _POSITION] <= limit
+        first_of_level = _at(jnp.asarray(self.landmarks), level, 0)
+        kept = (here[:, _SLOT] < 0) & (here[:, _POSITION] >= first_of_level)
+        found = jnp.max(jnp.where(fits & ~kept & (index < end), index, 0))
+        dropped = jnp.maximum(found, first)
+        moves = (dropped <= index) & (index < end)
+        removed = entry(seen, dropped - first + 1)
+        return jnp.where(moves[:, None], after, here), removed, found > 0
 
 
-def _table(rule: Callable[[int, int], list[int]], levels: int, checkpoints: int) -> np.ndarray:
-    rows = [[min(number, NEVER) for number in rule(q + 1, checkpoints)] for q in range(levels)]
+def _slot(rows: jax.Array) -> jax.Array:
+    slots = rows[..., _SLOT]
+    return jnp.where(slots < 0, ~slots, slots)
+
+
+def _as_number(flag: jax.Array) -> jax.Array:
+    return flag.astype(jnp.int32)
+
+
+def _at(table: jax.Array, row: jax.Array, column: jax.Array | int) -> jax.Array:
+    return lax.dynamic_slice(table, _unsigned(row, column), (1, 1))[0, 0]
+
+
+def _unsigned(*indices: jax.Array | int) -> list[jax.Array]:
+    return [jnp.asarray(i).astype(jnp.uint32) for i in indices]
+
+
+def _table(rule: Callable[[int], list[int]], levels: int) -> np.ndarray:
+    rows = [[min(number, NEVER) for number in rule(q + 1)] for q in range(levels)]
     return np.array(rows, np.int32)
-
-
-def _row(table: np.ndarray, index: jax.Array) -> jax.Array:
-    return lax.dynamic_index_in_dim(jnp.asarray(table), index, keepdims=False)
-
-
-def _is_in(values: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Which of `values` are among the sorted `numbers`, in one fused operation. Its size grows with
-    the logarithm of the number of `numbers`, and not with that number, as comparing all would."""
-    at = jnp.searchsorted(numbers, values, method="scan_unrolled")
-    return numbers.at[at].get(mode="clip") == values

@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from jax_revolve.engine.bars import Bar
-from jax_revolve.engine.slots import Held, empty, newest, stores_every_block, write_slot
-from jax_revolve.engine.split import SplitTable
+from jax_revolve.engine.slots import Held, at_level, empty, stores_every_block, write_slot
+from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way
 from jax_revolve.engine.tape.branch import in_a_branch
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import REVERSE
@@ -68,13 +68,13 @@ class _OneByOne:
         self._same = self._tape.same_for_all()
 
     def reverse(
-        self, bar: Bar, restarted: list[Any], step: jax.Array, top: jax.Array, reversal: Reversal
+        self, bar: Bar, restarted: list[Any], step: jax.Array, reversal: Reversal
     ) -> Reversal:
         """From the cotangents after a step, where a checkpoint is given, to those before it."""
         del bar
         gradient, tape = reversal
         _, *inputs = self._steps.inputs(self._steps.whole(restarted), step)
-        taped = in_a_branch(top >= 0, lambda: self._tape.run(*inputs)[2])
+        taped = in_a_branch(step >= 0, lambda: self._tape.run(*inputs)[2])
         gradient, _ = self._tape.pull_back_step(taped, self._same, step, gradient, self._ct_ys)
         return gradient, tape
 
@@ -100,10 +100,9 @@ class _InBlocks:
         return self._pull_back(bar, tape, start, held.steps - start, gradient)
 
     def reverse(
-        self, bar: Bar, restarted: list[Any], block: jax.Array, top: jax.Array, reversal: Reversal
+        self, bar: Bar, restarted: list[Any], block: jax.Array, reversal: Reversal
     ) -> Reversal:
         """From the cotangents after a block, where a checkpoint is given, to those before it."""
-        del top
         gradient, tape = reversal
         start, count = self._size * block, self._size
         if self._held.tape is None:  # then the last block is here, and may be shorter
@@ -129,20 +128,25 @@ class _Parts:
     def reverse(self, first: Any, blocks: Any, state: State) -> State:
         """From the cotangents after the first `blocks` blocks to those before block `first`."""
         steps, plan, size = self._steps, self._plan, self._plan.block_size
-        taken = state[0].steps
-        every = isinstance(blocks, int) and stores_every_block(plan)
+        taken, way = state[0].steps, Way(plan, state[0].positions.size)
 
-        def reverse_block(bar: Bar, count: jax.Array, state: State) -> State:
+        def reverse_stored_block(bar: Bar, count: jax.Array, state: State) -> State:
+            """The newest checkpoint is the one at the block, and there is no decision."""
             held, reversal = state
             block = blocks - 1 - count
-            if every:  # the newest checkpoint is the one at the block, and there is no decision
-                restarted = newest(steps.initial(), held)
-            else:
-                held, restarted, position = _store_on_the_way(steps, plan, held, block)
-                restarted = steps.advance(restarted, size * position, size * block)
-            reversal = self._by.reverse(bar, restarted, block, held.top, reversal)
-            top = held.top - (held.positions[held.top] == block).astype(jnp.int32)
-            return held._replace(top=top), reversal
+            restarted = at_level(block, steps.initial(), held)
+            return held, self._by.reverse(bar, restarted, block, reversal)
+
+        def reverse_block(
+            bar: Bar, _: jax.Array, state: tuple[jax.Array, State]
+        ) -> tuple[jax.Array, State]:
+            at, (held, reversal) = state
+            held, restarted, at = _store_on_the_way(steps, way, held, at)
+            at, restarted = steps.advance(at, restarted)
+            block, top = at[BLOCK], at[TOP]
+            reversal = self._by.reverse(bar, restarted, block, reversal)
+            top = top - (at[POSITION] == block).astype(jnp.int32)
+            return way.to_block(block - 1, held.positions, top), (held, reversal)
 
         def transposed(count: jax.Array) -> jax.Array:
             return jnp.maximum(taken - size * (blocks - count), 0)
@@ -151,10 +155,11 @@ class _Parts:
         if isinstance(turns, int) and turns == 1:
             # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
             turns = lax.optimization_barrier(jnp.int32(1))
-        ends = first == 0
-        return self._bar.outer_loop(
-            turns, reverse_block, state, size=size, before=transposed, ends=ends
-        )
+        run = partial(self._bar.outer_loop, turns, size=size, before=transposed, ends=first == 0)
+        if stores_every_block(plan, is_while=steps.loop.condition is not None):
+            return run(reverse_stored_block, state)
+        at = way.to_block(blocks - 1, state[0].positions, state[0].top)
+        return run(reverse_block, (at, state))[1]
 
     def reverse_stored(self, held: Held, blocks: Any, state: State) -> State:
         """From the cotangents before the tail to those before the loop: every part that starts in
@@ -174,9 +179,8 @@ class _Parts:
             store, start, stop, position, is_last = jnp.asarray(moves)[number]
             held, reversal = state
             restarted = get(plan.storage, stores, types, store, is_last)
-            restarted = steps.advance(
-                restarted, plan.block_size * position, plan.block_size * start
-            )
+            span = plan.block_size * jnp.stack([position, start])
+            _, restarted = steps.advance(span, restarted)
             positions = held.positions.at[0].set(start)
             held = held._replace(start=restarted, positions=positions, top=jnp.zeros_like(held.top))
             return self.reverse(start, jnp.minimum(stop, blocks), (held, reversal))
@@ -200,33 +204,26 @@ def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
 
 
 def _store_on_the_way(
-    steps: Steps, plan: AnyPlan, held: Held, block: jax.Array
+    steps: Steps, way: Way, held: Held, at: jax.Array
 ) -> tuple[Held, list[Any], jax.Array]:
-    """From the newest checkpoint towards `block`, storing where the schedule wants it.
+    """From the newest checkpoint towards the block, storing where the schedule wants it.
 
-    Returns the stack, and the last carry stored with its position. A checkpoint at `block` itself
+    Returns the stack, the newest carry in it, and where that is. A checkpoint at the block itself
     would never be read, so none is placed there.
     """
-    split, levels = SplitTable(plan), held.positions.size
-
-    def target(position: jax.Array, top: jax.Array) -> jax.Array:
-        return position + split(block + 1 - position, levels - top)
 
     def worth_storing(state: tuple[Held, list[Any], jax.Array]) -> jax.Array:
-        return state[2] < block
+        _, _, at = state
+        return at[TARGET] < at[BLOCK]
 
     def store(state: tuple[Held, list[Any], jax.Array]) -> tuple[Held, list[Any], jax.Array]:
-        held, carry, to = state
-        carry = steps.advance(
-            carry, plan.block_size * held.positions[held.top], plan.block_size * to
-        )
-        top = held.top + 1
+        held, carry, at = state
+        target, top = at[TARGET], at[TOP] + 1
+        _, carry = steps.advance(way.to_target(at), carry)
         slots = write_slot(held.slots, carry, held.slot(top))
-        positions = held.positions.at[top].set(to)
-        held = held._replace(slots=slots, positions=positions, top=top)
-        return held, carry, target(to, top)
+        positions = lax.dynamic_update_index_in_dim(held.positions, target, top, 0)
+        held = held._replace(slots=slots, positions=positions)
+        return held, carry, way.from_position(target, at[BLOCK], top)
 
-    position = held.positions[held.top]
-    state = (held, newest(steps.initial(), held), target(position, held.top))
-    held, carry, _ = lax.while_loop(worth_storing, store, state)
-    return held, carry, held.positions[held.top]
+    state = (held, at_level(at[TOP], steps.initial(), held), at)
+    return lax.while_loop(worth_storing, store, state)

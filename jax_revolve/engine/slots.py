@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import to_host
+from jax_revolve._compat import is_on_host, to_host
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -47,7 +47,7 @@ class Held(NamedTuple):
 
     Between the sweeps it is a pytree without the data that the plan determines: positions, top and
     steps are `None` after a loop of known length; positions and top are `None` if all checkpoints
-    are in a storage.
+    are in a storage, or each block's is in the slot of its number.
 
     With a storage, `stores` are its buffers, and level 0 is `start` instead of the initial carry.
     """
@@ -77,13 +77,13 @@ def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
     return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
 
 
-def newest(initial: list[Any], held: Held) -> list[Any]:
-    """The newest checkpoint."""
+def at_level(level: jax.Array, initial: list[Any], held: Held) -> list[Any]:
+    """The checkpoint at this level of the stack."""
     initial = initial if held.start is None else held.start
-    if held.positions.size == 1:
+    if held.slots and held.slots[0].shape[0] == 0:
         return initial
-    stored = read(held.slots, jnp.maximum(held.slot(held.top) - 1, 0))
-    return [lax.select(held.top == 0, i, x) for i, x in zip(initial, stored, strict=True)]
+    stored = read(held.slots, jnp.maximum(held.slot(level) - 1, 0))
+    return [lax.select(level == 0, i, x) for i, x in zip(initial, stored, strict=True)]
 
 
 def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
@@ -94,6 +94,18 @@ def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]
     return write(slots, carry, jnp.maximum(slot - 1, 0))
 
 
+def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any], list[Any]]:
+    """Store into a slot. Returns the slots, and the carry to go on from.
+
+    That comes back from the slot. XLA then sees that the step may overwrite it, because it is
+    stored by then. Otherwise it would make two copies, to store one and go on from the other.
+    """
+    slots = write_slot(slots, carry, slot)
+    if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
+        return slots, carry
+    return slots, read(slots, jnp.maximum(slot - 1, 0))
+
+
 def tapes_the_last_block(plan: AnyPlan) -> bool:
     """Whether the forward sweep of a loop of known length tapes its last block. For a single step,
     the tape would cost more than it saves: buffers between programs, and another copy of the step.
@@ -101,12 +113,15 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
     return plan.block_size > 1
 
 
-def stores_every_block(plan: AnyPlan) -> bool:
-    """Whether there is a slot for every block that the forward sweep of a loop of known length does
-    not tape. Then no loop has a number of iterations that depends on data. On a GPU, each iteration
-    of such a loop waits for the host, and so does a loop without iterations."""
+def stores_every_block(plan: AnyPlan, *, is_while: bool) -> bool:
+    """Whether there is a slot for every block that the forward sweep does not tape. Then both
+    sweeps run without a schedule, and in a loop of known length no loop has a number of iterations
+    that depends on data. On a GPU, each iteration of such a loop waits for the host, and so does a
+    loop without iterations."""
     if isinstance(plan, TwoLevelPlan):
         return False
+    if is_while:
+        return plan.checkpoints >= plan.blocks
     return slots_used(plan) >= plan.blocks - tapes_the_last_block(plan)
 
 

@@ -1,37 +1,83 @@
 """The split of the schedule on the device: a look-up in a small table."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, beta, repetition, split_terms
+from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition, split_terms
 from jax_revolve.schedule.plan import Reversal
 
 
 class SplitTable:
-    """`schedule.binomial.split` on the device, for every split that a plan can ask for."""
+    """`schedule.binomial.split` on the device, for every split that a plan can ask for.
+
+    With the repetition number r, the split rises from `shortest` to `longest`, which is the
+    `shortest` of r + 1. So the split is a sum over all r. The row of a number of checkpoints has,
+    for each r, the number of steps where the rise starts, and its height. With one repetition there
+    is none.
+    """
 
     def __init__(self, plan: Reversal) -> None:
         s = plan.checkpoints
         # An online schedule may need one more repetition. With a single slot, the repetition number
         # is the length of the loop, but no rule is needed.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1
-        most = min(most, MOST_REPETITIONS_IN_TABLES)
-        rules = [[(0, 1, _LARGEST)] * most] + [
-            [split_terms(c, r) for r in range(1, most + 1)] for c in range(2, s + 1)
-        ]
-        longest = [[beta(c, r) for r in range(1, most)] for c in range(1, s + 1)]
-        self.rules = np.minimum(np.array(rules, dtype=object), _LARGEST).astype(np.int32)
-        shape = (s, most - 1)
-        self.longest = np.minimum(np.array(longest, dtype=object).reshape(shape), _LARGEST).astype(
-            np.int32
-        )
+        most = max(min(most, MOST_REPETITIONS_IN_TABLES), 2)
+        rows = [[(2, _LARGEST)] + [(_LARGEST, 0)] * (most - 2)]
+        for c in range(2, s + 1):
+            terms = [split_terms(c, r) for r in range(2, most + 1)]
+            rows.append([(low + offset, high - low) for low, offset, high in terms])
+        table = np.minimum(np.array(rows, dtype=object), _LARGEST).astype(np.int32)
+        self.table = table.transpose(0, 2, 1)
 
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
-        row = checkpoints - 1
-        repetitions = jnp.sum(jnp.asarray(self.longest)[row] < steps, dtype=jnp.int32)
-        shortest, offset, longest = jnp.asarray(self.rules)[row, repetitions]
-        return jnp.clip(steps - offset, shortest, longest)
+        """The split; 1 for a single step, which is not split."""
+        starts, rises = entry(jnp.asarray(self.table), checkpoints - 1)
+        return 1 + jnp.sum(jnp.clip(steps - starts, 0, rises), dtype=jnp.int32)
+
+
+def entry(values: jax.Array, index: jax.Array) -> jax.Array:
+    """The entry at an index that is not negative. It is unsigned, so that no kernel tests that."""
+    return lax.dynamic_index_in_dim(values, index.astype(jnp.uint32), keepdims=False)
+
+
+def integers(values: Any) -> jax.Array:
+    """These integers, as the result of an operation. That is on the mesh that is in use, which a
+    constant is not, and JAX writes into an array only what is on the same mesh."""
+    return jnp.zeros(np.shape(values), jnp.int32) + np.asarray(values, np.int32)
+
+
+STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
+
+
+class Way:
+    """The way from the newest checkpoint to the block that is reversed next, as an array of six
+    numbers: the step to run next and the step to stop before; the block, the block where the
+    schedule stores next, the top level of the stack, and the position of the newest checkpoint.
+
+    They are one array. On CPU each number that is computed by itself is a kernel, which takes as
+    long as a light step.
+    """
+
+    def __init__(self, plan: Reversal, levels: int) -> None:
+        self._split, self._levels, self._size = SplitTable(plan), levels, plan.block_size
+
+    def from_position(self, position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
+        target = position + self._split(block + 1 - position, self._levels - top)
+        step, stop = (self._size * n for n in (position, block))
+        return jnp.stack([step, stop, block, target, top, position])
+
+    def to_target(self, way: jax.Array) -> jax.Array:
+        """To where the schedule stores next."""
+        return jnp.stack([way[STEP], self._size * way[TARGET]])
+
+    def to_block(self, block: jax.Array, positions: jax.Array, top: jax.Array) -> jax.Array:
+        """From the newest checkpoint; without one, from anywhere."""
+        position = entry(positions, jnp.maximum(top, 0))
+        return self.from_position(position, jnp.asarray(block, jnp.int32), top)
 
 
 _LARGEST = np.iinfo(np.int32).max

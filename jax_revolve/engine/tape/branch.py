@@ -7,6 +7,7 @@ import jax
 from jax import lax
 
 from jax_revolve._compat import (
+    bytes_of,
     call_jaxpr,
     filled_with_a_number,
     is_host_type,
@@ -18,6 +19,8 @@ from jax_revolve._compat import (
 )
 from jax_revolve.step.loop import pick, substitute
 
+FEW_BYTES = 4096
+
 
 def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
     """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
@@ -27,6 +30,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
 
+    Residuals of `FEW_BYTES` are not worth two threads, and a branch would cost more than they do.
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
     whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
@@ -40,6 +44,8 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
+    if bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES:
+        return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
     program, consts = without_consts(traced)
     program, used = pruned(program, computed, [False] * len(consts))
     run = jax.jit(call_jaxpr(program))  # not traced again for each platform and branch
