@@ -24,7 +24,9 @@ def test_products_count_by_their_operations() -> None:
 
 def test_elementwise_operations_count_by_what_they_make() -> None:
     assert estimate(lambda x: x + x, (100,)) == pytest.approx(400 * work.BYTE)
-    assert estimate(jnp.sin, (100,)) == pytest.approx(400 * work.TRANSCENDENTAL_BYTE)
+    assert estimate(jnp.tanh, (100,)) == pytest.approx(400 * work.TRANSCENDENTAL_BYTE)
+    assert estimate(jnp.sin, (100,)) == pytest.approx(400 * work.SLOW_BYTE)
+    assert estimate(jnp.sum, (100,)) == pytest.approx(400 * work.BYTE)
     assert estimate(lambda x: x.reshape(10, 10), (100,)) == 0
 
 

@@ -13,16 +13,18 @@ from jax_revolve.step.work import work_of
 def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
     """The sizes that a plan is chosen by."""
     step = taped_step(loop, activity, operands)
-    weights, again = step.weight_gradients, step.bytes_again
+    weights = step.weight_gradients
+    factors = bytes_of(weights.types)
     carry = list(map(jax.typeof, operands.carry))
     return Sizes(
         checkpoint=bytes_of(pick(carry, restart)),
-        residuals=step.cut.bytes + bytes_of(weights.types),
-        alone=step.cut.bytes + again,
+        residuals=step.cut.bytes + factors,
+        alone=step.bytes_alone,
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights),
         work=work_of(loop.jaxpr),
-        again=again,
+        again=step.bytes_again,
         again_work=step.cut.work,
         uncut=step.uncut_bytes,
+        factors=factors,
     )

@@ -53,6 +53,7 @@ class Sizes(NamedTuple):
     - `again`: the residuals of a single step that are computed again from what is kept.
     - `again_work`: the estimated time of that in nanoseconds.
     - `uncut`: the residuals that JAX keeps of a step.
+    - `factors`: the part of `residuals` that is kept when a step is pulled back, not before.
     """
 
     checkpoint: int
@@ -64,6 +65,7 @@ class Sizes(NamedTuple):
     again: int = 0
     again_work: float = 0.0
     uncut: int | None = None
+    factors: int = 0
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
@@ -78,7 +80,8 @@ def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     for each outer step that is taped."""
     if is_while:
         return plan.checkpoints * (sizes.checkpoint + STACK_LEVEL)
-    tape = plan.block_size * sizes.alone if plan.block_size > 1 else 0
+    taped = sizes.residuals - sizes.factors
+    tape = plan.block_size * taped if plan.block_size > 1 else 0
     return plan.checkpoints * sizes.checkpoint + tape
 
 

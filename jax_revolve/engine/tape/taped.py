@@ -66,6 +66,13 @@ class TapedStep:
             return 0
         return bytes_of(v.aval for v in uncut(self.step) if v not in self.cut.kept)
 
+    @property
+    def bytes_alone(self) -> int:
+        """The bytes of what is kept, and of the residuals that are computed again, of a step that
+        is taped alone. The carry that it starts from is there anyway."""
+        there = set(self.step.carry).difference(uncut(self.step))
+        return bytes_of(v.aval for v in self.cut.kept if v not in there) + self.bytes_again
+
     # Running
 
     def run(self, shared: Sequence[Any], carry: list[Any], x: list[Any]) -> list[Any]:
