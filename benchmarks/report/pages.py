@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+from benchmarks.report.fronts import FRONTS
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
-TABLES = LOOPS | PROGRAMS
+TABLES = LOOPS | FRONTS | PROGRAMS
 BLOCK = re.compile(
     r"(<!-- table of (?P<name>[\w-]+), made by benchmarks/report -->\n+)"
     r".*?(\n+<!-- end of table -->)",

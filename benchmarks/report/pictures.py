@@ -11,6 +11,7 @@ STYLES: dict[str, dict[str, Any]] = {
     names.LAX_SCAN: {"color": "#000000", "marker": "*"},
     names.REMAT: {"color": "#E69F00", "marker": "s"},
     names.SINGLE_STEPS: {"color": "#E69F00", "marker": "s"},
+    names.SAVES_PRODUCTS: {"color": "#D55E00", "marker": "v"},
     names.NESTED: {"color": "#009E73", "marker": "^"},
     names.EQUINOX: {"color": "#CC79A7", "marker": "D"},
     names.JAX_REVOLVE: {"color": "#0072B2", "marker": "o"},
@@ -36,8 +37,12 @@ OVER_MEMORY: dict[str, dict[str, Any]] = {
     },
     names.EQUINOX: {"label": "Equinox, checkpointed"},
     names.SINGLE_STEPS: {"label": "pure Revolve (single steps)"},
+    names.SAVES_PRODUCTS: {"label": "jax.checkpoint that saves products", "linestyle": "none"},
     names.JAX_REVOLVE: {"label": "jax_revolve, memory=..."},
 }
+FRONTS = ("2-D wave", "gru")
+"""The families of the workloads on the first page: a field, and a network."""
+
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
@@ -76,7 +81,8 @@ def budget(runs: list[Run]) -> Any:
                 for run in find(runs, workload=workload, contender=name)
             )
             style = {"markersize": 7} | STYLES[name] | style
-            ax.plot(*zip(*points, strict=True), **style)
+            if points:
+                ax.plot(*zip(*points, strict=True), **style)
         _finish(ax, workload, "memory / lax.scan", lambda share, _: f"{100 * share:g}%")
         ax.xaxis.set_major_locator(FixedLocator(SHARES))
         ax.axhline(1, color="#000000", linewidth=0.5, zorder=0)
@@ -84,6 +90,11 @@ def budget(runs: list[Run]) -> Any:
     panels[0].set_ylabel("time of the gradient / lax.scan")
     _legend(figure, panels[0], columns=3)
     return figure
+
+
+def fronts(runs: list[Run]) -> Any:
+    """The same for the workloads on the first page."""
+    return budget([run for run in runs if run["family"] in FRONTS])
 
 
 def _figure(panels: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
@@ -111,7 +122,7 @@ def _legend(figure: Any, ax: Any, columns: int) -> None:
     figure.legend(handles[::-1], labels[::-1], **where)
 
 
-PICTURES = {"headline": headline, "budget": budget}
+PICTURES = {"headline": headline, "budget": budget, "fronts": fronts}
 
 
 def write() -> None:

@@ -185,6 +185,11 @@ def has_convolution(closed: ClosedJaxpr) -> bool:
     return _any_name(closed, lambda name: name == "conv_general_dilated")
 
 
+def has_constraint(closed: ClosedJaxpr) -> bool:
+    """Whether there is a constraint on the sharding of a value."""
+    return _any_name(closed, lambda name: name == "sharding_constraint")
+
+
 def has_loop(closed: ClosedJaxpr) -> bool:
     """Whether a loop is run anywhere in it."""
     return _any_name(closed, lambda name: name in ("scan", "while"))

@@ -10,6 +10,7 @@ from jax_revolve._compat import (
     bytes_of,
     call_jaxpr,
     filled_with_a_number,
+    has_constraint,
     is_host_type,
     pruned,
     results_in,
@@ -31,6 +32,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
 
     Residuals of `FEW_BYTES` are not worth two threads, and a branch would cost more than they do.
+    With a constraint on their sharding they are in one: XLA (jaxlib 0.10.2) cannot compile some without.
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
     whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
@@ -44,7 +46,8 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
-    if bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES:
+    is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
+    if is_small and not has_constraint(traced):
         return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
     program, consts = without_consts(traced)
     program, used = pruned(program, computed, [False] * len(consts))

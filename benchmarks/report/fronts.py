@@ -1,0 +1,72 @@
+"""The tables of time over memory."""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.contenders import names
+from benchmarks.report.results import Results, Run, find, quickest
+from benchmarks.report.table import Column, Table, number
+
+SHARES = (0.1, 0.05, 0.02)
+BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
+
+
+def _workloads(results: Results) -> Iterator[list[Run]]:
+    """The gradients of each workload."""
+    for workload in dict.fromkeys(run["workload"] for run in results.runs):
+        yield find(results.runs, workload=workload)
+
+
+def _in_carries(name: str) -> Callable[[list[Run]], str]:
+    return lambda runs: number(runs[0][name] / runs[0]["carry"], 1)
+
+
+def _memory(contender: str) -> Callable[[list[Run]], str]:
+    return lambda runs: f"{quickest(runs, contender=contender).memory_over(names.LAX_SCAN):.1%}"
+
+
+def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], str]:
+    """Over `lax.scan`'s, with a budget of this share of its memory."""
+
+    def time(runs: list[Run]) -> str:
+        everything = quickest(runs, contender=names.LAX_SCAN)
+        wanted = {} if share is None else {"budget": int(share * everything["temp_bytes"])}
+        found = find(runs, contender=contender, **wanted)
+        best = min((run["median_ms"] for run in found), default=None)
+        return "" if best is None else number(best / everything["median_ms"])
+
+    return time
+
+
+LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
+
+FRONTS = {
+    "residuals": Table(
+        "fronts-cpu",
+        "Residuals of a step in carries, as JAX keeps them and as a tape does, and gradients that"
+        " tape every step {where}, over `lax.scan`'s (`benchmarks/fronts.py`):",
+        _workloads,
+        [
+            LOOP,
+            ("JAX", _in_carries("uncut")),
+            ("tape", _in_carries("kept")),
+            ("memory", _memory(names.TAPED_WHOLE)),
+            ("time", _time(names.TAPED_WHOLE)),
+            ("time, `memory=` twice `lax.scan`'s", _time(names.JAX_REVOLVE, 2)),
+        ],
+    ),
+    "fronts": Table(
+        "fronts-cpu",
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}, and the quickest nested"
+        " scans and Equinox's loop in as much memory: times over `lax.scan`'s"
+        " (`benchmarks/fronts.py`):",
+        _workloads,
+        [
+            LOOP,
+            *(
+                (f"{share:.0%}: {label}", _time(contender, share))
+                for share in SHARES
+                for contender, label in BESIDE.items()
+            ),
+        ],
+    ),
+}
