@@ -32,7 +32,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
 
     Residuals of `FEW_BYTES` are not worth two threads, and a branch would cost more than they do.
-    With a constraint on their sharding they are in one: XLA (jaxlib 0.10.2) cannot compile some without.
+    XLA (jaxlib 0.10.2) cannot compile some with a constraint on their sharding without a branch.
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
     whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
