@@ -36,10 +36,8 @@ from jax_revolve._compat.errors import one_unless as one_unless
 from jax_revolve._compat.inlining import inlined as inlined
 from jax_revolve._compat.inlining import part_of as part_of
 from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
-from jax_revolve._compat.jaxprs import Result as Result
 from jax_revolve._compat.jaxprs import between as between
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
-from jax_revolve._compat.jaxprs import dependence as dependence
 from jax_revolve._compat.jaxprs import filled_with_a_number as filled_with_a_number
 from jax_revolve._compat.jaxprs import function_of as function_of
 from jax_revolve._compat.jaxprs import has_constraint as has_constraint

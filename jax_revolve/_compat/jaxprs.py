@@ -19,12 +19,11 @@ call_jaxpr = jaxpr_as_fun
 
 class Result(NamedTuple):
     """A result of a function: its type, its value where that was there before, the number of the
-    input that it is, whether it depends on any input, and the first result that is the same."""
+    input that it is, and the first result that is the same."""
 
     aval: AbstractValue
     passed_on: Any | None
     input: int | None
-    varies: bool
     same_as: int
 
 
@@ -39,20 +38,13 @@ def results_in(closed: ClosedJaxpr) -> list[Result]:
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     numbers = {v: i for i, v in enumerate(jaxpr.invars)}
-    varying = varying_variables(jaxpr, jaxpr.invars)
     first: dict[Any, int] = {}
     return [
-        Result(v.aval, v.val, None, False, i)
+        Result(v.aval, v.val, None, i)
         if isinstance(v, Literal)
-        else Result(v.aval, known.get(v), numbers.get(v), v in varying, first.setdefault(v, i))
+        else Result(v.aval, known.get(v), numbers.get(v), first.setdefault(v, i))
         for i, v in enumerate(jaxpr.outvars)
     ]
-
-
-def dependence(fun: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> tuple[bool, ...]:
-    """Which inputs `fun(inputs)` depends on. Nothing is computed."""
-    jaxpr = jax.make_jaxpr(fun)(inputs).jaxpr
-    return tuple(pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1])
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -1,6 +1,6 @@
 """One step, linearized and pulled back, for both engines that reverse a loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -79,21 +79,10 @@ def pull_back_step(
     activity: Activity,
     inputs: Operands,
     cotangents: Cotangents,
-    compute: Callable[[Callable[[], list[Any]]], list[Any]] = lambda residuals: residuals(),
 ) -> Operands:
-    """`pull_back` with the residuals of this step.
-
-    `compute` calls a function without arguments that linearizes the step and returns the residuals.
-    """
-    known: list[Linearized] = []
-
-    def residuals() -> list[Any]:
-        linearized = linearize(step, activity, inputs)
-        known[:] = [linearized.without_values()]
-        return linearized.residuals
-
-    values = compute(residuals)
-    return pull_back(known[0], values, cotangents)
+    """`pull_back` with the residuals of this step."""
+    linearized = linearize(step, activity, inputs)
+    return pull_back(linearized, linearized.residuals, cotangents)
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:

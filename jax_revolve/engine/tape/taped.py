@@ -93,13 +93,10 @@ class TapedStep:
 
     def fixed(self, shared: Sequence[Any], same: Sequence[Any]) -> list[Any]:
         """The residuals that are the same for every step, and the types of the others."""
-        inputs, is_fixed = (
-            [*self.step.shared, *self.cut.same],
-            [not varies for varies in self._varies],
-        )
-        fixed = part_of(self.step.closed, inputs, pick(self.step.residuals, is_fixed))
-        types = [v.aval for v in self.step.residuals]
-        return substitute(types, is_fixed, fixed([*shared, *same]))
+        step, is_fixed = self.step, [not varies for varies in self._varies]
+        inputs = [*step.shared, *self.cut.same]
+        fixed = part_of(step.closed, inputs, pick(step.residuals, is_fixed))
+        return substitute([v.aval for v in step.residuals], is_fixed, fixed([*shared, *same]))
 
     # Pulling back
 
