@@ -80,7 +80,7 @@ def residuals(workload: Workload) -> Record:
 
     def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
         sizes = explain_scan(body, init, xs, length).sizes
-        found.update(carry=bytes_of(init), uncut=sizes.uncut, kept=sizes.residuals - sizes.factors)
+        found.update(carry=bytes_of(init), uncut=sizes.uncut, kept=sizes.residuals)
         return init, None
 
     jax.eval_shape(partial(workload.loss, loop), workload.active, workload.passive)

@@ -265,12 +265,16 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    "step", [jnp.sin, lambda c: c.at[1].set(jnp.sin(c[0]))], ids=["sine", "array"]
+)
 @quick
-def test_no_tracer_leaves_its_trace(loop: str) -> None:
-    """What a step's linearization was traced with was held until the trace had ended."""
+def test_no_tracer_leaves_its_trace(step: Any, loop: str) -> None:
+    """What a step's linearization was traced with was held until the trace had ended; so was what
+    the pullback reads of an array that the step writes."""
 
     def loss(x: Any) -> Any:
-        return jnp.sum(LOOPS[loop](lambda c, _: (jnp.sin(c), None), x, None, 10)[0])
+        return jnp.sum(LOOPS[loop](lambda c, _: (step(c), None), x, None, 10)[0])
 
     with jax.checking_leaks():
         jax.grad(loss)(jnp.ones(3))

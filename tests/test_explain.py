@@ -138,12 +138,17 @@ def test_products_of_weights() -> None:
     h = jax.ShapeDtypeStruct((16, 256), jnp.float32)
     report = explain_scan(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
     assert report.sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
-    assert report.sizes.residuals == report.sizes.alone + 4 * 16 * 256
+    assert report.sizes.residuals == report.sizes.alone
+    assert report.sizes.factors == 4 * 16 * 256
     assert f"- taped alone                      {report.sizes.alone / 1000:.1f} kB" in str(report)
     single = Plan(LENGTH, 3, 1)
     assert report.memory(single) == 4 * 4 * 16 * 256 + report.sizes.alone
     blocks = Plan(LENGTH, 3, 2)
-    assert report.memory(blocks) == 4 * 4 * 16 * 256 + 2 * report.sizes.residuals
+    of_two = 2 * (report.sizes.residuals + report.sizes.factors)
+    assert report.memory(blocks) == 4 * 4 * 16 * 256 + of_two
+    long = Plan(64, 3, 64)
+    of_all = 64 * report.sizes.residuals + 32 * report.sizes.factors
+    assert report.memory(long) == 4 * 4 * 16 * 256 + of_all
 
 
 def test_shapes_do() -> None:

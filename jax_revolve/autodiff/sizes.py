@@ -14,11 +14,10 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
     """The sizes that a plan is chosen by."""
     step = taped_step(loop, activity, operands)
     weights = step.weight_gradients
-    factors = bytes_of(weights.types)
     carry = list(map(jax.typeof, operands.carry))
     return Sizes(
         checkpoint=bytes_of(pick(carry, restart)),
-        residuals=step.cut.bytes + factors,
+        residuals=step.cut.bytes,
         alone=step.bytes_alone,
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights),
@@ -26,5 +25,5 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         again=step.bytes_again,
         again_work=step.cut.work,
         uncut=step.uncut_bytes,
-        factors=factors,
+        factors=bytes_of(weights.types),
     )

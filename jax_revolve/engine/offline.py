@@ -135,7 +135,7 @@ def _tape_the_last_block(
     bar: Bar,
     progress: CarryAndYs,
 ) -> tuple[CarryAndYs, Buffers]:
-    tape, first = Tape(steps, activity), plan.block_size * (plan.blocks - 1)
+    tape, first = Tape(steps, activity, plan.block_size), plan.block_size * (plan.blocks - 1)
 
     def record(i: jax.Array, state: tuple[CarryAndYs, Buffers]) -> tuple[CarryAndYs, Buffers]:
         (carry, ys), entries = state
@@ -145,8 +145,8 @@ def _tape_the_last_block(
         return (carry, ys), write(entries, stored, i)
 
     # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
-    entries = tape.empty(plan.block_size)
-    return bar.fori_loop(0, plan.length - first, record, (progress, entries), before=first)
+    state = (progress, tape.empty())
+    return bar.fori_loop(0, plan.length - first, record, state, before=first)
 
 
 def after_all_steps(plan: AnyPlan, held: Held) -> Held:

@@ -64,7 +64,7 @@ class _OneByOne:
 
     def __init__(self, steps: Steps, activity: Activity, cotangents: Cotangents) -> None:
         self._steps, self._ct_ys = steps, cotangents.ys
-        self._tape = Tape(steps, activity, in_blocks=False)
+        self._tape = Tape(steps, activity)
         self._same = self._tape.same_for_all()
 
     def reverse(
@@ -85,7 +85,7 @@ class _InBlocks:
     def __init__(
         self, steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
     ) -> None:
-        self._tape, self._size = Tape(steps, activity), plan.block_size
+        self._tape, self._size = Tape(steps, activity, plan.block_size), plan.block_size
         self._held, self._ct_ys = held, cotangents.ys
         self._same = self._tape.same_for_all()
 
@@ -93,11 +93,10 @@ class _InBlocks:
         """The cotangents before the last block, if its tape is held."""
         held, size = self._held, self._size
         if held.tape is None:
-            return gradient, self._tape.complete(self._tape.empty(size), size)
-        tape = self._tape.complete(held.tape, size)
+            return gradient, self._tape.empty()
         assert isinstance(held.steps, int)
         start = size * ((held.steps - 1) // size)
-        return self._pull_back(bar, tape, start, held.steps - start, gradient)
+        return self._pull_back(bar, held.tape, start, held.steps - start, gradient)
 
     def reverse(
         self, bar: Bar, restarted: list[Any], block: jax.Array, reversal: Reversal
@@ -113,10 +112,13 @@ class _InBlocks:
     def _pull_back(
         self, bar: Bar, tape: Buffers, start: Any, count: Any, gradient: Operands
     ) -> Reversal:
-        loop = bar.fori_loop
-        if bar.is_shown:
-            loop = partial(loop, before=self._held.steps - start - count)
-        return self._tape.pull_back(tape, self._same, start, count, gradient, self._ct_ys, loop)
+        after = self._held.steps - start - count if bar.is_shown else 0
+
+        def loop(length: Any, body: Any, state: Any, before: Any) -> Any:
+            return bar.fori_loop(0, length, body, state, before=after + before)
+
+        gradient = self._tape.pull_back(tape, self._same, start, count, gradient, self._ct_ys, loop)
+        return gradient, tape
 
 
 class _Parts:

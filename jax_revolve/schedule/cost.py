@@ -32,6 +32,10 @@ SAVED_BYTE = 1.0
 """What a byte less in the residuals of a step may cost in time. It is worth more than what storing
 it takes: blocks can be longer, and loops fit that did not."""
 
+STEPS_IN_A_PRODUCT = 32
+"""The most steps whose share of a weight's cotangent is computed by one product. Its factors are
+kept for so many steps, however long the block. More steps do not make the product quicker."""
+
 STACK_LEVEL = 8
 """The bytes of a stack level of a while loop: the position of its checkpoint and its slot index."""
 
@@ -53,7 +57,8 @@ class Sizes(NamedTuple):
     - `again`: the residuals of a single step that are computed again from what is kept.
     - `again_work`: the estimated time of that in nanoseconds.
     - `uncut`: the residuals that JAX keeps of a step.
-    - `factors`: the part of `residuals` that is kept when a step is pulled back, not before.
+    - `factors`: what is kept of a step for the cotangents of `weights`, from when it is pulled back
+      to the end of the piece of a block whose products are computed together.
     """
 
     checkpoint: int
@@ -72,7 +77,14 @@ def memory(plan: Reversal, sizes: Sizes) -> int:
     """The bytes that the plan holds on the device."""
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
-    return plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry) + sizes.again
+    in_block = plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry)
+    return in_block + sizes.again + piece(plan.block_size) * sizes.factors
+
+
+def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
+    """The length of the pieces of a block, in each of which the cotangents of weights are one
+    product: at most `most` steps, and all pieces about as long."""
+    return -(-block_size // -(-block_size // most))
 
 
 def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
@@ -80,8 +92,7 @@ def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     for each outer step that is taped."""
     if is_while:
         return plan.checkpoints * (sizes.checkpoint + STACK_LEVEL)
-    taped = sizes.residuals - sizes.factors
-    tape = plan.block_size * taped if plan.block_size > 1 else 0
+    tape = plan.block_size * sizes.residuals if plan.block_size > 1 else 0
     return plan.checkpoints * sizes.checkpoint + tape
 
 
@@ -128,7 +139,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     if sizes.work is None:
         return runs
     alone = sizes.weights * WEIGHT_BYTE
-    in_blocks = sizes.residuals * RESIDUAL_BYTE + sizes.again_work
+    in_blocks = (sizes.residuals + sizes.factors) * RESIDUAL_BYTE + sizes.again_work
     return (
         runs * (sizes.work + EVALUATION)
         + plan.length * (in_blocks if plan.block_size > 1 else alone)

@@ -239,7 +239,7 @@ def _blocks(length: int) -> Iterator[int]:
 def _too_little(length: int, sizes: Sizes, memory: int, block_size: int | None) -> str:
     k = block_size or 1
     least = cost.memory(Plan(length, 1, k), sizes)
-    residuals = sizes.alone if k == 1 else k * sizes.residuals
+    residuals = least - sizes.checkpoint - sizes.carry
     steps = "one step" if k == 1 else f"a block of {k} steps"
     return (
         f"memory must be at least {least} bytes here, but is {memory}: {sizes.checkpoint} for a "

@@ -125,19 +125,20 @@ def _with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
     for eqn in closed.eqns:
         for each in (*before.get(id(eqn), ()), eqn):
             equations.setdefault(id(each), each)
-    entries: dict[Any, jax.Array] = {}
-
-    def run(eqn: Any, operands: list[Any]) -> list[Any]:
-        if id(eqn) in readers:
-            entries[eqn.outvars[0]] = value = _read_alone(eqn, operands)
-            return [value]
-        if id(eqn) in before:
-            read = [entries[reader.outvars[0]] for reader in before[id(eqn)]]
-            operands[updated(eqn)] = _after(read, operands[updated(eqn)])
-            return [run_equation(eqn, operands)]
-        return run_in_place(eqn, operands)
 
     def run_all(*inputs: Any) -> list[Any]:
+        entries: dict[Any, jax.Array] = {}
+
+        def run(eqn: Any, operands: list[Any]) -> list[Any]:
+            if id(eqn) in readers:
+                entries[eqn.outvars[0]] = value = _read_alone(eqn, operands)
+                return [value]
+            if id(eqn) in before:
+                read = [entries[reader.outvars[0]] for reader in before[id(eqn)]]
+                operands[updated(eqn)] = _after(read, operands[updated(eqn)])
+                return [run_equation(eqn, operands)]
+            return run_in_place(eqn, operands)
+
         return run_each(with_equations(closed, list(equations.values())), inputs, run)
 
     return jax.make_jaxpr(run_all)(*closed.in_avals)

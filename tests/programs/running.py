@@ -435,7 +435,7 @@ def _paths(program: Program) -> Iterator[None]:
     """Paths that small arrays, and loops on a CPU, would not take."""
     with ExitStack() as stack:
         if program.small_weights:
-            defaults = {"least_weight": 0, "most_kept": float("inf")}
+            defaults = {"least_weight": 0, "most_kept": float("inf"), "most_steps": 2}
             weight_defaults: Any = WeightGradients.__init__.__kwdefaults__
             stack.enter_context(patch.dict(weight_defaults, defaults))
         if program.other_platform:

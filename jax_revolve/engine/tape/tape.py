@@ -26,12 +26,11 @@ from jax_revolve.storage.buffers import Buffers, read, write
 class Tape:
     """How the steps of a loop are taped, and transposed from their tape."""
 
-    def __init__(self, steps: Steps, activity: Activity, *, in_blocks: bool = True) -> None:
-        """With `in_blocks=False` for steps that are taped alone."""
+    def __init__(self, steps: Steps, activity: Activity, block_size: int = 1) -> None:
         self._steps, self._activity = steps, activity
         self._step = taped_step(steps.loop, activity, steps.operands)
         self._shared = [*steps.operands.consts, *steps.safe.consts, *steps.safe.carry]
-        self._in_blocks = in_blocks
+        self._block_size = block_size
 
     @property
     def types(self) -> list[AbstractValue]:
@@ -40,15 +39,11 @@ class Tape:
 
     @property
     def _gradients(self) -> WeightGradients:
-        return self._step.weight_gradients if self._in_blocks else self._step.added_at_once
+        return self._step.weight_gradients if self._block_size > 1 else self._step.added_at_once
 
-    def empty(self, length: int) -> Buffers:
-        """Buffers for `length` steps."""
-        return _buffers(self.types, length)
-
-    def complete(self, tape: Buffers, length: int) -> Buffers:
-        """The tape with the buffers that its transposition needs."""
-        return [*tape, *_buffers(self._gradients.types, length)]
+    def empty(self) -> Buffers:
+        """Buffers for the steps of a block."""
+        return _buffers(self.types, self._block_size)
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """One step: carry and y, and the residuals that are stored."""
@@ -67,8 +62,7 @@ class Tape:
             carry, _, stored = self.run(*inputs)
             return pick(carry, steps.restart), write(tape, stored, i)
 
-        stored, kept = tape[: len(self.types)], tape[len(self.types) :]
-        return [*lax.fori_loop(0, count, step, (restarted, stored))[1], *kept]
+        return lax.fori_loop(0, count, step, (restarted, tape))[1]
 
     def pull_back(
         self,
@@ -79,32 +73,50 @@ class Tape:
         gradient: Operands,
         ct_ys: list[Any],
         loop: Callable[..., Any],
-    ) -> tuple[Operands, Buffers]:
-        """The cotangents before the taped steps, from those after them. The tape must be
-        `complete`, and is returned for reuse. `same` is `same_for_all()`. `loop` is
-        `lax.fori_loop`, or one that reports progress."""
-        weights = self._gradients
-        stored, kept = tape[: len(self.types)], tape[len(self.types) :]
+    ) -> Operands:
+        """The cotangents before the `count` taped steps from `start` on, from those after them.
+        `same` is `same_for_all()`. `loop(length, body, state, before)` is a `lax.fori_loop` that is
+        told how many steps of the block were pulled back before it.
 
-        def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
-            gradient, kept = state
-            entry = count - 1 - i
-            taped = read(stored, entry)
-            gradient, new = self.pull_back_step(taped, same, start + entry, gradient, ct_ys)
-            return gradient, write(kept, new, entry)
+        The block is pulled back in pieces: what is kept for products of weights is kept for a piece
+        only. The first one may be shorter. The buffers then have entries of further steps, which
+        count nothing, because what is kept of them is zero."""
+        weights, size = self._gradients, self._block_size
+        piece = weights.piece(size)
+        pieces = 1 if piece == size else -(-count // piece)
+        fixed = [*self._step.fixed(self._shared, same), *self._step.cotangent_types]
 
-        gradient, kept = loop(0, count, step, (gradient, kept))
-        fixed = self._step.fixed(self._shared, same)
-        totals = weights.of_block(stored, kept, [*fixed, *self._step.cotangent_types])
-        sums = add(pick(gradient.consts, weights.deferred), totals)
-        consts = substitute(gradient.consts, weights.deferred, sums)
-        return gradient._replace(consts=consts), [*stored, *kept]
+        def pull_back_piece(
+            number: Any, state: tuple[Operands, Buffers]
+        ) -> tuple[Operands, Buffers]:
+            first = piece * (pieces - 1 - number)
+            stop, base = _least(first + piece, count), _least(first, size - piece)
+
+            def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
+                gradient, kept = state
+                entry = stop - 1 - i
+                taped = read(tape, entry)
+                gradient, new = self.pull_back_step(taped, same, start + entry, gradient, ct_ys)
+                return gradient, write(kept, new, entry - base)
+
+            is_static = isinstance(count, int) and count % piece == 0
+            gradient, kept = loop(piece if is_static else stop - first, step, state, count - stop)
+            entries = [lax.dynamic_slice_in_dim(x, base, piece) for x in tape]
+            totals = weights.of_piece(entries, kept, fixed)
+            sums = add(pick(gradient.consts, weights.deferred), totals)
+            consts = substitute(gradient.consts, weights.deferred, sums)
+            return gradient._replace(consts=consts), kept
+
+        state = (gradient, _buffers(weights.types, piece))
+        if piece == size:
+            return pull_back_piece(0, state)[0]
+        return lax.fori_loop(0, pieces, pull_back_piece, state)[0]
 
     def pull_back_step(
         self, taped: list[Any], same: list[Any], step: Any, gradient: Operands, ct_ys: list[Any]
     ) -> tuple[Operands, list[Any]]:
         """The cotangents before a step, from those after it and what is taped of it; and what is
-        kept for the end of the block."""
+        kept for the end of the piece."""
         weights, at = self._gradients, self._steps.loop.entry(step)
         now = [not d for d in weights.deferred]
         inputs = [*self._shared, *taped, *read(self._steps.operands.xs, at), *same]
@@ -128,6 +140,10 @@ class Tape:
     def same_for_all(self) -> list[Any]:
         """The values that residuals are computed from and that are the same for every step."""
         return self._step.same(self._shared)
+
+
+def _least(a: Any, b: Any) -> Any:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 
 
 def _take_apart(flat: list[Any], num_consts: int, num_carry: int) -> Operands:

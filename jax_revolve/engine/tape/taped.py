@@ -115,7 +115,7 @@ class TapedStep:
         """For steps that are taped alone: cotangents of weights are added up in each step."""
         return self._weight_gradients(least_weight=inf)
 
-    def _weight_gradients(self, **limits: float) -> WeightGradients:
+    def _weight_gradients(self, **limits: Any) -> WeightGradients:
         cts, stored = len(self.cotangent_types), {v: i for i, v in enumerate(self.cut.kept)}
         buffers = [None if is_literal(v) else stored.get(v) for v in self.step.residuals]
         return WeightGradients(

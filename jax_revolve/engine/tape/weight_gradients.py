@@ -1,13 +1,13 @@
-"""Cotangents of weights, added up over a block by one matrix product.
+"""Cotangents of weights, added up over several steps by one matrix product.
 
 A step that multiplies by a weight adds the product of an input and a cotangent to the weight's
 cotangent. Step by step, these are many thin products, and each reads and writes a whole weight.
-Over a block they become one large product, of the inputs of all steps with the cotangents of all
-steps: sum_i a_i^T b_i contracts over i as well.
+Over a piece of a block they become one large product, of the inputs of all its steps with the
+cotangents of all its steps: sum_i a_i^T b_i contracts over i as well.
 
 So the pullback of a step is traced. Where a weight's cotangent is a product of two arrays that vary
 from step to step, perhaps followed by linear operations that do not, both arrays are kept for each
-step, and multiplied at the end of the block. That is done for large weights, if the arrays take at
+step, and multiplied at the end of the piece. That is done for large weights, if the arrays take at
 most half as many bytes as the weight. Otherwise the products are not thin.
 """
 
@@ -27,6 +27,7 @@ from jax_revolve._compat import (
     varying_variables,
     with_outputs,
 )
+from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, piece
 from jax_revolve.step.loop import pick
 
 Variable = Any
@@ -48,7 +49,7 @@ LINEAR = {
 
 
 class WeightGradients:
-    """The cotangents of consts that are products over a block."""
+    """The cotangents of consts that are products over several steps."""
 
     def __init__(
         self,
@@ -59,12 +60,14 @@ class WeightGradients:
         *,
         least_weight: float = LEAST_WEIGHT,
         most_kept: float = MOST_KEPT,
+        most_steps: int = STEPS_IN_A_PRODUCT,
     ) -> None:
         """`pullback` is that of a step. `varies` tells which of its inputs vary from step to step,
         and `stored` the buffer of each input that has one. The first `num_consts` outputs are the
         cotangents of consts."""
         jaxpr = pullback.jaxpr
         self._least_weight, self._most_kept = least_weight, most_kept
+        self._most_steps = most_steps
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
         self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
@@ -73,7 +76,7 @@ class WeightGradients:
         self._stored = {v: buffer for v, buffer in buffers if buffer is not None}
         self._kept: list[Variable] = []
         self.deferred = tuple(map(self._defer, self._consts))
-        """Which cotangents of consts are left to the end of the block."""
+        """Which cotangents of consts are left to the end of a piece."""
 
     @property
     def types(self) -> list[AbstractValue]:
@@ -82,8 +85,12 @@ class WeightGradients:
 
     @property
     def weights(self) -> list[AbstractValue]:
-        """The types of the cotangents that are left to the end of the block."""
+        """The types of the cotangents that are left to the end of a piece."""
         return [v.aval for v in pick(self._consts, self.deferred)]
+
+    def piece(self, block_size: int) -> int:
+        """The number of steps whose cotangents are one product."""
+        return piece(block_size, self._most_steps) if self._kept else block_size
 
     def of_step(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The cotangents that are not deferred, and the arrays to keep."""
@@ -91,9 +98,9 @@ class WeightGradients:
         results = with_outputs(self._pullback, [*now, *self._kept])(inputs)
         return results[: len(now)], results[len(now) :]
 
-    def of_block(self, stored: list[Any], kept: list[Any], inputs: Sequence[Any]) -> list[Any]:
-        """The deferred cotangents, from buffers with an entry for each step. Entries after the end
-        of the block must be zero. Of the inputs, only those that do not vary are used."""
+    def of_piece(self, stored: list[Any], kept: list[Any], inputs: Sequence[Any]) -> list[Any]:
+        """The deferred cotangents, from buffers with an entry for each step. What is kept of steps
+        that do not count must be zero. Of the inputs, only those that do not vary are used."""
         buffers = {v: stored[i] for v, i in self._stored.items()}
         buffers.update(zip(self._kept, kept, strict=True))
 
@@ -113,7 +120,7 @@ class WeightGradients:
         return not is_literal(v) and v in self._varying
 
     def _defer(self, cotangent: Variable) -> bool:
-        """Whether a cotangent is left to the end of the block. If so, its factors are kept."""
+        """Whether a cotangent is left to the end of a piece. If so, its factors are kept."""
         operands = self._operands(cotangent)
         if operands is None:
             return False
@@ -132,7 +139,8 @@ class WeightGradients:
             return None
         name, varying = eqn.primitive.name, list(map(self._varies, eqn.invars))
         if name == "dot_general":
-            return list(eqn.invars) if all(varying) else None
+            is_kept = any(operand not in self._stored for operand in eqn.invars)
+            return list(eqn.invars) if all(varying) and is_kept else None
         is_sum = name in LINEAR_IN_ALL and all(varying)
         is_linear = name in LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
         if name == "pad":  # with anything but zeros it adds to each product

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, Sizes
 from jax_revolve.schedule.report.table import aligned
 from jax_revolve.schedule.selection import trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -66,6 +66,9 @@ class Report:
         if uncut is not None and uncut > self.sizes.residuals:
             meaning += f"; {readable(uncut)} without computing any again"
         yield "residuals of a step", self.sizes.residuals, meaning
+        if self.sizes.factors:
+            meaning = f"factors of weights' cotangents, for at most {STEPS_IN_A_PRODUCT} steps"
+            yield "- pulled back", self.sizes.factors, meaning
         if self.sizes.alone != self.sizes.residuals:
             yield (
                 "- taped alone",
