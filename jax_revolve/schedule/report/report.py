@@ -69,7 +69,7 @@ class Report:
         if self.sizes.factors:
             meaning = f"factors of weights' cotangents, for at most {STEPS_IN_A_PRODUCT} steps"
             yield "- pulled back", self.sizes.factors, meaning
-        if self.sizes.alone != self.sizes.residuals:
+        if self.sizes.factors or self.sizes.alone != self.sizes.residuals:
             yield (
                 "- taped alone",
                 self.sizes.alone,
