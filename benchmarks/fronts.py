@@ -70,7 +70,9 @@ def measure(quick: bool) -> Iterator[list[Record]]:
         searches = (BestNested(levels_tried=1), equinox_as_lean)
         shares = SHARES[2:3] if quick else SHARES
         contenders = [*PLAIN, *(Within(share, searches) for share in shares)]
-        records = Comparison(workload, "gradient", contenders, share=1 / 3).measured(quick)
+        records = Comparison(
+            workload, "gradient", contenders, least_rounds=9, share=1 / 3
+        ).measured(quick)
         yield [record | residuals(workload) for record in records]
 
 
