@@ -12,6 +12,11 @@ import jax
 import pytest
 from hypothesis import settings
 
+from jax_revolve.profiles.in_force import VARIABLE
+from jax_revolve.profiles.profile import FOLDER
+
+os.environ[VARIABLE] = str(FOLDER / "cpu.json")  # not one that was measured on this machine
+
 jax.config.update("jax_enable_x64", True)
 
 # The same examples in every run, however busy the machine is.

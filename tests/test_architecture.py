@@ -12,14 +12,15 @@ import jax_revolve
 PACKAGE = Path(jax_revolve.__path__[0])
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "examples" not in p.parts)
 
-BELOW = {"schedule", "_compat"}
+BELOW = {"schedule", "profiles", "_compat"}
 STEP = BELOW | {"progress", "storage"}
 ENGINE = STEP | {"step"}
 AUTODIFF = ENGINE | {"engine"}
 LOOPS = AUTODIFF | {"autodiff"}
 ROOMS: dict[str, set[str]] = {
     "_compat": set(),
-    "schedule": set(),
+    "profiles": {"_compat"},
+    "schedule": {"profiles"},
     "progress": set(),
     "storage": BELOW,
     "step": STEP,
@@ -29,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "layers": LOOPS | {"loops"},
     "programs": LOOPS | {"loops"},
     "integrations": LOOPS | {"loops"},
+    "calibration": LOOPS | {"loops"},
 }
 """Which rooms each room may import."""
 

@@ -7,26 +7,27 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from jax_revolve.profiles.profile import CPU
 from jax_revolve.step import work
 
 
 def estimate(fun: Any, *shapes: tuple[int, ...]) -> float:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return work.work_of(jax.make_jaxpr(fun)(*arguments))
+    return work.work_of(jax.make_jaxpr(fun)(*arguments), CPU)
 
 
 def test_products_count_by_their_operations() -> None:
-    expected = 2 * 3 * 4 * 5 * work.PRODUCT_OPERATION
+    expected = 2 * 3 * 4 * 5 * CPU.product_operation
     assert estimate(jnp.matmul, (3, 4), (4, 5)) == pytest.approx(expected)
     convolved = estimate(lambda x, k: lax.conv(x, k, (1, 1), "SAME"), (1, 3, 8, 8), (5, 3, 2, 2))
-    assert convolved == pytest.approx(2 * (5 * 8 * 8) * (3 * 2 * 2) * work.PRODUCT_OPERATION)
+    assert convolved == pytest.approx(2 * (5 * 8 * 8) * (3 * 2 * 2) * CPU.product_operation)
 
 
 def test_elementwise_operations_count_by_what_they_make() -> None:
-    assert estimate(lambda x: x + x, (100,)) == pytest.approx(400 * work.BYTE)
-    assert estimate(jnp.tanh, (100,)) == pytest.approx(400 * work.TRANSCENDENTAL_BYTE)
-    assert estimate(jnp.sin, (100,)) == pytest.approx(400 * work.SLOW_BYTE)
-    assert estimate(jnp.sum, (100,)) == pytest.approx(400 * work.BYTE)
+    assert estimate(lambda x: x + x, (100,)) == pytest.approx(400 * CPU.byte)
+    assert estimate(jnp.tanh, (100,)) == pytest.approx(400 * CPU.transcendental_byte)
+    assert estimate(jnp.sin, (100,)) == pytest.approx(400 * CPU.slow_byte)
+    assert estimate(jnp.sum, (100,)) == pytest.approx(400 * CPU.byte)
     assert estimate(lambda x: x.reshape(10, 10), (100,)) == 0
 
 

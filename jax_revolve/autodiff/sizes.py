@@ -4,6 +4,7 @@ import jax
 
 from jax_revolve._compat import bytes_of
 from jax_revolve.engine.tape.taped import taped_step
+from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, Operands, pick
@@ -12,7 +13,7 @@ from jax_revolve.step.work import work_of
 
 def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
     """The sizes that a plan is chosen by."""
-    step = taped_step(loop, activity, operands)
+    profile, step = profile_in_force(), taped_step(loop, activity, operands)
     weights = step.weight_gradients
     carry = list(map(jax.typeof, operands.carry))
     return Sizes(
@@ -21,9 +22,10 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         alone=step.bytes_alone,
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights),
-        work=work_of(loop.jaxpr),
+        work=work_of(loop.jaxpr, profile),
         again=step.bytes_again,
         again_work=step.cut.work,
         uncut=step.uncut_bytes,
+        profile=profile,
         factors=bytes_of(weights.types),
     )

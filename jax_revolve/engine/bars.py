@@ -21,6 +21,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat import is_first_device, vary, varying_axes
+from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.work import is_estimated, work_of
@@ -62,7 +63,8 @@ class Bar:
     def _set_interval(self, loop: Loop, total: Number | None) -> None:
         self._least = 1
         if is_estimated(loop.jaxpr):
-            self._least = ceil(BETWEEN_REPORTS / max(work_of(loop.jaxpr), LEAST_WORK))
+            work = work_of(loop.jaxpr, profile_in_force())
+            self._least = ceil(BETWEEN_REPORTS / max(work, LEAST_WORK))
         if total is None:
             self._interval = self._least
         elif isinstance(total, int):

@@ -15,7 +15,7 @@ from jax import lax
 
 from jax_revolve.engine.bars import OVER, Bar
 from jax_revolve.engine.placement import Placement, Stack
-from jax_revolve.engine.slots import Held, empty, keep, stores_every_block
+from jax_revolve.engine.slots import Held, empty, keep
 from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan
@@ -72,7 +72,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         if bar.is_shown:
             is_in_part = lambda s: is_between(s[1]) | is_to_end(s)  # noqa: E731
             return lax.while_loop(is_in_part, chunk, (due, progress)), kept
-        if plan.block_size == 1 and stores_every_block(plan, is_while=True):
+        if plan.block_size == 1 and plan.stores_every_block(is_while=True):
             return (due, step(progress)), kept
         return (due, lax.while_loop(is_between, step, progress)), kept
 
@@ -91,7 +91,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
 def _keeping(plan: AnyPlan) -> "_Keeping":
     if isinstance(plan, TwoLevelPlan):
         return _InStorage(plan)
-    return _InOrder(plan) if stores_every_block(plan, is_while=True) else _InSlots(plan)
+    return _InOrder(plan) if plan.stores_every_block(is_while=True) else _InSlots(plan)
 
 
 class _Keeping(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve.engine.bars import Bar
-from jax_revolve.engine.slots import Held, at_level, empty, stores_every_block, write_slot
+from jax_revolve.engine.slots import Held, at_level, empty, write_slot
 from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way
 from jax_revolve.engine.tape.branch import in_a_branch
 from jax_revolve.engine.tape.tape import Tape
@@ -158,7 +158,7 @@ class _Parts:
             # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
             turns = lax.optimization_barrier(jnp.int32(1))
         run = partial(self._bar.outer_loop, turns, size=size, before=transposed, ends=first == 0)
-        if stores_every_block(plan, is_while=steps.loop.condition is not None):
+        if plan.stores_every_block(is_while=steps.loop.condition is not None):
             return run(reverse_stored_block, state)
         at = way.to_block(blocks - 1, state[0].positions, state[0].top)
         return run(reverse_block, (at, state))[1]

@@ -113,18 +113,6 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
     return plan.block_size > 1
 
 
-def stores_every_block(plan: AnyPlan, *, is_while: bool) -> bool:
-    """Whether there is a slot for every block that the forward sweep does not tape. Then both
-    sweeps run without a schedule, and in a loop of known length no loop has a number of iterations
-    that depends on data. On a GPU, each iteration of such a loop waits for the host, and so does a
-    loop without iterations."""
-    if isinstance(plan, TwoLevelPlan):
-        return False
-    if is_while:
-        return plan.checkpoints >= plan.blocks
-    return slots_used(plan) >= plan.blocks - tapes_the_last_block(plan)
-
-
 def slots_used(plan: AnyPlan) -> int:
     """The number of slots in use: a block that the forward sweep tapes needs none."""
     if isinstance(plan, TwoLevelPlan) or not tapes_the_last_block(plan):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat import bytes_of, results_in
+from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.work import work_of
 
@@ -22,7 +23,7 @@ class LayerSizes(NamedTuple):
 def layer_sizes(fun: Callable[..., list[Any]], operands: list[Any]) -> LayerSizes:
     """The sizes of a function of arrays that is linearized in all operands that can be
     differentiated."""
-    work = work_of(jax.make_jaxpr(fun)(*operands))
+    work = work_of(jax.make_jaxpr(fun)(*operands), profile_in_force())
     mask = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in operands]
     counts: list[int] = []
 

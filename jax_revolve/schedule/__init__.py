@@ -22,5 +22,6 @@ Plans:
 - `arguments`: checks of arguments, and amounts of memory such as "2GiB".
 - `report`: plans as tables, as text and as pictures.
 
-Imports the standard library only. All other rooms except `progress` and `_compat` import this one.
+Imports the standard library and `profiles.profile` only. All other rooms except `progress`,
+`_compat` and `profiles` import this one.
 """

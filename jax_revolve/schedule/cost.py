@@ -6,31 +6,21 @@ The predicted time of a loop of n steps in N blocks of k steps is a sum of four 
 - if k > 1, writing and reading the residuals of n steps; if k = 1, the residuals of a step never
   leave the cache, and the term is adding n times to the cotangents of large weights;
 - the memory that the plan holds, which is allocated and touched once;
-- N iterations of the loop over the blocks.
+- N iterations of the loop over the blocks, and the iterations of loops whose end depends on data.
 
 Costs that all plans share, such as the transposition of every step, are left out. The constants are
-nanoseconds on a CPU with two cores, rounded from timings of stencils and recurrent networks over a
-grid of plans; `benchmarks/budget.py` compares the plans that they choose with others. Only the
-ratios of the constants matter, and faster hardware has similar ratios.
+those of the device's `profiles`; `benchmarks/budget.py` compares the plans that they choose with
+others.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
+from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
 from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.two_level import TwoLevelPlan
-
-RESIDUAL_BYTE = 0.05
-WEIGHT_BYTE = 0.3
-HELD_BYTE = 0.4
-EVALUATION = 1000.0
-BLOCK = 1300.0
-
-SAVED_BYTE = 1.0
-"""What a byte less in the residuals of a step may cost in time. It is worth more than what storing
-it takes: blocks can be longer, and loops fit that did not."""
 
 STEPS_IN_A_PRODUCT = 32
 """The most steps whose share of a weight's cotangent is computed by one product. Its factors are
@@ -57,6 +47,7 @@ class Sizes(NamedTuple):
     - `again`: the residuals of a single step that are computed again from what is kept.
     - `again_work`: the estimated time of that in nanoseconds.
     - `uncut`: the residuals that JAX keeps of a step.
+    - `profile`: what things take on the device.
     - `factors`: what is kept of a step for the cotangents of `weights`, from when it is pulled back
       to the end of the piece of a block whose products are computed together.
     """
@@ -71,6 +62,7 @@ class Sizes(NamedTuple):
     again_work: float = 0.0
     uncut: int | None = None
     factors: int = 0
+    profile: Profile = CPU
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
@@ -135,17 +127,26 @@ def _least_evaluations(plan: Reversal) -> int:
 def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     """The predicted nanoseconds, without the costs that all plans share; if `sizes.work` is `None`,
     the evaluations. A transfer counts as `storage.transfer` evaluations."""
-    runs = _runs(plan, is_while)
+    runs, profile = _runs(plan, is_while), sizes.profile
     if sizes.work is None:
         return runs
-    alone = sizes.weights * WEIGHT_BYTE
-    in_blocks = (sizes.residuals + sizes.factors) * RESIDUAL_BYTE + sizes.again_work
+    alone = sizes.weights * profile.weight_byte
+    in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.again_work
     return (
-        runs * (sizes.work + EVALUATION)
+        runs * (sizes.work + profile.evaluation)
         + plan.length * (in_blocks if plan.block_size > 1 else alone)
-        + memory(plan, sizes) * HELD_BYTE
-        + plan.blocks * BLOCK
+        + memory(plan, sizes) * profile.held_byte
+        + plan.blocks * profile.block
+        + _waits(plan, is_while) * profile.waiting
     )
+
+
+def _waits(plan: Reversal, is_while: bool) -> float:
+    """About the iterations of loops whose end depends on data, without those of the forward sweep:
+    advances, and for each block the loop that stores and the one that advances."""
+    if not is_while and plan.stores_every_block(is_while=False):
+        return 0
+    return max(_runs(plan, is_while) - 2 * plan.length, 0) + 2 * plan.blocks
 
 
 @lru_cache(maxsize=2**14)

@@ -71,6 +71,14 @@ class Reversal:
         checkpoints = self.checkpoints_on_device * state_bytes
         return checkpoints + self.block_size * residual_bytes + carry_bytes
 
+    def stores_every_block(self, *, is_while: bool) -> bool:
+        """Whether there is a slot for every block that the forward sweep does not tape. Then both
+        sweeps run without a schedule, and in a loop of known length no loop has a number of
+        iterations that depends on data. On a GPU, each iteration of such a loop waits for the host,
+        and so does a loop without iterations."""
+        is_taped_ahead = self.block_size > 1 and not is_while
+        return self.checkpoints >= self.blocks - is_taped_ahead
+
     def storage_bytes(self, state_bytes: int) -> int:
         """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
         return (self.checkpoints - self.checkpoints_on_device) * state_bytes

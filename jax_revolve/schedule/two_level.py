@@ -88,6 +88,11 @@ class TwoLevelPlan(Reversal):
         blocks = multistage.advances(self.scheduled_blocks, self.checkpoints, self._transfers)
         return self.block_size * blocks
 
+    def stores_every_block(self, *, is_while: bool) -> bool:
+        """Whether the device has a slot for every block, which would leave none to the storage."""
+        del is_while
+        return False
+
     def storage_bytes(self, state_bytes: int) -> int:
         """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
         return self.writes * state_bytes

@@ -1,8 +1,8 @@
 """An estimate of a step's time, from its jaxpr, for choosing between plans.
 
-Only ratios matter: between recomputing a step and keeping its residuals. The constants are
-nanoseconds on a CPU with two cores, as in `schedule.cost`. Matrix products count by their
-operations, everything else by the bytes of its results.
+Only ratios matter: between recomputing a step and keeping its residuals. The constants are those of
+a profile, as in `schedule.cost`. Matrix products count by their operations, everything else by the
+bytes of its results; what is a kernel of its own takes its launch in addition.
 """
 
 from collections.abc import Iterable
@@ -16,12 +16,8 @@ from jax_revolve._compat import (
     inner_jaxprs,
     shape_on_a_device,
 )
+from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
-
-PRODUCT_OPERATION = 0.015
-BYTE = 0.01
-TRANSCENDENTAL_BYTE = 0.25
-SLOW_BYTE = 1.0
 
 TRANSCENDENTAL = {
     *("acosh", "asinh", "atanh", "cbrt", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
@@ -31,20 +27,21 @@ SLOW = {
     *("acos", "asin", "atan", "atan2", "cos", "digamma", "lgamma", "pow", "sin", "tan"),
 }
 """Of these XLA makes no vector instructions for a CPU."""
-PER_BYTE = dict.fromkeys(TRANSCENDENTAL, TRANSCENDENTAL_BYTE) | dict.fromkeys(SLOW, SLOW_BYTE)
 CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
 FOREIGN = ("callback", "custom_call", "ffi", "pallas")
+KERNELS = {"argmax", "argmin", "gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k"}
+"""Compilers merge most other operations with their neighbors; products and reductions neither."""
 FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
 
 
-def work_of(jaxpr: ClosedJaxpr) -> float:
+def work_of(jaxpr: ClosedJaxpr, profile: Profile) -> float:
     """The time of evaluating a jaxpr once, on a device, in nanoseconds."""
-    return work_of_equations(jaxpr.eqns)
+    return work_of_equations(jaxpr.eqns, profile)
 
 
-def work_of_equations(eqns: Iterable[Any]) -> float:
+def work_of_equations(eqns: Iterable[Any], profile: Profile) -> float:
     """The time of evaluating these equations of a jaxpr once."""
-    return sum(map(_work, eqns))
+    return sum(_work(eqn, profile) for eqn in eqns)
 
 
 def is_estimated(jaxpr: ClosedJaxpr) -> bool:
@@ -65,27 +62,39 @@ def _length(eqn: Any) -> int | None:
     return function.length if isinstance(function, Loop) else eqn.params.get("length", 1)
 
 
-def _work(eqn: Any) -> float:
+def _work(eqn: Any, profile: Profile) -> float:
     name, params = eqn.primitive.name, eqn.params
     if name == "cond":
-        return max(map(work_of, params["branches"]))
+        return max(work_of(branch, profile) for branch in params["branches"])
     if inner := inner_jaxprs(eqn):
-        return (_length(eqn) or 1) * sum(map(work_of, inner))
+        return (_length(eqn) or 1) * sum(work_of(jaxpr, profile) for jaxpr in inner)
     inputs, outputs = ([v.aval for v in vs] for vs in (eqn.invars, eqn.outvars))
-    shapes = list(map(shape_on_a_device, inputs))
-    size = sum(prod(shape_on_a_device(aval)) for aval in outputs)
-    if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        summed = prod(shapes[0][axis] for axis in contracted)
-        return 2 * size * summed * PRODUCT_OPERATION
-    if name == "conv_general_dilated":
-        kernel = shapes[1]
-        features = kernel[params["dimension_numbers"].rhs_spec[0]]
-        return 2 * size * prod(kernel) / max(features, 1) * PRODUCT_OPERATION
-    if name in CUBIC:
-        return 2 * size * max(shapes[0][-1:], default=1) * PRODUCT_OPERATION
+    operations = _product_operations(eqn, sum(prod(shape_on_a_device(t)) for t in outputs))
+    if operations is not None:
+        return profile.kernel + operations * profile.product_operation
     if name in FREE:
         return 0.0
     if name.startswith("reduce_"):
-        return bytes_of(inputs) * BYTE
-    return bytes_of(outputs) * PER_BYTE.get(name, BYTE)
+        return profile.kernel + bytes_of(inputs) * profile.byte
+    if name in TRANSCENDENTAL:
+        return bytes_of(outputs) * profile.transcendental_byte
+    if name in SLOW:
+        return bytes_of(outputs) * profile.slow_byte
+    return profile.kernel * (name in KERNELS) + bytes_of(outputs) * profile.byte
+
+
+def _product_operations(eqn: Any, size: int) -> float | None:
+    """The additions and multiplications of a product with a result of this size; `None` for any
+    other operation."""
+    name, params = eqn.primitive.name, eqn.params
+    shapes = [shape_on_a_device(v.aval) for v in eqn.invars]
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        return 2 * size * prod(shapes[0][axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        kernel = shapes[1]
+        features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        return 2 * size * prod(kernel) / max(features, 1)
+    if name in CUBIC:
+        return 2 * size * max(shapes[0][-1:], default=1)
+    return None

@@ -18,12 +18,12 @@ Source: L. R. Ford and D. R. Fulkerson, "Maximal flow through a network", Canadi
 Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, too.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from jax_revolve._compat import between, bytes_of, variables
 from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
-from jax_revolve.schedule.cost import SAVED_BYTE
+from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.traced import TracedStep, Variable
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
 
@@ -65,12 +65,11 @@ class Cut(NamedTuple):
         return all(eqn.primitive.name in ELEMENTWISE for eqn in self.again)
 
 
-def best_cut(step: TracedStep) -> Cut:
-    """The cut that takes the least time, if a byte that is kept counts as `SAVED_BYTE`."""
-    work = {id(eqn): work_of_equations([eqn]) for eqn in step.closed.eqns}
+def best_cut(step: TracedStep, profile: Profile) -> Cut:
+    """The cut that takes the least time, if a byte that is kept counts as `saved_byte`."""
     choices = [uncut(step), *(fewest_bytes(step, again) for again in (CHEAPEST, CHEAP))]
-    cuts = [_cut(step, kept, work) for kept in choices]
-    return min(cuts, key=lambda cut: cut.work + SAVED_BYTE * cut.bytes)
+    cuts = [cut_at(step, kept, profile) for kept in choices]
+    return min(cuts, key=lambda cut: cut.work + profile.saved_byte * cut.bytes)
 
 
 def uncut(step: TracedStep) -> list[Variable]:
@@ -79,7 +78,8 @@ def uncut(step: TracedStep) -> list[Variable]:
     return step.in_order(varying.intersection(variables(step.residuals)))
 
 
-def _cut(step: TracedStep, kept: list[Variable], work: Mapping[int, float]) -> Cut:
+def cut_at(step: TracedStep, kept: list[Variable], profile: Profile) -> Cut:
+    """The cut with these values."""
     jaxpr, varying = step.closed.jaxpr, step.varying()
     again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
     again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
@@ -87,12 +87,10 @@ def _cut(step: TracedStep, kept: list[Variable], work: Mapping[int, float]) -> C
     same = {v for v in used if v not in varying}.difference([*jaxpr.constvars, *step.shared])
 
     def work_to(outputs: Sequence[Any]) -> float:
-        return work_of(between(jaxpr, jaxpr.invars, [*step.results, *outputs]))
+        eqns = between(jaxpr, jaxpr.invars, [*step.results, *outputs])
+        return work_of_equations(eqns, profile)
 
-    def work_of(eqns: Sequence[Any]) -> float:
-        return sum(work[id(eqn)] for eqn in eqns)
-
-    more = work_to(kept) - work_to(step.residuals) + work_of(again)
+    more = work_to(kept) - work_to(step.residuals) + work_of_equations(again, profile)
     return Cut(kept, step.in_order(same), again, more)
 
 

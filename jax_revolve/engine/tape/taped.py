@@ -1,7 +1,7 @@
 """What is known of a taped step before it runs: what is kept of it, and how that is pulled back."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -19,6 +19,7 @@ from jax_revolve._compat import (
 )
 from jax_revolve.engine.tape.cut import Cut, best_cut, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
+from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.once import once
@@ -28,14 +29,13 @@ from jax_revolve.step.traced import TracedStep, traced_step
 
 def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
     """The taped step of a loop with these operands, found once."""
-    types = (jax.typeof(x) for part in operands for x in part)
-    find = partial(_find, loop, activity, operands)
-    return once(loop.bare, ("taped step", activity, *types), find)
+    types, profile = (jax.typeof(x) for part in operands for x in part), profile_in_force()
 
+    def find() -> TapedStep:
+        step = traced_step(loop, activity, operands)
+        return TapedStep(step, best_cut(step, profile), activity)
 
-def _find(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
-    step = traced_step(loop, activity, operands)
-    return TapedStep(step, best_cut(step), activity)
+    return once(loop.bare, ("taped step", activity, profile, *types), find)
 
 
 class TapedStep:

@@ -1,0 +1,93 @@
+"""A profile from measured times.
+
+The predicted time of a plan is linear in the constants of the profile. So the constants are a least
+squares problem with one more unknown for each loop: what all of its plans share. Errors count
+relative to the time. What the times do not tell stays as it was: a constant may not change without
+need. None is negative.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from jax_revolve.profiles.profile import NUMBERS, Profile
+
+KEPT = ("saved_byte", "host_transfer", "host_byte", "disk_transfer", "disk_byte")
+"""What the times of gradients on the device tell nothing about."""
+
+FITTED = tuple(name for name in NUMBERS if name not in KEPT)
+
+RELUCTANCE = 0.05
+"""How much a constant that is doubled counts, as a relative error of one time."""
+
+LEAST = 1e-3
+"""In nanoseconds: the change that counts as doubling a constant that was zero, for one that counts
+bytes; for others it is a million times as much."""
+
+
+class Sample(NamedTuple):
+    """A gradient that was timed: its loop and its plan, in words; how its predicted time follows
+    from a profile, without what all plans of the loop share; and the nanoseconds that it took."""
+
+    loop: str
+    plan: str
+    predicted: Callable[[Profile], float]
+    taken: float
+
+
+def fitted(samples: Sequence[Sample], base: Profile) -> Profile:
+    """The profile that predicts the times best, near a profile to begin with."""
+    loops = list(dict.fromkeys(sample.loop for sample in samples))
+    nothing = replace(base, **dict.fromkeys(NUMBERS, 0.0))
+    units = [replace(nothing, **{name: 1.0}) for name in FITTED]
+    scales = np.array([_scale(base, name) for name in FITTED])
+    taken = np.array([sample.taken for sample in samples])
+    rows = np.array([[sample.predicted(unit) for unit in units] for sample in samples])
+    shared = np.array([[float(sample.loop == loop) for loop in loops] for sample in samples])
+    relative = np.hstack([rows * scales, shared * taken.mean()]) / taken[:, None]
+    stay = np.hstack([np.eye(len(FITTED)), np.zeros((len(FITTED), len(loops)))]) * RELUCTANCE
+    start = np.array([getattr(base, name) for name in FITTED]) / scales
+    matrix = np.vstack([relative, stay])
+    wanted = np.concatenate([np.ones(len(samples)), RELUCTANCE * start])
+    found, _ = nnls(matrix, wanted)
+    constants = dict(zip(FITTED, found[: len(FITTED)] * scales, strict=True))
+    return replace(base, **{name: float(f"{value:.3g}") for name, value in constants.items()})
+
+
+def _scale(base: Profile, name: str) -> float:
+    least = LEAST if name.endswith(("byte", "operation")) else 1e6 * LEAST
+    return getattr(base, name) or least
+
+
+def predictions(samples: Sequence[Sample], profile: Profile) -> list[float]:
+    """The predicted times, with what the plans of each loop share: the mean of what is left."""
+    alone = [sample.predicted(profile) for sample in samples]
+    left: dict[str, list[float]] = {}
+    for sample, time in zip(samples, alone, strict=True):
+        left.setdefault(sample.loop, []).append(sample.taken - time)
+    return [
+        time + float(np.mean(left[sample.loop]))
+        for sample, time in zip(samples, alone, strict=True)
+    ]
+
+
+def rank_correlation(samples: Sequence[Sample], profile: Profile) -> float:
+    """How well the profile puts the plans of a loop in order: Spearman's rank correlation, as the
+    mean over the loops."""
+    from scipy.stats import spearmanr
+
+    loops = dict.fromkeys(sample.loop for sample in samples)
+    return float(
+        np.mean(
+            [
+                spearmanr(
+                    [s.predicted(profile) for s in samples if s.loop == loop],
+                    [s.taken for s in samples if s.loop == loop],
+                ).statistic
+                for loop in loops
+            ]
+        )
+    )
