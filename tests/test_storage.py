@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from jax_revolve import (
     plan,
 )
 from jax_revolve._compat import default_device, to_device
+from jax_revolve.profiles.profile import CPU
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
@@ -120,8 +122,8 @@ def test_fori_loops(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "checkpoints", "storage", "block_size"),
     [
-        (200, 3, HostMemory(), 1),
-        (200, 3, HostMemory(), 4),
+        (200, 3, HostMemory(transfer=5), 1),
+        (200, 3, HostMemory(transfer=5), 4),
         (60, 2, HostMemory(3, 0.5), 4),
         (61, 1, HostMemory(transfer=0), 1),
     ],
@@ -289,6 +291,19 @@ def test_two_budgets_of_a_loop_that_stops_by_itself() -> None:
     chosen = wanted.resolve(cost.Sizes(1000, 1000, 1000, 1000, 0, 100.0))
     assert isinstance(chosen, TwoLevelPlan)
     assert len(chosen.stores) + 1 <= 20, "its tail is stored, too"
+
+
+def test_a_transfer_takes_what_the_device_says() -> None:
+    """It was five steps, whatever the step and the carry."""
+    profile = replace(CPU, evaluation=0.0, host_transfer=500.0, host_byte=0.5, disk_byte=0.1)
+    for work, on_host, on_disk in ((100.0, 10.0, 1000.0), (1000.0, 1.0, 100.0)):
+        sizes = cost.Sizes(1000, 1000, 1000, 1000, work=work, profile=profile)
+        for storage, steps in ((HostMemory(), on_host), (Disk("."), on_disk)):
+            given = replace(storage, transfer=steps)
+            for call in (for_scan, for_bound):
+                wanted = call(1000, 3, storage=storage)
+                assert wanted.resolve(sizes) == plan(1000, 3, storage=given)
+                assert call(1000, 3, storage=given) == plan(1000, 3, storage=given)
 
 
 def test_a_storage_that_is_not_worth_it_is_left_out() -> None:

@@ -265,7 +265,7 @@ def test_a_storage_limits_its_bytes() -> None:
     assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(20))
     assert 0 < p.storage_bytes(1000) <= 20_000
     assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
-    assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(20)
+    assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(20, 5.0)
     both = HostMemory(checkpoints=7, memory=20_000)
     assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(7)
     assert plan(1000, 10, storage=storage, state_bytes=0).storage == HostMemory()
@@ -311,7 +311,6 @@ def test_long_loops() -> None:
         ("transfer", float("nan"), ValueError),
         ("transfer", float("inf"), ValueError),
         ("transfer", "5", TypeError),
-        ("transfer", None, TypeError),
         ("transfer", True, TypeError),
     ],
 )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
+from scipy.stats import rankdata
 
 from jax_revolve.profiles.profile import NUMBERS, Profile
 
@@ -77,17 +78,11 @@ def predictions(samples: Sequence[Sample], profile: Profile) -> list[float]:
 def rank_correlation(samples: Sequence[Sample], profile: Profile) -> float:
     """How well the profile puts the plans of a loop in order: Spearman's rank correlation, as the
     mean over the loops."""
-    from scipy.stats import spearmanr
-
-    loops = dict.fromkeys(sample.loop for sample in samples)
-    return float(
-        np.mean(
-            [
-                spearmanr(
-                    [s.predicted(profile) for s in samples if s.loop == loop],
-                    [s.taken for s in samples if s.loop == loop],
-                ).statistic
-                for loop in loops
-            ]
+    found: list[float] = []
+    for loop in dict.fromkeys(sample.loop for sample in samples):
+        some = [sample for sample in samples if sample.loop == loop]
+        ranks = (
+            rankdata(xs) for xs in ([s.predicted(profile) for s in some], [s.taken for s in some])
         )
-    )
+        found.append(float(np.corrcoef(*ranks)[0, 1]))
+    return float(np.mean(found))

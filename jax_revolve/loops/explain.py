@@ -196,7 +196,7 @@ class NoDerivative(ValueError):
 
 def report_of(loop: Loop, operands: list[Any]) -> Report:
     """The report on a loop, as if all operands were differentiated that can be."""
-    inputs, activity = _differentiated(loop, operands)
+    inputs, activity = differentiated(loop, operands)
     restart = find_restart(loop, activity, inputs)
     sizes = sizes_of(loop, activity, restart, inputs)
     _, ys = loop.results(loop.output_types)
@@ -215,11 +215,11 @@ def report_of(loop: Loop, operands: list[Any]) -> Report:
 
 def residual_bytes(loop: Loop, operands: list[Any]) -> int:
     """The bytes of the residuals of a step, without checkpoints."""
-    inputs, activity = _differentiated(loop, operands)
+    inputs, activity = differentiated(loop, operands)
     return taped_step(loop, activity, inputs).uncut_bytes
 
 
-def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:
+def differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:
     """The operands, with at least one slice of the xs, and the activity if all operands are
     differentiated that can be."""
     inputs, first = loop.operands(operands), loop.num_condition_consts

@@ -160,10 +160,11 @@ class Options:
         block_size, storage = check_block(self.block_size), self.storage
         if storage is None:
             return plan(length, checkpoints, block_size=block_size)
-        if storage.memory is None:
+        none = is_zero(checkpoints)
+        if storage.memory is None and (none or storage.transfer is not None):
             made = plan(length, checkpoints, block_size=block_size, storage=storage)
             return made.without_empty_storage
-        none, k = is_zero(checkpoints), min(block_size or 1, max(length, 1))
+        k = min(block_size or 1, max(length, 1))
         if none and isinstance(storage, HostMemory):
             return Request(length, None, 0, k, is_while, storage, is_fixed=True)
         checkpoints = plan(length, checkpoints, block_size=k).checkpoints

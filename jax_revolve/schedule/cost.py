@@ -20,6 +20,7 @@ from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
 from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.storage import TRANSFER, Disk, Storage
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
 STEPS_IN_A_PRODUCT = 32
@@ -154,5 +155,20 @@ def _runs(plan: Reversal, is_while: bool) -> float:
     """The evaluations, with transfers counted as evaluations."""
     runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):
+        assert plan.storage.transfer is not None
         runs += plan.storage.transfer * (plan.writes + plan.reads)
     return runs
+
+
+def transfer(storage: Storage, sizes: Sizes) -> float:
+    """The steps that take as long as writing or reading a checkpoint, to two digits."""
+    profile = sizes.profile
+    if sizes.work is None:
+        return TRANSFER
+    once, byte = (
+        (profile.disk_transfer, profile.disk_byte)
+        if isinstance(storage, Disk)
+        else (profile.host_transfer, profile.host_byte)
+    )
+    step = sizes.work + profile.evaluation
+    return float(f"{(once + byte * sizes.checkpoint) / max(step, 1.0):.2g}")

@@ -8,7 +8,7 @@ from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import HostMemory, Storage, with_room
+from jax_revolve.schedule.storage import HostMemory, Storage, with_room, with_transfer
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
@@ -54,6 +54,8 @@ class Request:
             # A while loop keeps the start of its tail there, too.
             extra = int(self.is_while and self.checkpoints > 0)
             storage = with_room(storage, sizes.checkpoint, extra)
+            if self.checkpoints:
+                storage = with_transfer(storage, cost.transfer(storage, sizes))
         if self.is_fixed:
             assert storage is not None
             return stored(self.length, self.checkpoints, self.block_size or 1, storage)

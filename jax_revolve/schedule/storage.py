@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 
 TRANSFER = 5.0
-"""The default cost of writing or reading one carry, in steps."""
+"""The cost of writing or reading one carry, in steps, where the sizes of the loop are not known."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class HostMemory:
         with which no step is advanced more than twice.
     - `memory`: the most bytes that they take there: an int or a string such as `"4GB"`.
     - `transfer`: the cost of writing or reading one carry, in steps of the loop: a number >= 0.
-        With 5, the default, a transfer takes as long as five steps. Only the number of checkpoints
-        and their positions depend on it.
+        With 5 a transfer takes as long as five steps. `None`, the default, takes it from the
+        profile of the device and the sizes of the loop, and is 5 where a plan is made without a
+        loop. Only the number of checkpoints and their positions depend on it.
 
     **Raises:**
 
@@ -45,7 +46,7 @@ class HostMemory:
     """
 
     checkpoints: int | None = None
-    transfer: float = TRANSFER
+    transfer: float | None = None
     memory: Memory = None
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class Disk:
 
     directory: str | os.PathLike[str]
     checkpoints: int | None = None
-    transfer: float = TRANSFER
+    transfer: float | None = None
     memory: Memory = None
 
     def __post_init__(self) -> None:
@@ -116,6 +117,11 @@ def check_storage(
     )
 
 
+def with_transfer(storage: AnyStorage, steps: float = TRANSFER) -> AnyStorage:
+    """The storage with a transfer that counts as so many steps, unless it is given."""
+    return storage if storage.transfer is not None else replace(storage, transfer=steps)
+
+
 def with_room(storage: AnyStorage, checkpoint: int, extra: int = 0) -> AnyStorage:
     """The storage with its limit of memory as a number of checkpoints of `checkpoint` bytes each,
     of which the loop needs `extra` for itself."""
@@ -139,15 +145,21 @@ def _check(storage: Storage) -> None:
     if checkpoints is not None:
         allowed = "an int >= 1 (carries in the storage) or None"
         checkpoints = check_integer("checkpoints", checkpoints, least=1, allowed=allowed)
-    allowed = "a number >= 0 of steps that take as long as writing or reading one carry"
+    if transfer is not None:
+        transfer = _checked_transfer(transfer)
+    if memory is not None:
+        memory = parse_bytes(memory)
+    object.__setattr__(storage, "memory", memory)
+    object.__setattr__(storage, "checkpoints", checkpoints)
+    object.__setattr__(storage, "transfer", transfer)
+
+
+def _checked_transfer(transfer: object) -> float:
+    allowed = "None or a number >= 0 of steps that take as long as writing or reading one carry"
     if isinstance(transfer, bool) or not isinstance(transfer, Real):
         raise TypeError(
             f"transfer must be {allowed}, but is {transfer!r} of type {type(transfer).__name__}."
         )
     if not isfinite(transfer) or transfer < 0:
         raise ValueError(f"transfer must be {allowed}, but is {transfer!r}.")
-    if memory is not None:
-        memory = parse_bytes(memory)
-    object.__setattr__(storage, "memory", memory)
-    object.__setattr__(storage, "checkpoints", checkpoints)
-    object.__setattr__(storage, "transfer", float(transfer))
+    return float(transfer)

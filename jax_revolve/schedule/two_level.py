@@ -19,7 +19,13 @@ from jax_revolve.schedule.actions import (
 )
 from jax_revolve.schedule.multistage import Move
 from jax_revolve.schedule.plan import Plan, Reversal
-from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_storage
+from jax_revolve.schedule.storage import (
+    STORAGES,
+    HostMemory,
+    Storage,
+    check_storage,
+    with_transfer,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class TwoLevelPlan(Reversal):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_storage(self.storage, STORAGES)
+        object.__setattr__(self, "storage", with_transfer(self.storage))
         if self.storage.memory is not None:
             raise ValueError(
                 f"memory of the storage must be None, but is {self.storage.memory}: how many "
@@ -99,6 +106,7 @@ class TwoLevelPlan(Reversal):
 
     @cached_property
     def _transfers(self) -> multistage.Transfers:
+        assert self.storage.transfer is not None
         transfer = Fraction(self.storage.transfer) / self.block_size
         most = self.storage.checkpoints
         return multistage.best(self.scheduled_blocks, self.checkpoints, transfer, most)
