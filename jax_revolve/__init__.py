@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jax_revolve.schedule.plan import Plan as Plan
     from jax_revolve.schedule.planning import longest_plan as longest_plan
     from jax_revolve.schedule.planning import plan as plan
+    from jax_revolve.schedule.report.measured import Measurement as Measurement
     from jax_revolve.schedule.report.report import Report as Report
     from jax_revolve.schedule.storage import Disk as Disk
     from jax_revolve.schedule.storage import HostMemory as HostMemory
@@ -51,6 +52,7 @@ _MODULES = {
     "Plan": "schedule.plan",
     "longest_plan": "schedule.planning",
     "plan": "schedule.planning",
+    "Measurement": "schedule.report.measured",
     "Report": "schedule.report.report",
     "Disk": "schedule.storage",
     "HostMemory": "schedule.storage",

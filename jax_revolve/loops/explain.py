@@ -9,6 +9,7 @@ from jax import lax
 from jax_revolve._compat import LoopEquation, bytes_of, run_around_loop, zeros
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.engine.tape.taped import taped_step
+from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
 from jax_revolve.loops.options import Options
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.cost import Sizes
@@ -34,6 +35,8 @@ def explain_scan(
     memory: Memory = None,
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
+    measure: bool = False,
+    seconds: float = 60.0,
 ) -> Report:
     """The memory and the evaluations of the gradient of a [`jax_revolve.checkpointed_scan`][], for
     every plan worth considering, and the plan that is chosen.
@@ -79,8 +82,9 @@ def explain_scan(
         ```
     """
     asked = Options(checkpoints, block_size, memory, storage, plan)
+    limit = check_limit(measure, seconds)
     return _explain(
-        asked, None, lambda args: lax.scan(f, args[0], args[1], length, reverse), (init, xs)
+        asked, None, limit, lambda args: lax.scan(f, args[0], args[1], length, reverse), (init, xs)
     )
 
 
@@ -95,6 +99,8 @@ def explain_while_loop(
     memory: Memory = None,
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
+    measure: bool = False,
+    seconds: float = 60.0,
 ) -> Report:
     """The memory and the evaluations of the gradient of a [`jax_revolve.bounded_while_loop`][] that
     reaches its bound, for every plan worth considering, and the plan that is chosen.
@@ -121,8 +127,9 @@ def explain_while_loop(
         ```
     """
     asked = Options(checkpoints, block_size, memory, storage, plan)
+    limit = check_limit(measure, seconds)
     return _explain(
-        asked, max_steps, lambda init: lax.while_loop(cond_fun, body_fun, init), init_val
+        asked, max_steps, limit, lambda init: lax.while_loop(cond_fun, body_fun, init), init_val
     )
 
 
@@ -138,6 +145,8 @@ def explain_fori_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     max_steps: int | None = None,
+    measure: bool = False,
+    seconds: float = 60.0,
 ) -> Report:
     """The memory and the evaluations of the gradient of a [`jax_revolve.checkpointed_fori_loop`][],
     for every plan worth considering, and the plan that is chosen.
@@ -165,15 +174,21 @@ def explain_fori_loop(
         ```
     """
     asked = Options(checkpoints, block_size, memory, storage, plan)
+    limit = check_limit(measure, seconds)
     return _explain(
-        asked, max_steps, lambda init: lax.fori_loop(lower, upper, body_fun, init), init_val
+        asked, max_steps, limit, lambda init: lax.fori_loop(lower, upper, body_fun, init), init_val
     )
 
 
 def _explain(
-    asked: Options, max_steps: int | None, run: Callable[[Any], Any], arguments: Any
+    asked: Options,
+    max_steps: int | None,
+    limit: float | None,
+    run: Callable[[Any], Any],
+    arguments: Any,
 ) -> Report:
-    """The report on the loop of `jax.lax` that `run(arguments)` calls."""
+    """The report on the loop of `jax.lax` that `run(arguments)` calls, with measurements if there
+    is a limit of seconds for them."""
     found: list[Report] = []
 
     def look(equation: LoopEquation, operands: list[Any]) -> Any:
@@ -182,11 +197,22 @@ def _explain(
                 "max_steps must be an int, but is None: the memory and the evaluations of a while "
                 "loop depend on its bound."
             )
-        found.append(report_of(asked.loop(equation, max_steps), operands))
+        loop = asked.loop(equation, max_steps)
+        report = report_of(loop, operands)
+        found.append(
+            report if limit is None else measured_report(asked, loop, operands, report, limit)
+        )
         return [zeros(t) for t in equation.output_types]
 
+    def find(arguments: Any) -> Any:
+        return run_around_loop(lambda: run(arguments), look)
+
     with jax.disable_jit(False):
-        jax.eval_shape(lambda args: run_around_loop(lambda: run(args), look), arguments)
+        if limit is None:
+            jax.eval_shape(find, arguments)
+        else:
+            check_arrays(jax.tree.leaves(arguments))
+            find(arguments)
     return found[0]
 
 

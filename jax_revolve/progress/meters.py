@@ -88,15 +88,20 @@ def _default_meter() -> ProgressMeter:
         return TextMeter()
 
 
+def tqdm_bars() -> Any:
+    """The class of tqdm's bars. `ImportError` if tqdm is not installed."""
+    with warnings.catch_warnings():
+        # In a notebook without widgets tqdm warns that it writes text instead.
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+    return tqdm
+
+
 class TqdmMeter(ProgressMeter):
     """Bars of tqdm, in a terminal or as widgets in a notebook. tqdm must be installed."""
 
     def __init__(self) -> None:
-        with warnings.catch_warnings():
-            # In a notebook without widgets tqdm warns that it writes text instead.
-            warnings.simplefilter("ignore")
-            from tqdm.auto import tqdm
-        self._tqdm = tqdm
+        self._tqdm = tqdm_bars()
 
     def start(self, name: str, total: int | None) -> Any:
         """As [`jax_revolve.ProgressMeter`][]."""

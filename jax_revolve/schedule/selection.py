@@ -28,6 +28,15 @@ MORE_REPETITIONS = 4
 """If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of the next
 `MORE_REPETITIONS` repetition numbers."""
 
+MOST_CONTENDERS = 8
+
+DIFFERENT = 1.3
+"""The ratio of the block sizes, or of the checkpoints, of plans that differ in kind."""
+
+CLOSE = 1.6
+"""A plan that is predicted slower than the quickest by more than this cannot be the quickest: a
+prediction is off by up to 30 %, of the time that plans do not share."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -143,6 +152,37 @@ def trade_off(
             plans.append(plan)
             times.append(time)
     return plans
+
+
+def contenders(
+    chosen: Plan,
+    sizes: Sizes,
+    memory: int,
+    *,
+    block_size: int | None = None,
+    is_while: bool = False,
+) -> list[Plan]:
+    """The plans of different kinds, within `memory` bytes, that may be quicker than the chosen one
+    because predictions are not exact. It comes first; the others follow in order of their predicted
+    time."""
+
+    def time(plan: Plan) -> float:
+        return cost.time(plan, sizes, is_while=is_while)
+
+    fitting = list(_fitting(chosen.length, sizes, memory, block_size, is_while))
+    longest = CLOSE * min(map(time, [chosen, *fitting]))
+    found = [chosen]
+    for plan in sorted((p for p in fitting if time(p) <= longest), key=time):
+        if len(found) < MOST_CONTENDERS and all(_differ(plan, other) for other in found):
+            found.append(plan)
+    return found
+
+
+def _differ(a: Plan, b: Plan) -> bool:
+    if (a.block_size == 1) != (b.block_size == 1):
+        return True
+    pairs = ((a.block_size, b.block_size), (a.checkpoints, b.checkpoints))
+    return any(max(pair) >= DIFFERENT * min(pair) for pair in pairs)
 
 
 @lru_cache(maxsize=64)

@@ -1,13 +1,15 @@
 """The memory and the evaluations of every plan worth considering: as a table and as a picture."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, Sizes
+from jax_revolve.schedule.report import measured
+from jax_revolve.schedule.report.measured import Measurement
 from jax_revolve.schedule.report.table import aligned
 from jax_revolve.schedule.selection import trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -21,17 +23,25 @@ class Report:
     every plan needs in addition, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
+
+    With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
+    and `plan` is the quickest of them. `unmeasured` are the plans that the limit of seconds, or an
+    interrupt, left no time for.
     """
 
     plan: AnyPlan
     sizes: Sizes
     always: dict[str, int]
     is_while: bool
+    measured: dict[AnyPlan, Measurement] = field(default_factory=dict)
+    unmeasured: list[AnyPlan] = field(default_factory=list)
+    is_interrupted: bool = False
 
     @cached_property
     def choices(self) -> list[AnyPlan]:
         plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
-        return sorted({*plans, self.plan}, key=self.memory)
+        chosen = {*plans, self.plan, *self.measured}
+        return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
 
     def memory(self, plan: AnyPlan) -> int:
         """The bytes that a plan holds: its checkpoints, the residuals of a block, and a carry."""
@@ -42,7 +52,11 @@ class Report:
         return cost.evaluations(plan, is_while=self.is_while)
 
     def __str__(self) -> str:
-        return "\n".join([*self._header(), "", *self._table()])
+        remarks = [f"  {remark}" for remark in self._remarks()]
+        return "\n".join([*self._header(), "", *self._table(), *remarks])
+
+    def _remarks(self) -> Iterator[str]:
+        return measured.remarks(self.measured, self.unmeasured, self.is_interrupted)
 
     def _header(self) -> Iterator[str]:
         at_most = "at most " if self.is_while else ""
@@ -84,18 +98,21 @@ class Report:
             yield "in the storage", size, f"{count} checkpoints in {plan.storage}"
 
     def _table(self) -> Iterator[str]:
-        titles = ("checkpoints", "block size", "memory", "evaluations", "per step")
+        titles = ("checkpoints", "block size", "memory", *measured.columns(self.measured))
+        titles += ("evaluations", "per step")
         if isinstance(self.plan, TwoLevelPlan):
             titles += ("writes", "reads")
+        mark = "  <- quickest measured" if self.measured else "  <- chosen"
         lines = aligned([titles, *map(self._cells, self.choices)])
         for plan, line in zip([None, *self.choices], lines, strict=True):
-            yield f"  {line}" + ("  <- chosen" if plan == self.plan else "")
+            yield f"  {line}" + (mark if plan == self.plan else "")
 
     def _cells(self, plan: AnyPlan) -> Sequence[str]:
         runs = self.evaluations(plan)
         per_step = runs / max(plan.length, 1)
-        memory = readable(self.memory(plan))
-        cells = (str(plan.checkpoints), str(plan.block_size), memory, str(runs), f"{per_step:.2f}")
+        bytes_and_times = (readable(self.memory(plan)), *measured.cells(self.measured, plan))
+        cells = (str(plan.checkpoints), str(plan.block_size), *bytes_and_times)
+        cells += (str(runs), f"{per_step:.2f}")
         if not isinstance(self.plan, TwoLevelPlan):
             return cells
         transfers = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
@@ -103,7 +120,7 @@ class Report:
 
     def plot(self, ax: Any = None) -> Any:
         """Evaluations per step over memory: of the choices, and of the plans that tape single
-        steps.
+        steps. If plans are measured, a panel to the right shows their times and the quartiles.
 
         **Arguments:**
 
@@ -125,6 +142,8 @@ class Report:
         ax.set_ylabel("evaluations per step")
         ax.set_title(f"Gradient of a loop of {self.plan.length} steps")
         ax.legend()
+        if self.measured:
+            measured.draw(ax, self.measured, self.plan)
         return ax
 
     def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:

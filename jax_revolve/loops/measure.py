@@ -1,0 +1,221 @@
+"""The measured time and bytes of a loop's gradient, for several plans.
+
+Each gradient is compiled once and runs many times. The plans take turns, so that whatever else the
+machine does slows down all of them alike.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import jax
+
+from jax_revolve._compat import is_traced, zeros
+from jax_revolve.autodiff.primitive import run_loop
+from jax_revolve.loops.options import Options
+from jax_revolve.loops.try_storage import try_storage
+from jax_revolve.progress.limit import Show, limit_bar
+from jax_revolve.schedule.arguments import parse_bytes
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measured, Measurement
+from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.selection import MOST_CONTENDERS, contenders
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
+
+MOST_ROUNDS = 30
+
+COMPILING = 0.5
+"""The share of the seconds after which no further plan is compiled."""
+
+SHORTEST = 1e-9
+"""Seconds: a clock may not see a run at all."""
+
+
+def check_limit(measure: object, seconds: object) -> float | None:
+    """The seconds that measuring may take, or `None` if nothing is to be measured."""
+    if not isinstance(measure, bool):
+        raise TypeError(
+            f"measure must be True or False, but is {measure!r} of type {type(measure).__name__}."
+        )
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise TypeError(
+            f"seconds must be a number > 0, but is {seconds!r} of type {type(seconds).__name__}."
+        )
+    if not float(seconds) > 0:
+        raise ValueError(f"seconds must be a number > 0, but is {seconds!r}.")
+    return float(seconds) if measure else None
+
+
+def check_arrays(values: Sequence[Any]) -> None:
+    """Refuse what a program cannot be run on."""
+    for value in values:
+        traced = "an array that a transformation such as jax.jit, jax.vmap or jax.grad traces"
+        is_shape = isinstance(value, jax.ShapeDtypeStruct)
+        if is_shape or is_traced(value):
+            raise ValueError(
+                "measure must be False unless the arguments, and what the functions close over, "
+                f"are real arrays: measuring runs the loop, but {value} is "
+                f"{'a shape' if is_shape else traced}. Pass arrays, outside of transformations."
+            )
+
+
+def measured_report(
+    asked: Options, loop: Loop, operands: list[Any], report: Report, seconds: float
+) -> Report:
+    """The report, with measurements of the plans that may be the quickest."""
+    check_arrays(operands)
+    try_storage(loop.plan)
+    measured = measure(loop, operands, plans_to_measure(asked, report), seconds)
+    plans, unmeasured, is_interrupted = measured
+    return replace(
+        report,
+        plan=measured.quickest,
+        measured=plans,
+        unmeasured=unmeasured,
+        is_interrupted=is_interrupted,
+    )
+
+
+def plans_to_measure(asked: Options, report: Report) -> list[AnyPlan]:
+    """The chosen plan, and others that may be quicker. What is asked for stays as it is."""
+    chosen, sizes = report.plan, report.sizes
+    fixed = (asked.plan, asked.checkpoints, asked.storage)
+    if not isinstance(chosen, Plan) or any(option is not None for option in fixed):
+        return [chosen]
+    memory = report.memory(chosen) if asked.memory is None else parse_bytes(asked.memory)
+    block_size = None if asked.block_size is None else chosen.block_size
+    how = {"block_size": block_size, "is_while": report.is_while}
+    return list(contenders(chosen, sizes, memory, **how))
+
+
+def measure(loop: Loop, operands: list[Any], plans: list[AnyPlan], seconds: float) -> Measured:
+    """The measurements of the loop's gradient with each plan, the first of which is measured even
+    if that takes longer than `seconds`. An interrupt returns what is measured by then, if anything
+    is."""
+    with limit_bar() as show:
+        measuring = _Measuring(loop, operands, plans, seconds, show)
+        is_interrupted = False
+        try:
+            measuring.run()
+        except KeyboardInterrupt:
+            if not measuring.results():
+                raise
+            is_interrupted = True
+    results = measuring.results()
+    return Measured(results, [p for p in plans if p not in results], is_interrupted)
+
+
+@dataclass(eq=False)
+class Program:
+    """The compiled gradient of a loop with one plan."""
+
+    plan: AnyPlan
+    run: Callable[[], Any]
+    temporaries: int | None
+    peak: int | None = None
+    times: list[float] = field(default_factory=list)
+
+    def time(self) -> float:
+        """The seconds of a run."""
+        before = perf_counter()
+        jax.block_until_ready(self.run())
+        return perf_counter() - before
+
+
+def compile_gradient(loop: Loop, operands: list[Any]) -> Program:
+    """The loop's results and the cotangents of its operands, if those of its results are ones."""
+    first = loop.num_condition_consts
+    mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
+
+    def gradient(*operands: Any) -> tuple[list[Any], Any]:
+        def results(*chosen: Any) -> list[Any]:
+            flat = run_loop(loop, substitute(operands, mask, chosen))
+            return [x for x in flat if is_inexact(x)]
+
+        values, pull_back = jax.vjp(results, *pick(operands, mask))
+        return values, pull_back([zeros(jax.typeof(x)) + x.dtype.type(1) for x in values])
+
+    compiled = jax.jit(gradient).lower(*operands).compile()
+    tells = compiled.memory_analysis()
+    temporaries = None if tells is None else tells.temp_size_in_bytes
+    return Program(plan_of(loop), lambda: compiled(*operands), temporaries)
+
+
+def peak_bytes(operands: list[Any]) -> int | None:
+    """The most bytes that the allocator of the operands' device has held so far, if it tells."""
+    device = min(operands[0].sharding.addressable_devices, key=lambda d: d.id)
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
+
+
+@dataclass(eq=False)
+class _Measuring:
+    loop: Loop
+    operands: list[Any]
+    plans: list[AnyPlan]
+    seconds: float
+    show: Show
+    programs: list[Program] = field(default_factory=list)
+    start: float = field(default_factory=lambda: perf_counter())
+
+    def run(self) -> None:
+        self.compile()
+        self.warm_up()
+        order = Random(0)
+        for done in range(MOST_ROUNDS):
+            for program in order.sample(self.programs, len(self.programs)):
+                if done >= FEWEST_RUNS and self.elapsed > self.seconds:
+                    return
+                self.tell(
+                    f"{len(self.programs)} plans, round {done + 1} of {MOST_ROUNDS}",
+                    done / MOST_ROUNDS,
+                )
+                program.times.append(program.time())
+
+    def compile(self) -> None:
+        """Compile the gradient with the first plan, and with more as long as there is time."""
+        took = 0.0
+        for number, plan in enumerate(self.plans, 1):
+            before = self.elapsed
+            if self.programs and before + took > COMPILING * self.seconds:
+                return
+            self.tell(f"compiling plan {number} of {len(self.plans)}")
+            self.programs.append(compile_gradient(self.loop._replace(plan=plan), self.operands))
+            took = self.elapsed - before
+
+    def warm_up(self) -> None:
+        """Run each program once, as many of them as there is time for.
+
+        The peak of the allocator is that of the process, and never sinks. So programs run in order
+        of their temporaries, and a program has a peak if it raises that of the process.
+        """
+        first, *others = sorted(self.programs, key=lambda p: p.temporaries or 0)
+        time = self.run_first(first)
+        turns = (self.seconds - self.elapsed) / max((1 + FEWEST_RUNS) * time, SHORTEST)
+        self.programs = self.programs[: max(int(min(turns, MOST_CONTENDERS)), 1)]
+        for program in others:
+            if program in self.programs:
+                self.run_first(program)
+
+    def run_first(self, program: Program) -> float:
+        self.tell(f"first runs of {len(self.programs)} plans")
+        before, time, after = peak_bytes(self.operands), program.time(), peak_bytes(self.operands)
+        program.peak = None if after == before else after
+        return time
+
+    @property
+    def elapsed(self) -> float:
+        return perf_counter() - self.start
+
+    def tell(self, now: str, share: float = 0.0) -> None:
+        self.show(min(max(share, self.elapsed / self.seconds), 1.0), now)
+
+    def results(self) -> dict[AnyPlan, Measurement]:
+        return {
+            p.plan: Measurement.of(p.times, p.temporaries, p.peak)
+            for p in self.programs
+            if len(p.times) >= FEWEST_RUNS
+        }
