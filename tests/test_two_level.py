@@ -90,6 +90,7 @@ def with_another(slots: int, transfer: int, without: list[Cost], again: bool) ->
 
 
 def cost(p: TwoLevelPlan) -> Cost:
+    assert p.storage.transfer is not None
     total = 4 * (p.advances + p.storage.transfer * (p.writes + p.reads))
     return int(total), p.writes, p.reads
 
@@ -267,8 +268,8 @@ def test_a_storage_limits_its_bytes() -> None:
     assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
     assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(20, 5.0)
     both = HostMemory(checkpoints=7, memory=20_000)
-    assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(7)
-    assert plan(1000, 10, storage=storage, state_bytes=0).storage == HostMemory()
+    assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(7, 5.0)
+    assert plan(1000, 10, storage=storage, state_bytes=0).storage == HostMemory(transfer=5.0)
     with pytest.raises(TypeError, match=r"^state_bytes must be an int >= 0 where memory is given"):
         plan(1000, 10, storage=storage)
     with pytest.raises(ValueError, match=r"^memory of the storage must be at least 30000 bytes"):

@@ -3,6 +3,7 @@
 import jax
 
 from jax_revolve._compat import bytes_of
+from jax_revolve.engine.tape.cut import cut_at
 from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.cost import Sizes
@@ -24,7 +25,7 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         weights=bytes_of(weights.weights),
         work=work_of(loop.jaxpr, profile),
         again=step.bytes_again,
-        again_work=step.cut.work,
+        again_work=cut_at(step.step, step.cut.kept, profile).work,
         uncut=step.uncut_bytes,
         profile=profile,
         factors=bytes_of(weights.types),

@@ -48,7 +48,7 @@ class Calibration(NamedTuple):
 
     def _table(self) -> Iterator[str]:
         before, now = (predictions(self.samples, p) for p in (self.before, self.profile))
-        rows = [("loop", "plan", "measured", "predicted", "before")]
+        rows: list[tuple[str, ...]] = [("loop", "plan", "measured", "predicted", "before")]
         for sample, *predicted in zip(self.samples, now, before, strict=True):
             times = (f"{time / 1e6:.3g} ms" for time in (sample.taken, *predicted))
             rows.append((sample.loop, sample.plan, *times))
@@ -88,8 +88,8 @@ def _samples(workload: Workload, seconds: float) -> Iterator[Sample]:
     ((loop, operands),) = found
     predicted = _prediction(loop, operands)
     times = measure(loop, operands, list(plans(workload.length)), seconds)
-    for plan, measured in times.results.items():
-        taken = 1e6 * measured.median_ms
+    for plan, measured in times.plans.items():
+        taken = 1e6 * measured.ms
         yield Sample(workload.name, _in_words(plan), partial(predicted, plan), taken)
 
 

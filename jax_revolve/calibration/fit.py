@@ -1,9 +1,9 @@
 """A profile from measured times.
 
-The predicted time of a plan is linear in the constants of the profile. So the constants are a least
-squares problem with one more unknown for each loop: what all of its plans share. Errors count
-relative to the time. What the times do not tell stays as it was: a constant may not change without
-need. None is negative.
+The predicted time of a plan is linear in the constants of the profile but for `reused`, of which a
+few values are tried. So the constants are a least squares problem with one more unknown for each
+loop: what all of its plans share. Errors count relative to the time. What the times do not tell
+stays as it was: a constant may not change without need. None is negative.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,16 @@ from scipy.stats import rankdata
 
 from jax_revolve.profiles.profile import NUMBERS, Profile
 
-KEPT = ("saved_byte", "host_transfer", "host_byte", "disk_transfer", "disk_byte")
+KEPT = ("reused", "saved_byte", "host_transfer", "host_byte", "disk_transfer", "disk_byte")
 """What the times of gradients on the device tell nothing about."""
 
 FITTED = tuple(name for name in NUMBERS if name not in KEPT)
 
 RELUCTANCE = 0.05
 """How much a constant that is doubled counts, as a relative error of one time."""
+
+REUSED = (0.0, 4e6, 8e6, 16e6, 24e6, 32e6, 64e6)
+"""What `reused` may be."""
 
 LEAST = 1e-3
 """In nanoseconds: the change that counts as doubling a constant that was zero, for one that counts
@@ -41,8 +44,14 @@ class Sample(NamedTuple):
 
 def fitted(samples: Sequence[Sample], base: Profile) -> Profile:
     """The profile that predicts the times best, near a profile to begin with."""
+    found = [_fitted(samples, replace(base, reused=reused)) for reused in REUSED]
+    return min(found, key=lambda each: each[1])[0]
+
+
+def _fitted(samples: Sequence[Sample], base: Profile) -> tuple[Profile, float]:
+    """The profile, and how far its predictions are from the times."""
     loops = list(dict.fromkeys(sample.loop for sample in samples))
-    nothing = replace(base, **dict.fromkeys(NUMBERS, 0.0))
+    nothing = replace(base, **dict.fromkeys(FITTED, 0.0))
     units = [replace(nothing, **{name: 1.0}) for name in FITTED]
     scales = np.array([_scale(base, name) for name in FITTED])
     taken = np.array([sample.taken for sample in samples])
@@ -51,11 +60,11 @@ def fitted(samples: Sequence[Sample], base: Profile) -> Profile:
     relative = np.hstack([rows * scales, shared * taken.mean()]) / taken[:, None]
     stay = np.hstack([np.eye(len(FITTED)), np.zeros((len(FITTED), len(loops)))]) * RELUCTANCE
     start = np.array([getattr(base, name) for name in FITTED]) / scales
-    matrix = np.vstack([relative, stay])
     wanted = np.concatenate([np.ones(len(samples)), RELUCTANCE * start])
-    found, _ = nnls(matrix, wanted)
+    found, apart = nnls(np.vstack([relative, stay]), wanted)
     constants = dict(zip(FITTED, found[: len(FITTED)] * scales, strict=True))
-    return replace(base, **{name: float(f"{value:.3g}") for name, value in constants.items()})
+    rounded = {name: float(f"{value:.3g}") for name, value in constants.items()}
+    return replace(base, **rounded), float(apart)
 
 
 def _scale(base: Profile, name: str) -> float:

@@ -32,7 +32,7 @@ def workloads(platform: str) -> list[Workload]:
         Workload("tanh", _tanh, None, _numbers(5000 * wide), 1000),
         Workload("small weights", _dense, _weights(64), _numbers(32 * wide, 64), 1000),
         Workload("large weights", _dense, _weights(512), _numbers(16 * wide, 512), 200),
-        Workload("network", _network, _weights(64, 256), _numbers(32 * wide, 64), 300),
+        Workload("network", _network, _weights(64, 256), _numbers(32 * wide, 64), 100),
     ]
 
 

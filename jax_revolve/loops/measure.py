@@ -22,7 +22,7 @@ from jax_revolve.schedule.arguments import parse_bytes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measured, Measurement
 from jax_revolve.schedule.report.report import Report
-from jax_revolve.schedule.selection import MOST_CONTENDERS, contenders
+from jax_revolve.schedule.selection import contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
 
@@ -195,7 +195,7 @@ class _Measuring:
         first, *others = sorted(self.programs, key=lambda p: p.temporaries or 0)
         time = self.run_first(first)
         turns = (self.seconds - self.elapsed) / max((1 + FEWEST_RUNS) * time, SHORTEST)
-        self.programs = self.programs[: max(int(min(turns, MOST_CONTENDERS)), 1)]
+        self.programs = self.programs[: max(int(min(turns, len(self.programs))), 1)]
         for program in others:
             if program in self.programs:
                 self.run_first(program)

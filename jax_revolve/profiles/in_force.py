@@ -19,6 +19,12 @@ def profile_in_force() -> Profile:
     return _profile(os.environ.get(VARIABLE, ""), device.platform, device.device_kind)
 
 
+def profile_of_platform() -> Profile:
+    """The profile of the device's platform. What is kept of a step is chosen by it, so that the
+    bytes of a plan are the same whatever was measured."""
+    return of_platform(default_device().platform)
+
+
 @cache
 def _profile(file: str, platform: str, kind: str) -> Profile:
     """Read once: the plans of a program do not change while it runs."""

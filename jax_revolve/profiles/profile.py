@@ -28,7 +28,7 @@ class Profile:
     - `byte`: a byte of the result of any other operation.
     - `transcendental_byte`, `slow_byte`: the same where the operation is a transcendental function,
       or one that has no vector instructions.
-    - `kernel`: an operation that is a kernel of its own, such as a product or a reduction.
+    - `kernel`: an operation that is a kernel of its own, such as a product or a gather.
 
     The work of a loop (`schedule.cost`):
 
@@ -37,7 +37,8 @@ class Profile:
     - `waiting`: an iteration of a loop whose end depends on data.
     - `residual_byte`: writing and reading a byte of residuals.
     - `weight_byte`: adding to a byte of the cotangent of a weight.
-    - `held_byte`: allocating a byte, and touching it first.
+    - `held_byte`: allocating a byte, and touching it first, beyond the `reused` bytes that the
+      allocator hands out again. These are not a time.
     - `saved_byte`: what a byte less in the residuals of a step may cost in time. It is worth more
       than what storing it takes: blocks can be longer, and loops fit that did not.
 
@@ -61,6 +62,7 @@ class Profile:
     residual_byte: float
     weight_byte: float
     held_byte: float
+    reused: float
     saved_byte: float
     host_transfer: float
     host_byte: float
@@ -96,7 +98,7 @@ def _checked(found: Any, path: Path) -> Profile:
         value = found[name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not isfinite(value) or value < 0:
-            raise ValueError(f"{name} in {path} must be a number >= 0 (ns), but is {value!r}.")
+            raise ValueError(f"{name} in {path} must be a number >= 0, but is {value!r}.")
     numbers = {name: float(found[name]) for name in NUMBERS}
     return Profile(str(found["device"]), str(found["origin"]), **numbers)
 

@@ -30,7 +30,7 @@ SLOW = {
 CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
 FOREIGN = ("callback", "custom_call", "ffi", "pallas")
 KERNELS = {"argmax", "argmin", "gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k"}
-"""Compilers merge most other operations with their neighbors; products and reductions neither."""
+"""These, and products, are not merged with their neighbors."""
 FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
 
 
@@ -75,7 +75,7 @@ def _work(eqn: Any, profile: Profile) -> float:
     if name in FREE:
         return 0.0
     if name.startswith("reduce_"):
-        return profile.kernel + bytes_of(inputs) * profile.byte
+        return bytes_of(inputs) * profile.byte
     if name in TRANSCENDENTAL:
         return bytes_of(outputs) * profile.transcendental_byte
     if name in SLOW:

@@ -19,7 +19,7 @@ from jax_revolve._compat import (
 )
 from jax_revolve.engine.tape.cut import Cut, best_cut, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
-from jax_revolve.profiles.in_force import profile_in_force
+from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.once import once
@@ -29,7 +29,7 @@ from jax_revolve.step.traced import TracedStep, traced_step
 
 def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
     """The taped step of a loop with these operands, found once."""
-    types, profile = (jax.typeof(x) for part in operands for x in part), profile_in_force()
+    types, profile = (jax.typeof(x) for part in operands for x in part), profile_of_platform()
 
     def find() -> TapedStep:
         step = traced_step(loop, activity, operands)
