@@ -14,6 +14,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `while_loop`: the same of while loops
 - `budget`: gradients over the budget of memory
 - `fronts`: time over memory, for steps of many kinds
+- `plans`: what the plans that are chosen lose on the quickest
 - `storage`: gradients with checkpoints beside the device
 - `layers`: gradients of models
 - `diffrax_adjoints`: solves of differential equations
@@ -34,7 +35,7 @@ from importlib import import_module
 from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
-    *("headline", "scan", "while_loop", "budget", "fronts", "storage", "layers"),
+    *("headline", "scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "progress"),
 )
 BY_NAME = ("third_party", "tpu_programs")

@@ -1,4 +1,4 @@
-"""`python -m jax_revolve`: plan a reverse pass, or run the demonstration."""
+"""`python -m jax_revolve`: plan a reverse pass, measure a device, or run the demonstration."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import longest_plan, plan
 
-EXTRA = {"matplotlib", "tqdm"}
+EXTRA = {"matplotlib", "tqdm", "platformdirs"}
 
 EXAMPLES = """examples:
   python -m jax_revolve plan --length 100000 --checkpoints 50
@@ -39,12 +39,13 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = ["demo", *arguments]
     options = vars(parser.parse_args(arguments))
     command = options.pop("command")
+    run = {"plan": _plan, "calibrate": _calibrate, "demo": _demo}[command]
     try:
-        return _plan(options) if command == "plan" else _demo(options)
+        return run(options)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] not in EXTRA:
             raise
-        extra = "plot" if command == "plan" else "demo"
+        extra = {"plan": "plot"}.get(command, command)
         problem = f'this needs {error.name or "Matplotlib"}: pip install "jax_revolve[{extra}]"'
     except (ValueError, TypeError, OSError, OverflowError) as error:
         if command == "demo":
@@ -82,6 +83,12 @@ def _make_plan(options: dict[str, Any]) -> Plan:
     )
 
 
+def _calibrate(options: dict[str, Any]) -> int:
+    """Measure the profile of the device, and write it."""
+    import_module("jax_revolve.calibration.command").run(**options)
+    return 0
+
+
 def _demo(options: dict[str, Any]) -> int:
     sys.path.insert(0, str(_examples()))
     import_module("tsunami.job").run(**options)
@@ -102,7 +109,11 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         epilog="The default command is demo. COMMAND --help lists the options of a command.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    return parser, {"plan": _plan_parser(commands), "demo": _demo_parser(commands)}
+    return parser, {
+        "plan": _plan_parser(commands),
+        "calibrate": _calibrate_parser(commands),
+        "demo": _demo_parser(commands),
+    }
 
 
 def _plan_parser(commands: Any) -> Parser:
@@ -134,6 +145,21 @@ def _plan_parser(commands: Any) -> Parser:
     add = sizes.add_argument
     add("--state-bytes", type=int, metavar="BYTES", help="bytes of a carry")
     add("--residual-bytes", type=int, metavar="BYTES", help="bytes of the residuals of one step")
+    return parser
+
+
+def _calibrate_parser(commands: Any) -> Parser:
+    about = "measure the device, so that plans are chosen for it"
+    parser = commands.add_parser(
+        "calibrate",
+        help=about,
+        description=f"{about.capitalize()}. What it finds is used from then on.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--seconds", type=float, default=60.0, help="about how long it may take")
+    where = "file to write (default: one in the user's cache directory, which is read by itself)"
+    add("--output", type=Path, default=argparse.SUPPRESS, metavar="FILE", help=where)
     return parser
 
 

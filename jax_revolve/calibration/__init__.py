@@ -2,6 +2,7 @@
 
 Begin with `calibrate`.
 
+- `command`: `python -m jax_revolve calibrate`.
 - `calibrate`: measures a profile, and says how well it predicts what was measured.
 - `workloads`: the loops that are timed, and their plans.
 - `transfers`: writing and reading checkpoints.
