@@ -39,8 +39,8 @@ MOST_OF_FEWEST = 1.6
 """Plans that run more steps than so many times the fewest are not timed."""
 
 ROUNDS = 12
-CALIBRATING = 90.0
-MEASURING = 20.0
+CALIBRATING = 60.0
+MEASURING = 12.0
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
