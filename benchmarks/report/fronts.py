@@ -37,9 +37,31 @@ def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], s
     return time
 
 
+def _chosen(by: str) -> Callable[[Run], str]:
+    """The loss of a plan, over the quickest."""
+    return lambda run: f"{run[f'{by}_loss']:+.1%}"
+
+
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
 
 FRONTS = {
+    "plans": Table(
+        "plans-cpu",
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}: the quickest of the"
+        " plans that fit, and how much longer the plan takes that is predicted by the profile of"
+        " the package, by one that `calibrate` measured, and that `measure=True` finds"
+        " (`benchmarks/plans.py`):",
+        lambda results: iter(results.runs),
+        [
+            ("loop", lambda run: run["workload"]),
+            ("share", lambda run: f"{run['share']:.0%}"),
+            ("quickest plan", lambda run: run["best"]),
+            ("time", lambda run: f"{run['best_ms']:.0f} ms"),
+            ("predicted", _chosen("predicted")),
+            ("calibrated", _chosen("calibrated")),
+            ("measured", _chosen("measured")),
+        ],
+    ),
     "residuals": Table(
         "fronts-cpu",
         "Residuals of a step in carries, as JAX keeps them and as a tape does, and gradients that"

@@ -1,4 +1,4 @@
-"""Jaxprs without calls, and jaxprs put together, without tracing."""
+"""Jaxprs without calls, and parts of jaxprs as functions, without tracing."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

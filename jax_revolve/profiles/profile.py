@@ -6,7 +6,7 @@ plan.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -113,10 +113,13 @@ def write(profile: Profile, path: Path) -> None:
 
 @cache
 def of_platform(platform: str) -> Profile:
-    """The profile of a platform as it comes with the package: that of CPUs for one that is not
-    known."""
+    """The profile of a platform as it comes with the package; for one that has none, that of CPUs,
+    which says so."""
     path = FOLDER / f"{platform}.json"
-    return read(path if path.exists() else FOLDER / "cpu.json")
+    if path.exists():
+        return read(path)
+    cpu = read(FOLDER / "cpu.json")
+    return replace(cpu, origin=f"{cpu.origin}; there is none for the platform {platform}")
 
 
 CPU = of_platform("cpu")

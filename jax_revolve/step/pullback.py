@@ -43,6 +43,11 @@ class Linearized(NamedTuple):
     pullback: Any
     types: list[Any]
 
+    def filled(self, cotangents: Cotangents) -> list[Any]:
+        """The cotangents of all active results, zeros included."""
+        given = [*cotangents.carry, *cotangents.ys]
+        return [zeros(t) if ct is None else ct for t, ct in zip(self.types, given, strict=True)]
+
     def without_values(self) -> "Linearized":
         """The part without tracers, which may leave its trace."""
         return self._replace(results=[], residuals=[])
@@ -64,10 +69,7 @@ def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
 def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
     """The cotangents of a step's active inputs, from those of its active results. Residuals may be
     those of another step of the same loop."""
-    cotangents_in = [
-        zeros(aval) if ct is None else ct
-        for aval, ct in zip(linearized.types, [*cotangents.carry, *cotangents.ys], strict=True)
-    ]
+    cotangents_in = linearized.filled(cotangents)
     pullback = jax.tree.unflatten(linearized.pullback, residuals)
     traced, shape = jax.make_jaxpr(pullback, return_shape=True)(cotangents_in)
     flat = call_jaxpr(_with_reads_first(traced))(*cotangents_in)

@@ -5,7 +5,7 @@ operations: see `cut`. Slices of the xs are read again from the xs. A value that
 carry nor xs, such as a weight or its cosine, is the same for every step.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
-from jax_revolve.step.pullback import accumulate, add
+from jax_revolve.step.pullback import Cotangents, accumulate, add
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read, write
 
@@ -27,7 +27,7 @@ class Tape:
     """How the steps of a loop are taped, and transposed from their tape."""
 
     def __init__(self, steps: Steps, activity: Activity, block_size: int = 1) -> None:
-        self._steps, self._activity = steps, activity
+        self._steps = steps
         self._step = taped_step(steps.loop, activity, steps.operands)
         self._shared = [*steps.operands.consts, *steps.safe.consts, *steps.safe.carry]
         self._block_size = block_size
@@ -121,14 +121,11 @@ class Tape:
         now = [not d for d in weights.deferred]
         inputs = [*self._shared, *taped, *read(self._steps.operands.xs, at), *same]
         residuals = self._residuals(inputs, at)
-        ct_y = [zeros(t) if y is None else y for t, y in self._with_types(read(ct_ys, at))]
-        flat, new = weights.of_step([*residuals, *gradient.carry, *ct_y])
-        ct = _take_apart(flat, sum(now), len(gradient.carry))
+        cotangents = Cotangents(gradient.carry, read(ct_ys, at))
+        flat, new = weights.of_step([*residuals, *self._step.step.linearized.filled(cotangents)])
+        ct = self._step.of_operands(flat, sum(now))
         some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
         return some._replace(consts=substitute(gradient.consts, now, some.consts)), new
-
-    def _with_types(self, ct_y: list[Any]) -> Iterable[tuple[AbstractValue, Any]]:
-        return zip(self._step.cotangent_types[sum(self._activity.carry) :], ct_y, strict=True)
 
     def _residuals(self, inputs: list[Any], at: Any) -> list[Any]:
         """XLA computes what it merges with several uses once for each: arithmetic may be merged,
@@ -144,11 +141,6 @@ class Tape:
 
 def _least(a: Any, b: Any) -> Any:
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
-
-
-def _take_apart(flat: list[Any], num_consts: int, num_carry: int) -> Operands:
-    first_x = num_consts + num_carry
-    return Operands(flat[:num_consts], flat[num_consts:first_x], flat[first_x:])
 
 
 def _buffers(types: list[AbstractValue], length: int) -> Buffers:

@@ -128,12 +128,13 @@ class TapedStep:
 
     def pull_back(self, residuals: Sequence[Any], cotangents: Cotangents) -> Operands:
         """The cotangents before a step, from those after it."""
-        types = self.cotangent_types[len(cotangents.carry) :]
-        ys = [zeros(t) if y is None else y for t, y in zip(types, cotangents.ys, strict=True)]
-        flat = call_jaxpr(self._pullback)(*residuals, *cotangents.carry, *ys)
-        num_consts = sum(self._activity.consts)
-        num_before_xs = num_consts + len(cotangents.carry)
-        return Operands(flat[:num_consts], flat[num_consts:num_before_xs], flat[num_before_xs:])
+        inputs = [*residuals, *self.step.linearized.filled(cotangents)]
+        return self.of_operands(call_jaxpr(self._pullback)(*inputs), sum(self._activity.consts))
+
+    def of_operands(self, flat: list[Any], num_consts: int) -> Operands:
+        """What a pullback returns, of so many consts, of the carry and of the xs."""
+        first_x = num_consts + sum(self._activity.carry)
+        return Operands(flat[:num_consts], flat[num_consts:first_x], flat[first_x:])
 
     @cached_property
     def _pullback(self) -> ClosedJaxpr:
