@@ -92,20 +92,21 @@ def remarks(
 
 
 def draw(ax: Any, measured: Mapping[AnyPlan, Measurement], chosen: AnyPlan) -> Any:
-    """A panel to the right of the axes: a line for each measured plan, the quickest on top, with
-    its time and the quartiles."""
-    panel = ax.inset_axes((1.3, 0, 0.5, 1))
+    """A panel in the upper right corner of the axes, above the curve, which falls: a line for each
+    measured plan, the quickest on top, with its time and the quartiles."""
+    panel = ax.inset_axes((0.5, 0.37, 0.48, 0.53))
     plans = sorted(measured, key=lambda plan: measured[plan].ms)
     for i, plan in enumerate(plans):
         its = measured[plan]
-        color, marker = ("#D55E00", "*") if plan == chosen else ("#0072B2", "o")
-        panel.plot(its.quartiles, [i, i], color=color, linewidth=2, alpha=0.5)
-        panel.plot([its.ms], [i], color=color, marker=marker, markersize=8 + 6 * (plan == chosen))
+        color, marker, size = ("#D55E00", "*", 12) if plan == chosen else ("#0072B2", "o", 5)
+        panel.plot(its.quartiles, [i, i], color=color, linewidth=3, alpha=0.4)
+        panel.plot([its.ms], [i], color=color, marker=marker, markersize=size)
     panel.set_yticks(range(len(plans)), [f"{p.checkpoints} x {p.block_size}" for p in plans])
-    panel.invert_yaxis()
-    panel.set_xlim(left=0)
-    panel.set_xlabel("milliseconds")
-    panel.set_title("checkpoints x block size, measured", fontsize="medium")
+    panel.set_ylim(len(plans) - 0.5, -0.5)
+    panel.set_xlim(0, 1.1 * max(its.quartiles[1] for its in measured.values()))
+    panel.set_xlabel("measured milliseconds", fontsize="small", labelpad=1)
+    panel.set_title("checkpoints x block size", fontsize="small", pad=3)
+    panel.tick_params(labelsize="small", pad=2)
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
     return panel

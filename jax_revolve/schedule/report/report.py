@@ -97,15 +97,18 @@ class Report:
             size = plan.storage_bytes(self.sizes.checkpoint)
             yield "in the storage", size, f"{count} checkpoints in {plan.storage}"
 
+    @property
+    def _mark(self) -> str:
+        return "quickest measured" if self.measured else "chosen"
+
     def _table(self) -> Iterator[str]:
         titles = ("checkpoints", "block size", "memory", *measured.columns(self.measured))
         titles += ("evaluations", "per step")
         if isinstance(self.plan, TwoLevelPlan):
             titles += ("writes", "reads")
-        mark = "  <- quickest measured" if self.measured else "  <- chosen"
         lines = aligned([titles, *map(self._cells, self.choices)])
         for plan, line in zip([None, *self.choices], lines, strict=True):
-            yield f"  {line}" + (mark if plan == self.plan else "")
+            yield f"  {line}" + (f"  <- {self._mark}" if plan == self.plan else "")
 
     def _cells(self, plan: AnyPlan) -> Sequence[str]:
         runs = self.evaluations(plan)
@@ -120,7 +123,7 @@ class Report:
 
     def plot(self, ax: Any = None) -> Any:
         """Evaluations per step over memory: of the choices, and of the plans that tape single
-        steps. If plans are measured, a panel to the right shows their times and the quartiles.
+        steps. If plans are measured, a panel in a corner shows their times and the quartiles.
 
         **Arguments:**
 
@@ -136,14 +139,14 @@ class Report:
         single = trade_off(self.plan.length, self.sizes, block_size=1, is_while=self.is_while)
         self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
         self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
-        self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label="chosen")
+        self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label=self._mark)
         _scale(ax)
         ax.set_xlabel("memory of checkpoints and residuals")
         ax.set_ylabel("evaluations per step")
         ax.set_title(f"Gradient of a loop of {self.plan.length} steps")
-        ax.legend()
         if self.measured:
             measured.draw(ax, self.measured, self.plan)
+        ax.legend(loc="lower left" if self.measured else "best")
         return ax
 
     def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:
