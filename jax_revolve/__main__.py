@@ -111,8 +111,8 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, {
         "plan": _plan_parser(commands),
-        "calibrate": _calibrate_parser(commands),
         "demo": _demo_parser(commands),
+        "calibrate": _calibrate_parser(commands),
     }
 
 

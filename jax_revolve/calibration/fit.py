@@ -21,15 +21,14 @@ KEPT = ("reused", "saved_byte", "host_transfer", "host_byte", "disk_transfer", "
 
 FITTED = tuple(name for name in NUMBERS if name not in KEPT)
 
-RELUCTANCE = 0.05
+RELUCTANCE = 0.01
 """How much a constant that is doubled counts, as a relative error of one time."""
 
 REUSED = (0.0, 4e6, 8e6, 16e6, 24e6, 32e6, 64e6)
 """What `reused` may be."""
 
-LEAST = 1e-3
-"""In nanoseconds: the change that counts as doubling a constant that was zero, for one that counts
-bytes; for others it is a million times as much."""
+LEAST_OF_BYTES, LEAST = 0.01, 100.0
+"""In nanoseconds: smaller constants, of bytes and of others, may change as much as these."""
 
 
 class Sample(NamedTuple):
@@ -68,8 +67,8 @@ def _fitted(samples: Sequence[Sample], base: Profile) -> tuple[Profile, float]:
 
 
 def _scale(base: Profile, name: str) -> float:
-    least = LEAST if name.endswith(("byte", "operation")) else 1e6 * LEAST
-    return getattr(base, name) or least
+    is_of_bytes = name.endswith(("byte", "operation"))
+    return max(getattr(base, name), LEAST_OF_BYTES if is_of_bytes else LEAST)
 
 
 def predictions(samples: Sequence[Sample], profile: Profile) -> list[float]:
@@ -90,8 +89,7 @@ def rank_correlation(samples: Sequence[Sample], profile: Profile) -> float:
     found: list[float] = []
     for loop in dict.fromkeys(sample.loop for sample in samples):
         some = [sample for sample in samples if sample.loop == loop]
-        ranks = (
-            rankdata(xs) for xs in ([s.predicted(profile) for s in some], [s.taken for s in some])
-        )
-        found.append(float(np.corrcoef(*ranks)[0, 1]))
-    return float(np.mean(found))
+        predicted, taken = [s.predicted(profile) for s in some], [s.taken for s in some]
+        if len({*predicted}) > 1:
+            found.append(float(np.corrcoef(rankdata(predicted), rankdata(taken))[0, 1]))
+    return float(np.mean(found)) if found else 1.0

@@ -56,7 +56,9 @@ class Report:
         return "\n".join([*self._header(), "", *self._table(), *remarks])
 
     def _remarks(self) -> Iterator[str]:
-        return measured.remarks(self.measured, self.unmeasured, self.is_interrupted)
+        yield from measured.remarks(self.measured, self.unmeasured, self.is_interrupted)
+        if self.sizes.work is not None:
+            yield f"Predicted by the profile of {self.sizes.profile}."
 
     def _header(self) -> Iterator[str]:
         at_most = "at most " if self.is_while else ""
