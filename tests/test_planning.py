@@ -17,7 +17,16 @@ from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.selection import TIE, Request, quickest, trade_off
+from jax_revolve.schedule.selection import (
+    CLOSE,
+    DIFFERENT,
+    MOST_CONTENDERS,
+    TIE,
+    Request,
+    contenders,
+    quickest,
+    trade_off,
+)
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 LONGEST_IN_BLOCKS = 60
@@ -421,6 +430,53 @@ def test_trade_off(length: int, sizes: Sizes, online: bool) -> None:
     for (time, memory), (next_time, next_memory) in pairwise(found):
         assert memory < next_memory
         assert time > next_time
+
+
+def ratios(p: Plan, q: Plan) -> list[float]:
+    """Of the block sizes and of the checkpoints of two plans."""
+    pairs = ((p.block_size, q.block_size), (p.checkpoints, q.checkpoints))
+    return [max(pair) / min(pair) for pair in pairs]
+
+
+@given(st.integers(0, 30), all_sizes(), st.integers(0, 10**7), st.booleans())
+@example(30, HEAVY, 10**7, False)
+@settings(max_examples=50)
+def test_contenders(length: int, sizes: Sizes, more: int, online: bool) -> None:
+    memory = cost.memory(Plan(length, 1), sizes) + more
+    chosen = quickest(length, sizes, memory, is_while=online)
+    first, *others = found = contenders(chosen, sizes, memory, is_while=online)
+    assert first == chosen
+    assert len(found) <= MOST_CONTENDERS
+    assert all(p.length == length and cost.memory(p, sizes) <= memory for p in found)
+    times = [time for time, _ in time_and_memory(others, sizes, online)]
+    assert times == sorted(times)
+    for i, p in enumerate(found):
+        for q in found[:i]:
+            assert max(ratios(p, q)) >= DIFFERENT or (p.block_size == 1) != (q.block_size == 1)
+
+
+def test_contenders_are_all_that_may_be_quickest() -> None:
+    """A plan that is predicted to be about as quick is among them, or one that is like it."""
+    sizes, memory = Sizes(1000, 1000, 1000, 1000, work=5000.0), 18_000
+    chosen = quickest(100, sizes, memory)
+    found = contenders(chosen, sizes, memory)
+    assert len(found) == MOST_CONTENDERS
+    slowest = max(cost.time(p, sizes) for p in found[1:])
+    for p in every_plan(100):
+        if cost.memory(p, sizes) <= memory and cost.time(p, sizes) < slowest:
+            assert any(max(ratios(p, q)) < 2 for q in found), p
+
+
+def test_contenders_are_predicted_to_be_about_as_quick() -> None:
+    """Single steps with 2 checkpoints take 6 times as long as one block."""
+    sizes = Sizes(1000, 1000, 1000, 1000)
+    chosen = quickest(10, sizes, 12_000)
+    least = cost.time(chosen, sizes)
+    found = contenders(chosen, sizes, 12_000)
+    assert chosen == Plan(10, 1, 10)
+    assert 1 < len(found) < MOST_CONTENDERS
+    assert max(cost.time(p, sizes) for p in found) <= CLOSE * least
+    assert {p.block_size for p in contenders(Plan(10, 1, 3), sizes, 12_000, block_size=3)} == {3}
 
 
 @given(st.integers(0, 10**6), few_bytes, few_bytes)

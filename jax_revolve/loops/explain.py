@@ -41,9 +41,9 @@ def explain_scan(
     """The memory and the evaluations of the gradient of a [`jax_revolve.checkpointed_scan`][], for
     every plan worth considering, and the plan that is chosen.
 
-    Nothing runs: `f` is traced, and its linearization is measured, as if `init`, `xs` and the
-    arrays that `f` closes over were all differentiated. A gradient with respect to fewer of them
-    has fewer residuals. Bytes are for one device inside `jax.shard_map`, and where types tell the
+    Nothing runs unless `measure=True`: `f` is traced, and the sizes of its linearization are found,
+    as if `init`, `xs` and the arrays that `f` closes over were all differentiated. A gradient with
+    respect to fewer of them has fewer residuals. Bytes are for one device inside `jax.shard_map`, and where types tell the
     sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
 
     **Arguments:**
@@ -52,18 +52,30 @@ def explain_scan(
         `jax.ShapeDtypeStruct`s.
     - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as
         [`jax_revolve.checkpointed_scan`][].
+    - `measure`: `True` measures the gradient's time and memory, and chooses the quickest measured
+        plan. It compiles the gradient with the chosen plan and up to seven others of different
+        kinds that fit in the budget and are predicted to be at most 1.6 times as slow. Each runs on
+        the arguments, which must be arrays, up to 31 times, in turns with the others. Effects of
+        `f` happen each time. Without `memory`, the budget is what the chosen plan takes. A
+        `block_size` stays as given, and so do `checkpoints`, `plan` and `storage`, with which one
+        plan is measured. A bar of tqdm shows how far it is.
+    - `seconds`: with `measure=True`, the time after which it ends: a number > 0. At least one plan
+        is measured, in two runs after its first. Ctrl-C ends it, too, and returns what is measured
+        by then.
 
     **Returns:**
 
     A [`jax_revolve.Report`][], which prints as a table: the bytes of a checkpoint, of the residuals
     of a step, and of the arrays that every plan holds; then a line for each plan with its
     checkpoints, its block size, its memory and its evaluations. `report.plan` is the chosen plan,
-    and `report.plot()` draws the trade-off.
+    and `report.plot()` draws the trade-off. If measured, the lines of these plans have the bytes of
+    the compiled program's temporaries and the milliseconds of a run.
 
     **Raises:**
 
     Whatever the loop itself raises for these arguments, and `ValueError` if there is nothing to
-    differentiate.
+    differentiate, or if `measure=True` and an argument is no array: a shape, or traced by `jax.jit`
+    or another transformation.
 
     !!! Example
 
@@ -108,7 +120,8 @@ def explain_while_loop(
     **Arguments:**
 
     As [`jax_revolve.bounded_while_loop`][]. Arrays of `init_val` may be `jax.ShapeDtypeStruct`s,
-    and `max_steps` must be an int.
+    and `max_steps` must be an int. `measure` and `seconds` are as in [`jax_revolve.explain_scan`][]:
+    the loop then takes the steps that it takes for these arguments, with plans for `max_steps`.
 
     **Returns:**
 
@@ -155,7 +168,7 @@ def explain_fori_loop(
 
     As [`jax_revolve.checkpointed_fori_loop`][]. Arrays of `init_val` may be
     `jax.ShapeDtypeStruct`s. `max_steps` must be an int if `lower` or `upper` is not known when
-    the loop is traced.
+    the loop is traced. `measure` and `seconds` are as in [`jax_revolve.explain_scan`][].
 
     **Returns:**
 

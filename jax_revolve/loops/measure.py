@@ -101,6 +101,7 @@ def measure(loop: Loop, operands: list[Any], plans: list[AnyPlan], seconds: floa
         is_interrupted = False
         try:
             measuring.run()
+            show(1.0, f"{len(measuring.programs)} plans measured")
         except KeyboardInterrupt:
             if not measuring.results():
                 raise
@@ -159,7 +160,9 @@ class _Measuring:
     seconds: float
     show: Show
     programs: list[Program] = field(default_factory=list)
-    start: float = field(default_factory=lambda: perf_counter())
+
+    def __post_init__(self) -> None:
+        self.start = perf_counter()
 
     def run(self) -> None:
         self.compile()
@@ -169,10 +172,8 @@ class _Measuring:
             for program in order.sample(self.programs, len(self.programs)):
                 if done >= FEWEST_RUNS and self.elapsed > self.seconds:
                     return
-                self.tell(
-                    f"{len(self.programs)} plans, round {done + 1} of {MOST_ROUNDS}",
-                    done / MOST_ROUNDS,
-                )
+                now = f"{len(self.programs)} plans, round {done + 1} of {MOST_ROUNDS}"
+                self.tell(now, done / MOST_ROUNDS)
                 program.times.append(program.time())
 
     def compile(self) -> None:
@@ -195,7 +196,7 @@ class _Measuring:
         first, *others = sorted(self.programs, key=lambda p: p.temporaries or 0)
         time = self.run_first(first)
         turns = (self.seconds - self.elapsed) / max((1 + FEWEST_RUNS) * time, SHORTEST)
-        self.programs = self.programs[: max(int(min(turns, len(self.programs))), 1)]
+        self.programs = self.programs[: int(max(min(turns, len(self.programs)), 1))]
         for program in others:
             if program in self.programs:
                 self.run_first(program)

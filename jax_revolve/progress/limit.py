@@ -23,7 +23,8 @@ def limit_bar() -> Iterator[Show]:
     with bars(total=100, bar_format=FORMAT) as bar:
 
         def show(share: float, now: str) -> None:
-            bar.set_description_str(now, refresh=False)
             bar.update(100 * share - bar.n)
+            if bar.desc != now:
+                bar.set_description_str(now)
 
         yield show

@@ -83,7 +83,7 @@ def remarks(
     yield "measured: the temporaries of the compiled gradient"
     yield f"ms: the median of at least {runs} runs"
     if _has_peaks(measured):
-        yield "peak: the most bytes that the device has held, operands and results included"
+        yield "peak: the most bytes that the device has held, operands and results too"
     of_all = f"{len(measured)} of {len(measured) + len(unmeasured)} plans are measured"
     if is_interrupted:
         yield f"Interrupted: {of_all}."

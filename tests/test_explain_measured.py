@@ -1,0 +1,533 @@
+"""`measure=True`: what is compiled and run, in which order, for how long, and what it shows."""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+from jax import lax
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+from jax_revolve import (
+    Disk,
+    Measurement,
+    Plan,
+    Report,
+    TwoLevelPlan,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    explain_fori_loop,
+    explain_scan,
+    explain_while_loop,
+    plan,
+)
+from jax_revolve.loops import measure
+from jax_revolve.loops.measure import MOST_ROUNDS, Program
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.selection import contenders
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.loop import Loop
+
+matplotlib.use("Agg")
+
+LENGTH = 50
+BUDGET = 20_000
+
+weight = jnp.linspace(0.5, 1.5, 100)
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    pyplot.close("all")
+
+
+def step(weight: Any, carry: Any, x: Any) -> Any:
+    u, count = carry
+    u = jnp.sin(u) * weight + x
+    return (u, count + 1), jnp.sum(u)
+
+
+def arguments(length: int = LENGTH) -> tuple[Any, Any]:
+    return (jnp.ones(100), 0), jnp.linspace(0.0, 1.0, length)
+
+
+def explain(**asked: Any) -> Report:
+    return explain_scan(partial(step, weight), *arguments(), measure=True, **asked)
+
+
+def expected_plans(report: Report, memory: int | None = None) -> list[Plan]:
+    """The contenders with the chosen plan of a report without measurements."""
+    chosen = report.plan
+    assert isinstance(chosen, Plan)
+    memory = report.memory(chosen) if memory is None else memory
+    return contenders(chosen, report.sizes, memory, is_while=report.is_while)
+
+
+def going(state: Any) -> Any:
+    return state[0] < 7
+
+
+def body(state: Any) -> Any:
+    return state[0] + 1, jnp.sin(state[1]) * weight
+
+
+# Nothing below waits for a real clock: time passes when a gradient is compiled or run
+
+
+class Machine:
+    """Compiles a gradient in a second. A run takes `seconds(plan)`, the first twice as long."""
+
+    def __init__(self, seconds: Callable[[AnyPlan], float]) -> None:
+        self.now, self.seconds = 0.0, seconds
+        self.compiled: list[AnyPlan] = []
+        self.ran: list[AnyPlan] = []
+        self.interrupt_at: int | None = None
+        self.peak: int | None = None
+
+    def compile_gradient(self, loop: Loop, operands: list[Any]) -> Program:
+        chosen = loop.plan
+        assert isinstance(chosen, AnyPlan)
+        assert not any(isinstance(x, jax.core.Tracer) for x in operands)
+        self.now += 1.0
+        self.compiled.append(chosen)
+        return Program(chosen, partial(self.run, chosen), 1000 * chosen.checkpoints)
+
+    def run(self, chosen: AnyPlan) -> None:
+        if len(self.ran) == self.interrupt_at:
+            raise KeyboardInterrupt
+        self.now += self.seconds(chosen) * (1 if chosen in self.ran else 2)
+        self.ran.append(chosen)
+        if self.peak is not None:
+            self.peak = max(self.peak, 1000 * chosen.checkpoints + 7)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """The plan with the most checkpoints is the quickest."""
+    machine = Machine(lambda plan: 1 / plan.checkpoints)
+    monkeypatch.setattr(measure, "perf_counter", lambda: machine.now)
+    monkeypatch.setattr(measure, "compile_gradient", machine.compile_gradient)
+    monkeypatch.setattr(measure, "peak_bytes", lambda _: machine.peak)
+    return machine
+
+
+def test_the_quickest_is_chosen(machine: Machine) -> None:
+    report = explain(memory=BUDGET, seconds=1000)
+    predicted = explain_scan(partial(step, weight), *arguments(), memory=BUDGET)
+    expected = expected_plans(predicted, BUDGET)
+    assert machine.compiled == list(report.measured) == expected
+    assert len(expected) > 3
+    most = max(p.checkpoints for p in expected)
+    assert report.plan.checkpoints == most > predicted.plan.checkpoints
+    for p, its in report.measured.items():
+        ms = pytest.approx(1000 / p.checkpoints)
+        assert its == Measurement(ms, (ms, ms), MOST_ROUNDS, 1000 * p.checkpoints, None)
+    assert not report.unmeasured
+    assert not report.is_interrupted
+    assert {*report.measured} <= {*report.choices}
+    assert (report.sizes, report.always) == (predicted.sizes, predicted.always)
+
+
+def test_plans_take_turns(machine: Machine) -> None:
+    report = explain(memory=BUDGET, seconds=1000)
+    n = len(report.measured)
+    rounds = [machine.ran[i : i + n] for i in range(0, len(machine.ran), n)]
+    assert len(rounds) == 1 + MOST_ROUNDS
+    assert all({*turns} == {*report.measured} for turns in rounds)
+    assert rounds[0] == sorted(rounds[0], key=lambda p: p.checkpoints)
+    assert len({*map(tuple, rounds)}) > 3
+    before = machine.ran.copy()
+    machine.ran.clear()
+    assert explain(memory=BUDGET, seconds=1000).plan == report.plan
+    assert machine.ran == before
+
+
+def test_quartiles(machine: Machine) -> None:
+    machine.seconds = lambda plan: len(machine.ran)
+    report = explain(checkpoints=3, seconds=1000)
+    (its,) = report.measured.values()
+    assert (its.ms, its.quartiles, its.runs) == (15500, (8250, 22750), 30)
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 2.0, float("inf")])
+def test_limit(machine: Machine, seconds: float) -> None:
+    """A second for each plan to be compiled, and half of the limit for all of that."""
+    report = explain(memory=BUDGET, seconds=seconds)
+    of = len(explain(memory=BUDGET, seconds=1000).measured)
+    measured = of if seconds == float("inf") else 1
+    assert len(report.measured) == measured
+    assert len(report.unmeasured) == of - measured
+    runs = MOST_ROUNDS if measured == of else {its.runs for its in report.measured.values()}.pop()
+    assert runs >= 2
+    said = f"  1 of {of} plans are measured: more seconds are needed for the others"
+    assert (said in str(report)) == (measured == 1)
+
+
+def test_limit_while_compiling(machine: Machine) -> None:
+    machine.seconds = lambda _: 0.01
+    report = explain(memory=BUDGET, seconds=6.5)
+    assert machine.compiled == list(report.measured)
+    assert len(report.measured) == 3
+    assert machine.now <= 6.5 + 0.01
+
+
+def test_limit_with_long_runs(machine: Machine) -> None:
+    """Programs that there is no time to run are left out, those predicted slowest first."""
+    machine.seconds = lambda _: 5.0
+    report = explain(memory=BUDGET, seconds=120)
+    assert list(report.measured) == machine.compiled[: len(report.measured)]
+    assert 1 < len(report.measured) < len(machine.compiled)
+    assert {*report.unmeasured} == {*machine.compiled} - {*report.measured}
+    assert all(its.runs >= 2 for its in report.measured.values())
+    assert machine.now <= 120 + 5
+
+
+def test_interrupted(machine: Machine) -> None:
+    n = len(explain(memory=BUDGET, seconds=1000).measured)
+    assert n > 3
+    machine.ran.clear()
+    machine.interrupt_at = 2 * n + 3
+    report = explain(memory=BUDGET, seconds=1000)
+    assert {*report.measured} == {*machine.ran[-3:]}
+    assert report.plan.checkpoints == max(p.checkpoints for p in report.measured)
+    assert len(report.unmeasured) == n - 3
+    assert report.is_interrupted
+    assert f"  Interrupted: 3 of {n} plans are measured" in str(report)
+
+
+def test_interrupted_before_anything_is_measured(machine: Machine) -> None:
+    machine.interrupt_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        explain(memory=BUDGET)
+
+
+def test_peaks(machine: Machine) -> None:
+    """A peak that the process had before is nobody's."""
+    machine.peak = 8000
+    report = explain(memory=BUDGET, seconds=1000)
+    peaks = {p.checkpoints: its.peak for p, its in report.measured.items()}
+    assert peaks == {s: 1000 * s + 7 if s >= 8 else None for s in peaks}
+    assert None in peaks.values()
+    assert len({*peaks.values()}) > 2
+    assert "peak" in str(report)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"checkpoints": 3},
+        {"checkpoints": 3, "block_size": 4},
+        {"checkpoints": "all"},
+        {"plan": plan(LENGTH, 5, block_size=2)},
+    ],
+    ids=str,
+)
+def test_what_is_asked_for_stays(machine: Machine, asked: dict[str, Any]) -> None:
+    report = explain(**asked)
+    assert machine.compiled == [report.plan]
+    assert report.plan == explain_scan(partial(step, weight), *arguments(), **asked).plan
+
+
+@pytest.mark.parametrize("asked", [{}, {"memory": BUDGET}], ids=str)
+def test_block_size_stays(machine: Machine, asked: dict[str, Any]) -> None:
+    report = explain(block_size=4, **asked)
+    assert {p.block_size for p in machine.compiled} == {4}
+    assert len(report.measured) > 1
+    predicted = explain_scan(partial(step, weight), *arguments(), block_size=4, **asked)
+    assert machine.compiled[0] == predicted.plan
+
+
+def test_budget_by_default_is_what_the_chosen_plan_takes(machine: Machine) -> None:
+    report = explain()
+    chosen = explain_scan(partial(step, weight), *arguments())
+    assert max(map(report.memory, machine.compiled)) <= chosen.memory(chosen.plan)
+    assert machine.compiled == expected_plans(chosen)
+
+
+def test_bar(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    n = len(explain(memory=BUDGET).measured)
+    printed = capsys.readouterr()
+    assert not printed.out
+    last = printed.err.split("\r")[-1]
+    assert last.startswith(f"{n} plans measured 100%|")
+    assert f"compiling plan 2 of {n}" in printed.err
+
+
+@pytest.mark.usefixtures("machine")
+def test_no_bar_without_tqdm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert explain().measured
+    assert capsys.readouterr() == ("", "")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_seconds_out_of_range(seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"^seconds must be a number > 0, but is"):
+        explain(seconds=seconds)
+
+
+@pytest.mark.parametrize("seconds", ["1", None, True, 1j])
+def test_seconds_of_another_type(seconds: Any) -> None:
+    with pytest.raises(TypeError, match=r"^seconds must be a number > 0, but is .* of type"):
+        explain(seconds=seconds)
+
+
+def test_measure_is_a_bool() -> None:
+    with pytest.raises(TypeError, match=r"^measure must be True or False, but is 10 of type int"):
+        explain_scan(partial(step, weight), *arguments(), measure=10)  # pyright: ignore
+
+
+REFUSED = "^measure must be False unless the arguments, and what the functions close over, are real"
+
+
+def test_shapes_are_refused(machine: Machine) -> None:
+    traced: list[None] = []
+    shape = jax.ShapeDtypeStruct((100,), jnp.float32)
+
+    def noted(carry: Any, _: Any) -> Any:
+        traced.append(None)
+        return carry, None
+
+    with pytest.raises(ValueError, match=REFUSED + ".* is a shape. Pass arrays"):
+        explain_scan(noted, (1.0, shape), length=5, measure=True)
+    with pytest.raises(ValueError, match=REFUSED):
+        explain_while_loop(lambda c: noted(c, 0)[0] < 1, jnp.sin, shape, max_steps=5, measure=True)
+    with pytest.raises(ValueError, match=REFUSED):
+        explain_fori_loop(0, 5, lambda i, c: noted(c, i)[0], shape, measure=True)
+    assert not traced
+    assert not machine.compiled
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("where", ["init", "closure"])
+def test_tracers_are_refused(transform: Any, where: str, machine: Machine) -> None:
+    def loss(u: Any) -> Any:
+        factor, start = (u, jnp.float64(1.0)) if where == "closure" else (2.0, u)
+        explain_scan(lambda c, _: (jnp.sin(c) * factor, None), start, length=5, measure=True)
+        return u
+
+    with pytest.raises(ValueError, match=REFUSED + ".* traces. Pass arrays, outside of trans"):
+        transform(loss)(jnp.ones(3) if transform is jax.vmap else jnp.float64(1.0))
+    assert not machine.compiled
+
+
+def test_errors_of_the_loop(tmp_path: Path, machine: Machine) -> None:
+    absent = Disk(tmp_path / "absent")
+    with pytest.raises(FileNotFoundError) as expected:
+        checkpointed_scan(partial(step, weight), *arguments(), storage=absent)
+    with pytest.raises(FileNotFoundError) as raised:
+        explain(storage=absent)
+    assert str(raised.value) == str(expected.value)
+    with pytest.raises(ValueError, match=r"^max_steps must be an int, but is None"):
+        explain_while_loop(going, body, (0, weight), max_steps=None, measure=True)
+    assert not machine.compiled
+
+
+# The table and the picture
+
+
+TABLE = """\
+  checkpoints  block size  memory  measured    ms  evaluations  per step
+            1           1    4 kB                           65      6.50
+            3           1    6 kB      5 kB  12.3           28      2.80
+            2           2    9 kB                           22      2.20
+            4           2   11 kB      9 kB     8           18      1.80  <- quickest measured
+            1           5   17 kB                           15      1.50
+            1          10   32 kB                           10      1.00
+  measured: the temporaries of the compiled gradient
+  ms: the median of at least 7 runs"""
+
+
+def made_up(peak: int | None = None) -> Report:
+    quick, slow = Plan(10, 4, 2), Plan(10, 3, 1)
+    measured: dict[AnyPlan, Measurement] = {
+        slow: Measurement(12.345, (12.0, 13.0), 7, 5000, None),
+        quick: Measurement(8.0, (7.0, 8.5), 8, 9000, peak),
+    }
+    return Report(quick, Sizes(1000, 3000, 2000, 1004), {}, False, measured)
+
+
+def test_table() -> None:
+    assert str(made_up()).endswith(f"\n\n{TABLE}")
+
+
+def test_table_with_peaks() -> None:
+    lines = str(made_up(peak=20_000)).splitlines()
+    titles = next(line for line in lines if "measured" in line)
+    assert re.split("  +", titles.strip())[2:6] == ["memory", "measured", "peak", "ms"]
+    (quick,) = (line.split() for line in lines if line.endswith("<- quickest measured"))
+    assert quick[2:9] == ["11", "kB", "9", "kB", "20", "kB", "8"]
+    assert lines[-1] == "  peak: the most bytes that the device has held, operands and results too"
+
+
+def test_reports_are_compared() -> None:
+    assert made_up() == made_up()
+    assert made_up() != made_up(peak=1)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["new axes", "given axes"])
+def test_picture(given: bool) -> None:
+    ax: Any = made_up().plot(Figure().subplots() if given else None)
+    (panel,) = ax.child_axes
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["4 x 2", "3 x 1"]
+    quartiles, medians = panel.lines[::2], panel.lines[1::2]
+    assert [list(line.get_xdata()) for line in medians] == [[8.0], [12.345]]
+    assert [list(line.get_xdata()) for line in quartiles] == [[7.0, 8.5], [12.0, 13.0]]
+    assert [line.get_marker() for line in medians] == ["*", "o"]
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["single steps (Revolve)", "blocks of steps", "quickest measured"]
+    ax.figure.canvas.draw()
+
+
+def test_picture_without_measurements() -> None:
+    ax = explain_scan(partial(step, weight), *arguments()).plot()
+    assert not ax.child_axes
+
+
+# Real programs
+
+
+def compiled_for(loop: Callable[..., Any], chosen: AnyPlan) -> Any:
+    """The gradient that a user would write, compiled, and what it returns."""
+
+    def gradient(weight: Any, u: Any, xs: Any) -> Any:
+        def results(weight: Any, u: Any, xs: Any) -> Any:
+            (u, _), ys = loop(partial(step, weight), (u, 0), xs, plan=chosen)
+            return u, ys
+
+        values, pull_back = jax.vjp(results, weight, u, xs)
+        return values, pull_back(jax.tree.map(jnp.ones_like, values))
+
+    (u, _), xs = arguments()
+    compiled = jax.jit(gradient).lower(weight, u, xs).compile()
+    return compiled, compiled(weight, u, xs)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs are those of a user's gradient, with the results of `lax.scan`."""
+    programs: list[Program] = []
+    real = measure.compile_gradient
+    monkeypatch.setattr(
+        measure, "compile_gradient", lambda *args: programs.append(real(*args)) or programs[-1]
+    )
+    report = explain(memory=BUDGET, block_size=5)
+    assert len(programs) == len(report.measured) > 2
+    _, expected = compiled_for(lambda *args, plan: lax.scan(*args), report.plan)
+    for program in programs:
+        assert_close(program.run(), expected)
+        assert program.temporaries == report.measured[program.plan].temporaries
+    assert report.plan == min(report.measured, key=lambda p: report.measured[p].ms)
+    compiled, results = compiled_for(checkpointed_scan, report.plan)
+    assert_close(results, expected)
+    in_use = compiled.memory_analysis().temp_size_in_bytes
+    assert report.measured[report.plan].temporaries == in_use
+
+
+def assert_close(results: Any, expected: Any) -> None:
+    for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_a_function_is_traced_once(is_disabled: bool) -> None:
+    """Its effects happen in each run."""
+    traced: list[None] = []
+    ran: list[int] = []
+
+    def noted(carry: Any, _: Any) -> Any:
+        traced.append(None)
+        jax.debug.callback(lambda: ran.append(1))
+        return jnp.sin(carry), None
+
+    with jax.disable_jit(is_disabled):
+        report = explain_scan(noted, 1.0, length=3, checkpoints=1, measure=True)
+    jax.effects_barrier()
+    assert len(traced) == 1
+    (its,) = report.measured.values()
+    assert len(ran) == (1 + its.runs) * report.evaluations(report.plan)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+def test_while_loop() -> None:
+    """It takes the steps that it takes, not those of its bound."""
+    ran: list[int] = []
+
+    def noted(state: Any) -> Any:
+        jax.debug.callback(lambda: ran.append(1))
+        return body(state)
+
+    report = explain_while_loop(going, noted, (0, weight), max_steps=1000, measure=True, seconds=2)
+    jax.effects_barrier()
+    runs = sum(1 + its.runs for its in report.measured.values())
+    assert 7 * runs <= len(ran) <= 7 * 8 * runs
+    assert all(p.length == 1000 for p in report.measured)
+    chosen = explain_while_loop(going, body, (0, weight), max_steps=1000)
+    assert [*report.measured, *report.unmeasured] == expected_plans(chosen)
+
+    def total(loop: Callable[..., Any], **asked: Any) -> Any:
+        return jax.jit(jax.grad(lambda u: jnp.sum(loop(going, body, (0, u), **asked)[1])))(weight)
+
+    by_scan = jax.grad(
+        lambda u: jnp.sum(lax.scan(lambda s, _: (body(s), None), (0, u), length=7)[0][1])
+    )(weight)
+    its_own = total(bounded_while_loop, max_steps=1000, plan=report.plan)
+    np.testing.assert_allclose(its_own, by_scan, rtol=1e-12)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+def test_fori_loop() -> None:
+    def loop_body(i: Any, u: Any) -> Any:
+        return jnp.sin(u) * weight + i
+
+    report = explain_fori_loop(3, 12, loop_body, weight, measure=True, block_size=2)
+    assert report.plan in report.measured
+    assert {(p.length, p.block_size) for p in report.measured} == {(9, 2)}
+
+    def total(loop: Callable[..., Any], **asked: Any) -> Any:
+        return jax.grad(lambda u: jnp.sum(loop(3, 12, loop_body, u, **asked)))(weight)
+
+    its_own = total(checkpointed_fori_loop, plan=report.plan)
+    np.testing.assert_allclose(its_own, total(lax.fori_loop), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+def test_storage(tmp_path: Path) -> None:
+    report = explain(memory=6000, storage=Disk(tmp_path))
+    assert isinstance(report.plan, TwoLevelPlan)
+    assert list(report.measured) == [report.plan]
+    assert "writes" in str(report)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_shortest_loops(length: int) -> None:
+    """Numbers and NumPy's arrays are arrays, too."""
+    xs = np.ones(length)
+    report = explain_scan(lambda c, x: (jnp.sin(c) * x, c), 1.0, xs, measure=True)
+    assert list(report.measured) == [report.plan] == [Plan(length, 1, 1)]
+
+
+def test_keys_and_complex_numbers() -> None:
+    def step(carry: Any, key: Any) -> Any:
+        z, last = carry
+        return (z * jax.random.normal(key) * 1j, key), last
+
+    keys = jax.random.split(jax.random.key(0), 8)
+    report = explain_scan(step, (1.0 + 0j, keys[0]), keys, measure=True, checkpoints=2)
+    assert list(report.measured) == [report.plan]
