@@ -1,6 +1,7 @@
 """The memory and the evaluations of a loop's gradient, for every plan worth considering."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -43,8 +44,8 @@ def explain_scan(
 
     Nothing runs unless `measure=True`: `f` is traced, and the sizes of its linearization are found,
     as if `init`, `xs` and the arrays that `f` closes over were all differentiated. A gradient with
-    respect to fewer of them has fewer residuals. Bytes are for one device inside `jax.shard_map`, and where types tell the
-    sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
+    respect to fewer of them has fewer residuals. Bytes are for one device inside `jax.shard_map`,
+    and where types tell the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
 
     **Arguments:**
 
@@ -120,8 +121,9 @@ def explain_while_loop(
     **Arguments:**
 
     As [`jax_revolve.bounded_while_loop`][]. Arrays of `init_val` may be `jax.ShapeDtypeStruct`s,
-    and `max_steps` must be an int. `measure` and `seconds` are as in [`jax_revolve.explain_scan`][]:
-    the loop then takes the steps that it takes for these arguments, with plans for `max_steps`.
+    and `max_steps` must be an int. `measure` and `seconds` are as in
+    [`jax_revolve.explain_scan`][]: the loop then takes the steps that it takes for these arguments,
+    with plans for `max_steps`.
 
     **Returns:**
 
@@ -203,6 +205,7 @@ def _explain(
     """The report on the loop of `jax.lax` that `run(arguments)` calls, with measurements if there
     is a limit of seconds for them."""
     found: list[Report] = []
+    loops: list[tuple[Loop, list[Any]]] = []
 
     def look(equation: LoopEquation, operands: list[Any]) -> Any:
         if equation.length is None and max_steps is None:
@@ -211,10 +214,10 @@ def _explain(
                 "loop depend on its bound."
             )
         loop = asked.loop(equation, max_steps)
-        report = report_of(loop, operands)
-        found.append(
-            report if limit is None else measured_report(asked, loop, operands, report, limit)
-        )
+        if limit is not None:
+            loops.append((loop, operands))
+            raise _Found
+        found.append(report_of(loop, operands))
         return [zeros(t) for t in equation.output_types]
 
     def find(arguments: Any) -> Any:
@@ -223,10 +226,18 @@ def _explain(
     with jax.disable_jit(False):
         if limit is None:
             jax.eval_shape(find, arguments)
-        else:
-            check_arrays(jax.tree.leaves(arguments))
+            return found[0]
+        check_arrays(jax.tree.leaves(arguments))
+        with suppress(_Found):
             find(arguments)
-    return found[0]
+        ((loop, operands),) = loops
+        check_arrays(operands)
+        jax.eval_shape(lambda operands: found.append(report_of(loop, operands)), operands)
+        return measured_report(asked, loop, operands, found[0], limit)
+
+
+class _Found(Exception):
+    """The loop is known, and what follows it is not computed."""
 
 
 class NoDerivative(ValueError):

@@ -67,7 +67,6 @@ def measured_report(
     asked: Options, loop: Loop, operands: list[Any], report: Report, seconds: float
 ) -> Report:
     """The report, with measurements of the plans that may be the quickest."""
-    check_arrays(operands)
     try_storage(loop.plan)
     measured = measure(loop, operands, plans_to_measure(asked, report), seconds)
     plans, unmeasured, is_interrupted = measured
