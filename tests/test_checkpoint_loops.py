@@ -343,9 +343,11 @@ def test_loops_share_the_memory(carries: int) -> None:
     gradient, temporaries = gradient_and_temporaries(ours, u)
     np.testing.assert_allclose(gradient, expected, rtol=1e-12)
     report = explain_loops(three_loops, memory=budget)(u)
-    assert len([r for r in report.loops.values() if r]) == 4
+    loops = [r for r in report.loops.values() if r]
+    assert len(loops) == 4
     assert 0.4 * budget < report.memory <= budget
-    assert report.memory - 2 * size < temporaries < report.memory + 2 * size
+    # The first checkpoint of a loop may be its operand.
+    assert report.memory - len(loops) * size < temporaries < report.memory + 2 * size
     assert plain > 1600 * size
 
 

@@ -516,7 +516,7 @@ def test_fori_loop() -> None:
 
 @pytest.mark.usefixtures("compile_quickly")
 def test_storage(tmp_path: Path) -> None:
-    report = explain(memory=6000, storage=Disk(tmp_path))
+    report = explain(memory=6000, storage=Disk(tmp_path, transfer=1))
     assert isinstance(report.plan, TwoLevelPlan)
     assert list(report.measured) == [report.plan]
     assert "writes" in str(report)
