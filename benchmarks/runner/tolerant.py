@@ -43,9 +43,12 @@ class Trials:
             self._fail(name, f"{type(error).__name__}: {error}")
         return ran
 
-    def attempt_all(self, contenders: Iterable[Contender]) -> None:
-        for contender in contenders:
-            self.attempt(contender.name, lambda contender=contender: [self.compile(contender)])
+    def attempt_all(self, contenders: Iterable[Contender]) -> list[Program]:
+        return [
+            program
+            for contender in contenders
+            for program in self.attempt(contender.name, lambda c=contender: [self.compile(c)])
+        ]
 
     def search(self, name: str, search: Search, *earlier: Program) -> list[Program]:
         return self.attempt(name, lambda: search(self.compile, list(earlier)))
