@@ -9,6 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+LONGEST_ERROR = 300
+MOST_WORKERS = 8
+
 OUTCOME = re.compile(
     r"^(?:\[gw\d+\] .*?(?P<before>PASSED|FAILED|ERROR|SKIPPED) )?"
     r"(?P<test>tests/\S+?::.+?)(?: (?P<after>PASSED|FAILED|ERROR|SKIPPED).*)?$",
@@ -36,7 +39,10 @@ def run_tests(arguments: list[str], folder: Path, seconds: float) -> dict[str, A
             except subprocess.TimeoutExpired:
                 process.terminate()
                 process.wait()
-        return {"arguments": " ".join(arguments), **outcomes(output.read_text())}
+        found = outcomes(output.read_text())
+        if not found["passed"] and not found["failed"]:
+            raise RuntimeError(f"No test ran: {output.read_text()[-LONGEST_ERROR:]}")
+        return {"arguments": " ".join(arguments), **found}
 
 
 def outcomes(output: str) -> dict[str, Any]:
@@ -52,5 +58,4 @@ def outcomes(output: str) -> dict[str, Any]:
 
 def _workers() -> list[str]:
     """Of `pytest-xdist`, if it is installed."""
-    count = min(os.cpu_count() or 1, 8)
-    return ["-n", str(count)] if find_spec("xdist") else []
+    return ["-n", "auto", "--maxprocesses", str(MOST_WORKERS)] if find_spec("xdist") else []
