@@ -320,7 +320,9 @@ def _run_all(parts: list[int], size: str, only: str | None) -> None:
         sys.exit(f"The device could not be used: {told.error}")
     (machine,) = told.records
     slug = machine.pop("slug")
-    results = Results(folder / f"accelerator-{slug}.json", machine, _conditions(size))
+    results = Results(
+        folder / f"accelerator-{slug}.json", machine | {"size": size}, _conditions(size)
+    )
     profile = folder / f"profile-{slug}.json"
 
     def command_of(piece: Piece, limit: float, into: Path) -> list[str]:

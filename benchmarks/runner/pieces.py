@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
+from time import monotonic, time
 from typing import Any, NamedTuple
 
 from benchmarks.runner.comparison import Record
@@ -23,16 +23,22 @@ LAST_START = 480.0
 END = 530.0
 """Seconds after which no piece of a part runs on."""
 
+LEAST = 1.0
 LONGEST_ERROR = 500
 
 
 class Setting(NamedTuple):
-    """What a piece is told: `size` is "full", "reduced" or "quick", `seconds` its limit, and
-    `folder` where it may write files."""
+    """What a piece is told: `size` is "full", "reduced" or "quick", `until` when it is killed, in
+    seconds of `time.time`, and `folder` where it may write files."""
 
     size: str
-    seconds: float
+    until: float
     folder: Path
+
+    @property
+    def seconds(self) -> float:
+        """What is left."""
+        return max(self.until - time(), LEAST)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,25 @@ from benchmarks.runner.comparison import Record, Search, record_of
 from benchmarks.runner.programs import Compiler, Contender, Program, Workload, difference
 from benchmarks.runner.timing import interleave, spread
 
-COMPILING = 0.65
+COMPILING = 0.6
 """The share of the seconds after which nothing further is compiled."""
 
 LEAST_ROUNDS = 2
 MOST_ROUNDS = 5
 LONGEST_ERROR = 300
+
+
+class _Limited(Compiler):
+    """Compiles nothing more after a time: a search may want many programs."""
+
+    def __init__(self, workload: Workload, quantity: str, until: float) -> None:
+        super().__init__(workload, quantity)
+        self._until = until
+
+    def __call__(self, contender: Contender) -> Program:
+        if contender not in self._programs and monotonic() > self._until:
+            raise TimeoutError("There was no time left to compile it.")
+        return super().__call__(contender)
 
 
 class Trials:
@@ -23,17 +36,14 @@ class Trials:
 
     def __init__(self, workload: Workload, seconds: float, quantity: str = "gradient") -> None:
         self._workload, self._quantity = workload, quantity
-        self.compile = Compiler(workload, quantity)
-        self._start, self._seconds = monotonic(), seconds
+        self._end = monotonic() + seconds
+        self.compile = _Limited(workload, quantity, self._end - (1 - COMPILING) * seconds)
         self._reference: Any = None
         self._ran: list[tuple[Program, float]] = []
         self._failed: list[Record] = []
 
     def attempt(self, name: str, find: Callable[[], Iterable[Program]]) -> list[Program]:
         """The programs that are found and run; `name` is for the record of an error."""
-        if monotonic() - self._start > COMPILING * self._seconds:
-            self._fail(name, "There was no time left to compile it.")
-            return []
         ran: list[Program] = []
         try:
             for program in find():
@@ -56,7 +66,7 @@ class Trials:
     def records(self) -> Iterator[Record]:
         """Those of the programs that ran, timed in turns, and those of the errors."""
         once = list({id(program.compiled): program for program, _ in self._ran}.values())
-        left = self._seconds - (monotonic() - self._start)
+        left = self._end - monotonic()
         times: list[list[float]] = []
         if once:
             times = interleave([p.run for p in once], left / 2, LEAST_ROUNDS, MOST_ROUNDS)
