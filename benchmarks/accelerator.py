@@ -22,6 +22,7 @@ from importlib.metadata import version
 from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from time import time
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -67,6 +68,9 @@ ROOT = Path(__file__).parents[1]
 SIZES = ("full", "reduced", "quick")
 SHARES = (0.3, 0.1, 0.03)
 """Budgets, of what `lax.scan` takes."""
+
+TIMING = 0.7
+"""The share of the seconds that is left for compiling and timing, where a profiler runs too."""
 
 CALIBRATING = (150.0, 60.0, 4.0)
 """Seconds for each size. What counts is how many plans are compiled by then."""
@@ -185,8 +189,9 @@ def measure_while_loop(loops: tuple[Any, ...], setting: Setting) -> Iterator[Rec
     """One loop, and many at once."""
     make, single, batch, bound = _of(loops, setting)
     checkpoints = while_loops.default_checkpoints(bound)
-    for workload in (until_limit(make(*single), bound), under_vmap(make(*batch), bound)):
-        trials = Trials(workload, setting.seconds / 2)
+    workloads = (until_limit(make(*single), bound), under_vmap(make(*batch), bound))
+    for left, workload in zip((2, 1), workloads, strict=True):
+        trials = Trials(workload, setting.seconds / left)
         trials.attempt_all(
             [
                 while_loops.jax_revolve(bound),
@@ -199,10 +204,10 @@ def measure_while_loop(loops: tuple[Any, ...], setting: Setting) -> Iterator[Rec
 
 def measure_kernels(setting: Setting) -> Iterator[Record]:
     """What is counted in the text of the programs, and while they run."""
-    for make, shapes in KERNELS.values():
+    for left, (make, shapes) in zip((2, 1), KERNELS.values(), strict=True):
         recurrence = make(*_of(shapes, setting))
         workload = scanned(recurrence)
-        trials = Trials(workload, setting.seconds / len(KERNELS))
+        trials = Trials(workload, TIMING * setting.seconds / left)
         ran = trials.attempt_all(_plans(workload))
         programs = {program.contender.name: program for program in ran}
         carries = {leaf.shape for leaf in jax.tree.leaves(_init(recurrence))}
@@ -283,7 +288,7 @@ def main(arguments: list[str]) -> None:
     size.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--only", choices=[piece.name for piece in PIECES], help="one piece")
     # A piece is run by this command, in a process of its own.
-    own = {"--into": Path, "--folder": Path, "--seconds": float, "--profile": str}
+    own = {"--into": Path, "--folder": Path, "--until": float, "--profile": str}
     for name, kind in own.items():
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
@@ -291,7 +296,7 @@ def main(arguments: list[str]) -> None:
     if asked.into is not None:
         if asked.profile:
             os.environ.setdefault(VARIABLE, asked.profile)
-        _run_here(asked.only, Setting(size, asked.seconds, asked.folder), asked.into)
+        _run_here(asked.only, Setting(size, asked.until, asked.folder), asked.into)
         return
     _run_all([asked.part] if asked.part else [1, 2], size, asked.only)
 
@@ -312,7 +317,7 @@ def _run_all(parts: list[int], size: str, only: str | None) -> None:
     start += [f"--{size}"] * (size != "full")
 
     def command(limit: float, into: Path, *more: str) -> list[str]:
-        return [*start, "--seconds", str(limit), "--into", str(into), *more]
+        return [*start, "--until", str(time() + limit), "--into", str(into), *more]
 
     # This process does not touch the device, whose memory it would take from the pieces.
     told = run_piece(partial(command, MACHINE), MACHINE)
@@ -320,9 +325,8 @@ def _run_all(parts: list[int], size: str, only: str | None) -> None:
         sys.exit(f"The device could not be used: {told.error}")
     (machine,) = told.records
     slug = machine.pop("slug")
-    results = Results(
-        folder / f"accelerator-{slug}.json", machine | {"size": size}, _conditions(size)
-    )
+    path = folder / f"accelerator-{slug}.json"
+    results = Results(path, machine | {"size": size}, _conditions(size))
     profile = folder / f"profile-{slug}.json"
 
     def command_of(piece: Piece, limit: float, into: Path) -> list[str]:

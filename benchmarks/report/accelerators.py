@@ -78,8 +78,9 @@ def _over(contender: str, other: str, share: float | None = None) -> Callable[[l
 
     def cell(runs: list[Run]) -> str:
         one, two = _quickest(runs, contender, share), _quickest(runs, other)
-        known = one is not None and two is not None
-        return number(one["median_ms"] / two["median_ms"]) if known else ""
+        if one is None or two is None:
+            return ""
+        return number(one["median_ms"] / two["median_ms"])
 
     return cell
 
