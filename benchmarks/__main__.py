@@ -25,6 +25,12 @@ Two run only by name, since they need packages that the project does not depend 
 
 - `third_party`: gradients of programs of other packages
 - `tpu_programs`: gradients compiled for a TPU, without one
+
+One is a command of its own, with options that `--help` lists:
+
+- `accelerator`: what is to be known of an accelerator, in two parts of less than nine minutes
+
+    python -m benchmarks accelerator
 """
 
 import argparse
@@ -39,9 +45,13 @@ BENCHMARKS = (
     *("diffrax_adjoints", "compiling", "progress"),
 )
 BY_NAME = ("third_party", "tpu_programs")
+COMMANDS = ("accelerator",)
 
 
 def main() -> None:
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
+        return
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=__doc__, formatter_class=raw

@@ -2,11 +2,11 @@
 
 Nothing runs: XLA compiles for a topology that is described to it, and says how much memory a
 program takes on the device and on its host. On a TPU those are two memories; on a CPU they are one,
-so that this is where checkpoints in the host's memory are seen to leave the device.
+so that this is where checkpoints in the host's memory are seen to leave the device. The text of the
+program tells which loops have a static length, and what is copied or moved to the host.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Record
+from benchmarks.runner.hlo import ProgramText
 from benchmarks.workloads.recurrences import reaction_diffusion
 from jax_revolve import HostMemory, bounded_while_loop, checkpointed_scan
 
@@ -32,6 +33,8 @@ SHAPE = (4096, 1024)
 OPTIONS: dict[str, dict[str, Any]] = {
     "checkpoints=30": {"checkpoints": 30},
     "checkpoints=30, block_size=4": {"checkpoints": 30, "block_size": 4},
+    "checkpoints=32, block_size=32": {"checkpoints": 32, "block_size": 32},
+    'checkpoints="all"': {"checkpoints": "all"},
     "checkpoints=0, storage=HostMemory(30)": {"checkpoints": 0, "storage": HostMemory(30)},
     "checkpoints=10": {"checkpoints": 10},
     "checkpoints=10, storage=HostMemory()": {"checkpoints": 10, "storage": HostMemory()},
@@ -69,19 +72,18 @@ def measure(quick: bool) -> Iterator[list[Record]]:
 
 
 def held(name: str, options: str, function: Callable[..., jax.Array]) -> Record:
-    """What the program holds, in states, and how often a whole buffer of them is copied."""
+    """What the program holds, in states, and what its text tells."""
     devices = topologies.get_topology_desc(topology_name=TOPOLOGY, platform="tpu").devices
     sharding = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
     state = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=sharding)
     program: Any = jax.jit(jax.grad(function)).lower(state).compile()
-    memory, shape = program.memory_analysis(), ",".join(map(str, SHAPE))
-    copies = re.findall(rf"= f32\[\d+,{shape}\]\S* copy\(", program.as_text())
+    memory = program.memory_analysis()
     return {
         "loop": name,
         "options": options,
         "device_states": memory.temp_size_in_bytes / (4 * np.prod(SHAPE)),
         "host_states": memory.host_temp_size_in_bytes / (4 * np.prod(SHAPE)),
-        "copies_of_buffers": len(copies),
+        **ProgramText(program.as_text()).facts([SHAPE]),
     }
 
 

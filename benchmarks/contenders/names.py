@@ -15,6 +15,7 @@ MASKED = "masked lax.scan"
 
 SINGLE_STEPS = "pure Revolve"
 PLAN_GIVEN = "jax_revolve, plan given"
+BY_PLATFORM = "jax_revolve, profile of the platform"
 
 ON_DEVICE = "jax_revolve, checkpoints on the device"
 PLAIN_LAYERS = "plain"

@@ -3,12 +3,13 @@
 import re
 from pathlib import Path
 
+from benchmarks.report.accelerators import ACCELERATORS
 from benchmarks.report.fronts import FRONTS
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
-TABLES = LOOPS | FRONTS | PROGRAMS
+TABLES = LOOPS | FRONTS | PROGRAMS | ACCELERATORS
 BLOCK = re.compile(
     r"(<!-- table of (?P<name>[\w-]+), made by benchmarks/report -->\n+)"
     r".*?(\n+<!-- end of table -->)",

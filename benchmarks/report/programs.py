@@ -190,6 +190,10 @@ PROGRAMS = {
             ("options", lambda run: run["options"] and f"`{run['options']}`"),
             ("on the device", lambda run: number(run["device_states"], 1)),
             ("on the host", lambda run: number(run["host_states"], 0)),
+            ("loops", field("loops")),
+            ("of dynamic length", field("dynamic_loops")),
+            ("copies of slots", field("copies_of_buffers")),
+            ("transfers", field("transfers")),
         ],
     ),
     "progress": Table(

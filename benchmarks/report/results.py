@@ -37,10 +37,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Results:
-    """A file of results: the machine, and what was measured on it."""
+    """A file of results: the machine, what was measured on it, and the pieces that this was done
+    in, if any."""
 
     machine: dict[str, Any]
     runs: Sequence[Run]
+    pieces: dict[str, dict[str, Any]]
 
     @property
     def where(self) -> str:
@@ -53,7 +55,7 @@ def load(name: str) -> Results:
     record = json.loads((FOLDER / f"{name}.json").read_text())
     runs: list[Run] = []
     runs += [Run(fields, runs) for fields in record["measurements"]]
-    return Results(record["machine"], runs)
+    return Results(record["machine"], runs, record.get("pieces", {}))
 
 
 def find(runs: Iterable[Run], **wanted: Any) -> list[Run]:

@@ -18,6 +18,10 @@ class Table:
     rows: Callable[[Results], Iterable[Any]]
     columns: Sequence[Column]
 
+    @property
+    def files(self) -> list[str]:
+        return [self.results]
+
     def __str__(self) -> str:
         results = load(self.results)
         caption = self.caption.format(where=results.where, machine=results.machine)

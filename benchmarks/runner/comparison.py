@@ -37,7 +37,10 @@ class Comparison:
         seconds, least = (0.0, 2) if quick else (self.share * SECONDS, self.least_rounds)
         times = interleave([program.run for program in once], seconds, least, self.most_rounds)
         taken = {id(p.compiled): spread(each) for p, each in zip(once, times, strict=True)}
-        return [self._record(p, taken[id(p.compiled)], apart[id(p.compiled)]) for p in programs]
+        return [
+            record_of(self.workload, self.quantity, p, taken[id(p.compiled)], apart[id(p.compiled)])
+            for p in programs
+        ]
 
     def _programs(self) -> Iterator[Program]:
         compile, found = Compiler(self.workload, self.quantity), []
@@ -48,19 +51,23 @@ class Comparison:
                 found += contender(compile, found)
         yield from found
 
-    def _record(self, program: Program, taken: Record, apart: float) -> Record:
-        fields = {k: v for k, v in vars(program.contender).items() if k != "loop"}
-        return {
-            "family": self.workload.family,
-            "workload": self.workload.name,
-            "length": self.workload.length,
-            "quantity": self.quantity,
-            "contender": fields.pop("name"),
-            **fields,
-            **taken,
-            "temp_bytes": program.temp_bytes,
-            "difference": apart,
-        }
+
+def record_of(
+    workload: Workload, quantity: str, program: Program, taken: Record, apart: float
+) -> Record:
+    """What is recorded of a program, its times `taken` and its difference from the first one."""
+    fields = {k: v for k, v in vars(program.contender).items() if k != "loop"}
+    return {
+        "family": workload.family,
+        "workload": workload.name,
+        "length": workload.length,
+        "quantity": quantity,
+        "contender": fields.pop("name"),
+        **fields,
+        **taken,
+        "temp_bytes": program.temp_bytes,
+        "difference": apart,
+    }
 
 
 def _differences(programs: Sequence[Program]) -> dict[int, float]:
