@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.runner.comparison import Record
 
+SIZES = ("full", "reduced", "quick")
+
 LAST_START = 480.0
 """Seconds after which a part starts no further piece."""
 
-END = 530.0
+END = 515.0
 """Seconds after which no piece of a part runs on."""
 
 LEAST = 1.0
@@ -35,6 +37,10 @@ class Setting(NamedTuple):
     until: float
     folder: Path
 
+    def of(self, choices: Sequence[Any]) -> Any:
+        """The one of three choices for this size."""
+        return choices[SIZES.index(self.size)]
+
     @property
     def seconds(self) -> float:
         """What is left."""
@@ -43,12 +49,13 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece that takes at most so many seconds, and yields records."""
+    """A piece that takes at most so many seconds, and yields records. `None` among them says that
+    the next ones replace those before."""
 
     name: str
     part: int
     seconds: float
-    measure: Callable[[Setting], Iterator[Record]]
+    measure: Callable[[Setting], Iterator[Record | None]]
 
 
 Command = Callable[[Piece, float, Path], Sequence[str]]
@@ -107,7 +114,7 @@ def run_part(pieces: Sequence[Piece], results: Results, command: Command) -> Non
     todo = [piece for piece in pieces if not results.is_done(piece)]
     for piece in sorted(todo, key=results.is_tried):
         spent = monotonic() - start
-        if spent > LAST_START:
+        if spent >= LAST_START:
             print(f"== {piece.name}: no time left; run the command again", flush=True)
             continue
         limit = min(piece.seconds, END - spent)
@@ -133,10 +140,10 @@ def run_piece(command: Callable[[Path], Sequence[str]], limit: float) -> Ran:
             finally:
                 _kill(process)
         error = None if status == 0 else _error(status, limit, errors.read_text())
-        return Ran(list(_lines(into)), monotonic() - start, error)
+        return Ran(_lines(into), monotonic() - start, error)
 
 
-def append(record: Record, into: Path) -> None:
+def append(record: Record | None, into: Path) -> None:
     """Write a record for the process that waits for it."""
     with into.open("a") as file:
         file.write(json.dumps(record) + "\n")
@@ -151,11 +158,14 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _lines(file: Path) -> Iterator[Record]:
+def _lines(file: Path) -> list[Record]:
     """The last line may be cut off."""
+    found: list[Record] = []
     for line in file.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
-            yield json.loads(line)
+            record = json.loads(line)
+            found = [] if record is None else [*found, record]
+    return found
 
 
 def _error(status: int | None, limit: float, stderr: str) -> str:

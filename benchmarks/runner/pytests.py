@@ -14,7 +14,7 @@ MOST_WORKERS = 8
 
 OUTCOME = re.compile(
     r"^(?:\[gw\d+\] .*?(?P<before>PASSED|FAILED|ERROR|SKIPPED) )?"
-    r"(?P<test>tests/\S+?::.+?)(?: (?P<after>PASSED|FAILED|ERROR|SKIPPED).*)?$",
+    r"(?P<test>tests/\S+?::.+?)(?: (?P<after>PASSED|FAILED|ERROR|SKIPPED).*)? *$",
     re.MULTILINE,
 )
 SUMMARY = re.compile(r"^=+ (.* in .*) =+$", re.MULTILINE)

@@ -63,13 +63,14 @@ class Trials:
     def search(self, name: str, search: Search, *earlier: Program) -> list[Program]:
         return self.attempt(name, lambda: search(self.compile, list(earlier)))
 
-    def records(self) -> Iterator[Record]:
-        """Those of the programs that ran, timed in turns, and those of the errors."""
+    def records(self, share: float = 0.5) -> Iterator[Record]:
+        """Those of the programs that ran, timed in turns for a share of the time that is left, and
+        those of the errors."""
         once = list({id(program.compiled): program for program, _ in self._ran}.values())
         left = self._end - monotonic()
         times: list[list[float]] = []
         if once:
-            times = interleave([p.run for p in once], left / 2, LEAST_ROUNDS, MOST_ROUNDS)
+            times = interleave([p.run for p in once], share * left, LEAST_ROUNDS, MOST_ROUNDS)
         taken = {id(p.compiled): spread(each) for p, each in zip(once, times, strict=True)}
         for program, apart in self._ran:
             spent = taken[id(program.compiled)]
