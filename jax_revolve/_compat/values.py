@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad
@@ -19,6 +19,11 @@ AbstractValue: TypeAlias = Any
 def is_jit_disabled() -> bool:
     """Whether this is run under `jax.disable_jit`."""
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for others, whose numbers are not known."""
+    return isinstance(value, Tracer)
 
 
 # Derivatives

@@ -1,0 +1,7 @@
+"""The step of a loop that Python drives.
+
+- `prepared`: the arguments of a call, as a step and its operands.
+- `trace`: the step as a jaxpr, with the checks of `jax.lax`.
+- `compiled`: the step as compiled programs: forward, taped, and pulled back.
+- `eager`: the same of a step that is called directly.
+"""
