@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import is_zero, tangent_type, zeros
+from jax_revolve.host.body.compiled import CompiledStep, Values, sharding_of
 from jax_revolve.host.body.eager import EagerStep
 from jax_revolve.host.inputs import Fetched, Slices
 from jax_revolve.host.levels import keep
@@ -19,7 +20,6 @@ from jax_revolve.host.resume.session import Session
 from jax_revolve.host.reversal import reversal_of
 from jax_revolve.host.rows import Arriving, Consumed, Rows
 from jax_revolve.host.run import Cotangents, Place, Problem, Step, Sweep
-from jax_revolve.host.body.compiled import CompiledStep, Values, sharding_of
 from jax_revolve.host.watch import Watch
 from jax_revolve.schedule.actions import Advance
 from jax_revolve.schedule.selection import Request

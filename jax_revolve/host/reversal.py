@@ -6,9 +6,9 @@ import jax
 
 from jax_revolve._compat import bytes_of, results_in
 from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.host.body.compiled import CompiledStep
 from jax_revolve.host.body.eager import EagerStep
 from jax_revolve.host.run import Step
-from jax_revolve.host.body.compiled import CompiledStep
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Storage

@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from jax_revolve.host.body.eager import EagerStep
-from jax_revolve.host.inputs import Fetched
 from jax_revolve.host.body.trace import trace
+from jax_revolve.host.inputs import Fetched
 from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.step.loop import Loop, Operands
 

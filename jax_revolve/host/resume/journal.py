@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
+from jax_revolve.host.body.compiled import Values
 from jax_revolve.host.levels import Checkpoint, OnDevice, OnHost, Placed, on_host
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.run import Place
-from jax_revolve.host.body.compiled import Values
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage.states import Part, States
 

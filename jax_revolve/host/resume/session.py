@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from jax_revolve.host.body.compiled import Values
 from jax_revolve.host.levels import Placed
 from jax_revolve.host.resume.fingerprint import Fingerprint, check, of_arrays
 from jax_revolve.host.resume.journal import Journal, SavedRows
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.run import Cotangents, Place
-from jax_revolve.host.body.compiled import Values
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.storage.states import States
 
