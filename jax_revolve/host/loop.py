@@ -81,6 +81,7 @@ class HostLoop:
         xs = [x[:1] for x in operands.xs]
         if self.fetched is not None:
             xs = [x[None] for x in self.fetched.example]
+            differentiated = differentiated._replace(xs=[False] * len(xs))
         found = reversal_of(self.step, self.plan, operands._replace(xs=xs), differentiated)
         plan = found.plan
         session = self._session(
@@ -107,6 +108,8 @@ class HostLoop:
         """The cotangents of the operands, `None` for those that are not differentiated."""
         problem, operands, session = held.problem, held.operands, held.session
         activity = problem.step.activity
+        if self.consume is not None:  # what a function took has no cotangents
+            ct_ys = [None] * len(activity.ys)
         cotangents = Cotangents(
             list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
             list(map(_zeros_like, pick(operands.consts, activity.consts))),
@@ -220,7 +223,7 @@ def _like(cotangent: Any, value: Any) -> Any:
     """A cotangent of a value, as those that the steps compute."""
     if is_zero(cotangent):
         return _zeros_like(value)
-    return _placed_like(lax.convert_element_type(cotangent, cotangent.dtype), value)
+    return _placed_like(lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype), value)
 
 
 def _zeros_like(value: Any) -> Any:
@@ -236,7 +239,7 @@ def _spread(cotangents: Cotangents, activity: Activity, operands: Operands) -> O
     """The cotangents of all operands, `None` for those that are not differentiated."""
     consts, carry, xs = map(iter, (cotangents.consts, cotangents.carry, cotangents.xs.result()))
     ct_carry = [next(carry) if active else None for active in activity.carry]
-    pairs = zip(operands.xs, activity.xs, strict=True)
+    pairs = zip(operands.xs, activity.xs, strict=False)  # xs that are fetched are no operands
     return Operands(
         [next(consts) if active else None for active in activity.consts],
         [ct if active else None for ct, active in zip(ct_carry, activity.init, strict=True)],

@@ -25,7 +25,8 @@ class Arriving:
     def put(self, at: int, leaves: Values) -> None:
         """A row, which arrives later."""
         for leaf in map(data_of, leaves):
-            leaf.copy_to_host_async()
+            if isinstance(leaf, jax.Array):  # a step of NumPy may give its own arrays
+                leaf.copy_to_host_async()
         self._coming.append((at, leaves))
         while len(self._coming) > IN_FLIGHT:
             self._arrived(*self._coming.popleft())

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from math import isfinite
+from math import inf, isfinite
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -143,7 +143,7 @@ def host_scan(
         asked.for_scan(prepared.length),
         prepared.fetched,
         None if consume is None else take,
-        Watch(asked.listener, None if directory is None else save_every),
+        Watch(asked.listener, inf if directory is None else save_every),
         directory,
     )
     carry, ys = run(loop, prepared.operands)

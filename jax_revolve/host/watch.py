@@ -22,8 +22,8 @@ class Watch:
     """Looks after a sweep. Between two steps it waits for the device now and then, so that what it
     reports is true, and saves the run if that is due."""
 
-    def __init__(self, listener: Listener | None, save_every: float | None) -> None:
-        """`save_every` is `None` for a run that is not saved."""
+    def __init__(self, listener: Listener | None, save_every: float) -> None:
+        """`save_every` is infinite for a run that is not saved."""
         self._listener, self._save_every = listener, save_every
         self._saved = time.monotonic()
         self._is_interrupted = False
@@ -37,25 +37,20 @@ class Watch:
         """`steps` steps of the sweep have been taken, the last of which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
-        if (
-            self._ahead < STEPS_AHEAD
-            and now - self._looked < SECONDS_AHEAD
-            and not self._is_interrupted
-        ):
+        is_due = self._is_interrupted or now - self._saved >= self._save_every
+        is_looking = now - self._looked >= SECONDS_AHEAD
+        if not (is_due or is_looking or self._ahead >= STEPS_AHEAD):
             return
         jax.block_until_ready(values)
-        if now - self._looked >= SECONDS_AHEAD:
+        self._ahead = 0
+        if is_looking:
             self._looked = now
             self._report(steps)
-        self._ahead = 0
-        if self._save_every is None:
-            return
-        if self._is_interrupted:
-            save(steps)
-            raise KeyboardInterrupt
-        if time.monotonic() - self._saved >= self._save_every:
+        if is_due:
             save(steps)
             self._saved = time.monotonic()
+        if self._is_interrupted:
+            raise KeyboardInterrupt
 
     def finish(self) -> None:
         """The sweep is over."""

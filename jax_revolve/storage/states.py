@@ -124,6 +124,6 @@ def _parts(state: Any) -> Iterator[Part]:
             yield state
             return
         state = list(state.values())
-    if isinstance(state, list):
+    if isinstance(state, list | tuple):
         for value in state:
             yield from _parts(value)
