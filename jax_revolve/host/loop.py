@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import is_zero, tangent_type, zeros
-from jax_revolve.host.body.compiled import CompiledStep, Values, sharding_of
+from jax_revolve.host.body.compiled import Values, compiled_step, sharding_of
 from jax_revolve.host.body.eager import EagerStep
 from jax_revolve.host.inputs import Fetched, Slices
 from jax_revolve.host.levels import keep
@@ -68,7 +68,9 @@ class HostLoop:
 
     def value(self, operands: Operands) -> Results:
         """One sweep that keeps nothing."""
-        step = self.step if isinstance(self.step, EagerStep) else CompiledStep(self.step, operands)
+        step = self.step
+        if not isinstance(step, EagerStep):
+            step = compiled_step(step, operands._replace(xs=[]))
         whole = (True,) * len(operands.carry)
         session = self._session(operands, whole, "value", ())
         problem = self._problem(operands, step, whole)

@@ -6,7 +6,7 @@ import jax
 
 from jax_revolve._compat import bytes_of, results_in
 from jax_revolve.autodiff.sizes import sizes_of
-from jax_revolve.host.body.compiled import CompiledStep
+from jax_revolve.host.body.compiled import compiled_step
 from jax_revolve.host.body.eager import EagerStep
 from jax_revolve.host.run import Step
 from jax_revolve.schedule.cost import Sizes
@@ -61,8 +61,7 @@ def reversal_of(
             sizes._replace(residuals=uncut, weights=0, again=0, again_work=0.0, factors=0)
         )
     restart = tuple(r and not same for r, same in zip(restart, _unchanged(step), strict=True))
-    compiled = CompiledStep(step, operands, activity)
-    compiled.check()
+    compiled = compiled_step(step, operands, activity, taped=plan.block_size > 1)
     return Reversal(compiled, plan, restart)
 
 

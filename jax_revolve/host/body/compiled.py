@@ -1,12 +1,13 @@
 """The step as compiled programs: forward, pulled back, and taped."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import call_jaxpr, results_in
+from jax_revolve._compat import call_jaxpr, program_key, results_in
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.pullback import (
@@ -31,6 +32,37 @@ class Pulled(NamedTuple):
     consts: Values
 
 
+def compiled_step(
+    loop: Loop, operands: Operands, activity: Activity | None = None, *, taped: bool = False
+) -> "CompiledStep":
+    """The step of a loop with operands like these, which may have a single slice of the xs. A step
+    without activity has no pullback; one that is `taped` can keep its residuals.
+
+    An earlier one is used again if it is the same program, so that an optimization compiles it
+    once, even if it makes another function `f` for each gradient.
+    """
+    placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
+    types = tuple(jax.typeof(x) for part in operands for x in part)
+    counts = loop.num_consts, loop.num_carry, len(operands.xs)
+    key = (program_key(loop.jaxpr), counts, placed, types, activity, taped)
+    with _lock:
+        step = _known.pop(key, None)
+    if step is None:
+        step = CompiledStep(loop, operands, activity, taped=taped)
+    with _lock:
+        _known[key] = step
+        if len(_known) > MOST_KNOWN:
+            _known.pop(next(iter(_known)))
+    return step
+
+
+MOST_KNOWN = 16
+"""The compiled steps that are kept, those that were used last."""
+
+_known: dict[Any, "CompiledStep"] = {}
+_lock = Lock()
+
+
 class CompiledStep:
     """A loop's step. Each program is compiled when it is first called.
 
@@ -38,15 +70,22 @@ class CompiledStep:
     up in place.
     """
 
-    def __init__(self, loop: Loop, operands: Operands, activity: Activity | None = None) -> None:
-        """The operands may have a single slice of the xs. A step without activity has no
-        pullback."""
-        self._loop, self._operands, self._activity = loop, operands, activity
+    def __init__(
+        self, loop: Loop, operands: Operands, activity: Activity | None, *, taped: bool
+    ) -> None:
+        self._loop, self._activity = loop, activity
         carry = list(map(sharding_of, operands.carry))
         self._forward = jax.jit(loop.step, out_shardings=(carry, None))
-        if activity is not None:
-            self._pull = self._differentiated(self._pull_step)
-            self._pull_taped = self._differentiated(self._pull_residuals)
+        if activity is None:
+            return
+        consts = list(map(sharding_of, pick(operands.consts, activity.consts)))
+        shardings: Any = Pulled(pick(carry, activity.carry), None, consts)  # pyright: ignore[reportArgumentType]
+        pull = partial(jax.jit, donate_argnums=3, out_shardings=shardings)
+        self._pull = pull(self._pull_step)
+        if taped:
+            self._taping = _Taping.of(loop, activity, operands, carry)
+            self._pull_taped = pull(self._pull_residuals)
+        self._check(operands)
 
     @property
     def activity(self) -> Activity:
@@ -54,7 +93,7 @@ class CompiledStep:
         assert self._activity is not None
         return self._activity
 
-    def check(self) -> None:
+    def _check(self, operands: Operands) -> None:
         """Trace the pullback, so that a step which has none is an error before the loop runs."""
 
         def pull(inputs: Operands) -> Pulled:
@@ -63,7 +102,7 @@ class CompiledStep:
             pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)
             return self._pull_step(inputs, *(zero_cotangents(*pair) for pair in pairs))
 
-        jax.eval_shape(pull, self._operands._replace(xs=read(self._operands.xs, 0)))
+        jax.eval_shape(pull, operands._replace(xs=read(operands.xs, 0)))
 
     def forward(self, consts: Values, carry: Values, x: Values) -> tuple[Values, Values]:
         """The next carry, and a y."""
@@ -76,23 +115,17 @@ class CompiledStep:
     def tape(self, inputs: Operands) -> tuple[Values, Values, Values]:
         """The next carry, a y, and the residuals of the step. Residuals that are inputs of the step
         are not computed again: they are these very arrays."""
-        traced, sources, taped = self._taping
-        computed = taped(inputs)
+        computed = self._taping.run(inputs)
         flat = [*inputs.consts, *inputs.carry, *inputs.xs]
+        sources = self._taping.sources
         kept = [computed[s.at] if s.input is None else flat[s.input] for s in sources]
-        return *self._loop.results(computed[: traced.num_results]), kept
+        return *self._loop.results(computed[: self._taping.traced.num_results]), kept
 
     def pull_taped(
         self, residuals: Values, ct_carry: Values, ct_y: Values, ct_consts: Values
     ) -> Pulled:
         """The pullback of a taped step."""
         return self._pull_taped(residuals, ct_carry, ct_y, ct_consts)
-
-    def _differentiated(self, fun: Callable[..., Pulled]) -> Callable[..., Pulled]:
-        carry = map(sharding_of, pick(self._operands.carry, self.activity.carry))
-        consts = map(sharding_of, pick(self._operands.consts, self.activity.consts))
-        shardings: Any = Pulled([*carry], None, [*consts])  # pyright: ignore[reportArgumentType]
-        return jax.jit(fun, donate_argnums=3, out_shardings=shardings)
 
     def _pull_step(
         self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values
@@ -104,18 +137,27 @@ class CompiledStep:
     def _pull_residuals(
         self, residuals: Values, ct_carry: Values, ct_y: Values, ct_consts: Values
     ) -> Pulled:
-        pulled = pull_back(self._taping[0].linearized, residuals, Cotangents(ct_carry, ct_y))
+        pulled = pull_back(self._taping.traced.linearized, residuals, Cotangents(ct_carry, ct_y))
         return Pulled(pulled.carry, pulled.xs, add(ct_consts, pulled.consts))
 
-    @cached_property
-    def _taping(self) -> tuple[TracedStep, list["_Source"], Callable[..., Values]]:
-        """The step with its residuals, where each of those comes from, and the program that
-        computes the results and the residuals that are not inputs."""
-        traced = traced_step(self._loop, self.activity, self._operands)
-        num_consts, num_carry = self._loop.num_consts, self._loop.num_carry
-        shared = [*range(num_consts), *range(num_consts + num_carry)]
-        first = num_consts + num_carry
-        of_input = [*shared, *range(num_consts, first + len(self._operands.xs))]
+
+class _Taping(NamedTuple):
+    """The step with its residuals: where each of those comes from, and the program that computes
+    the results and the residuals that are not inputs."""
+
+    traced: TracedStep
+    sources: list["_Source"]
+    run: Callable[[Operands], Values]
+
+    @classmethod
+    def of(
+        cls, loop: Loop, activity: Activity, operands: Operands, carry_shardings: list[Any]
+    ) -> "_Taping":
+        traced = traced_step(loop, activity, operands)
+        consts, carry, xs = (range(len(part)) for part in operands)
+        first_carry, first_x = len(consts), len(consts) + len(carry)
+        carry = [first_carry + i for i in carry]
+        of_input = [*consts, *consts, *carry, *carry, *(first_x + i for i in xs)]
         outputs = list(range(traced.num_results))
         at = {number: number for number in outputs}
         sources: list[_Source] = []
@@ -130,14 +172,13 @@ class CompiledStep:
                 outputs.append(number)
             sources.append(_Source(None, at[result.same_as]))
 
-        def taped(inputs: Operands) -> Values:
+        def run(inputs: Operands) -> Values:
             consts, carry, x = inputs
             results = call_jaxpr(traced.closed)(*consts, *consts, *carry, *carry, *x)
             return [results[number] for number in outputs]
 
-        carry = list(map(sharding_of, self._operands.carry))
-        shardings = [*carry, *[None] * (len(outputs) - num_carry)]
-        return traced, sources, jax.jit(taped, out_shardings=shardings)
+        shardings = [*carry_shardings, *[None] * (len(outputs) - len(carry))]
+        return cls(traced, sources, jax.jit(run, out_shardings=shardings))
 
 
 class _Source(NamedTuple):
