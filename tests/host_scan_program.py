@@ -1,12 +1,12 @@
 """A gradient of `host_scan` that is saved; see `test_host_scan`.
 
 Takes the name of a workload, the directory of the run, and a file for the result, which is written
-when it is complete. Prints a line when the first step runs.
+when it is complete. Prints a line for each step, and takes its time.
 """
 
 import os
 import sys
-from collections.abc import Callable
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve import Disk, HostMemory, host_scan
+from jax_revolve.host.watch import Watch
 
-STEPS = 60
-SAVE_EVERY = 0.0
-
-Gradient = Callable[[Any], Any]
+STEPS = 40
 
 
-def recurrent(directory: Any, scan: Any = host_scan, save_every: float = SAVE_EVERY) -> Any:
+def recurrent(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
     """Weights, xs and ys, with checkpoints on the device."""
     draw = np.random.default_rng(0).normal
     weights, xs = draw(size=(4, 4)) / 2, jnp.asarray(draw(size=(STEPS, 4)))
@@ -43,7 +41,7 @@ def recurrent(directory: Any, scan: Any = host_scan, save_every: float = SAVE_EV
     return jax.value_and_grad(loss, (0, 1))(jnp.asarray(weights), xs)
 
 
-def forced(directory: Any, scan: Any = host_scan, save_every: float = SAVE_EVERY) -> Any:
+def forced(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
     """Forcing from a function, two levels, and blocks; run backwards."""
 
     def forcing(i: int) -> Any:
@@ -86,7 +84,7 @@ def _cube_backward(x: Any, ct: Any) -> Any:
 cube.defvjp(_cube_forward, _cube_backward)
 
 
-def direct(directory: Any, scan: Any = host_scan, save_every: float = SAVE_EVERY) -> Any:
+def direct(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
     """A step of NumPy that is called directly, with all checkpoints in the host's memory."""
 
     def step(rate: Any, u: Any, _: Any) -> Any:
@@ -115,8 +113,15 @@ WORKLOADS = {"recurrent": recurrent, "forced": forced, "direct": direct}
 def main(name: str, directory: str, result: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)
-    print("started", flush=True)
-    leaves = jax.tree.leaves(WORKLOADS[name](directory, partial(host_scan)))
+    between_steps, sleep = Watch.between_steps, partial(time.sleep, 0.005)
+
+    def slowly(*args: Any) -> None:
+        print("a step", flush=True)
+        sleep()
+        between_steps(*args)
+
+    Watch.between_steps = slowly
+    leaves = jax.tree.leaves(WORKLOADS[name](directory, save_every=0.05))
     unfinished = Path(result).with_suffix(".part")
     unfinished.write_bytes(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
     os.replace(unfinished, result)

@@ -214,7 +214,7 @@ class HostLoop:
         else:
             types = self.step.output_types[self.step.num_carry :]
             types = [jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for t in types]
-        session.keep_ys(ys if isinstance(ys, Rows) else None, types)
+        session.keep_ys(ys, types)
 
 
 def _nothing(reached: int) -> None:

@@ -59,8 +59,7 @@ class Rows(Arriving):
         return list(map(_value, self._arrays or [], self._types))
 
     def saved(self, at: slice) -> list[np.ndarray]:
-        """Some of the rows, for a file."""
-        self.arrive()
+        """Some of the rows, which have arrived, for a file."""
         return [array[at] for array in self._arrays or []]
 
     def restore(self, at: slice, rows: list[np.ndarray], types: list[AbstractValue]) -> None:

@@ -89,10 +89,13 @@ def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) ->
     return arrays
 
 
-def write_durably(path: Path, what: str, content: bytes) -> None:
-    """Write a file that is there after a crash of the machine, whole or not at all."""
+def write_durably(path: Path, what: str, content: bytes, *, is_last: bool) -> None:
+    """Write a file that is there after a crash of the machine, whole or not at all, once the last
+    file of several in one folder is written."""
     with _named(what, path, len(content), path.parent):
         replace_file(path, content, sync=True)
+        if is_last and os.name == "posix":
+            _sync_folder(path.parent)
 
 
 def replace_file(path: Path, *content: bytes, sync: bool = False) -> None:
@@ -106,8 +109,6 @@ def replace_file(path: Path, *content: bytes, sync: bool = False) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(unfinished, path)
-        if sync and os.name == "posix":
-            _sync_folder(path.parent)
     except OSError:
         unfinished.unlink(missing_ok=True)
         raise

@@ -65,7 +65,7 @@ class States:
     def write(self, arrays: Sequence[np.ndarray]) -> Part:
         """Write arrays to a file that the next states may refer to."""
         content, name = bytes_of(arrays), f"{secrets.token_hex(8)}.arrays"
-        write_durably(self._folder / name, "A part of a state", content)
+        write_durably(self._folder / name, "A part of a state", content, is_last=False)
         types = [[list(a.shape), a.dtype.name] for a in arrays]
         return {"file": name, "sha256": _checksum(content), "types": types}
 
@@ -79,7 +79,7 @@ class States:
         text = json.dumps(state)
         number = max(self._numbers(), default=0) + 1
         content = f"{_checksum(text.encode())}\n{text}".encode()
-        write_durably(self._folder / f"state-{number}.json", "A state", content)
+        write_durably(self._folder / f"state-{number}.json", "A state", content, is_last=True)
         files = {part["file"] for part in _parts(state)}
         self._kept = [*self._kept, (number, files)][-KEPT:]
         self._clean()

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_revolve.host.body.compiled import Values
 from jax_revolve.host.levels import Checkpoint, OnDevice, OnHost, Placed, on_host
-from jax_revolve.host.rows import Rows
+from jax_revolve.host.rows import Arriving, Rows
 from jax_revolve.host.run import Place
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage.states import Part, States
@@ -36,16 +36,16 @@ class InStates:
 class SavedRows:
     """Rows, of which each state writes those that are new to a file."""
 
-    def __init__(self, states: States, rows: Rows | None, entries: Callable[[int, int], slice]):
-        """`entries` tells where the rows of some steps of a sweep are, counted in its order. There
-        are no rows if a function takes them."""
+    def __init__(self, states: States, rows: Arriving, entries: Callable[[int, int], slice]):
+        """`entries` tells where the rows of some steps of a sweep are, counted in its order."""
         self._states, self._rows, self._entries = states, rows, entries
         self._files: list[tuple[int, int, Part]] = []
 
     def save(self, steps: int) -> list[tuple[int, int, Part]]:
-        """The files with the rows of so many steps of the sweep."""
+        """The files with the rows of so many steps of the sweep; none if a function takes them."""
+        self._rows.arrive()
         first = self._files[-1][1] if self._files else 0
-        if self._rows is not None and first < steps:
+        if isinstance(self._rows, Rows) and first < steps:
             rows = self._rows.saved(self._entries(first, steps))
             if rows:
                 self._files.append((first, steps, self._states.write(rows)))
@@ -55,7 +55,7 @@ class SavedRows:
         """The rows of these files, of these types or those of the arrays in them."""
         self._files = [*files]
         for first, last, part in files:
-            assert self._rows is not None
+            assert isinstance(self._rows, Rows)
             data = self._states.read(part)
             own = [jax.typeof(x[0]) for x in data] if types is None else types
             self._rows.restore(self._entries(first, last), data, own)

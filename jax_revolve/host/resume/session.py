@@ -8,7 +8,7 @@ from jax_revolve.host.body.compiled import Values
 from jax_revolve.host.levels import Placed
 from jax_revolve.host.resume.fingerprint import Fingerprint, check, of_arrays
 from jax_revolve.host.resume.journal import Journal, SavedRows
-from jax_revolve.host.rows import Rows
+from jax_revolve.host.rows import Arriving
 from jax_revolve.host.run import Cotangents, Place
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.storage.states import States
@@ -79,7 +79,7 @@ class Session:
         place = self._state["place"]
         return None if place is None else self.journal.restored_place(place, slots, stores)
 
-    def keep_ys(self, rows: Rows | None, types: Values | None) -> None:
+    def keep_ys(self, rows: Arriving, types: Values | None) -> None:
         """These are the ys, of these types or those of the arrays in the files."""
         self._ys = SavedRows(self._states, rows, self._entries)
         self._ys.restore(self._state.get("ys", []), types)
