@@ -72,7 +72,6 @@ from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
 from jax_revolve._compat.primitives import define_derivative as define_derivative
 from jax_revolve._compat.primitives import new_primitive as new_primitive
-from jax_revolve._compat.same import program_key as program_key
 from jax_revolve._compat.updates import Uses as Uses
 from jax_revolve._compat.updates import reads as reads
 from jax_revolve._compat.updates import updated as updated

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import AbstractValue
+from jax_revolve._compat import AbstractValue, with_weak_type
 from jax_revolve.host.body.compiled import Values, sharding_of
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.storage import files
@@ -38,7 +38,9 @@ def _on_device(data: np.ndarray, type_: AbstractValue, sharding: Any) -> Any:
     if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
         keys = from_data(jnp.asarray(data), type_)
         return keys if sharding is None else jax.device_put(keys, sharding)
-    return jnp.asarray(data) if sharding is None else jax.device_put(data, sharding)
+    if sharding is not None:
+        return jax.device_put(data, sharding)
+    return with_weak_type(jnp.asarray(data), type_)  # another type would be compiled again
 
 
 def on_host(values: Values) -> list[np.ndarray]:

@@ -153,7 +153,7 @@ class HostLoop:
     def _run_again(self, held: Held) -> tuple[Place, list[Any] | None]:
         """The forward sweep of a pullback that is not the first."""
         place = Place(carry=held.operands.carry)
-        _, taped = Sweep(held.problem, place, _nothing).forward(Arriving())
+        _, taped = Sweep(held.problem, place, _nothing).forward(Consumed(lambda *_: None))
         return place, taped
 
     def _problem(self, operands: Operands, step: Step, restart: Mask) -> Problem:

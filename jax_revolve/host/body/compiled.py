@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import call_jaxpr, program_key, results_in
+from jax_revolve._compat import call_jaxpr, results_in
+from jax_revolve.host.body.same import program_key
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.pullback import (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat import is_traced, tangent_type, zeros
+from jax_revolve._compat import tangent_type, zeros
 from jax_revolve.host.body.compiled import Pulled, Values
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
@@ -66,11 +66,6 @@ class EagerStep:
         """The next carry, and a y."""
         new, y = self._run(consts, carry, x)
         for old, leaf in zip(carry, new, strict=True):
-            if is_traced(leaf):
-                raise ValueError(
-                    "f must not close over values that are differentiated where jit=False, because "
-                    "it is not traced. Pass them in a jax.tree_util.Partial, in init, or in xs."
-                )
             if (leaf.shape, leaf.dtype) != (old.shape, old.dtype):
                 raise TypeError(
                     "f must return a carry with the shapes and dtypes of init where jit=False, "
@@ -82,7 +77,13 @@ class EagerStep:
         leaves, is_const, tree = self._f
         f = jax.tree.unflatten(tree, substitute(leaves, is_const, consts))
         trees = (self._carry_tree, carry), (self._x_tree, x)
-        new, y = f(*(jax.tree.unflatten(tree, leaves) for tree, leaves in trees))
+        try:
+            new, y = f(*(jax.tree.unflatten(tree, leaves) for tree, leaves in trees))
+        except jax.errors.UnexpectedTracerError as error:
+            raise ValueError(
+                "f must not close over values that are differentiated where jit=False, because it "
+                "is not traced. Pass them in a jax.tree_util.Partial, in init, or in xs."
+            ) from error
         leaves, tree = jax.tree.flatten(new)
         if tree != self._carry_tree:
             raise TypeError(

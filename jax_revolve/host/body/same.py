@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
+
+from jax_revolve._compat import is_literal
 
 
 def program_key(jaxpr: Any) -> Hashable:
@@ -16,7 +17,7 @@ def program_key(jaxpr: Any) -> Hashable:
     inner = getattr(jaxpr, "jaxpr", jaxpr)
 
     def use(atom: Any) -> Hashable:
-        if isinstance(atom, Literal):
+        if is_literal(atom):
             return atom.aval, _array_key(atom.val)
         return numbers[atom]
 
