@@ -498,6 +498,9 @@ class Log(ProgressMeter):
     def update(self, bar: Any, steps: int) -> None:
         self.seen.append(steps)
 
+    def note(self, bar: Any, text: str) -> None:
+        self.noted = text
+
     def close(self, bar: Any) -> None:
         self.seen.append("closed")
 
@@ -509,3 +512,8 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.grad(lambda a: host_scan(step, a, length=4, checkpoints=4, progress=log)[0])(1.0)
     swept = [1, 2, 3, 4, 4, "closed"]
     assert log.seen == [("forward", 4), *swept, ("reverse", 4), *swept]
+    assert log.noted == "8 of 8 evaluations"
+    two = {"checkpoints": 1, "storage": HostMemory(2, transfer=0.0)}
+    host_scan(step, jnp.ones(4), length=4, progress=log)
+    jax.vjp(lambda a: host_scan(step, a, length=4, progress=log, **two), jnp.ones(4))
+    assert log.noted == "4 of 7 evaluations, 64 B in host memory, 32 B on the device"

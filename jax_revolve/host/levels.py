@@ -3,9 +3,10 @@
 A checkpoint lives as long as something refers to it. So does its file.
 """
 
+import math
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,12 @@ def on_host(values: Values) -> list[np.ndarray]:
 class Checkpoint(Protocol):
     """The leaves of a carry that are needed to run steps again."""
 
+    level: ClassVar[str]
+    """Where it is."""
+
+    @property
+    def nbytes(self) -> int: ...
+
     @property
     def values(self) -> Values:
         """On the device."""
@@ -67,6 +74,11 @@ class OnDevice:
     """The arrays themselves, which no step changes."""
 
     values: Values
+    level: ClassVar[str] = "on the device"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.values)
 
     @property
     def data(self) -> list[np.ndarray]:
@@ -77,6 +89,11 @@ class OnDevice:
 class OnHost:
     data: list[np.ndarray]
     placed: Placed
+    level: ClassVar[str] = "in host memory"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.data)
 
     @property
     def values(self) -> Values:
@@ -91,10 +108,15 @@ class InFile:
     ticket: tuple[int, int, int]
     like: list[tuple[tuple[int, ...], np.dtype]]
     placed: Placed
+    level: ClassVar[str] = "on disk"
     _end: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self._end = weakref.finalize(self, files.remove_file, self.directory, self.ticket)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.like)
 
     @property
     def data(self) -> list[np.ndarray]:

@@ -97,6 +97,7 @@ class HostLoop:
             keep_store = session.journal.keep
         problem = self._problem(operands, found.step, found.restart)._replace(
             actions=plan,
+            evaluations=plan.evaluations,
             block_size=plan.block_size,
             keep_slot=partial(keep, found.slots),
             keep_store=keep_store,
@@ -162,6 +163,7 @@ class HostLoop:
             step=step,
             length=self.length,
             actions=(Advance(0, self.length),),
+            evaluations=self.length,
             block_size=1,
             consts=operands.consts,
             init=operands.carry,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from jax_revolve.schedule.actions import (
     Tape,
     Write,
 )
+from jax_revolve.schedule.arguments import readable
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick, substitute
 
@@ -49,16 +51,22 @@ class Step(Protocol):
 @dataclass
 class Place:
     """How far a sweep is, and what it holds: the number of actions that are done, of the steps of
-    the next one that are, the current carry, and the checkpoints on both levels."""
+    the next one that are, and of evaluations so far, the current carry, and the checkpoints."""
 
     actions: int = 0
     steps: int = 0
+    evaluations: int = 0
     carry: Values | None = None
     slots: dict[int, Checkpoint] = field(default_factory=dict)
     stores: dict[int, Checkpoint] = field(default_factory=dict)
 
-    def copy(self) -> "Place":
-        return Place(self.actions, self.steps, self.carry, {**self.slots}, {**self.stores})
+    def text(self, evaluations: int) -> str:
+        """The evaluations, of so many, and the bytes of the checkpoints on each level."""
+        held = dict[str, int]()
+        for checkpoint in (*self.slots.values(), *self.stores.values()):
+            held[checkpoint.level] = held.get(checkpoint.level, 0) + checkpoint.nbytes
+        levels = [f"{readable(size)} {level}" for level, size in held.items()]
+        return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
 
 
 class Problem(NamedTuple):
@@ -67,6 +75,7 @@ class Problem(NamedTuple):
     step: Step
     length: int
     actions: Iterable[Action]
+    evaluations: int
     block_size: int
     consts: Values
     init: Values
@@ -170,7 +179,7 @@ class Sweep:
             assert place.carry is not None
             x = problem.inputs.at(problem.entry(step))
             place.carry, y = problem.step.forward(problem.consts, place.carry, x)
-            place.steps += 1
+            place.steps, place.evaluations = place.steps + 1, place.evaluations + 1
             if self._ys is not None:
                 self._ys.put(problem.entry(step), y)
                 self._reached = step + 1
@@ -185,6 +194,7 @@ class Sweep:
             x = problem.inputs.at(problem.entry(step))
             carry, y, residuals = problem.step.tape(Operands(problem.consts, carry, x))
             taped.append(residuals)
+            self._place.evaluations += 1
             if self._ys is not None:
                 self._ys.put(problem.entry(step), y)
         assert carry is not None
@@ -202,6 +212,7 @@ class Sweep:
                 assert place.carry is not None
                 inputs = Operands(problem.consts, place.carry, problem.inputs.at(entry))
                 pulled = problem.step.pull(inputs, *given)
+                place.evaluations += 1
             else:
                 pulled = problem.step.pull_taped(taped.pop(), *given)
             cotangents.carry, cotangents.consts = pulled.carry, pulled.consts
@@ -216,7 +227,9 @@ class Sweep:
         """Fetches the slices of the xs, except for the first steps if they are `skipped`, and
         reports the sweep."""
         problem = self._problem
-        problem.watch.begin(sweep, problem.length)
+        problem.watch.begin(
+            sweep, problem.length, self._reached, partial(self._place.text, problem.evaluations)
+        )
         steps = problem.steps_of(self._place, until_end=sweep == FORWARD)
         problem.inputs.begin(problem.entry(step) for step in islice(steps, skipped, None))
         try:

@@ -28,10 +28,14 @@ class Watch:
         self._saved = time.monotonic()
         self._is_interrupted = False
 
-    def begin(self, sweep: str, total: int) -> None:
-        self._sweep, self._total = sweep, total
+    def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
+        """A sweep of `total` steps begins, or goes on after `steps` of them. `describe` tells more
+        about its progress."""
+        self._sweep, self._total, self._describe = sweep, total, describe
         self._ahead, self._looked = 0, time.monotonic()
         self._report(0)
+        if steps:
+            self._report(steps)
 
     def between_steps(self, steps: int, values: Any, save: Callable[[int], None]) -> None:
         """`steps` steps of the sweep have been taken, the last of which computes `values`."""
@@ -59,7 +63,7 @@ class Watch:
 
     def _report(self, steps: int) -> None:
         if self._listener is not None:
-            self._listener.reached(self._sweep, (steps, self._total))
+            self._listener.reached(self._sweep, (steps, self._total), self._describe())
 
     @contextmanager
     def interruptible(self, note: str) -> Iterator[None]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve.host.body.compiled import Values
@@ -23,6 +24,11 @@ class InStates:
     states: States
     part: Part
     placed: Placed
+    level: ClassVar[str] = "on disk"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(np.prod(shape) * jnp.dtype(name).itemsize for shape, name in self.part["types"])
 
     @property
     def data(self) -> list[np.ndarray]:
@@ -81,6 +87,7 @@ class Journal:
         return {
             "actions": saved.actions,
             "steps": saved.steps,
+            "evaluations": saved.evaluations,
             "carry": None if saved.carry is None else self.values(saved.carry),
             "slots": {number: self._part(held) for number, held in saved.slots.items()},
             "stores": {number: self._part(held) for number, held in saved.stores.items()},
@@ -98,6 +105,7 @@ class Journal:
         return Place(
             state["actions"],
             state["steps"],
+            state["evaluations"],
             None if carry is None else self.carry(carry),
             held(state["slots"], slots),
             held(state["stores"], stores),
