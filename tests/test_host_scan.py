@@ -17,6 +17,7 @@ from test_errors import REJECTED
 
 from jax_revolve import Disk, HostMemory, Plan, ProgressMeter, host_scan, plan
 from jax_revolve.host import levels
+from jax_revolve.host.watch import Watch
 from jax_revolve.schedule.actions import Advance, Tape
 
 N = 11
@@ -486,6 +487,31 @@ def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.Monkey
         assert all(x.sharding.is_equivalent_to(sharding, 1) for x in ours)
     assert seen
     assert all(x.is_equivalent_to(sharding, 1) for x in seen)
+
+
+def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Besides, there are the result and its cotangent, the carry, and its cotangents before and
+    after a step."""
+    size, most, between_steps = 977, [0], Watch.between_steps
+
+    def counting(watch: Watch, *arguments: Any) -> None:
+        most[0] = max(most[0], sum(x.size == size for x in jax.live_arrays()))
+        between_steps(watch, *arguments)
+
+    monkeypatch.setattr(Watch, "between_steps", counting)
+
+    def loss(start: Any, **options: Any) -> Any:
+        return jnp.sum(host_scan(lambda u, _: (jnp.sin(u), None), start, length=60, **options)[0])
+
+    start = jnp.ones(size)
+    for options, held in [
+        ({"checkpoints": 5}, 5),
+        ({"checkpoints": 2, "storage": HostMemory(4)}, 2 + 4),  # on a CPU, both are one memory
+        ({"checkpoints": 2, "block_size": 4}, 2 + 4),
+    ]:
+        most[0] = 0
+        jax.grad(partial(loss, **options))(start)
+        assert held <= most[0] <= held + 5
 
 
 class Log(ProgressMeter):

@@ -40,7 +40,14 @@ def _arrays(operands: Operands) -> Operands:
 
 
 def _check_known(values: Any) -> None:
-    if any(map(is_traced, jax.tree.leaves(values))):
+    leaves = jax.tree.leaves(values)
+    known = [x for x in leaves if isinstance(x, jax.Array) and not is_traced(x)]
+    if not all(x.is_fully_addressable for x in known):
+        raise NotImplementedError(
+            "host_scan runs in one process, but an array is on devices of several: use "
+            "jax_revolve.checkpointed_scan."
+        )
+    if any(map(is_traced, leaves)):
         raise NotImplementedError(
             "host_scan is a loop in Python, and cannot run inside of jax.jit, jax.vmap, jax.lax "
             "loops or derivatives of its gradient, where values are not known: use "

@@ -46,7 +46,9 @@ class Slices:
 
 def slices_of(arrays: Values, entry: int) -> Values:
     """The entry of each array on the device; `None` for `None`."""
-    return _slices(arrays, np.int32(entry)) if arrays else []
+    if all(x is None for x in arrays):
+        return arrays
+    return _slices(arrays, np.int32(entry))
 
 
 @jax.jit
