@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from host_scan_program import WORKLOADS
 
-from jax_revolve import host_scan
+from jax_revolve import HostMemory, host_scan
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
 
@@ -362,6 +362,30 @@ def run_counted(directory: Path, executed: list[int], after: Any = lambda: None)
         return u + jnp.sum(ys)
 
     return jax.value_and_grad(loss)(jnp.asarray(1.3))
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def read(i: int) -> Any:
+        asked.append(i)
+        if len(asked) == 16:
+            raise OSError("not now")
+        return np.sin(float(i))
+
+    def loss(a: Any) -> Any:
+        options: dict[str, Any] = {"checkpoints": 2, "storage": HostMemory(2), "save_every": 0}
+        options |= {"directory": tmp_path if is_saved else None}
+        start: Any = 1.0
+        return host_scan(lambda u, x: (jnp.sin(a * u + x), None), start, read, 9, **options)[0]
+
+    value, pullback = jax.vjp(loss, 0.7)
+    with pytest.raises(OSError, match="not now"):
+        pullback(1.0)
+    again = pullback(1.0)
+    is_saved = False
+    assert bits((value, *again)) == bits(jax.value_and_grad(loss)(0.7))
 
 
 def test_a_run_in_another_thread(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from jax_revolve.host.inputs import Fetched, Slices
 from jax_revolve.host.levels import keep
 from jax_revolve.host.resume.fingerprint import of_arrays, of_platform, of_text
 from jax_revolve.host.resume.session import Session
-from jax_revolve.host.reversal import reversal_of
+from jax_revolve.host.reversal import Reversal, reversal_of
 from jax_revolve.host.rows import Arriving, Consumed, Rows
 from jax_revolve.host.run import Cotangents, Place, Problem, Step, Sweep
 from jax_revolve.host.watch import Watch
@@ -43,6 +43,7 @@ class Held:
 
     problem: Problem
     operands: Operands
+    reversal: Reversal
     session: Session | None
     left: tuple[Place, list[Any] | None] | None
 
@@ -105,7 +106,7 @@ class HostLoop:
         place = session and session.place(found.slots, found.stores)
         place = place or Place(carry=operands.carry)
         results, taped = self._forward(problem, session, place, is_all=False)
-        return results, Held(problem, operands, session, (place, taped))
+        return results, Held(problem, operands, found, session, (place, taped))
 
     def reverse(self, held: Held, ct_carry: Values, ct_ys: Values) -> Operands:
         """The cotangents of the operands, `None` for those that are not differentiated."""
@@ -124,9 +125,11 @@ class HostLoop:
             held.left = None
             Sweep(problem, place, _nothing).reverse(cotangents, taped)
         elif not session.begin_reverse(cotangents):
-            place, taped = held.left or (session.place(None, None), None)
-            assert place is not None
-            held.left = None
+            if held.left is None:  # an earlier pullback failed
+                last = session.place(held.reversal.slots, held.reversal.stores)
+                assert last is not None
+                held.left = last, None
+            (place, taped), held.left = held.left, None
             with self.watch.interruptible(session.note):
                 save = partial(session.save_reverse, place, cotangents)
                 Sweep(problem, place, save, session.reached).reverse(cotangents, taped)
