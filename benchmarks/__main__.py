@@ -21,10 +21,11 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `compiling`: compile time and program size over the length of the loop
 - `progress`: what showing progress costs
 
-Two run only by name, since they need packages that the project does not depend on:
+Three run only by name. Two of them need packages that the project does not depend on:
 
 - `third_party`: gradients of programs of other packages
 - `tpu_programs`: gradients compiled for a TPU, without one
+- `host_scan`: what a step costs when Python drives the loop; it prints that
 
 One is a command of its own, with options that `--help` lists:
 
@@ -44,7 +45,7 @@ BENCHMARKS = (
     *("headline", "scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "progress"),
 )
-BY_NAME = ("third_party", "tpu_programs")
+BY_NAME = ("third_party", "tpu_programs", "host_scan")
 COMMANDS = ("accelerator",)
 
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_revolve.host.scan import host_scan as host_scan
     from jax_revolve.layers.chain import checkpointed_chain as checkpointed_chain
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan
 
 _MODULES = {
+    "host_scan": "host.scan",
     "checkpointed_chain": "layers.chain",
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",

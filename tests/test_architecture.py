@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "engine": ENGINE,
     "autodiff": AUTODIFF,
     "loops": LOOPS,
+    "host": LOOPS | {"loops"},
     "layers": LOOPS | {"loops"},
     "programs": LOOPS | {"loops"},
     "integrations": LOOPS | {"loops"},

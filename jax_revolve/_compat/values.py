@@ -22,7 +22,7 @@ def is_jit_disabled() -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a transformation stands between this value and an array."""
+    """Whether a value stands for others, whose numbers are not known."""
     return isinstance(value, Tracer)
 
 

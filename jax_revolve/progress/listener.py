@@ -13,8 +13,8 @@ class Listener(Hashable, Protocol):
     listeners make equal programs.
     """
 
-    def reached(self, sweep: str, report: Any) -> None:
-        """A sweep begins, with no step taken, or goes on."""
+    def reached(self, sweep: str, report: Any, note: str = "") -> None:
+        """A sweep begins, with no step taken, or goes on. A note is shown beside its bar."""
 
     def finished(self, sweep: str, report: Any) -> None:
         """A sweep is over."""

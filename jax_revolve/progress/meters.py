@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -59,6 +59,9 @@ class ProgressMeter:
         is exact."""
         raise NotImplementedError
 
+    def note(self, bar: Any, text: str) -> None:
+        """Shows a text beside the bar at its next update. Only `host_scan` calls it."""
+
     def close(self, bar: Any) -> None:
         """Ends the bar of a loop that is over, or that no longer reports."""
         raise NotImplementedError
@@ -111,6 +114,10 @@ class TqdmMeter(ProgressMeter):
         """As [`jax_revolve.ProgressMeter`][]."""
         bar.update(steps - bar.n)
 
+    def note(self, bar: Any, text: str) -> None:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        bar.set_postfix_str(text, refresh=False)
+
     def close(self, bar: Any) -> None:
         """As [`jax_revolve.ProgressMeter`][]."""
         bar.close()
@@ -125,6 +132,7 @@ class _Line:
     started: float
     steps: int = 0
     shown: float = 0.0
+    note: str = ""
 
     def text(self) -> str:
         seconds = time.monotonic() - self.started
@@ -135,7 +143,7 @@ class _Line:
         left = _clock((self.total - self.steps) / rate) if rate else "?"
         share = 100 * self.steps // self.total if self.total else 100
         of_all = f"{share}% {self.steps}/{self.total}"
-        return f"{self.name}: {of_all} [{times}<{left}, {rate:.1f} steps/s]"
+        return f"{self.name}: {of_all} [{times}<{left}, {rate:.1f} steps/s{self.note}]"
 
 
 class TextMeter(ProgressMeter):
@@ -159,6 +167,10 @@ class TextMeter(ProgressMeter):
         if bar is self._open[-1] and now - max(bar.shown, bar.started) >= (0.1 if in_place else 10):
             bar.shown = now
             self._write(bar.text(), "" if in_place else "\n")
+
+    def note(self, bar: Any, text: str) -> None:
+        """As [`jax_revolve.ProgressMeter`][]."""
+        bar.note = f", {text}"
 
     def close(self, bar: Any) -> None:
         """As [`jax_revolve.ProgressMeter`][]."""
@@ -211,9 +223,9 @@ class _Runs:
     _lock: Any = field(default_factory=Lock)
     _clock: Any = field(default_factory=count)
 
-    def reached(self, sweep: str, report: Any) -> None:
+    def reached(self, sweep: str, report: Any, note: str = "") -> None:
         """As [`jax_revolve.progress.listener.Listener`][]."""
-        self._tell(self._go_on, sweep, report)
+        self._tell(partial(self._go_on, note=note), sweep, report)
 
     def finished(self, sweep: str, report: Any) -> None:
         """As [`jax_revolve.progress.listener.Listener`][]."""
@@ -235,7 +247,7 @@ class _Runs:
                     "not affected."
                 )
 
-    def _go_on(self, sweep: str, steps: int, total: int) -> None:
+    def _go_on(self, sweep: str, steps: int, total: int, note: str) -> None:
         runs = self._runs.setdefault((sweep, total), [])
         if steps == 0:
             for run in runs:
@@ -245,7 +257,7 @@ class _Runs:
         before = [run for run in runs if run.steps < steps]
         if not before and runs:
             return  # a later report came first
-        self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps)
+        self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps, note)
 
     def _end(self, sweep: str, steps: int, total: int) -> None:
         runs = self._runs.setdefault((sweep, total), [])
@@ -263,8 +275,10 @@ class _Runs:
     def _newest(self, runs: list[_Run]) -> _Run | None:
         return max(runs, key=lambda run: (run.steps, run.heard), default=None)
 
-    def _hear(self, runs: list[_Run], run: _Run, steps: int) -> None:
+    def _hear(self, runs: list[_Run], run: _Run, steps: int, note: str = "") -> None:
         run.steps, run.heard, run.silent = steps, next(self._clock), None
+        if note:
+            self.meter.note(run.bar, note)
         self.meter.update(run.bar, steps)
         for other in [r for r in runs if r.silent is not None]:
             assert other.silent is not None

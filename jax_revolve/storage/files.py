@@ -9,13 +9,15 @@ Nothing here uses JAX: compiled programs call these functions (`stores`).
 """
 
 import atexit
+import math
 import os
 import secrets
 import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -63,24 +65,75 @@ def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) 
     """Write the arrays to a new file. Returns its ticket."""
     ticket = (*_process, next(_numbers))
     path = _path(directory, ticket)
-    content = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+    content = bytes_of(arrays)
     header = _HEADER.pack(_MAGIC, *ticket, zlib.crc32(content), len(content))
-    unfinished = path.with_suffix(".part")
     check_directory(directory)
-    try:
+    with _named("A checkpoint", path, len(content), Path(directory)):
         _make_folder(path.parent)
+        replace_file(path, header, content)
+    return np.array(ticket, np.uint32)
+
+
+def bytes_of(arrays: Iterable[np.ndarray]) -> bytes:
+    """The arrays' bytes, one after the other."""
+    return b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+
+
+def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) -> list[np.ndarray]:
+    """The arrays of these shapes and dtypes whose `bytes_of` this is."""
+    arrays, at = [], 0
+    for shape, dtype in like:
+        size = math.prod(shape) * dtype.itemsize
+        arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape))
+        at += size
+    return arrays
+
+
+def write_durably(path: Path, what: str, content: bytes, *, is_last: bool) -> None:
+    """Write a file that is there after a crash of the machine, whole or not at all, once the last
+    file of several in one folder is written."""
+    with _named(what, path, len(content), path.parent):
+        replace_file(path, content, sync=True)
+        if is_last and os.name == "posix":
+            _sync_folder(path.parent)
+
+
+def replace_file(path: Path, *content: bytes, sync: bool = False) -> None:
+    """Write a file beside its place, and rename it when it is complete."""
+    unfinished = path.with_suffix(".part")
+    try:
         with open(unfinished, "wb") as file:
-            file.write(header)
-            file.write(content)
+            for piece in content:
+                file.write(piece)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except OSError as error:
+    except OSError:
         unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _named(what: str, path: Path, size: int, directory: Path) -> Iterator[None]:
+    """Errors of a write, with what could not be written and where."""
+    try:
+        yield
+    except OSError as error:
         raise OSError(
             error.errno,
-            f"A checkpoint of {len(content)} bytes could not be written to {path}: "
+            f"{what} of {size} bytes could not be written to {path}: "
             f"{error.strerror or error}. {_free_space(directory)}",
         ) from error
-    return np.array(ticket, np.uint32)
 
 
 def read_file(
@@ -107,14 +160,15 @@ def read_file(
     expected = (_MAGIC, *ticket, zlib.crc32(content), len(content))
     if len(header) < _HEADER.size or _HEADER.unpack(header) != expected:
         raise OSError(f"The checkpoint {path} is damaged: it is not what was written.")
-    arrays, at = [], 0
-    for shape, dtype in like:
-        size = int(np.prod(shape)) * dtype.itemsize
-        arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape))
-        at += size
+    arrays = arrays_of(content, like)
     if is_last:
         path.unlink(missing_ok=True)
     return arrays
+
+
+def remove_file(directory: str | os.PathLike[str], ticket: tuple[int, int, int]) -> None:
+    """Remove the file of a ticket, if it exists."""
+    _path(directory, ticket).unlink(missing_ok=True)
 
 
 def _path(directory: str | os.PathLike[str], ticket: tuple[int, int, int]) -> Path:

@@ -36,7 +36,7 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
         return write(stores, carry, store)
     write_file = partial(_write_file, storage.directory)
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
-    ticket = jax.pure_callback(write_file, type_, *map(_data, carry), vmap_method="sequential")
+    ticket = jax.pure_callback(write_file, type_, *map(data_of, carry), vmap_method="sequential")
     return write(stores, [ticket], store)
 
 
@@ -47,10 +47,10 @@ def get(
     if not isinstance(storage, Disk):
         return read(stores, store)
     (ticket,) = read(stores, store)
-    like = [jax.eval_shape(_data, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
+    like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
     read_file = partial(_read_file, storage.directory, like)
     data = jax.pure_callback(read_file, like, ticket, is_last, vmap_method="sequential")
-    return [vary(_undo(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
+    return [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
 
 
 def _write_file(directory: Any, *carry: Any) -> np.ndarray:
@@ -62,13 +62,14 @@ def _read_file(directory: Any, like: list[Any], ticket: Any, is_last: Any) -> li
     return files.read_file(directory, map(int, np.asarray(ticket)), types, is_last=bool(is_last))
 
 
-def _data(value: Any) -> Any:
+def data_of(value: Any) -> Any:
     """The value in a dtype of NumPy: a PRNG key as its bits."""
     is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(value) if is_key else value
 
 
-def _undo(data: Any, type_: Any) -> Any:
+def from_data(data: Any, type_: Any) -> Any:
+    """The value of this type from its `data_of`."""
     if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
         return data
     implementation: list[Any] = []

@@ -1,0 +1,196 @@
+"""The step as compiled programs: forward, pulled back, and taped."""
+
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_revolve._compat import call_jaxpr, results_in
+from jax_revolve.host.body.same import program_key
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.pullback import (
+    Cotangents,
+    add,
+    pull_back,
+    pull_back_step,
+    zero_cotangents,
+)
+from jax_revolve.step.traced import TracedStep, traced_step
+from jax_revolve.storage.buffers import read
+
+Values = list[Any]
+
+
+class Pulled(NamedTuple):
+    """The cotangents before a step: of the active carries, of the slices of the active xs, and of
+    the active consts, those of later steps included."""
+
+    carry: Values
+    x: Values
+    consts: Values
+
+
+def compiled_step(
+    loop: Loop, operands: Operands, activity: Activity | None = None, *, taped: bool = False
+) -> "CompiledStep":
+    """The step of a loop with operands like these, which may have a single slice of the xs. A step
+    without activity has no pullback; one that is `taped` can keep its residuals.
+
+    An earlier one is used again if it is the same program, so that an optimization compiles it
+    once, even if it makes another function `f` for each gradient.
+    """
+    placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
+    types = tuple(jax.typeof(x) for part in operands for x in part)
+    counts = loop.num_consts, loop.num_carry, len(operands.xs)
+    key = (program_key(loop.jaxpr), counts, placed, types, activity, taped)
+    with _lock:
+        step = _known.pop(key, None)
+    if step is None:
+        step = CompiledStep(loop, operands, activity, taped=taped)
+    with _lock:
+        _known[key] = step
+        if len(_known) > MOST_KNOWN:
+            _known.pop(next(iter(_known)))
+    return step
+
+
+MOST_KNOWN = 16
+"""The compiled steps that are kept, those that were used last."""
+
+_known: dict[Any, "CompiledStep"] = {}
+_lock = Lock()
+
+
+class CompiledStep:
+    """A loop's step. Each program is compiled when it is first called.
+
+    The carry keeps the sharding of the initial carry in each step. Cotangents of consts are added
+    up in place.
+    """
+
+    def __init__(
+        self, loop: Loop, operands: Operands, activity: Activity | None, *, taped: bool
+    ) -> None:
+        self._loop, self._activity = loop, activity
+        carry = list(map(sharding_of, operands.carry))
+        self._forward = jax.jit(loop.step, out_shardings=(carry, None))
+        if activity is None:
+            return
+        consts = list(map(sharding_of, pick(operands.consts, activity.consts)))
+        shardings: Any = Pulled(pick(carry, activity.carry), None, consts)  # pyright: ignore[reportArgumentType]
+        pull = partial(jax.jit, donate_argnums=3, out_shardings=shardings)
+        self._pull = pull(self._pull_step)
+        if taped:
+            self._taping = _Taping.of(loop, activity, operands, carry)
+            self._pull_taped = pull(self._pull_residuals)
+        self._check(operands)
+
+    @property
+    def activity(self) -> Activity:
+        """What is differentiated."""
+        assert self._activity is not None
+        return self._activity
+
+    def _check(self, operands: Operands) -> None:
+        """Trace the pullback, so that a step which has none is an error before the loop runs."""
+
+        def pull(inputs: Operands) -> Pulled:
+            carry, y = self._loop.step(*inputs)
+            active = self.activity
+            pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)
+            return self._pull_step(inputs, *(zero_cotangents(*pair) for pair in pairs))
+
+        jax.eval_shape(pull, operands._replace(xs=read(operands.xs, 0)))
+
+    def forward(self, consts: Values, carry: Values, x: Values) -> tuple[Values, Values]:
+        """The next carry, and a y."""
+        return self._forward(consts, carry, x)
+
+    def pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Pulled:
+        """One step, linearized and pulled back in one program."""
+        return self._pull(inputs, ct_carry, ct_y, ct_consts)
+
+    def tape(self, inputs: Operands) -> tuple[Values, Values, Values]:
+        """The next carry, a y, and the residuals of the step. Residuals that are inputs of the step
+        are not computed again: they are these very arrays."""
+        computed = self._taping.run(inputs)
+        flat = [*inputs.consts, *inputs.carry, *inputs.xs]
+        sources = self._taping.sources
+        kept = [computed[s.at] if s.input is None else flat[s.input] for s in sources]
+        return *self._loop.results(computed[: self._taping.traced.num_results]), kept
+
+    def pull_taped(
+        self, residuals: Values, ct_carry: Values, ct_y: Values, ct_consts: Values
+    ) -> Pulled:
+        """The pullback of a taped step."""
+        return self._pull_taped(residuals, ct_carry, ct_y, ct_consts)
+
+    def _pull_step(
+        self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values
+    ) -> Pulled:
+        cotangents = Cotangents(ct_carry, ct_y)
+        pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
+        return Pulled(pulled.carry, pulled.xs, add(ct_consts, pulled.consts))
+
+    def _pull_residuals(
+        self, residuals: Values, ct_carry: Values, ct_y: Values, ct_consts: Values
+    ) -> Pulled:
+        pulled = pull_back(self._taping.traced.linearized, residuals, Cotangents(ct_carry, ct_y))
+        return Pulled(pulled.carry, pulled.xs, add(ct_consts, pulled.consts))
+
+
+class _Taping(NamedTuple):
+    """The step with its residuals: where each of those comes from, and the program that computes
+    the results and the residuals that are not inputs."""
+
+    traced: TracedStep
+    sources: list["_Source"]
+    run: Callable[[Operands], Values]
+
+    @classmethod
+    def of(
+        cls, loop: Loop, activity: Activity, operands: Operands, carry_shardings: list[Any]
+    ) -> "_Taping":
+        traced = traced_step(loop, activity, operands)
+        consts, carry, xs = (range(len(part)) for part in operands)
+        first_carry, first_x = len(consts), len(consts) + len(carry)
+        carry = [first_carry + i for i in carry]
+        of_input = [*consts, *consts, *carry, *carry, *(first_x + i for i in xs)]
+        outputs = list(range(traced.num_results))
+        at = {number: number for number in outputs}
+        sources: list[_Source] = []
+        for number, result in enumerate(results_in(traced.closed)):
+            if number < traced.num_results:
+                continue
+            if result.input is not None:
+                sources.append(_Source(of_input[result.input], -1))
+                continue
+            if result.same_as not in at:
+                at[result.same_as] = len(outputs)
+                outputs.append(number)
+            sources.append(_Source(None, at[result.same_as]))
+
+        def run(inputs: Operands) -> Values:
+            consts, carry, x = inputs
+            results = call_jaxpr(traced.closed)(*consts, *consts, *carry, *carry, *x)
+            return [results[number] for number in outputs]
+
+        shardings = [*carry_shardings, *[None] * (len(outputs) - len(carry))]
+        return cls(traced, sources, jax.jit(run, out_shardings=shardings))
+
+
+class _Source(NamedTuple):
+    """Where a residual comes from: an input of the step, or what the program computes."""
+
+    input: int | None
+    at: int
+
+
+def sharding_of(value: Any) -> Any:
+    """The sharding of an array over several devices; `None` for others, which JAX places."""
+    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
+        return value.sharding
+    return None

@@ -1,0 +1,75 @@
+"""The loop as a function that JAX differentiates, and what it refuses."""
+
+from typing import Any
+
+import jax
+
+from jax_revolve._compat import as_array, is_traced
+from jax_revolve.host.loop import Held, HostLoop, Results
+from jax_revolve.step.loop import Operands, is_inexact
+
+
+def run(loop: HostLoop, operands: Operands) -> Results:
+    """The final carry and the ys, with a rule for reverse mode."""
+
+    @jax.custom_vjp
+    def run(operands: Operands) -> Results:
+        _check_known(operands)
+        return loop.value(_arrays(operands))
+
+    def forward(operands: Any) -> tuple[Results, Held]:
+        values = jax.tree.map(lambda x: x.value, operands)
+        _check_known(values)
+        differentiated = jax.tree.map(
+            lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), operands
+        )
+        return loop.forward(_arrays(values), differentiated)
+
+    def backward(held: Held, cotangents: Any) -> tuple[Operands]:
+        _check_known(cotangents)
+        return (loop.reverse(held, *cotangents),)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run(jax.tree.map(_reverse_only, operands))
+
+
+def _arrays(operands: Operands) -> Operands:
+    """Consts and carry as arrays. The xs may be NumPy's, and then stay in the host's memory."""
+    consts, carry, xs = operands
+    return Operands(list(map(as_array, consts)), list(map(as_array, carry)), xs)
+
+
+def _check_known(values: Any) -> None:
+    leaves = jax.tree.leaves(values)
+    known = [x for x in leaves if isinstance(x, jax.Array) and not is_traced(x)]
+    if not all(x.is_fully_addressable for x in known):
+        raise NotImplementedError(
+            "host_scan runs in one process, but an array is on devices of several: use "
+            "jax_revolve.checkpointed_scan."
+        )
+    if any(map(is_traced, leaves)):
+        raise NotImplementedError(
+            "host_scan is a loop in Python, and cannot run inside of jax.jit, jax.vmap, jax.lax "
+            "loops or derivatives of its gradient, where values are not known: use "
+            "jax_revolve.checkpointed_scan there, or put the transformation inside of f."
+        )
+
+
+def _reverse_only(x: Any) -> Any:
+    return _without_forward_mode(x) if is_inexact(jax.typeof(x)) else x
+
+
+@jax.custom_jvp
+def _without_forward_mode(x: Any) -> Any:
+    return x
+
+
+@_without_forward_mode.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # Reverse mode traces tangents, forward mode knows them.
+    if not is_traced(tangents[0]):
+        raise NotImplementedError(
+            "host_scan has no forward mode (jax.jvp, jax.jacfwd): use "
+            "jax_revolve.checkpointed_scan."
+        )
+    return primals[0], tangents[0]

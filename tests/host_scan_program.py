@@ -1,0 +1,131 @@
+"""A gradient of `host_scan` that is saved; see `test_host_scan`.
+
+Takes the name of a workload, the directory of the run, and a file for the result, which is written
+when it is complete. Prints a line for each step, and takes its time.
+"""
+
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_revolve import Disk, HostMemory, host_scan
+from jax_revolve.host.watch import Watch
+
+STEPS = 40
+
+
+def recurrent(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
+    """Weights, xs and ys, with checkpoints on the device."""
+    draw = np.random.default_rng(0).normal
+    weights, xs = draw(size=(4, 4)) / 2, jnp.asarray(draw(size=(STEPS, 4)))
+
+    def loss(weights: Any, xs: Any) -> Any:
+        def step(state: Any, x: Any) -> Any:
+            h, key, count = state
+            h = jnp.tanh(weights @ h + x) + 0.1 * jax.random.normal(key, (4,))
+            return (h, jax.random.fold_in(key, count), count + 1), (jnp.sin(h), count)
+
+        init = (jnp.zeros(4), jax.random.key(0), 0)
+        (h, _, _), (ys, _) = scan(
+            step, init, xs, checkpoints=5, directory=directory, save_every=save_every
+        )
+        return jnp.sum(h**2) + jnp.sum(ys**2)
+
+    return jax.value_and_grad(loss, (0, 1))(jnp.asarray(weights), xs)
+
+
+def forced(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
+    """Forcing from a function, two levels, and blocks; run backwards."""
+
+    def forcing(i: int) -> Any:
+        return np.sin(0.3 * i + np.arange(5))
+
+    def loss(friction: Any, start: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            return u + 0.1 * (x - friction * u * jnp.abs(u)), None
+
+        u, _ = scan(
+            step,
+            start,
+            forcing,
+            STEPS,
+            reverse=True,
+            checkpoints=2,
+            block_size=3,
+            storage=Disk(directory, transfer=0.5),
+            directory=directory,
+            save_every=save_every,
+        )
+        return jnp.sum(u**3)
+
+    return jax.value_and_grad(loss, (0, 1))(0.7, jnp.ones(5))
+
+
+@jax.custom_vjp
+def cube(x: Any) -> Any:
+    return jnp.asarray(np.asarray(x) ** 3)
+
+
+def _cube_forward(x: Any) -> Any:
+    return cube(x), x
+
+
+def _cube_backward(x: Any, ct: Any) -> Any:
+    return (jnp.asarray(3 * np.asarray(x) ** 2 * np.asarray(ct)),)
+
+
+cube.defvjp(_cube_forward, _cube_backward)
+
+
+def direct(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
+    """A step of NumPy that is called directly, with all checkpoints in the host's memory."""
+
+    def step(rate: Any, u: Any, _: Any) -> Any:
+        u = u - rate * cube(u)
+        return u, {"norm": jnp.sum(u**2)}
+
+    def loss(rate: Any, start: Any) -> Any:
+        u, ys = scan(
+            jax.tree_util.Partial(step, rate),
+            start,
+            length=STEPS,
+            jit=False,
+            checkpoints=0,
+            storage=HostMemory(4),
+            directory=directory,
+            save_every=save_every,
+        )
+        return jnp.sum(jnp.sin(u)) + jnp.sum(ys["norm"])
+
+    return jax.value_and_grad(loss, (0, 1))(jnp.asarray(0.05), jnp.linspace(0.1, 2.0, 6))
+
+
+WORKLOADS = {"recurrent": recurrent, "forced": forced, "direct": direct}
+
+
+def main(name: str, directory: str, result: str) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_x64", True)
+    between_steps, sleep = Watch.between_steps, partial(time.sleep, 0.005)
+
+    def slowly(*args: Any) -> None:
+        print("a step", flush=True)
+        sleep()
+        between_steps(*args)
+
+    Watch.between_steps = slowly
+    leaves = jax.tree.leaves(WORKLOADS[name](directory, save_every=0.05))
+    unfinished = Path(result).with_suffix(".part")
+    unfinished.write_bytes(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
+    os.replace(unfinished, result)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

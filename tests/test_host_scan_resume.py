@@ -1,0 +1,399 @@
+"""A run of `host_scan` that ends anywhere goes on, and its result has the same bits."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import host_scan_program
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from host_scan_program import WORKLOADS
+
+from jax_revolve import HostMemory, host_scan
+from jax_revolve.host.watch import Watch
+from jax_revolve.storage import files
+
+PROGRAM = Path(host_scan_program.__file__)
+
+
+def bits(result: Any) -> bytes:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result))
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The results of runs that nothing interrupts."""
+    found = {}
+    for name, run in WORKLOADS.items():
+        found[name] = bits(run(tmp_path_factory.mktemp(name)))
+    return found
+
+
+class Ended(BaseException):
+    """The end of a process, as far as its files can tell."""
+
+
+@contextmanager
+def ends_at(event: int | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Raises at that step, write, sync, rename or removal of a file, before it happens. Notes
+    them."""
+    events: list[str] = []
+
+    def before(name: str, function: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            events.append(name)
+            if len(events) - 1 == event:
+                raise Ended
+            return function(*args, **kwargs)
+
+        return run
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "between_steps", before("step", Watch.between_steps))
+        patched.setattr(files.os, "fsync", before("fsync", lambda _: None))  # it takes its time
+        patched.setattr(files.os, "replace", before("replace", os.replace))
+        patched.setattr(Path, "unlink", before("unlink", Path.unlink))
+        yield events
+
+
+def run_until_the_end(name: str, directory: Path, event: int, monkeypatch: Any) -> bytes:
+    """The first run ends at the event, the second a little later, the third not at all."""
+    for at in (event, event // 3 + 5, None):
+        with ends_at(at, monkeypatch):
+            try:
+                return bits(WORKLOADS[name](directory))
+            except Ended:
+                continue
+    raise AssertionError("the last run does not end early")
+
+
+def check_ends(name: str, numbers: Any, monkeypatch: Any, tmp_path: Path, wanted: bytes) -> None:
+    with ends_at(None, monkeypatch) as events:
+        WORKLOADS[name](tmp_path / "whole")
+    assert {"step", "fsync", "replace", "unlink"} == set(events)
+    for event in numbers(len(events)):
+        directory = tmp_path / str(event)
+        assert run_until_the_end(name, directory, event, monkeypatch) == wanted, event
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_ends_anywhere(
+    name: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    some = lambda n: random.Random(0).sample(range(n), 6)  # noqa: E731
+    check_ends(name, some, monkeypatch, tmp_path, expected[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_ends_everywhere(
+    name: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_ends(name, lambda n: range(0, n, 5), monkeypatch, tmp_path, expected[name])
+
+
+def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> bytes:
+    """Processes that are killed at random moments, until one is not. There are several runs if one
+    does not take that many."""
+    command = [sys.executable, str(PROGRAM), name]
+    paths = [str(PROGRAM.parents[1]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    draw, killed, results = random.Random(seed), 0, set[bytes]()
+    seconds = 0.5
+    while killed < kills or not results:
+        directory, result = tmp_path / f"run-{len(results)}", tmp_path / f"{len(results)}.bin"
+        arguments = [str(directory), str(result)]
+        with subprocess.Popen(
+            [*command, *arguments], env=environment, stdout=subprocess.PIPE, bufsize=0
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() in (b"a step\n", b"")
+            started = time.monotonic()
+            try:
+                process.communicate(timeout=None if killed >= kills else draw.uniform(0, seconds))
+                seconds = max(time.monotonic() - started, 0.5)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+        if result.exists():
+            results.add(result.read_bytes())
+            result.rename(tmp_path / f"done-{killed}.bin")
+            shutil.rmtree(directory)
+    (found,) = results
+    return found
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "kills", [pytest.param(2, id="2"), pytest.param(50, marks=pytest.mark.slow, id="50")]
+)
+def test_killed_at_random_moments(
+    name: str, kills: int, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert killed_and_resumed(name, kills, tmp_path, seed=kills) == expected[name]
+
+
+# A run of a value, and what is done how often
+
+
+def count_steps(
+    directory: Any, executed: list[int], save_every: float = 0.0, **options: Any
+) -> Any:
+    def step(u: Any, i: Any) -> Any:
+        jax.debug.callback(lambda i: executed.append(int(i)), i)
+        return jnp.sin(u) + 0.1 * i, u
+
+    options |= {"directory": directory, "save_every": save_every}
+    result = host_scan(step, 1.0, np.arange(20), **options)
+    jax.effects_barrier()
+    return result
+
+
+def test_a_value_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole, executed = count_steps(tmp_path / "whole", []), list[int]()
+    with ends_at(60, monkeypatch) as events, pytest.raises(Ended):
+        count_steps(tmp_path / "run", executed)
+    jax.effects_barrier()
+    assert events.count("step") < 20
+    resumed = count_steps(tmp_path / "run", executed)
+    assert bits(resumed) == bits(whole)
+    assert sorted(set(executed)) == [*range(20)]
+    assert len(executed) <= 21
+
+
+def test_a_run_that_is_over_runs_no_step(tmp_path: Path) -> None:
+    executed = list[int]()
+    results = [count_steps(tmp_path, executed, reverse=True) for _ in range(3)]
+    assert len(executed) == 20
+    assert bits(results[0]) == bits(results[1]) == bits(results[2])
+
+
+def test_a_gradient_that_is_over_runs_no_step(tmp_path: Path) -> None:
+    executed = list[int]()
+
+    def gradient() -> Any:
+        def loss(a: Any) -> Any:
+            def step(u: Any, i: Any) -> Any:
+                jax.debug.callback(lambda i: executed.append(int(i)), i)
+                return jnp.sin(a * u), None
+
+            return host_scan(step, a, np.arange(7), checkpoints=2, directory=tmp_path)[0]
+
+        return jax.value_and_grad(loss)(0.3)
+
+    first, count = gradient(), len(executed)
+    assert bits(gradient()) == bits(first)
+    assert count == len(executed)
+
+
+def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
+    count_steps(tmp_path, [], save_every=1000)
+    assert [p.name for p in tmp_path.glob("*.json")] == ["state-1.json"]
+
+
+def test_consumed_ys_come_in_order_after_each_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of steps that run again come again."""
+    found: list[int] = []
+    options: dict[str, Any] = {"consume": lambda i, y: found.append(i)}
+    with ends_at(60, monkeypatch), pytest.raises(Ended):
+        count_steps(tmp_path, [], **options)
+    before = len(found)
+    carry, ys = count_steps(tmp_path, [], **options)
+    assert ys is None
+    assert found[:before] == [*range(before)]
+    assert found[before:] == [*range(found[before], 20)]
+    assert found[before] <= before
+    assert bits(count_steps(tmp_path, [], **options)[0]) == bits(carry)
+
+
+# Another run, damage, and disks
+
+
+def run(directory: Path, **changed: Any) -> Any:
+    arguments: dict[str, Any] = {"weight": 0.5, "start": 1.0, "power": 2, "checkpoints": 3}
+    arguments |= changed
+    power = arguments.pop("power")
+    weight, start = arguments.pop("weight"), arguments.pop("start")
+    ct = arguments.pop("ct", 1.0)
+    is_value = arguments.pop("is_value", False)
+
+    def loss(weight: Any, start: Any) -> Any:
+        step = lambda u, _: (jnp.sin(weight * u**power), u)  # noqa: E731
+        options = {"length": 9, "directory": directory, "save_every": 0, **arguments}
+        return host_scan(step, start, **options)[0] * ct
+
+    return (loss if is_value else jax.value_and_grad(loss))(weight, start)
+
+
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"power": 3}, "the step"),
+        ({"weight": 0.6}, "the inputs"),
+        ({"start": 1.1}, "the inputs"),
+        ({"checkpoints": 2}, "the options"),
+        ({"reverse": True}, "the options"),
+        ({"is_value": True, "checkpoints": None}, "the derivatives"),
+        ({"ct": 2.0}, "the cotangents of the results"),
+    ],
+)
+def test_another_run_is_refused(changed: dict[str, Any], differs: str, tmp_path: Path) -> None:
+    expected = bits(run(tmp_path))
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match=f"has another run: .*{differs}.* differ"):
+        run(tmp_path, **changed)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert bits(run(tmp_path)) == expected
+
+
+@pytest.mark.parametrize("suffix", ["json", "arrays"])
+def test_a_damaged_file_is_not_used(
+    suffix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = bits(run(tmp_path / "whole"))
+    directory = tmp_path / "run"
+    with ends_at(150, monkeypatch), pytest.raises(Ended):
+        run(directory)
+    newest = max(directory.glob("state-*.json"), key=lambda p: int(p.stem[6:]))
+    if suffix == "json":
+        damaged = newest
+    else:
+        others = [p.read_text() for p in directory.glob("*.json") if p != newest]
+        alone = [
+            p
+            for p in directory.glob("*.arrays")
+            if p.name in newest.read_text() and p.name not in "".join(others)
+        ]
+        damaged = alone[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert bits(run(directory)) == expected
+
+
+def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
+    run(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        path.write_text("?")
+    with pytest.raises(OSError, match=r"Every state in the directory .* is damaged"):
+        run(tmp_path)
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An error, and what was there is whole."""
+    expected = bits(run(tmp_path / "whole"))
+    directory, writes, replace = tmp_path / "run", [], files.replace_file
+
+    def full(path: Path, *content: bytes, sync: bool = False) -> None:
+        writes.append(path)
+        if len(writes) > 30:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(path, *content, sync=sync)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "replace_file", full)
+        with pytest.raises(OSError, match=r"could not be written to .*No space left") as caught:
+            run(directory)
+        assert caught.value.errno == errno.ENOSPC
+    assert not list(directory.glob("*.part"))
+    assert bits(run(directory)) == expected
+
+
+def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    directory, steps = tmp_path / "run", []
+
+    def step(u: Any, _: Any) -> Any:
+        steps.append(0)
+        if len(steps) == 5:
+            shutil.rmtree(directory)
+        return u * 2, None
+
+    with pytest.raises(FileNotFoundError, match="could not be written to"):
+        host_scan(step, 1.0, length=9, jit=False, directory=directory, save_every=0)
+    assert not directory.exists()
+    with pytest.raises(FileNotFoundError):
+        host_scan(step, 1.0, length=9, jit=False, directory=tmp_path / "no" / "run")
+
+
+@pytest.mark.parametrize("at", [3, 12])
+def test_an_interrupt_is_saved(at: int, tmp_path: Path) -> None:
+    """In the forward sweep, and in the reverse sweep."""
+    expected, executed = bits(run_counted(tmp_path / "whole", [])), list[int]()
+
+    def interrupt() -> None:
+        if len(executed) == at:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run_counted(tmp_path / "run", executed, interrupt)
+    assert "Call it again with the same arguments" in "".join(caught.value.__notes__)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(executed) == at
+    assert bits(run_counted(tmp_path / "run", executed)) == expected
+    whole = list[int]()
+    run_counted(tmp_path / "again", whole)
+    assert len(executed) == len(whole)
+
+
+def run_counted(directory: Path, executed: list[int], after: Any = lambda: None) -> Any:
+    """Saved only when it is interrupted."""
+
+    def step(rate: Any, u: Any, i: Any) -> Any:
+        executed.append(int(i))
+        after()
+        return jnp.sin(rate * u), u
+
+    def loss(rate: Any) -> Any:
+        f = jax.tree_util.Partial(step, rate)
+        options = {"jit": False, "checkpoints": 2, "directory": directory, "save_every": 1000}
+        u, ys = host_scan(f, 1.0, np.arange(8), **options)
+        return u + jnp.sum(ys)
+
+    return jax.value_and_grad(loss)(jnp.asarray(1.3))
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def read(i: int) -> Any:
+        asked.append(i)
+        if len(asked) == 16:
+            raise OSError("not now")
+        return np.sin(float(i))
+
+    def loss(a: Any) -> Any:
+        options: dict[str, Any] = {"checkpoints": 2, "storage": HostMemory(2), "save_every": 0}
+        options |= {"directory": tmp_path if is_saved else None}
+        start: Any = 1.0
+        return host_scan(lambda u, x: (jnp.sin(a * u + x), None), start, read, 9, **options)[0]
+
+    value, pullback = jax.vjp(loss, 0.7)
+    with pytest.raises(OSError, match="not now"):
+        pullback(1.0)
+    again = pullback(1.0)
+    is_saved = False
+    assert bits((value, *again)) == bits(jax.value_and_grad(loss)(0.7))
+
+
+def test_a_run_in_another_thread(tmp_path: Path) -> None:
+    """Interrupts come to the main thread alone; another one leaves them as they are."""
+    from threading import Thread
+
+    found: list[Any] = []
+    thread = Thread(target=lambda: found.append(bits(run(tmp_path))))
+    thread.start()
+    thread.join()
+    assert found == [bits(run(tmp_path))]
