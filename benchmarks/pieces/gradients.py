@@ -45,11 +45,11 @@ FIRST_TIMES = 0.1
 """The share of the time that is left for timing what there must be."""
 
 FRONTS: dict[str, tuple[Callable[..., Recurrence], tuple[Any, ...]]] = {
-    "LSTM": (lstm, ((1000, 32, 1024), (500, 16, 128), (16, 2, 4))),
-    "3-D wave": (waves_3d, ((100, 256), (100, 32), (16, 4))),
-    "transformer": (transformer_stack, ((48, 512, 1024), (48, 32, 64), (16, 4, 4))),
-    "neural ODE": (neural_ode, ((400, 512, 512), (400, 32, 64), (16, 2, 4))),
-    "N-body": (particles, ((300, 1024), (300, 64), (16, 4))),
+    "LSTM": (lstm, ((1000, 32, 1024), (300, 16, 64), (16, 2, 4))),
+    "3-D wave": (waves_3d, ((100, 256), (100, 24), (16, 4))),
+    "transformer": (transformer_stack, ((48, 512, 1024), (24, 32, 64), (16, 4, 4))),
+    "neural ODE": (neural_ode, ((400, 512, 512), (100, 32, 64), (16, 2, 4))),
+    "N-body": (particles, ((300, 1024), (100, 64), (16, 4))),
 }
 OFFLOADED = ((300, 16_000_000), (300, 200_000), (16, 64))
 ON_DEVICE = (10, 10, 2)
