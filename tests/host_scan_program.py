@@ -115,10 +115,10 @@ def main(name: str, directory: str, result: str) -> None:
     jax.config.update("jax_enable_x64", True)
     between_steps, sleep = Watch.between_steps, partial(time.sleep, 0.005)
 
-    def slowly(*args: Any) -> None:
+    def slowly(self: Watch, steps: int, values: Any, save: Any) -> None:
         print("a step", flush=True)
         sleep()
-        between_steps(*args)
+        between_steps(self, steps, values, save)
 
     Watch.between_steps = slowly
     leaves = jax.tree.leaves(WORKLOADS[name](directory, save_every=0.05))
