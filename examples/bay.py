@@ -96,7 +96,7 @@ def draw(surface: np.ndarray, gradient: np.ndarray, file: str) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
     panels = [
         (100 * surface, "Water level after an hour (cm)"),
-        (1000 * gradient, "Change at the quay per meter of depth (mm)"),
+        (1000 * gradient, "Level at the quay (mm per m of depth)"),
     ]
     for ax, (values, title) in zip(axes, panels, strict=True):
         limit = np.max(np.abs(values))
@@ -104,7 +104,8 @@ def draw(surface: np.ndarray, gradient: np.ndarray, file: str) -> None:
         image = ax.imshow(
             values.T, origin="lower", cmap="RdBu_r", vmin=-limit, vmax=limit, extent=extent
         )
-        ax.set(title=title, xlabel="east (km)", ylabel="north (km)")
+        ax.set_title(title, fontsize="medium")
+        ax.set(xlabel="east (km)", ylabel="north (km)")
         figure.colorbar(image, ax=ax)
     figure.savefig(file, dpi=120)
 

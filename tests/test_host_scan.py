@@ -538,8 +538,8 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.grad(lambda a: host_scan(step, a, length=4, checkpoints=4, progress=log)[0])(1.0)
     swept = [1, 2, 3, 4, 4, "closed"]
     assert log.seen == [("forward", 4), *swept, ("reverse", 4), *swept]
-    assert log.noted == "8 of 8 evaluations"
+    assert log.noted == "8 of 8 evaluations, 8 B on the device"
     two = {"checkpoints": 1, "storage": HostMemory(2, transfer=0.0)}
     host_scan(step, jnp.ones(4), length=4, progress=log)
     jax.vjp(lambda a: host_scan(step, a, length=4, progress=log, **two), jnp.ones(4))
-    assert log.noted == "4 of 7 evaluations, 64 B in host memory, 32 B on the device"
+    assert log.noted == "4 of 9 evaluations, 32 B on the device, 64 B in host memory"

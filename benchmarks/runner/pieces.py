@@ -80,8 +80,8 @@ class Results:
         return self.is_tried(piece) and self._pieces[piece.name]["error"] is None
 
     def is_tried(self, piece: Piece) -> bool:
-        known = self._pieces.get(piece.name, {})
-        return known.items() >= self.conditions.items()
+        known = self._pieces.get(piece.name)
+        return known is not None and known.items() >= self.conditions.items()
 
     def add(self, piece: Piece, ran: "Ran") -> None:
         """Write what a piece found, in place of what it found before."""
