@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
+import jax
 import pytest
 from programs import running
 from programs.program import Program
@@ -11,7 +12,7 @@ from programs.running import Refused
 
 from jax_revolve import host_scan
 
-FIRST, FEW, MANY = 900_000, 3, 200
+FIRST, FEW, MANY = 900_000, 3, 60
 
 
 def program_of(seed: int) -> Program:
@@ -51,3 +52,5 @@ def test_a_random_program(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             running.check(program)
         except Refused as error:
             pytest.skip(f"jax.lax refuses it: {str(error).splitlines()[0][:80]}")
+        finally:
+            jax.clear_caches()  # a process has room for so many small programs only
