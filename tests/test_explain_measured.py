@@ -32,7 +32,7 @@ from jax_revolve import (
 )
 from jax_revolve._compat import is_traced
 from jax_revolve.loops import measure
-from jax_revolve.loops.measure import MOST_ROUNDS, Program
+from jax_revolve.loops.measure import MOST_ROUNDS, TELLING_RUNS, Program
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import contenders
 from jax_revolve.schedule.two_level import AnyPlan
@@ -132,7 +132,8 @@ def test_the_quickest_is_chosen(machine: Machine) -> None:
     assert report.plan.checkpoints == most > predicted.plan.checkpoints
     for p, its in report.measured.items():
         assert (its.ms, *its.quartiles) == pytest.approx((1000 / p.checkpoints,) * 3)
-        assert its[2:] == (MOST_ROUNDS, 1000 * p.checkpoints, None)
+        runs = MOST_ROUNDS if p.checkpoints == most else TELLING_RUNS
+        assert its[2:] == (runs, 1000 * p.checkpoints, None)
     assert not report.unmeasured
     assert not report.is_interrupted
     assert {*report.measured} <= {*report.choices}
@@ -140,6 +141,7 @@ def test_the_quickest_is_chosen(machine: Machine) -> None:
 
 
 def test_plans_take_turns(machine: Machine) -> None:
+    machine.seconds = lambda plan: 1 + plan.checkpoints / 1000
     report = explain(memory=BUDGET, seconds=1000)
     n = len(report.measured)
     rounds = [machine.ran[i : i + n] for i in range(0, len(machine.ran), n)]
@@ -176,7 +178,7 @@ def test_too_short_a_limit(machine: Machine, seconds: float) -> None:
 def test_no_limit(machine: Machine) -> None:
     report = explain(memory=BUDGET, seconds=float("inf"))
     assert list(report.measured) == machine.compiled
-    assert {its.runs for its in report.measured.values()} == {MOST_ROUNDS}
+    assert {its.runs for its in report.measured.values()} == {TELLING_RUNS, MOST_ROUNDS}
     assert "more seconds" not in str(report)
 
 
@@ -210,6 +212,58 @@ def test_interrupted(machine: Machine) -> None:
     assert len(report.unmeasured) == n - 3
     assert report.is_interrupted
     assert f"  Interrupted: 3 of {n} plans are measured" in str(report)
+
+
+def test_a_slow_run_of_the_quickest(machine: Machine) -> None:
+    """A plan runs no more only if all of its runs were slow."""
+    steady = machine.seconds
+    machine.seconds = lambda plan: steady(plan) + (len(machine.ran) % 7 == 0)
+    report = explain(memory=BUDGET, seconds=1000)
+    assert report.plan.checkpoints == max(p.checkpoints for p in report.measured)
+    assert report.measured[report.plan].runs == MOST_ROUNDS
+
+
+FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+
+
+@pytest.mark.parametrize("when", ["compiled", "run first", "run"])
+def test_too_large_for_the_device(machine: Machine, when: str) -> None:
+    """What other plans have measured is kept."""
+    plans = list(explain(memory=BUDGET, seconds=1000).measured)
+    machine.ran.clear()
+    compile_gradient, run, largest = machine.compile_gradient, machine.run, plans[0]
+
+    def compile(loop: Loop, operands: list[Any]) -> Program:
+        if when == "compiled" and loop.plan == largest:
+            raise FULL
+        return compile_gradient(loop, operands)
+
+    def run_or_raise(chosen: AnyPlan) -> None:
+        if chosen == largest and (when == "run first" or machine.ran.count(largest) == 2):
+            raise FULL
+        run(chosen)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "compile_gradient", compile)
+        patch.setattr(machine, "run", run_or_raise)
+        report = explain(memory=BUDGET, seconds=1000)
+    assert list(report.measured) == plans[1:]
+    assert report.plan.checkpoints == max(p.checkpoints for p in plans[1:])
+    assert (report.too_large, report.unmeasured) == ([largest], [])
+    named = f"{largest.checkpoints} x {largest.block_size}"
+    assert f"too little memory for (checkpoints x block size): {named}." in str(report)
+
+
+@pytest.mark.parametrize("text", ["RESOURCE_EXHAUSTED: all", "INTERNAL: a fault"])
+def test_no_plan_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    def run(chosen: AnyPlan) -> None:
+        machine.ran.append(chosen)
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(machine, "run", run)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        explain(memory=BUDGET)
+    assert (len(machine.ran) > 1) == text.startswith("RESOURCE")
 
 
 def test_interrupted_before_anything_is_measured(machine: Machine) -> None:

@@ -4,10 +4,12 @@ Each gradient is compiled once and runs many times. The plans take turns, so tha
 machine does slows down all of them alike.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from random import Random
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +29,11 @@ from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
 
 MOST_ROUNDS = 30
+
+TELLING_RUNS = 3
+CLEARLY = 1.1
+"""After `TELLING_RUNS`, a program whose every run took more than `CLEARLY` times the median of the
+quickest one runs no more: its turns go to those that may be the quickest."""
 
 COMPILING = 0.5
 """The share of the seconds after which no further plan is compiled."""
@@ -69,14 +76,7 @@ def measured_report(
     """The report, with measurements of the plans that may be the quickest."""
     try_storage(loop.plan)
     measured = measure(loop, operands, plans_to_measure(asked, report), seconds)
-    plans, unmeasured, is_interrupted = measured
-    return replace(
-        report,
-        plan=measured.quickest,
-        measured=plans,
-        unmeasured=unmeasured,
-        is_interrupted=is_interrupted,
-    )
+    return replace(report, plan=measured.quickest, **measured._asdict())
 
 
 def plans_to_measure(asked: Options, report: Report) -> list[AnyPlan]:
@@ -91,12 +91,18 @@ def plans_to_measure(asked: Options, report: Report) -> list[AnyPlan]:
     return list(contenders(chosen, sizes, memory, **how))
 
 
-def measure(loop: Loop, operands: list[Any], plans: list[AnyPlan], seconds: float) -> Measured:
+def measure(
+    loop: Loop,
+    operands: list[Any],
+    plans: list[AnyPlan],
+    seconds: float,
+    clearly: float = CLEARLY,
+) -> Measured:
     """The measurements of the loop's gradient with each plan, the first of which is measured even
     if that takes longer than `seconds`. An interrupt returns what is measured by then, if anything
-    is."""
+    is. Plans that the device has too little memory for are left out."""
     with limit_bar() as show:
-        measuring = _Measuring(loop, operands, plans, seconds, show)
+        measuring = _Measuring(loop, operands, plans, seconds, clearly, show)
         is_interrupted = False
         try:
             measuring.run()
@@ -105,8 +111,11 @@ def measure(loop: Loop, operands: list[Any], plans: list[AnyPlan], seconds: floa
             if not measuring.results():
                 raise
             is_interrupted = True
-    results = measuring.results()
-    return Measured(results, [p for p in plans if p not in results], is_interrupted)
+    results, too_large = measuring.results(), measuring.too_large
+    if not results:
+        raise too_large[plans[0]]
+    rest = [p for p in plans if p not in results and p not in too_large]
+    return Measured(results, rest, list(too_large), is_interrupted)
 
 
 @dataclass(eq=False)
@@ -157,8 +166,10 @@ class _Measuring:
     operands: list[Any]
     plans: list[AnyPlan]
     seconds: float
+    clearly: float
     show: Show
     programs: list[Program] = field(default_factory=list)
+    too_large: dict[AnyPlan, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.start = perf_counter()
@@ -168,12 +179,32 @@ class _Measuring:
         self.warm_up()
         order = Random(0)
         for done in range(MOST_ROUNDS):
-            for program in order.sample(self.programs, len(self.programs)):
+            promising = self.promising()
+            for program in order.sample(promising, len(promising)):
                 if done >= FEWEST_RUNS and self.elapsed > self.seconds:
                     return
-                now = f"{len(self.programs)} plans, round {done + 1} of {MOST_ROUNDS}"
+                now = f"{len(promising)} plans, round {done + 1} of {MOST_ROUNDS}"
                 self.tell(now, done / MOST_ROUNDS)
-                program.times.append(program.time())
+                with self.leaving_out(program.plan):
+                    program.times.append(program.time())
+
+    def promising(self) -> list[Program]:
+        """The programs that may be the quickest."""
+        if not self.programs or any(len(p.times) < TELLING_RUNS for p in self.programs):
+            return self.programs
+        longest = self.clearly * min(median(p.times) for p in self.programs)
+        return [p for p in self.programs if min(p.times) <= longest]
+
+    @contextmanager
+    def leaving_out(self, plan: AnyPlan) -> Iterator[None]:
+        """Go on without the plan if the device has too little memory for it."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self.programs = [p for p in self.programs if p.plan != plan]
+            self.too_large[plan] = error
 
     def compile(self) -> None:
         """Compile the gradient with the first plan, and with more as long as there is time."""
@@ -183,7 +214,8 @@ class _Measuring:
             if self.programs and before + took > COMPILING * self.seconds:
                 return
             self.tell(f"compiling plan {number} of {len(self.plans)}")
-            self.programs.append(compile_gradient(self.loop._replace(plan=plan), self.operands))
+            with self.leaving_out(plan):
+                self.programs.append(compile_gradient(self.loop._replace(plan=plan), self.operands))
             took = self.elapsed - before
 
     def warm_up(self) -> None:
@@ -192,13 +224,19 @@ class _Measuring:
         The peak of the allocator is that of the process, and never sinks. So programs run in order
         of their temporaries, and a program has a peak if it raises that of the process.
         """
-        first, *others = sorted(self.programs, key=lambda p: p.temporaries or 0)
-        time = self.run_first(first)
+        is_limited = False
+        for program in sorted(self.programs, key=lambda p: p.temporaries or 0):
+            if program in self.programs:
+                with self.leaving_out(program.plan):
+                    time = self.run_first(program)
+                    if not is_limited:
+                        self.limit(time)
+                        is_limited = True
+
+    def limit(self, time: float) -> None:
+        """Keep as many programs as there is time for, if each run takes `time`."""
         turns = (self.seconds - self.elapsed) / max((1 + FEWEST_RUNS) * time, SHORTEST)
         self.programs = self.programs[: int(max(min(turns, len(self.programs)), 1))]
-        for program in others:
-            if program in self.programs:
-                self.run_first(program)
 
     def run_first(self, program: Program) -> float:
         self.tell(f"first runs of {len(self.programs)} plans")

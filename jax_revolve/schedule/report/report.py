@@ -26,7 +26,8 @@ class Report:
 
     With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
     and `plan` is the quickest of them. `unmeasured` are the plans that the limit of seconds, or an
-    interrupt, left no time for.
+    interrupt, left no time for, and `too_large` are those that the device had too little memory
+    for.
     """
 
     plan: AnyPlan
@@ -35,6 +36,7 @@ class Report:
     is_while: bool
     measured: dict[AnyPlan, Measurement] = field(default_factory=dict)
     unmeasured: list[AnyPlan] = field(default_factory=list)
+    too_large: list[AnyPlan] = field(default_factory=list)
     is_interrupted: bool = False
 
     @cached_property
@@ -56,7 +58,8 @@ class Report:
         return "\n".join([*self._header(), "", *self._table(), *remarks])
 
     def _remarks(self) -> Iterator[str]:
-        yield from measured.remarks(self.measured, self.unmeasured, self.is_interrupted)
+        of_all = (self.measured, self.unmeasured, self.too_large, self.is_interrupted)
+        yield from measured.Measured(*of_all).remarks()
         if self.sizes.work is not None:
             yield f"Predicted by the profile of {self.sizes.profile}."
 
