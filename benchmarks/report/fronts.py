@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find, quickest
-from benchmarks.report.table import Column, Table, number
+from benchmarks.report.table import Column, Table, megabytes, number
 
 SHARES = (0.1, 0.05, 0.02)
 BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
@@ -37,6 +37,19 @@ def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], s
     return time
 
 
+def _cost(contender: str) -> Callable[[list[Run]], str]:
+    """The memory and the time within the least budget; of several ways, those of the quickest."""
+
+    def cost(runs: list[Run]) -> str:
+        budgets = [run["budget"] for run in runs if run["budget"] is not None]
+        tried = find(runs, contender=contender)
+        run = quickest([run for run in tried if run["budget"] in (None, min(budgets))])
+        lower, upper = run["quartiles_ms"]
+        return f"{megabytes(run, 1)}, {lower:.0f} to {upper:.0f} ms"
+
+    return cost
+
+
 def _chosen(by: str) -> Callable[[Run], str]:
     """The loss of a plan, over the quickest."""
     return lambda run: f"{run[f'{by}_loss']:+.1%}"
@@ -45,6 +58,20 @@ def _chosen(by: str) -> Callable[[Run], str]:
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
 
 FRONTS = {
+    "results": Table(
+        "fronts-cpu",
+        "Memory and time of gradients {where}: with `memory=` 2% of what `lax.scan` takes, and of"
+        " the quickest nested `jax.checkpoint` scans and Equinox's loop in about as much memory."
+        " The times are the quartiles of nine runs (`benchmarks/fronts.py`):",
+        _workloads,
+        [
+            LOOP,
+            ("`lax.scan`", _cost(names.LAX_SCAN)),
+            ("jax_revolve", _cost(names.JAX_REVOLVE)),
+            ("nested scans", _cost(names.NESTED)),
+            ("Equinox", _cost(names.EQUINOX)),
+        ],
+    ),
     "plans": Table(
         "plans-cpu",
         "Gradients with `memory=` a share of what `lax.scan` takes {where}: the quickest of the"
