@@ -9,10 +9,9 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 `benchmarks/results`, one file for each kind of device; a quick run writes nothing. They need
 `jax_revolve[bench,plot]`, and are:
 
-- `headline`: gradients over the length of the loop
 - `scan`: values, derivatives, gradients over the checkpoints, and second order, of scans
 - `while_loop`: the same of while loops
-- `budget`: gradients over the budget of memory
+- `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
 - `plans`: what the plans that are chosen lose on the quickest
 - `storage`: gradients with checkpoints beside the device
@@ -42,7 +41,7 @@ from importlib import import_module
 from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
-    *("headline", "scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
+    *("scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "progress"),
 )
 BY_NAME = ("third_party", "tpu_programs", "host_scan")

@@ -132,7 +132,7 @@ def test_tables_of_a_page_are_those_of_the_benchmarks(page: Path, report: Module
 def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
     shown = {name for page in PAGES for _, name, _ in report.BLOCK.findall(page.read_text())}
     assert shown == set(report.TABLES)
-    shown = {name for table in report.TABLES.values() for name in table.files} | {"headline-cpu"}
+    shown = {name for table in report.TABLES.values() for name in table.files}
     results = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
     assert shown == {name for name in results if not name.startswith("profile-")}
 

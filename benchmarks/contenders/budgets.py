@@ -12,8 +12,6 @@ from benchmarks.runner.comparison import Search
 from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
 from jax_revolve import Plan, checkpointed_scan, explain_scan
 
-BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-MOST_OF_FEWEST = 1.5  # plans that run more steps than this times the fewest are not timed
 ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
 TRIED = 4
 
@@ -43,17 +41,6 @@ def single_steps(compile: Compiler, earlier: list[Program]) -> list[Program]:
     budget = last_of_jax_revolve(earlier).contender.budget or 0
     plan = plan_within(compile.workload, budget, block_size=1)
     return [] if plan is None else [compile(given(names.SINGLE_STEPS, budget, plan))]
-
-
-def other_plans(compile: Compiler, earlier: list[Program]) -> list[Program]:
-    """A few block lengths, from single steps to all, within the same budget."""
-    workload, budget = compile.workload, last_of_jax_revolve(earlier).contender.budget or 0
-    blocks = [*(k for k in BLOCKS if k < workload.length), workload.length]
-    asked = [{}, *({"block_size": k} for k in blocks)]
-    found = (plan_within(workload, budget, **options) for options in asked)
-    chosen, *plans = dict.fromkeys(plan for plan in found if plan is not None)
-    most = MOST_OF_FEWEST * min(plan.evaluations for plan in (chosen, *plans))
-    return [compile(given(names.PLAN_GIVEN, budget, p)) for p in plans if p.evaluations <= most]
 
 
 def equinox_as_lean(compile: Compiler, earlier: list[Program]) -> list[Program]:

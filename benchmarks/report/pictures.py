@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.contenders import names
-from benchmarks.report.results import FOLDER, Run, find, load, quickest
+from benchmarks.report.results import FOLDER, Run, find, load
 
 STYLES: dict[str, dict[str, Any]] = {
     names.LAX_SCAN: {"color": "#000000", "marker": "*"},
@@ -18,14 +18,6 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 """Colors that the color-blind tell apart (Okabe and Ito)."""
 
-OVER_LENGTH: dict[str, dict[str, Any]] = {
-    names.LAX_SCAN: {"label": "lax.scan", "markersize": 11},
-    # Its memory is that of lax.scan here, whose line is to be seen too.
-    names.REMAT: {"label": "jax.checkpoint on every step", "dashes": (4, 4), "markersize": 5},
-    names.NESTED: {"label": "best nested scans"},
-    names.EQUINOX: {"label": "Equinox, checkpointed"},
-    names.JAX_REVOLVE: {"label": "jax_revolve", "linewidth": 2.6},
-}
 OVER_MEMORY: dict[str, dict[str, Any]] = {
     names.LAX_SCAN: {"label": "lax.scan, stores everything", "markersize": 14, "linestyle": "none"},
     names.NESTED: {
@@ -46,28 +38,7 @@ FRONTS = ("2-D wave", "gru")
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
-def headline(runs: list[Run]) -> Any:
-    """A gradient's memory and time over the length of the loop."""
-    from matplotlib.ticker import EngFormatter
-
-    figure, (memory, time) = _figure(2, (9.6, 4.2))
-    lengths = sorted({run["length"] for run in runs})
-    for name, style in OVER_LENGTH.items():
-        style = {"linewidth": 1.4} | STYLES[name] | style
-        best = [quickest(runs, contender=name, length=n) for n in lengths]
-        memory.plot(lengths, [run["temp_bytes"] for run in best], **style)
-        time.plot(lengths, [1e3 * run["median_ms"] / run["length"] for run in best], **style)
-    steps: Any = lambda n, _: f"{n:,.0f}".replace(",", " ")  # noqa: E731
-    _finish(memory, "temporary memory of the gradient", "steps", steps)
-    _finish(time, "time of the gradient per step, µs", "steps", steps)
-    memory.set_yscale("log")
-    memory.yaxis.set_major_formatter(EngFormatter("B"))
-    time.set_ylim(bottom=0)
-    _legend(figure, memory, columns=5)
-    return figure
-
-
-def budget(runs: list[Run]) -> Any:
+def over_memory(runs: list[Run]) -> Any:
     """What memory costs: times over memory, both relative to storing everything."""
     from matplotlib.ticker import FixedLocator
 
@@ -93,8 +64,8 @@ def budget(runs: list[Run]) -> Any:
 
 
 def fronts(runs: list[Run]) -> Any:
-    """The same for the workloads on the first page."""
-    return budget([run for run in runs if run["family"] in FRONTS])
+    """What memory costs the workloads on the first page."""
+    return over_memory([run for run in runs if run["family"] in FRONTS])
 
 
 def _figure(panels: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
@@ -122,7 +93,7 @@ def _legend(figure: Any, ax: Any, columns: int) -> None:
     figure.legend(handles[::-1], labels[::-1], **where)
 
 
-PICTURES = {"headline": headline, "budget": budget, "fronts": fronts}
+PICTURES = {"fronts": fronts}
 
 
 def write() -> None:
@@ -131,4 +102,4 @@ def write() -> None:
         for results in FOLDER.glob(f"{name}-*.json"):
             draw(list(load(results.stem).runs)).savefig(results.with_suffix(".png"), dpi=150)
     pages = FOLDER.parents[1] / "docs" / "pictures"
-    shutil.copyfile(FOLDER / "headline-cpu.png", pages / "headline-cpu.png")
+    shutil.copyfile(FOLDER / "fronts-cpu.png", pages / "fronts-cpu.png")

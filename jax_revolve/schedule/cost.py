@@ -9,7 +9,7 @@ The predicted time of a loop of n steps in N blocks of k steps is a sum of four 
 - N iterations of the loop over the blocks, and the iterations of loops whose end depends on data.
 
 Costs that all plans share, such as the transposition of every step, are left out. The constants are
-those of the device's `profiles`; `benchmarks/budget.py` compares the plans that they choose with
+those of the device's `profiles`; `benchmarks/plans.py` compares the plans that they choose with
 others.
 """
 
