@@ -223,6 +223,17 @@ def test_a_slow_run_of_the_quickest(machine: Machine) -> None:
     assert report.measured[report.plan].runs == MOST_ROUNDS
 
 
+def test_a_machine_that_becomes_slower(machine: Machine) -> None:
+    """What ran only while it was quicker is not taken for the quickest."""
+    steady = machine.seconds
+    machine.seconds = lambda plan: steady(plan) * (1 if len(machine.ran) < 36 else 100)
+    report = explain(memory=BUDGET, seconds=1000)
+    most = max(p.checkpoints for p in report.measured)
+    assert report.plan.checkpoints == most
+    assert any(its.ms < report.measured[report.plan].ms for its in report.measured.values())
+    assert {its.runs for its in report.measured.values()} == {TELLING_RUNS, MOST_ROUNDS}
+
+
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
 
 

@@ -89,7 +89,7 @@ def _samples(workload: Workload, seconds: float) -> Iterator[Sample]:
     ((loop, operands),) = found
     predicted = _prediction(loop, operands)
     # Slow plans tell as much of the constants as quick ones.
-    times = measure(loop, operands, list(plans(workload.length)), seconds, clearly=inf)
+    times, _ = measure(loop, operands, list(plans(workload.length)), seconds, clearly=inf)
     for plan, measured in times.measured.items():
         taken = 1e6 * measured.ms
         yield Sample(workload.name, _in_words(plan), partial(predicted, plan), taken)

@@ -75,8 +75,8 @@ def measured_report(
 ) -> Report:
     """The report, with measurements of the plans that may be the quickest."""
     try_storage(loop.plan)
-    measured = measure(loop, operands, plans_to_measure(asked, report), seconds)
-    return replace(report, plan=measured.quickest, **measured._asdict())
+    measured, quickest = measure(loop, operands, plans_to_measure(asked, report), seconds)
+    return replace(report, plan=quickest, **measured._asdict())
 
 
 def plans_to_measure(asked: Options, report: Report) -> list[AnyPlan]:
@@ -97,10 +97,10 @@ def measure(
     plans: list[AnyPlan],
     seconds: float,
     clearly: float = CLEARLY,
-) -> Measured:
-    """The measurements of the loop's gradient with each plan, the first of which is measured even
-    if that takes longer than `seconds`. An interrupt returns what is measured by then, if anything
-    is. Plans that the device has too little memory for are left out."""
+) -> tuple[Measured, AnyPlan]:
+    """The measurements of the loop's gradient with each plan, and the quickest one. The first plan
+    is measured even if that takes longer than `seconds`. An interrupt returns what is measured by
+    then, if anything is. Plans that the device has too little memory for are left out."""
     with limit_bar() as show:
         measuring = _Measuring(loop, operands, plans, seconds, clearly, show)
         is_interrupted = False
@@ -115,7 +115,7 @@ def measure(
     if not results:
         raise too_large[plans[0]]
     rest = [p for p in plans if p not in results and p not in too_large]
-    return Measured(results, rest, list(too_large), is_interrupted)
+    return Measured(results, rest, list(too_large), is_interrupted), measuring.quickest()
 
 
 @dataclass(eq=False)
@@ -169,6 +169,7 @@ class _Measuring:
     clearly: float
     show: Show
     programs: list[Program] = field(default_factory=list)
+    promising: list[Program] = field(default_factory=list)
     too_large: dict[AnyPlan, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -179,21 +180,27 @@ class _Measuring:
         self.warm_up()
         order = Random(0)
         for done in range(MOST_ROUNDS):
-            promising = self.promising()
-            for program in order.sample(promising, len(promising)):
+            self.promising = self.not_clearly_slower()
+            for program in order.sample(self.promising, len(self.promising)):
                 if done >= FEWEST_RUNS and self.elapsed > self.seconds:
                     return
-                now = f"{len(promising)} plans, round {done + 1} of {MOST_ROUNDS}"
+                now = f"plans: {len(self.promising)}, round {done + 1} of {MOST_ROUNDS}"
                 self.tell(now, done / MOST_ROUNDS)
                 with self.leaving_out(program.plan):
                     program.times.append(program.time())
 
-    def promising(self) -> list[Program]:
-        """The programs that may be the quickest."""
-        if not self.programs or any(len(p.times) < TELLING_RUNS for p in self.programs):
-            return self.programs
-        longest = self.clearly * min(median(p.times) for p in self.programs)
-        return [p for p in self.programs if min(p.times) <= longest]
+    def not_clearly_slower(self) -> list[Program]:
+        """A program that runs no more is compared no more: the machine may have been quicker then,
+        or slower."""
+        programs = self.promising or self.programs
+        if not programs or any(len(p.times) < TELLING_RUNS for p in programs):
+            return programs
+        longest = self.clearly * min(median(p.times) for p in programs)
+        return [p for p in programs if min(p.times) <= longest]
+
+    def quickest(self) -> AnyPlan:
+        measured = [p for p in self.promising if len(p.times) >= FEWEST_RUNS]
+        return min(measured or self.programs, key=lambda p: median(p.times)).plan
 
     @contextmanager
     def leaving_out(self, plan: AnyPlan) -> Iterator[None]:
@@ -204,6 +211,7 @@ class _Measuring:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             self.programs = [p for p in self.programs if p.plan != plan]
+            self.promising = [p for p in self.promising if p.plan != plan]
             self.too_large[plan] = error
 
     def compile(self) -> None:

@@ -49,10 +49,6 @@ class Measured(NamedTuple):
     too_large: list[AnyPlan]
     is_interrupted: bool
 
-    @property
-    def quickest(self) -> AnyPlan:
-        return min(self.measured, key=lambda plan: self.measured[plan].ms)
-
     def remarks(self) -> Iterator[str]:
         """What a reader of the table has to know."""
         if not self.measured:
