@@ -1,4 +1,4 @@
-"""Makes the links of the README absolute, because package indexes show it outside of the repository.
+"""Makes the links of the README absolute: package indexes show it outside of the repository.
 
 Pages of the documentation become pages of the site. Other files are those of the version's tag.
 """
@@ -9,7 +9,9 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r'(?P<before>\]\(|(?:href|src|srcset)=")(?P<path>[\w./-]+)(?P<anchor>#[\w-]*)?(?=[)" ])')
+LINK = re.compile(
+    r'(?P<before>\]\(|(?:href|src|srcset)=")(?P<path>[\w./-]+)(?P<anchor>#[\w-]*)?(?=[)" ])'
+)
 
 
 class AbsoluteLinks(MetadataHookInterface):

@@ -1,4 +1,4 @@
-"""A hook of MkDocs that sets the addresses of the site and of the repository, from pyproject.toml."""
+"""A hook of MkDocs: pyproject.toml has the addresses of the site and of the repository."""
 
 import tomllib
 from pathlib import Path

@@ -7,16 +7,16 @@ python docs/notebook_outputs.py 02_tsunami
 import base64
 import os
 import sys
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
-from PIL import Image
+from palette import small
 
 from jax_revolve.profiles.in_force import VARIABLE as PROFILE
+from jax_revolve.profiles.profile import FOLDER as PROFILES
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
@@ -24,7 +24,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "",  # a notebook sets its own
-    PROFILE: str(ROOT / "jax_revolve" / "profiles" / "cpu.json"),  # not this machine's own
+    PROFILE: str(PROFILES / "cpu.json"),  # not this machine's own
 }
 
 
@@ -52,15 +52,8 @@ def _normalize(output: Any, cell: str) -> None:
     if output.get("name") == "stderr":
         raise RuntimeError(f"the cell {cell!r} warns: {output.text}")
     if "image/png" in output.get("data", {}):
-        output.data = {"image/png": _small(output.data["image/png"])}
-
-
-def _small(png: str) -> str:
-    """The picture with a palette of 256 colors, and without metadata."""
-    picture = Image.open(BytesIO(base64.b64decode(png))).convert("RGB").quantize(256, dither=0)
-    file = BytesIO()
-    picture.save(file, "png", optimize=True)
-    return base64.b64encode(file.getvalue()).decode()
+        png = base64.b64decode(output.data["image/png"])
+        output.data = {"image/png": base64.b64encode(small(png)).decode()}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.patches import Rectangle
-from PIL import Image
+from palette import small
 
 from jax_revolve import Plan, Report, explain_scan, plan
 
@@ -86,7 +86,7 @@ def card(folder: Path = FOLDER) -> None:
     axes.get_legend().remove()
     figure.savefig(folder / "card.png")
     pyplot.close(figure)
-    small(folder / "card.png")
+    _shrink(folder / "card.png")
 
 
 def tsunami(folder: Path = FOLDER) -> None:
@@ -94,13 +94,11 @@ def tsunami(folder: Path = FOLDER) -> None:
     from jax_revolve.__main__ import main as command
 
     command(["demo", "--output", str(folder / "tsunami.png")])
-    small(folder / "tsunami.png")
+    _shrink(folder / "tsunami.png")
 
 
-def small(file: Path) -> None:
-    """Gives a PNG a palette of 256 colors, and no metadata."""
-    picture = Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    picture.save(file, optimize=True)
+def _shrink(file: Path) -> None:
+    file.write_bytes(small(file.read_bytes()))
 
 
 def main() -> None:

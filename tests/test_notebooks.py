@@ -1,7 +1,7 @@
 """Every notebook is stored with the outputs that it has when it runs in a new kernel."""
 
 import base64
-import importlib.util
+import importlib
 import re
 from pathlib import Path
 from types import ModuleType
@@ -38,15 +38,9 @@ def printed(cell: Any) -> str:
     return text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def outputs() -> ModuleType:
-    path = ROOT / "docs" / "notebook_outputs.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("notebook_outputs")
 
 
 def test_there_are_notebooks() -> None:
