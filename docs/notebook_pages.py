@@ -1,6 +1,7 @@
-"""A hook of MkDocs that makes pages of the notebooks: nbconvert writes them as Markdown.
+"""A hook of MkDocs that makes pages of the notebooks, with the outputs that they store.
 
-All else is MkDocs's own: links are checked, code looks like that of the other pages.
+nbconvert writes them as Markdown. All else is MkDocs's own: links are checked, code looks like that
+of the other pages. `docs/notebook_outputs.py` makes the outputs.
 """
 
 from pathlib import Path
@@ -9,8 +10,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbconvert.exporters import MarkdownExporter
-from nbconvert.preprocessors import CoalesceStreamsPreprocessor
-from traitlets.config import Config
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 
@@ -40,13 +39,8 @@ class NotebookPage(File):
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds a page for each notebook, and its pictures; what a cell raises ends the build."""
-    run = {"enabled": bool(config.extra["execute_notebooks"]), "timeout": 600}
-    exporter = MarkdownExporter(
-        config=Config(ExecutePreprocessor=run),
-        preprocessors=[CoalesceStreamsPreprocessor],  # after all others
-        raw_template=TEMPLATE,
-    )
+    """Adds a page for each notebook, and its pictures."""
+    exporter = MarkdownExporter(raw_template=TEMPLATE)
     for notebook in sorted(FOLDER.glob("*.ipynb")):
         names = {"unique_key": notebook.stem, "output_files_dir": ""}
         text, resources = exporter.from_filename(str(notebook), resources=names)

@@ -1,8 +1,12 @@
-"""Draws the pictures of the documentation with the library's own plots, for both themes.
+"""Draws the pictures of the documentation.
 
-python docs/pictures.py
+python docs/pictures.py             # the library's own plots for both themes, and the social card
+python docs/pictures.py tsunami     # the result of the demo, in three minutes
+
+`benchmarks/report` draws `headline-cpu.png`, and `examples/bay.py` draws `bay.png`.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 from matplotlib import pyplot
+from matplotlib.patches import Rectangle
+from palette import small
 
 from jax_revolve import Plan, Report, explain_scan, plan
 
@@ -66,11 +72,44 @@ def draw(name: str, folder: Path = FOLDER) -> None:
     (folder / f"{name}-dark.svg").write_text(text)
 
 
+def card(folder: Path = FOLDER) -> None:
+    """Writes card.png, which is shown beside a link to the site."""
+    figure = pyplot.figure(figsize=(12, 6.3), dpi=100, facecolor="white")
+    figure.add_artist(Rectangle((0, 0), 0.47, 1, color="#3f51b5", transform=figure.transFigure))
+    figure.text(0.05, 0.64, "jax_revolve", fontsize=46, fontweight="bold", color="white")
+    sentence = "Long loops in JAX,\ndifferentiable within\na memory budget"
+    figure.text(0.05, 0.25, sentence, fontsize=26, linespacing=1.5, color="white")
+    axes = figure.add_axes((0.52, 0.1, 0.44, 0.8))
+    plan(60, 5).plot(axes)
+    axes.set_axis_off()
+    axes.set_title("")
+    axes.get_legend().remove()
+    figure.savefig(folder / "card.png")
+    pyplot.close(figure)
+    _shrink(folder / "card.png")
+
+
+def tsunami(folder: Path = FOLDER) -> None:
+    """Writes tsunami.png, the picture of `python -m jax_revolve`."""
+    from jax_revolve.__main__ import main as command
+
+    command(["demo", "--output", str(folder / "tsunami.png")])
+    _shrink(folder / "tsunami.png")
+
+
+def _shrink(file: Path) -> None:
+    file.write_bytes(small(file.read_bytes()))
+
+
 def main() -> None:
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     FOLDER.mkdir(exist_ok=True)
+    if sys.argv[1:] == ["tsunami"]:
+        tsunami()
+        return
     for name in PICTURES:
         draw(name)
+    card()
 
 
 if __name__ == "__main__":

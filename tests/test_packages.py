@@ -96,3 +96,12 @@ def test_wheel_and_sdist(tmp_path: Path) -> None:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert modules | {"README.md", "LICENSE", "CITATION.cff"} <= in_sdist
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        readme = archive.read(name).decode().partition("\n\n")[2]
+    assert readme.startswith("# jax_revolve\n")
+    text = re.sub(r"```.*?```", "", readme, flags=re.DOTALL)
+    links = re.findall(r'\]\(([^)]+)\)|(?:href|src|srcset)="([^"]+)"', text)
+    assert links
+    for link in links:
+        assert "".join(link).startswith(("https://", "#")), link
