@@ -121,6 +121,12 @@ def test_tables_of_a_page_are_those_of_the_benchmarks(page: Path, report: Module
     text = page.read_text()
     assert report.with_tables(text) == text
     assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+    assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /fig")
+
+
+def test_every_figure_has_a_page(report: ModuleType) -> None:
+    shown = {name for page in PAGES for _, name, _ in report.FIGURE.findall(page.read_text())}
+    assert shown == set(report.FIGURES)
 
 
 def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
