@@ -19,9 +19,10 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import checkpoint_loops, explain_while_loop, plan
+from jax_revolve import checkpoint_loops, explain_scan, explain_while_loop, plan
 from jax_revolve.engine import nested
 from jax_revolve.integrations import diffrax, equinox
+from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule.nested import nests
 
 ROOT = Path(__file__).parents[1]
@@ -190,6 +191,22 @@ def test_figures_in_the_text() -> None:
         assert plan(n).evaluations < 3 * n
         assert plan(n, "all").evaluations == 2 * n
         assert plan(n, block_size=n).evaluations == n
+    assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
+
+
+def test_options_in_the_table_of_defaults() -> None:
+    shared = {"checkpoints", "block_size", "memory", "storage", "plan", "progress"}
+    taken = {fun: shared & {*inspect.signature(fun).parameters} for fun in PUBLIC if callable(fun)}
+    takes_all = [
+        *(jax_revolve.checkpointed_scan, jax_revolve.checkpointed_fori_loop),
+        *(jax_revolve.bounded_while_loop, jax_revolve.checkpointed_chain),
+        *(jax_revolve.host_scan, diffrax.RevolveAdjoint),
+    ]
+    explains = [explain_scan, explain_while_loop, jax_revolve.explain_fori_loop]
+    assert all(taken[fun] == shared for fun in takes_all)
+    assert all(taken[fun] == shared - {"progress"} for fun in explains)
+    for fun in (checkpoint_loops, jax_revolve.explain_loops):
+        assert taken[fun] == {"checkpoints", "memory"}
 
 
 def test_every_public_name_has_a_place_among_the_pages() -> None:
