@@ -19,7 +19,7 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import checkpoint_loops, explain_scan, explain_while_loop, plan
+from jax_revolve import actions, checkpoint_loops, explain_scan, explain_while_loop, plan
 from jax_revolve.engine import nested
 from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
@@ -213,6 +213,13 @@ def test_every_public_name_has_a_place_among_the_pages() -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     described = set(re.findall(r"^::: jax_revolve\.(\w+)$", pages, re.MULTILINE))
     assert described == {*dir(jax_revolve)}
+
+
+def test_every_action_is_in_the_table_of_actions() -> None:
+    table = (ROOT / "docs" / "api" / "planning.md").read_text()
+    described = dict(re.findall(r"^\| `(\w+)\(([\w, ]+)\)` \|", table, re.MULTILINE))
+    fields = {name: getattr(actions, name)._fields for name in actions.__all__}
+    assert described == {name: ", ".join(names) for name, names in fields.items()}
 
 
 def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
