@@ -3,7 +3,7 @@
 python docs/pictures.py             # the library's own plots for both themes, and the social card
 python docs/pictures.py tsunami     # the result of the demo, in three minutes
 
-`benchmarks/report` draws `headline-cpu.png`, and `examples/bay.py` draws `bay.png`.
+`benchmarks/report` draws `fronts-cpu.png`, and `examples/bay.py` draws `bay.png`.
 """
 
 import sys

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
     from jax_revolve.progress.meters import TextMeter as TextMeter
     from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
+    from jax_revolve.schedule import actions as actions
     from jax_revolve.schedule.plan import Plan as Plan
     from jax_revolve.schedule.planning import longest_plan as longest_plan
     from jax_revolve.schedule.planning import plan as plan
@@ -51,6 +52,7 @@ _MODULES = {
     "ProgressMeter": "progress.meters",
     "TextMeter": "progress.meters",
     "TqdmMeter": "progress.meters",
+    "actions": "schedule",
     "Plan": "schedule.plan",
     "longest_plan": "schedule.planning",
     "plan": "schedule.planning",

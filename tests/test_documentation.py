@@ -19,9 +19,10 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import checkpoint_loops, explain_while_loop, plan
+from jax_revolve import actions, checkpoint_loops, explain_scan, explain_while_loop, plan
 from jax_revolve.engine import nested
 from jax_revolve.integrations import diffrax, equinox
+from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule.nested import nests
 
 ROOT = Path(__file__).parents[1]
@@ -127,6 +128,12 @@ def test_tables_of_a_page_are_those_of_the_benchmarks(page: Path, report: Module
     text = page.read_text()
     assert report.with_tables(text) == text
     assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+    assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /fig")
+
+
+def test_every_figure_has_a_page(report: ModuleType) -> None:
+    shown = {name for page in PAGES for _, name, _ in report.FIGURE.findall(page.read_text())}
+    assert shown == set(report.FIGURES)
 
 
 def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
@@ -190,6 +197,22 @@ def test_figures_in_the_text() -> None:
         assert plan(n).evaluations < 3 * n
         assert plan(n, "all").evaluations == 2 * n
         assert plan(n, block_size=n).evaluations == n
+    assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
+
+
+def test_options_in_the_table_of_defaults() -> None:
+    shared = {"checkpoints", "block_size", "memory", "storage", "plan", "progress"}
+    taken = {fun: shared & {*inspect.signature(fun).parameters} for fun in PUBLIC if callable(fun)}
+    takes_all = [
+        *(jax_revolve.checkpointed_scan, jax_revolve.checkpointed_fori_loop),
+        *(jax_revolve.bounded_while_loop, jax_revolve.checkpointed_chain),
+        *(jax_revolve.host_scan, diffrax.RevolveAdjoint),
+    ]
+    explains = [explain_scan, explain_while_loop, jax_revolve.explain_fori_loop]
+    assert all(taken[fun] == shared for fun in takes_all)
+    assert all(taken[fun] == shared - {"progress"} for fun in explains)
+    for fun in (checkpoint_loops, jax_revolve.explain_loops):
+        assert taken[fun] == {"checkpoints", "memory"}
 
 
 def test_what_the_readme_says_of_its_results(results: ModuleType) -> None:
@@ -210,6 +233,13 @@ def test_every_public_name_has_a_place_among_the_pages() -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     described = set(re.findall(r"^::: jax_revolve\.(\w+)$", pages, re.MULTILINE))
     assert described == {*dir(jax_revolve)}
+
+
+def test_every_action_is_in_the_table_of_actions() -> None:
+    table = (ROOT / "docs" / "api" / "planning.md").read_text()
+    described = dict(re.findall(r"^\| `(\w+)\(([\w, ]+)\)` \|", table, re.MULTILINE))
+    fields = {name: getattr(actions, name)._fields for name in actions.__all__}
+    assert described == {name: ", ".join(names) for name, names in fields.items()}
 
 
 def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:

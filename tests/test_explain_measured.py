@@ -419,7 +419,7 @@ TABLE = """\
             1           1    4 kB                           65      6.50
             3           1    6 kB      5 kB  12.3           28      2.80
             2           2    9 kB                           22      2.20
-            4           2   11 kB      9 kB     8           18      1.80  <- quickest measured
+            4           2   11 kB      9 kB     8           18      1.80  <- measured quickest
             1           5   17 kB                           15      1.50
             1          10   32 kB                           10      1.00
   measured: the temporaries of the compiled gradient
@@ -443,7 +443,7 @@ def test_table_with_peaks() -> None:
     lines = str(made_up(peak=20_000)).splitlines()
     titles = next(line for line in lines if "measured" in line)
     assert re.split("  +", titles.strip())[2:6] == ["memory", "measured", "peak", "ms"]
-    (quick,) = (line.split() for line in lines if line.endswith("<- quickest measured"))
+    (quick,) = (line.split() for line in lines if line.endswith("<- measured quickest"))
     assert quick[2:9] == ["11", "kB", "9", "kB", "20", "kB", "8"]
     assert lines[-1] == "  peak: the most bytes that the device has held, operands and results too"
 
@@ -463,7 +463,7 @@ def test_picture(given: bool) -> None:
     assert [list(line.get_xdata()) for line in quartiles] == [[7.0, 8.5], [12.0, 13.0]]
     assert [line.get_marker() for line in medians] == ["*", "o"]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["single steps (Revolve)", "blocks of steps", "quickest measured"]
+    assert labels == ["single steps (Revolve)", "blocks of steps", "measured quickest"]
     ax.figure.canvas.draw()
 
 

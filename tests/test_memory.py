@@ -116,7 +116,7 @@ def instructions_and_constants(length: int, checkpoints: int) -> tuple[int, int]
     return instructions(text), int(max(sizes))
 
 
-def test_program_size_does_not_depend_on_length_or_checkpoints() -> None:
+def test_program_of_single_steps_has_one_size_for_all_lengths_and_checkpoints() -> None:
     sizes = {
         (n, s): instructions_and_constants(n, s)
         for n, s in [(10**2, 10), (997, 10), (10**4, 10), (10**6, 50), (10**6, 10), (10**6, 200)]

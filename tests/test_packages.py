@@ -45,6 +45,9 @@ def test_public_names_are_documented_and_typed(name: str) -> None:
         for parameter in signature.parameters.values():
             assert parameter.annotation is not inspect.Parameter.empty, parameter.name
         return
+    if inspect.ismodule(value):
+        assert all(inspect.getdoc(getattr(value, name)) for name in value.__all__)
+        return
     methods = [m for n, m in vars(value).items() if inspect.isfunction(m) and n[0] != "_"]
     for method in methods:
         assert inspect.getdoc(method) or _is_documented_above(value, method.__name__), method

@@ -1,10 +1,11 @@
 """The tables of time over memory."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find, quickest
-from benchmarks.report.table import Column, Table, megabytes, number
+from benchmarks.report.table import Column, Table, megabytes, number, ratio
 
 SHARES = (0.1, 0.05, 0.02)
 BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
@@ -31,8 +32,7 @@ def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], s
         everything = quickest(runs, contender=names.LAX_SCAN)
         wanted = {} if share is None else {"budget": int(share * everything["temp_bytes"])}
         found = find(runs, contender=contender, **wanted)
-        best = min((run["median_ms"] for run in found), default=None)
-        return "" if best is None else number(best / everything["median_ms"])
+        return ratio(quickest(found), everything) if found else ""
 
     return time
 
@@ -52,7 +52,36 @@ def _cost(contender: str) -> Callable[[list[Run]], str]:
 
 def _chosen(by: str) -> Callable[[Run], str]:
     """The loss of a plan, over the quickest."""
-    return lambda run: f"{run[f'{by}_loss']:+.1%}"
+    return lambda run: f"{run[f'{by}_loss']:+.0%}"
+
+
+def _best(run: Run) -> str:
+    return re.sub("^1 checkpoints", "1 checkpoint", run["best"])
+
+
+TRANSFORMER = "transformer block, n = 60, 64 tokens, width 128"
+OF_BLOCKS = [
+    ("`lax.scan(f)`", names.LAX_SCAN, None),
+    ("`lax.scan(jax.checkpoint(f))`", names.REMAT, None),
+    ("the same, policy `dots_saveable`", names.SAVES_PRODUCTS, None),
+    *((f"`checkpointed_scan`, `memory=` {s:.0%}", names.JAX_REVOLVE, s) for s in SHARES),
+    ("Equinox's loop, `memory=` 5%", names.EQUINOX, 0.05),
+]
+
+
+def _of_blocks(results: Results) -> Iterator[tuple[str, Run]]:
+    """A label and the quickest run of each contender."""
+    runs = find(results.runs, workload=TRANSFORMER)
+    everything = quickest(runs, contender=names.LAX_SCAN)["temp_bytes"]
+    for label, contender, share in OF_BLOCKS:
+        budget = None if share is None else int(share * everything)
+        yield label, quickest(runs, contender=contender, budget=budget)
+
+
+def _milliseconds(run: Run) -> str:
+    """The median and the quartiles."""
+    first, last = run["quartiles_ms"]
+    return f"{run['median_ms']:.0f} ms ({first:.0f} to {last:.0f})"
 
 
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
@@ -74,19 +103,30 @@ FRONTS = {
     ),
     "plans": Table(
         "plans-cpu",
-        "Gradients with `memory=` a share of what `lax.scan` takes {where}: the quickest of the"
-        " plans that fit, and how much longer the plan takes that is predicted by the profile of"
-        " the package, by one that `calibrate` measured, and that `measure=True` finds"
-        " (`benchmarks/plans.py`):",
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
+        " measured quickest of the plans that fit, and how much longer others take: those"
+        " predicted quickest by the profile of the package and by one that `calibrate` measured,"
+        " and the one that `measure=True` finds (`benchmarks/plans.py`):",
         lambda results: iter(results.runs),
         [
             ("loop", lambda run: run["workload"]),
             ("share", lambda run: f"{run['share']:.0%}"),
-            ("quickest plan", lambda run: run["best"]),
+            ("measured quickest", _best),
             ("time", lambda run: f"{run['best_ms']:.0f} ms"),
             ("predicted", _chosen("predicted")),
             ("calibrated", _chosen("calibrated")),
-            ("measured", _chosen("measured")),
+            ("`measure=True`", _chosen("measured")),
+        ],
+    ),
+    "transformer-blocks": Table(
+        "fronts-cpu",
+        f"Gradients of a loop over a {TRANSFORMER}, {{where}}; `memory=` is a share of what"
+        " `lax.scan` takes, and times are medians with quartiles (`benchmarks/fronts.py`):",
+        _of_blocks,
+        [
+            ("gradient of", lambda row: row[0]),
+            ("memory", lambda row: megabytes(row[1], 1)),
+            ("time", lambda row: _milliseconds(row[1])),
         ],
     ),
     "residuals": Table(
@@ -105,9 +145,9 @@ FRONTS = {
     ),
     "fronts": Table(
         "fronts-cpu",
-        "Gradients with `memory=` a share of what `lax.scan` takes {where}, and the quickest nested"
-        " scans and Equinox's loop in as much memory: times over `lax.scan`'s"
-        " (`benchmarks/fronts.py`):",
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}, and the measured"
+        " quickest nested scans and Equinox's loop in as much memory, or the least that they take:"
+        " times over `lax.scan`'s (`benchmarks/fronts.py`):",
         _workloads,
         [
             LOOP,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find, quickest
-from benchmarks.report.table import Column, Table, field, megabytes, memory_of, number, over
+from benchmarks.report.table import Column, Table, field, megabytes, memory_of, over, ratio
 
 SCANS = [
     ("stencil, n = 1000, width 20000", 63),
@@ -29,7 +29,7 @@ WHILE_LOOPS = [
 OF_LAX = {
     names.LAX_SCAN: "`lax.scan(f)`",
     names.REMAT: "`lax.scan(jax.checkpoint(f))`",
-    names.NESTED: "the quickest nested scans tried",
+    names.NESTED: "nested scans, the measured quickest",
 }
 OF_CHECKPOINTS = {names.JAX_REVOLVE: "`checkpointed_scan(f, checkpoints={})`"}
 BY_DEFAULT = {
@@ -46,7 +46,7 @@ WITHIN_BUDGETS = [
     ("`memory=` 5% of that", names.JAX_REVOLVE, 0.05),
     ("`memory=` 2% of that", names.JAX_REVOLVE, 0.02),
     ("pure Revolve, single steps, 5% of that", names.SINGLE_STEPS, 0.05),
-    ("quickest nested `jax.checkpoint` scans, as much memory as `memory=` 5%", names.NESTED, 0.05),
+    ("nested scans, the measured quickest in as much memory as `memory=` 5%", names.NESTED, 0.05),
     ("Equinox's checkpointed loop, as much memory as `memory=` 5%", names.EQUINOX, 0.05),
 ]
 
@@ -98,7 +98,7 @@ def _checkpoints(run: Run) -> str:
 def _over_least_bound(run: Run) -> str:
     same = {name: run[name] for name in ("workload", "quantity", "contender")}
     least = min(find(run.others, **same), key=lambda other: other["max_steps"])
-    return number(run["median_ms"] / least["median_ms"])
+    return ratio(run, least)
 
 
 def _within_budgets(results: Results) -> Iterator[tuple[str, Run]]:
@@ -110,20 +110,6 @@ def _within_budgets(results: Results) -> Iterator[tuple[str, Run]]:
 
 
 LOOPS = {
-    "scans": Table(
-        "scan-cpu",
-        "Gradients {where}; times are ratios of medians, `jax_revolve` over the other"
-        " (`benchmarks/scan.py`):",
-        _of_jax_revolve(SCANS),
-        [
-            ("loop", field("workload")),
-            ("checkpoints", field("checkpoints")),
-            ("memory, `lax.scan`", memory_of(names.LAX_SCAN, 1)),
-            ("memory, `jax_revolve`", megabytes),
-            ("time / `lax.scan`", over(names.LAX_SCAN)),
-            ("time / Equinox's", over(names.EQUINOX)),
-        ],
-    ),
     "checkpointed-scans": Table(
         "scan-cpu",
         "Gradients {where}; times are ratios of medians, over `lax.scan`'s (`benchmarks/scan.py`):",

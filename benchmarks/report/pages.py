@@ -1,9 +1,10 @@
-"""Writes each table between its markers in the README and in `docs`."""
+"""Writes each table and each figure between its markers in the README and in `docs`."""
 
 import re
 from pathlib import Path
 
 from benchmarks.report.accelerators import ACCELERATORS
+from benchmarks.report.figures import FIGURES
 from benchmarks.report.fronts import FRONTS
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
@@ -15,11 +16,13 @@ BLOCK = re.compile(
     r".*?(\n+<!-- end of table -->)",
     re.DOTALL,
 )
+FIGURE = re.compile(r"(<!-- figure (?P<name>[\w-]+) -->)[^<]*(<!-- /figure -->)")
 
 
 def with_tables(page: str) -> str:
-    """The page with fresh tables between their markers."""
-    return BLOCK.sub(lambda match: f"{match[1]}{TABLES[match['name']]}{match[3]}", page)
+    """The page with fresh tables and figures between their markers."""
+    page = BLOCK.sub(lambda match: f"{match[1]}{TABLES[match['name']]}{match[3]}", page)
+    return FIGURE.sub(lambda match: f"{match[1]}{FIGURES[match['name']]()}{match[3]}", page)
 
 
 def write() -> None:

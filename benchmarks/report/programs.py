@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find
-from benchmarks.report.table import Column, Table, field, megabytes, number, over
+from benchmarks.report.table import ENOUGH, Column, Table, field, megabytes, number, over, ratio
 
 COMPILED = [
     ("scan", "stencil", names.LAX_SCAN, "", "`lax.scan(f)`"),
@@ -58,6 +58,12 @@ def _storage(run: Run) -> str:
     return storage if run["contender"] == names.ON_DEVICE else f"`{storage}`"
 
 
+def _transformers(results: Results) -> list[Run]:
+    """All but those with a number of checkpoints, which the table of layers has."""
+    runs = find(results.runs, checkpoints=None)
+    return [run for run in runs if "transformer" in run["workload"]]
+
+
 def _compiled(results: Results) -> Iterator[tuple[str, str, dict[int, Run]]]:
     for kind, family, contender, detail, label in COMPILED:
         runs = find(results.runs, family=family, contender=contender)
@@ -65,7 +71,7 @@ def _compiled(results: Results) -> Iterator[tuple[str, str, dict[int, Run]]]:
 
 
 def _seconds(run: Run) -> str:
-    return f"{sum(run[f'{phase}_seconds'] for phase in ('trace', 'lower', 'compile')):.2f} s"
+    return f"{sum(run[f'{phase}_seconds'] for phase in ('trace', 'lower', 'compile')):.1f} s"
 
 
 def _over_length(title: str, cell: Callable[[Run], str]) -> list[Column]:
@@ -78,6 +84,14 @@ def _over_length(title: str, cell: Callable[[Run], str]) -> list[Column]:
 def _progress(results: Results) -> Iterator[dict[str, Run]]:
     for loop in PROGRESS:
         yield {run["program"]: run for run in find(results.runs, loop=loop)}
+
+
+def _slower(program: str) -> Callable[[dict[str, Run]], str]:
+    def cell(runs: dict[str, Run]) -> str:
+        run = runs[program]
+        return number(run["ratio"], 2 if run["rounds"] >= ENOUGH else 1)
+
+    return cell
 
 
 def _by_program(results: Results) -> Iterator[dict[str, Run]]:
@@ -104,10 +118,9 @@ def _memory_and_time(title: str, contender: str, missing: str = "") -> list[Colu
     def time(runs: dict[str, Run]) -> str:
         if contender not in runs:
             return ""
-        milliseconds = runs[contender]["median_ms"]
         if contender == names.JAX_GRAD or names.JAX_GRAD not in runs:
-            return f"{milliseconds:.0f} ms"
-        return number(milliseconds / runs[names.JAX_GRAD]["median_ms"])
+            return f"{runs[contender]['median_ms']:.0f} ms"
+        return ratio(runs[contender], runs[names.JAX_GRAD])
 
     return [(title, memory), ("time", time)]
 
@@ -146,6 +159,17 @@ PROGRAMS = {
             ("memory", megabytes),
             ("share", lambda run: number(run.memory_over(names.PLAIN_LAYERS), 3)),
             ("time", over(names.PLAIN_LAYERS)),
+        ],
+    ),
+    "transformers": Table(
+        "layers-cpu",
+        "Gradients of two transformers {where}; times are medians (`benchmarks/layers.py`):",
+        _transformers,
+        [
+            ("model", field("workload")),
+            ("layers run by", _layers_run_by),
+            ("memory", lambda run: megabytes(run, 0)),
+            ("time", lambda run: f"{run['median_ms'] / 1e3:.1f} s"),
         ],
     ),
     "diffrax": Table(
@@ -202,8 +226,8 @@ PROGRAMS = {
         _progress,
         [
             ("loop, steps x width", lambda runs: runs["value"]["loop"]),
-            ("value", lambda runs: number(runs["value"]["ratio"])),
-            ("gradient", lambda runs: number(runs["gradient"]["ratio"])),
+            ("value", _slower("value")),
+            ("gradient", _slower("gradient")),
         ],
     ),
     "storage": Table(

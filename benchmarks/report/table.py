@@ -8,6 +8,9 @@ from benchmarks.report.results import Results, Run, load
 
 Column: TypeAlias = tuple[str, Callable[[Any], str]]
 
+ENOUGH = 7
+"""The repetitions from which on a median has a second digit; fewer are noise."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -43,7 +46,21 @@ def field(name: str) -> Callable[[Run], str]:
 
 def over(contender: str) -> Callable[[Run], str]:
     """The time as a ratio of medians."""
-    return lambda run: number(run.time_over(contender))
+
+    def cell(run: Run) -> str:
+        beside = run.beside(contender)
+        if not beside:
+            return ""
+        return ratio(run, min(beside, key=lambda other: other["median_ms"]))
+
+    return cell
+
+
+def ratio(run: Run, other: Run) -> str:
+    """The ratio of the medians of two runs, with the digits that their repetitions allow."""
+    value = run["median_ms"] / other["median_ms"]
+    are_enough = min(run["repetitions"], other["repetitions"]) >= ENOUGH
+    return number(value, 2 if are_enough or value < 0.1 else 1)
 
 
 def memory_of(contender: str, digits: int = 2) -> Callable[[Run], str]:

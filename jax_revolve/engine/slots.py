@@ -10,8 +10,8 @@ the loop. In a while loop, it does not know which block is the last (`online`).
 
 The reverse sweep is the loop in `revolve`, with its stack on the device: slots, positions and the
 number of the top level. The next position is looked up in a table, whose size depends on the
-numbers of checkpoints and repetitions alone. So the program does not grow with the length of the
-loop.
+numbers of checkpoints and repetitions alone. So a scan in single steps has as many instructions at
+every length.
 
 The code is written for XLA:
 

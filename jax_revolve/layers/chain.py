@@ -54,9 +54,9 @@ def checkpointed_chain(
         mean a much larger program.
     - `memory`: instead, the most bytes to hold: an int or a string such as `"512MB"`. Covers
         carries and the residuals of layers. The budget excludes what every gradient needs: weights
-        and their cotangents, and the temporaries of a single layer. Under `jax.vmap` it is for one
-        example. Sizes are those of layers that are differentiated with respect to all their inputs
-        and weights.
+        and their cotangents, and the temporaries of a single layer. Under `jax.vmap` that of a list
+        is for one example, and that of a stack as in [`jax_revolve.checkpointed_scan`][]. Sizes are
+        those of layers that are differentiated with respect to all their inputs and weights.
     - `block_size`, `storage`, `plan`, `progress`: for a stack, as
         [`jax_revolve.checkpointed_scan`][]. A list, whose layers have different sizes, has none of
         these.

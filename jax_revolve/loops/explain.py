@@ -53,7 +53,7 @@ def explain_scan(
         `jax.ShapeDtypeStruct`s.
     - `checkpoints`, `block_size`, `memory`, `storage`, `plan`: as
         [`jax_revolve.checkpointed_scan`][].
-    - `measure`: `True` measures the gradient's time and memory, and chooses the quickest measured
+    - `measure`: `True` measures the gradient's time and memory, and chooses the measured quickest
         plan. It compiles the gradient with the chosen plan and up to seven others of different
         kinds that fit in the budget and are predicted to be at most 1.6 times as slow. Each runs on
         the arguments, which must be arrays, up to 31 times, in turns with the others. Effects of

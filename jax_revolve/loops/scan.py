@@ -72,9 +72,9 @@ def checkpointed_scan(
         `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
         The budget excludes what every gradient needs: xs, ys and their cotangents, those of
         closed-over values, and the temporaries of a single step. Under `jax.vmap` of a gradient it
-        is for one example. It is for one device inside `jax.shard_map`, and where types tell the
-        sharding (`AxisType.Explicit`); elsewhere it counts whole arrays, sharded or not.
-        Checkpoints and, unless it is given, `block_size` are chosen for the least predicted time;
+        is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
+        one device inside `jax.shard_map`, and where types tell the sharding (`AxisType.Explicit`);
+        elsewhere it counts whole arrays, sharded or not. The plan is the one predicted quickest;
         `jax_revolve.explain_scan` shows the choices.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
@@ -109,7 +109,8 @@ def checkpointed_scan(
         written or read;
     - `RuntimeError` if gradients with checkpoints in the host's memory are wrong on this backend,
         which is tested once;
-    - `ValueError` if the loop has more than `2**31 - 2` steps;
+    - `ValueError` if the loop has more than `2**31 - 2` steps: steps are counted in 32 bits, and
+        the schedule counts the end of the loop as one more;
     - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
         again would change again.
 

@@ -115,7 +115,7 @@ def bounded_while_loop(
     - `cond_fun`, `body_fun`, `init_val`: as `jax.lax.while_loop`.
     - `max_steps`: the most steps to take: an int from 0 to `2**31 - 1`, known when the loop is
         traced. `None` means no bound: evaluation and forward mode work, and with an int for
-        `checkpoints` also first-order reverse mode, of a loop of fewer than `2**31` steps.
+        `checkpoints` also first-order reverse mode, of a loop of at most `2**31 - 1` steps.
     - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
         `"all"` stores one for each block up to the bound.
     - `block_size`, `memory`: as [`jax_revolve.checkpointed_scan`][]. The budget `memory` holds even

@@ -17,6 +17,7 @@ from jax_revolve.schedule.planning import Checkpoints, check_integer
 from jax_revolve.schedule.selection import Request
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
+"""Whether to checkpoint a loop, or the options for it."""
 
 
 @dataclass(frozen=True)

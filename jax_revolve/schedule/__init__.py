@@ -25,3 +25,5 @@ Plans:
 Imports the standard library and `profiles.profile` only. All other rooms except `progress`,
 `_compat` and `profiles` import this one.
 """
+
+from jax_revolve.schedule import actions as actions

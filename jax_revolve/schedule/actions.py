@@ -1,9 +1,16 @@
-"""A schedule as a sequence of actions, for printing, drawing and checking."""
+"""The actions of a schedule, in the order in which they run.
+
+Iterating over a [`jax_revolve.Plan`][] or a [`jax_revolve.TwoLevelPlan`][] yields them. Each is a
+named tuple that can be printed, compared and matched. Steps are numbered from 0; position `p` is
+the carry that enters step `p`.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from jax_revolve.schedule.binomial import split
+
+__all__ = ["Advance", "Discard", "Free", "Load", "Read", "Store", "Tape", "Write"]
 
 
 class Store(NamedTuple):
@@ -14,7 +21,7 @@ class Store(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Make the carry in `slot`, which enters step `position`, the current one."""
+    """Copy the carry in `slot`, which enters step `position`, to the current one."""
 
     slot: int
     position: int
@@ -28,8 +35,8 @@ class Advance(NamedTuple):
 
 
 class Tape(NamedTuple):
-    """Run the steps `start`, ..., `stop - 1`, keep their residuals, and transpose the steps from
-    the last to the first. The carry is used up."""
+    """Run the steps `start`, ..., `stop - 1` and keep their residuals; then transpose these steps,
+    the last one first. No current carry is left."""
 
     start: int
     stop: int
@@ -49,7 +56,7 @@ class Write(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Make carry `store` of the storage, which enters step `position`, the current one."""
+    """Copy carry `store` of the storage, which enters step `position`, to the current one."""
 
     store: int
     position: int

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import TypeAlias
 
 Memory: TypeAlias = int | str | None
+"""Bytes, as an int or a string such as `"512MB"` or `"2GiB"`."""
 
 _ALLOWED = 'an int >= 0 of bytes or a string such as "512MB" or "2GiB"'
 _PREFIXES = " kmgt"

@@ -139,3 +139,4 @@ class TwoLevelPlan(Reversal):
 
 
 AnyPlan: TypeAlias = Plan | TwoLevelPlan
+"""What [`jax_revolve.plan`][] makes."""

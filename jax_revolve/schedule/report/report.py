@@ -25,9 +25,9 @@ class Report:
     checkpoints in a storage, the others have none there.
 
     With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
-    and `plan` is the quickest of them. `unmeasured` are the plans that the limit of seconds, or an
-    interrupt, left no time for, and `too_large` are those that the device had too little memory
-    for.
+    and `plan` is the measured quickest. `unmeasured` are the plans for which the limit of seconds,
+    or an interrupt, left no time, and `too_large` are those that need more memory than the device
+    has.
     """
 
     plan: AnyPlan
@@ -104,7 +104,7 @@ class Report:
 
     @property
     def _mark(self) -> str:
-        return "quickest measured" if self.measured else "chosen"
+        return "measured quickest" if self.measured else "chosen"
 
     def _table(self) -> Iterator[str]:
         titles = ("checkpoints", "block size", "memory", *measured.columns(self.measured))
