@@ -83,7 +83,9 @@ def card(folder: Path = FOLDER) -> None:
     plan(60, 5).plot(axes)
     axes.set_axis_off()
     axes.set_title("")
-    axes.get_legend().remove()
+    legend = axes.get_legend()
+    assert legend is not None
+    legend.remove()
     figure.savefig(folder / "card.png")
     pyplot.close(figure)
     _shrink(folder / "card.png")
