@@ -83,7 +83,7 @@ def card(folder: Path = FOLDER) -> None:
     plan(60, 5).plot(axes)
     axes.set_axis_off()
     axes.set_title("")
-    axes.get_legend().remove()
+    pyplot.setp(axes.get_legend(), visible=False)
     figure.savefig(folder / "card.png")
     pyplot.close(figure)
     _shrink(folder / "card.png")
