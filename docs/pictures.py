@@ -3,7 +3,7 @@
 python docs/pictures.py             # the library's own plots for both themes, and the social card
 python docs/pictures.py tsunami     # the result of the demo, in three minutes
 
-`benchmarks/report` draws `fronts-cpu.png`, and `examples/bay.py` draws `bay.png`.
+`benchmarks/report` draws `headline-cpu.png`, and `examples/bay.py` draws `bay.png`.
 """
 
 import sys
@@ -83,9 +83,7 @@ def card(folder: Path = FOLDER) -> None:
     plan(60, 5).plot(axes)
     axes.set_axis_off()
     axes.set_title("")
-    legend = axes.get_legend()
-    assert legend is not None
-    legend.remove()
+    pyplot.setp(axes.get_legend(), visible=False)
     figure.savefig(folder / "card.png")
     pyplot.close(figure)
     _shrink(folder / "card.png")

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.contenders import names
 from benchmarks.report.results import FOLDER, Results, Run, find
-from benchmarks.report.table import Column, Table, number
+from benchmarks.report.table import Column, Table, number, ratio
 
 SHARES = (0.3, 0.1, 0.03)
 BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
@@ -80,7 +80,7 @@ def _over(contender: str, other: str, share: float | None = None) -> Callable[[l
         one, two = _quickest(runs, contender, share), _quickest(runs, other)
         if one is None or two is None:
             return ""
-        return number(one["median_ms"] / two["median_ms"])
+        return ratio(one, two)
 
     return cell
 
