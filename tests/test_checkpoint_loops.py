@@ -165,7 +165,8 @@ def test_functions_with_a_reverse_rule_keep_it() -> None:
     assert report.loops == {}
     assert report.rules == ("with_reverse_rule",)
     assert str(report) == (
-        "No loops.\nA function with a derivative rule of its own is left alone: with_reverse_rule."
+        "No loops of jax.lax.\n"
+        "A function with a derivative rule of its own is left alone: with_reverse_rule."
     )
     both = explain_loops(lambda x: sines(with_reverse_rule(with_another_rule(x))))(X)
     assert len(both.loops) == 1
@@ -175,9 +176,23 @@ def test_functions_with_a_reverse_rule_keep_it() -> None:
     )
 
 
+def test_a_gradient_that_is_already_taken() -> None:
+    """The report once promised to reduce its memory."""
+    said = "The function takes a gradient itself, whose memory stays as it is: "
+    assert said in str(explain_loops(jax.grad(lambda x: sines(x).sum()))(X))
+    assert said not in str(explain_loops(sines)(X))
+    assert said not in str(explain_loops(lambda x: jax.jvp(sines, (x,), (x,)))(X))
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_loops, checkpoint_loops(), explain_loops])
+def test_what_is_no_function_is_refused_at_once(wrap: Any) -> None:
+    with pytest.raises(TypeError, match=r"^fun must be a function, but is .* of type .*Pass the"):
+        wrap(X)
+
+
 def test_a_program_without_loops_stays_the_same() -> None:
     fun = lambda x: lax.associative_scan(jnp.multiply, x)  # noqa: E731
-    assert str(explain_loops(fun)(X)) == "No loops."
+    assert str(explain_loops(fun)(X)) == "No loops of jax.lax."
     equations = jax.make_jaxpr(checkpoint_loops(fun))(X).eqns[0].params["jaxpr"].jaxpr.eqns
     assert list(map(str, equations)) == list(map(str, jax.make_jaxpr(fun)(X).jaxpr.eqns))
 

@@ -58,6 +58,11 @@ class FoundLoop:
         return self.length * self.residual_bytes
 
     @property
+    def is_of_a_gradient(self) -> bool:
+        """Whether it is the reverse pass of another loop."""
+        return "transpose(" in self.name
+
+    @property
     def has_floats(self) -> bool:
         """Whether any of its results can have a derivative."""
         return any(is_inexact(v.aval) for v in self._eqn.outvars)

@@ -56,7 +56,9 @@ class LoopsReport:
         return None if of_a_step is None else loop.length * of_a_step
 
     def __str__(self) -> str:
-        return "\n".join([*(self._table() if self.loops else ["No loops."]), *self._left_alone()])
+        return "\n".join(
+            [*(self._table() if self.loops else ["No loops of jax.lax."]), *self._left_alone()]
+        )
 
     def _table(self) -> Iterator[str]:
         titles = ("loop", "from", "steps", *_BYTES, "checkpoints", "block size")
@@ -87,6 +89,11 @@ class LoopsReport:
         return "together", "", "", before, after, "", ""
 
     def _left_alone(self) -> Iterator[str]:
+        if any(loop.is_of_a_gradient for loop in self.loops):
+            yield (
+                "The function takes a gradient itself, whose memory stays as it is: apply "
+                "checkpoint_loops to the function that is differentiated, inside of jax.grad."
+            )
         names = ", ".join(self.rules)
         if len(self.rules) == 1:
             yield f"A function with a derivative rule of its own is left alone: {names}."

@@ -132,6 +132,8 @@ def checkpoint_loops(
 
 
 def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
+    _check_function(fun)
+
     @eqx.filter_jit
     def compiled(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
@@ -145,6 +147,14 @@ def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., 
         return fun(*args, **kwargs) if is_jit_disabled() else compiled(fun, args, kwargs)
 
     return checkpointed
+
+
+def _check_function(fun: object) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the function "
+            "itself, not what it returns."
+        )
 
 
 def explain_loops(
@@ -190,6 +200,7 @@ def explain_loops(
     """
     choice = Choice(checkpoints, memory, min_length, max_steps, where)
     choice.check()
+    _check_function(fun)
 
     def report(*args: Any, **kwargs: Any) -> LoopsReport:
         with jax.disable_jit(False):

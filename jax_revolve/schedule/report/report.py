@@ -104,7 +104,9 @@ class Report:
 
     @property
     def _mark(self) -> str:
-        return "measured quickest" if self.measured else "chosen"
+        if len(self.measured) > 1:
+            return "measured quickest"
+        return "measured" if self.measured else "chosen"
 
     def _table(self) -> Iterator[str]:
         titles = ("checkpoints", "block size", "memory", *measured.columns(self.measured))
