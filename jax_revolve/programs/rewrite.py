@@ -152,8 +152,8 @@ def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., 
 def _check_function(fun: object) -> None:
     if not callable(fun):
         raise TypeError(
-            f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the function "
-            "itself, not what it returns."
+            f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the "
+            "function itself, not what it returns."
         )
 
 
