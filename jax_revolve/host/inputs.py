@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_revolve.host.body.compiled import Values
+from jax_revolve.host.placement import Values
 
 
 class Inputs(Protocol):

@@ -8,45 +8,11 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import AbstractValue, with_weak_type
-from jax_revolve.host.body.compiled import Values, sharding_of
+from jax_revolve.host.placement import Placed, Values, on_host
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.storage import files
-from jax_revolve.storage.stores import data_of, from_data
-
-
-@dataclass(eq=False)
-class Placed:
-    """How values are on the device: their types and, if they are on several, their shardings."""
-
-    types: list[AbstractValue]
-    shardings: list[Any]
-
-    @classmethod
-    def of(cls, values: Values) -> "Placed":
-        return cls(list(map(jax.typeof, values)), list(map(sharding_of, values)))
-
-    def on_device(self, data: list[np.ndarray]) -> Values:
-        """The values of these data, as they were."""
-        return list(map(_on_device, data, self.types, self.shardings))
-
-
-def _on_device(data: np.ndarray, type_: AbstractValue, sharding: Any) -> Any:
-    if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
-        keys = from_data(jnp.asarray(data), type_)
-        return keys if sharding is None else jax.device_put(keys, sharding)
-    if sharding is not None:
-        return jax.device_put(data, sharding)
-    return with_weak_type(jnp.asarray(data), type_)  # another type would be compiled again
-
-
-def on_host(values: Values) -> list[np.ndarray]:
-    """The values in dtypes of NumPy, in the host's memory."""
-    return [np.asarray(data_of(x)) for x in values]
 
 
 class Checkpoint(Protocol):

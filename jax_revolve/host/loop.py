@@ -4,17 +4,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import is_zero, tangent_type, zeros
-from jax_revolve.host.body.compiled import Values, compiled_step, sharding_of
+from jax_revolve.host.body.compiled import compiled_step
 from jax_revolve.host.body.eager import EagerStep
 from jax_revolve.host.inputs import Fetched, Slices
 from jax_revolve.host.levels import keep
+from jax_revolve.host.placement import Values, put, sharding_of
+from jax_revolve.host.processes import Processes
 from jax_revolve.host.resume.fingerprint import of_arrays, of_platform, of_text
 from jax_revolve.host.resume.session import Session
 from jax_revolve.host.reversal import Reversal, reversal_of
@@ -130,7 +132,7 @@ class HostLoop:
                 assert last is not None
                 held.left = last, None
             (place, taped), held.left = held.left, None
-            with self.watch.interruptible(session.note):
+            with session.running(self.watch):
                 save = partial(session.save_reverse, place, cotangents)
                 Sweep(problem, place, save, session.reached).reverse(cotangents, taped)
                 session.finish_reverse(cotangents)
@@ -148,7 +150,7 @@ class HostLoop:
         self._restore_ys(session, ys)
         carry, taped = session.final, None
         if carry is None:
-            with self.watch.interruptible(session.note):
+            with session.running(self.watch):
                 save = partial(session.save_forward, place)
                 carry, taped = Sweep(problem, place, save, session.reached).forward(ys)
                 session.finish_forward(None if is_all else place, carry)
@@ -192,14 +194,16 @@ class HostLoop:
         if self.directory is None:
             return None
         xs = operands.xs if self.fetched is None else []
+        processes = Processes([*operands.consts, *operands.carry, *xs])
         return Session(
-            self.directory,
+            Path(self.directory),
+            processes,
             {
                 "step": of_text(self.name),
                 "inputs": of_arrays([*operands.consts, *operands.carry, *xs]),
                 "derivatives": of_text(derivatives),
                 "options": of_text(self.length, self.is_reversed, self.consume is None, *plan),
-                "versions of JAX or the devices": of_platform(),
+                "versions of JAX or the devices": of_platform(processes),
             },
             operands.carry,
             restart,
@@ -230,16 +234,12 @@ def _like(cotangent: Any, value: Any) -> Any:
     """A cotangent of a value, as those that the steps compute."""
     if is_zero(cotangent):
         return _zeros_like(value)
-    return _placed_like(lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype), value)
+    strong = lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype)
+    return put(strong, sharding_of(value))
 
 
 def _zeros_like(value: Any) -> Any:
-    return _placed_like(zeros(tangent_type(value)), value)
-
-
-def _placed_like(cotangent: Any, value: Any) -> Any:
-    sharding = sharding_of(value)
-    return jnp.asarray(cotangent) if sharding is None else jax.device_put(cotangent, sharding)
+    return put(zeros(tangent_type(value)), sharding_of(value))
 
 
 def _spread(cotangents: Cotangents, activity: Activity, operands: Operands) -> Operands:
@@ -250,5 +250,5 @@ def _spread(cotangents: Cotangents, activity: Activity, operands: Operands) -> O
     return Operands(
         [next(consts) if active else None for active in activity.consts],
         [ct if active else None for ct, active in zip(ct_carry, activity.init, strict=True)],
-        [_placed_like(next(xs), x) if active else None for x, active in pairs],
+        [put(next(xs), sharding_of(x)) if active else None for x, active in pairs],
     )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve._compat import AbstractValue
-from jax_revolve.host.body.compiled import Values
+from jax_revolve.host.placement import Values, readable
 from jax_revolve.storage.stores import data_of, from_data
 
 IN_FLIGHT = 3
@@ -24,6 +24,7 @@ class Arriving:
 
     def put(self, at: int, leaves: Values) -> None:
         """A row, which arrives later."""
+        leaves = list(map(readable, leaves))
         for leaf in map(data_of, leaves):
             if isinstance(leaf, jax.Array):  # a step of NumPy may give its own arrays
                 leaf.copy_to_host_async()

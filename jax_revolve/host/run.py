@@ -7,9 +7,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from jax_revolve.host.body.compiled import Pulled, Values
+from jax_revolve.host.body.compiled import Pulled
 from jax_revolve.host.inputs import Inputs, slices_of
 from jax_revolve.host.levels import Checkpoint
+from jax_revolve.host.placement import Values
 from jax_revolve.host.rows import Arriving, Rows
 from jax_revolve.host.watch import Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from jax_revolve.host.body.compiled import Values
 from jax_revolve.host.body.prepared import prepare
 from jax_revolve.host.differentiable import run
 from jax_revolve.host.loop import HostLoop
+from jax_revolve.host.placement import Values
 from jax_revolve.host.watch import Watch
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter

@@ -8,7 +8,6 @@ kept, with their files. If the newest is damaged, the one before is used.
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.storage.files import arrays_of, bytes_of, write_durably
+from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_durably
+from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
 """The states that are kept."""
@@ -35,32 +35,44 @@ class DamagedError(OSError):
 
 
 class States:
-    """The states in a directory, which is made if it does not exist."""
+    """The states in a folder, which is made if it does not exist, and which no other process may
+    use at the same time."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._folder = Path(directory)
-        self._folder.mkdir(exist_ok=True)
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
         self._kept: list[tuple[int, set[str]]] = []
+        self._lock: FolderLock | None = None
 
-    def newest(self) -> Any:
-        """The newest state that is not damaged; `None` if there are no states."""
+    def lock(self) -> None:
+        """Keep other processes out. `BlockingIOError` if one is there."""
+        self._lock = self._lock or lock_folder(self._folder)
+
+    def unlock(self) -> None:
+        """Nothing is written from now on."""
+        self._lock = None
+
+    def newest(self) -> int:
+        """The number of the newest state that is not damaged; 0 if there are no states, and -1 if
+        all of them are damaged."""
         numbers = sorted(self._numbers(), reverse=True)
-        for number in numbers:
-            try:
-                state = self._read(number)
-                files = {part["file"] for part in _parts(state)}
-                for part in _parts(state):
-                    self._content(part)
-            except DamagedError:
-                continue
-            self._kept = [(number, files)]
-            return state
-        if numbers:
-            raise DamagedError(
-                f"Every state in the directory {self._folder} is damaged. Nothing was changed. "
-                "Remove the directory, or pass another one, to begin again."
-            )
-        return None
+        return next(filter(self.is_whole, numbers), -1 if numbers else 0)
+
+    def is_whole(self, number: int) -> bool:
+        """Whether a state exists and is not damaged."""
+        try:
+            for part in _parts(self.read_state(number)):
+                self._content(part)
+        except DamagedError:
+            return False
+        return True
+
+    def go_on(self, number: int, state: Any) -> None:
+        """The next states are written after this one. Newer ones are removed."""
+        self._kept = [(number, {part["file"] for part in _parts(state)})]
+        for newer in filter(lambda other: other > number, self._numbers()):
+            self._path(newer).unlink()
+        sync_folder(self._folder)
 
     def write(self, arrays: Sequence[np.ndarray]) -> Part:
         """Write arrays to a file that the next states may refer to."""
@@ -77,15 +89,18 @@ class States:
     def save(self, state: Any) -> None:
         """Write a state, and remove what neither it nor the one before refers to."""
         text = json.dumps(state)
-        number = max(self._numbers(), default=0) + 1
+        number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{_checksum(text.encode())}\n{text}".encode()
-        write_durably(self._folder / f"state-{number}.json", "A state", content, is_last=True)
+        write_durably(self._path(number), "A state", content, is_last=True)
         files = {part["file"] for part in _parts(state)}
         self._kept = [*self._kept, (number, files)][-KEPT:]
         self._clean()
 
+    def _path(self, number: int) -> Path:
+        return self._folder / f"state-{number}.json"
+
     def _clean(self) -> None:
-        wanted = {f"state-{number}.json" for number, _ in self._kept}
+        wanted = {self._path(number).name for number, _ in self._kept}
         wanted = wanted.union(*(files for _, files in self._kept))
         for path in list(self._folder.iterdir()):
             if _OURS.fullmatch(path.name) and path.name not in wanted:
@@ -95,9 +110,10 @@ class States:
         found = (_STATE.fullmatch(path.name) for path in self._folder.iterdir())
         return [int(match[1]) for match in found if match]
 
-    def _read(self, number: int) -> Any:
-        stored = (self._folder / f"state-{number}.json").read_bytes()
-        checksum, _, text = stored.partition(b"\n")
+    def read_state(self, number: int) -> Any:
+        """A state. `DamagedError` if it is damaged or missing."""
+        path = self._path(number)
+        checksum, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
         if checksum != _checksum(text).encode():
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)

@@ -9,6 +9,7 @@ import jax
 
 from jax_revolve._compat import call_jaxpr, results_in
 from jax_revolve.host.body.same import program_key
+from jax_revolve.host.placement import Values, sharding_of
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.pullback import (
@@ -20,8 +21,6 @@ from jax_revolve.step.pullback import (
 )
 from jax_revolve.step.traced import TracedStep, traced_step
 from jax_revolve.storage.buffers import read
-
-Values = list[Any]
 
 
 class Pulled(NamedTuple):
@@ -187,10 +186,3 @@ class _Source(NamedTuple):
 
     input: int | None
     at: int
-
-
-def sharding_of(value: Any) -> Any:
-    """The sharding of an array over several devices; `None` for others, which JAX places."""
-    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        return value.sharding
-    return None

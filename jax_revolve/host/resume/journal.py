@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.host.body.compiled import Values
-from jax_revolve.host.levels import Checkpoint, OnDevice, OnHost, Placed, on_host
+from jax_revolve.host.levels import Checkpoint, OnDevice, OnHost
+from jax_revolve.host.placement import Placed, Values, on_host
 from jax_revolve.host.rows import Arriving, Rows
 from jax_revolve.host.run import Place
 from jax_revolve.schedule.storage import Disk, Storage

@@ -1,24 +1,28 @@
 """A run and its directory: where the run goes on, and what each state holds."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from jax_revolve.host.body.compiled import Values
-from jax_revolve.host.levels import Placed
+from jax_revolve.host.placement import Placed, Values
+from jax_revolve.host.processes import Processes
 from jax_revolve.host.resume.fingerprint import Fingerprint, check, of_arrays
 from jax_revolve.host.resume.journal import Journal, SavedRows
 from jax_revolve.host.rows import Arriving
 from jax_revolve.host.run import Cotangents, Place
+from jax_revolve.host.watch import Watch
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.storage.states import States
+from jax_revolve.storage.states import DamagedError, States
 
 Entries = Callable[[int, int], slice]
 """The entries of the steps from a first to before a last one."""
 
 
 class Session:
-    """A run, which begins at the newest state in its directory. A state has
+    """A run, which begins at the newest state in its directory. Each process has a folder of its
+    own there, and all begin at the newest state that all of them have. A process writes a state
+    once all have written the one before, so the two that it keeps are enough. A state has
 
     - the `fingerprint` of the run;
     - `reached`: the steps that the sweep has taken, `place`: where in the plan that is, and the
@@ -30,7 +34,8 @@ class Session:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: Path,
+        processes: Processes,
         fingerprint: Fingerprint,
         init: Values,
         restart: tuple[bool, ...],
@@ -40,22 +45,59 @@ class Session:
     ) -> None:
         """`describe` is called for what each state says about the `ys`."""
         self._directory, self._length, self._entries = directory, length, entries
-        self._describe = describe
-        self._states = States(directory)
+        self._processes, self._describe = processes, describe
+        directory.mkdir(exist_ok=True)
+        self._states = States(directory / f"process-{processes.index}")
         self.journal = Journal(self._states, init, restart)
         self._state: dict[str, Any] = {"fingerprint": fingerprint, "reached": 0, "place": None}
-        newest = self._states.newest()
-        if newest is not None:
-            check(newest["fingerprint"], fingerprint, directory)
-            self._state = newest
+        self._lock()
+        newest = self._newest()
+        if newest:
+            saved = self._states.read_state(newest)
+            check(saved["fingerprint"], fingerprint, directory, processes)
+            self._states.go_on(newest, saved)
+            self._state = saved
+        if self._state.get("is_over"):
+            self._states.unlock()
 
-    @property
-    def note(self) -> str:
-        """What an interrupt says."""
-        return (
-            f"host_scan saved the run in directory={os.fspath(self._directory)!r}. Call it again "
-            "with the same arguments, in this process or another one, to go on."
+    def _lock(self) -> None:
+        try:
+            self._states.lock()
+        except BlockingIOError as error:
+            raise RuntimeError(
+                f"directory={str(self._directory)!r} is used by another process. Wait until it has "
+                "ended, or pass another directory."
+            ) from error
+
+    def _newest(self) -> int:
+        """The number of the newest state of all processes; 0 if there is none."""
+        newest = self._states.newest()
+        found = self._processes.gather(newest)
+        common = int(found.min())
+        is_lost = common < 0 or (common == 0 and found.max() > 1)
+        has_common = common in (0, newest) or self._states.is_whole(common)
+        if is_lost or not self._processes.gather(has_common).all():
+            raise DamagedError(
+                f"Every state in the directory {self._directory} is damaged, or missing in one of "
+                "its processes. Nothing was changed. Remove the directory, or pass another one, to "
+                "begin again."
+            )
+        return common
+
+    @contextmanager
+    def running(self, watch: Watch) -> Iterator[None]:
+        """A sweep runs. If it ends early, another process may go on."""
+        note = (
+            f"host_scan saved the run in directory={str(self._directory)!r}. Call it again with "
+            "the same arguments, in this process or another one, to go on."
         )
+        self._lock()
+        try:
+            with watch.interruptible(self._processes, note):
+                yield
+        except BaseException:
+            self._states.unlock()
+            raise
 
     @property
     def reached(self) -> int:
@@ -102,7 +144,7 @@ class Session:
         """Restore the cotangents so far. Returns whether the reverse sweep is over."""
         given = {"cotangents of the results": of_arrays([*cotangents.carry, *cotangents.ys])}
         saved = self._state.setdefault("given", given)
-        check(saved, given, self._directory)
+        check(saved, given, self._directory, self._processes)
         self._xs = SavedRows(
             self._states,
             cotangents.xs,
@@ -137,5 +179,8 @@ class Session:
 
     def _save(self, **changed: Any) -> None:
         state = {**self._state, **changed, "described": self._describe()}
+        self._processes.gather(0)  # all have written the state before
         self._states.save(state)
         self._state = state
+        if state.get("is_over"):
+            self._states.unlock()
