@@ -5,7 +5,7 @@ from typing import Any
 import jax
 
 from jax_revolve._compat import as_array, is_traced
-from jax_revolve.host.loop import Held, HostLoop, Results
+from jax_revolve.host.loop import HostLoop, Results, Run
 from jax_revolve.host.placement import on_same_devices
 from jax_revolve.step.loop import Operands, is_inexact
 
@@ -18,7 +18,7 @@ def run(loop: HostLoop, operands: Operands) -> Results:
         _check_known(operands)
         return loop.value(_arrays(operands))
 
-    def forward(operands: Any) -> tuple[Results, Held]:
+    def forward(operands: Any) -> tuple[Results, Run]:
         values = jax.tree.map(lambda x: x.value, operands)
         _check_known(values)
         differentiated = jax.tree.map(
@@ -26,9 +26,9 @@ def run(loop: HostLoop, operands: Operands) -> Results:
         )
         return loop.forward(_arrays(values), differentiated)
 
-    def backward(held: Held, cotangents: Any) -> tuple[Operands]:
+    def backward(run: Run, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
-        return (loop.reverse(held, *cotangents),)
+        return (loop.reverse(run, *cotangents),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(jax.tree.map(_reverse_only, operands))

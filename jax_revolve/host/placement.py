@@ -52,7 +52,7 @@ def on_same_devices(values: Values) -> Values:
     return [put(x, everywhere) if a else x for x, a in zip(values, is_alone, strict=True)]
 
 
-def readable(value: Any) -> Any:
+def replicated(value: Any) -> Any:
     """The value, with all of it on the devices of each process."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
         return value

@@ -26,8 +26,8 @@ KEPT = 2
 _STATE = re.compile(r"state-(\d+)\.json")
 _OURS = re.compile(r"state-\d+\.(json|part)|[0-9a-f]{16}\.(arrays|part)")
 
-Part = dict[str, Any]
-"""What a state holds of a file of arrays: its name, its checksum, shapes and dtypes."""
+ArrayFile = dict[str, Any]
+"""What a state holds of a file of arrays: its name, checksum and size, shapes and dtypes."""
 
 
 class DamagedError(OSError):
@@ -61,30 +61,35 @@ class States:
     def is_whole(self, number: int) -> bool:
         """Whether a state exists and is not damaged."""
         try:
-            for part in _parts(self.read_state(number)):
-                self._content(part)
+            for file in _array_files(self.read_state(number)):
+                self._content(file)
         except DamagedError:
             return False
         return True
 
     def go_on(self, number: int, state: Any) -> None:
         """The next states are written after this one. Newer ones are removed."""
-        self._kept = [(number, {part["file"] for part in _parts(state)})]
+        self._kept = [(number, {file["file"] for file in _array_files(state)})]
         for newer in filter(lambda other: other > number, self._numbers()):
             self._path(newer).unlink()
         sync_folder(self._folder)
 
-    def write(self, arrays: Sequence[np.ndarray]) -> Part:
+    def write(self, arrays: Sequence[np.ndarray]) -> ArrayFile:
         """Write arrays to a file that the next states may refer to."""
         content, name = bytes_of(arrays), f"{secrets.token_hex(8)}.arrays"
-        write_durably(self._folder / name, "A part of a state", content, is_last=False)
+        write_durably(self._folder / name, "A file of arrays", content, is_last=False)
         types = [[list(a.shape), a.dtype.name] for a in arrays]
-        return {"file": name, "sha256": _checksum(content), "types": types}
+        return {
+            "file": name,
+            "sha256": _checksum(content),
+            "bytes": len(content),
+            "types": types,
+        }
 
-    def read(self, part: Part) -> list[np.ndarray]:
+    def read(self, file: ArrayFile) -> list[np.ndarray]:
         """The arrays of a file."""
-        like = [(shape, jnp.dtype(name)) for shape, name in part["types"]]
-        return arrays_of(self._content(part), like)
+        like = [(shape, jnp.dtype(name)) for shape, name in file["types"]]
+        return arrays_of(self._content(file), like)
 
     def save(self, state: Any) -> None:
         """Write a state, and remove what neither it nor the one before refers to."""
@@ -92,7 +97,7 @@ class States:
         number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{_checksum(text.encode())}\n{text}".encode()
         write_durably(self._path(number), "A state", content, is_last=True)
-        files = {part["file"] for part in _parts(state)}
+        files = {file["file"] for file in _array_files(state)}
         self._kept = [*self._kept, (number, files)][-KEPT:]
         self._clean()
 
@@ -118,13 +123,13 @@ class States:
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)
 
-    def _content(self, part: Part) -> bytes:
-        path = self._folder / part["file"]
+    def _content(self, file: ArrayFile) -> bytes:
+        path = self._folder / file["file"]
         try:
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise DamagedError(f"The file {path} does not exist.") from error
-        if _checksum(content) != part["sha256"]:
+        if _checksum(content) != file["sha256"]:
             raise DamagedError(f"The file {path} is damaged: it is not what was written.")
         return content
 
@@ -133,7 +138,7 @@ def _checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _parts(state: Any) -> Iterator[Part]:
+def _array_files(state: Any) -> Iterator[ArrayFile]:
     """The parts that a state refers to, wherever they are in it."""
     if isinstance(state, dict):
         if "sha256" in state:
@@ -142,4 +147,4 @@ def _parts(state: Any) -> Iterator[Part]:
         state = list(state.values())
     if isinstance(state, list | tuple):
         for value in state:
-            yield from _parts(value)
+            yield from _array_files(value)

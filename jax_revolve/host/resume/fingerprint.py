@@ -3,13 +3,11 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jax_revolve.host.placement import on_host
-from jax_revolve.host.processes import Processes
 
 Fingerprint = dict[str, str]
 
@@ -30,19 +28,7 @@ def of_arrays(values: Iterable[Any]) -> str:
     return found.hexdigest()
 
 
-def of_platform(processes: Processes) -> str:
+def of_platform(processes: int) -> str:
     """What the bits of a result depend on otherwise."""
-    device, counts = jax.devices()[0], (jax.device_count(), processes.count)
-    return of_text(jax.__version__, device.platform, device.device_kind, *counts)
-
-
-def check(saved: Fingerprint, ours: Fingerprint, directory: Path, processes: Processes) -> None:
-    """Refuse to go on with a run that is not this one, in any of the processes."""
-    found = processes.gather(*(saved.get(name) != value for name, value in ours.items()))
-    differ = [f"the {name}" for i, name in enumerate(ours) if found[:, i].any()]
-    if differ:
-        raise ValueError(
-            f"directory={str(directory)!r} has another run: {' and '.join(differ)} differ "
-            "from those of this call. Nothing was changed. Call host_scan as before to go on with "
-            "that run, or pass another directory to begin a new one."
-        )
+    device, count = jax.devices()[0], jax.device_count()
+    return of_text(jax.__version__, device.platform, device.device_kind, count, processes)
