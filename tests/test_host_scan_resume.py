@@ -335,6 +335,7 @@ def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 @pytest.mark.parametrize("at", [3, 12])
 def test_an_interrupt_is_saved(at: int, tmp_path: Path) -> None:
     """In the forward sweep, and in the reverse sweep."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     expected, executed = bits(run_counted(tmp_path / "whole", [])), list[int]()
 
     def interrupt() -> None:

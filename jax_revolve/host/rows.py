@@ -60,7 +60,7 @@ class Rows(Arriving):
         """NumPy arrays, and PRNG keys on the device."""
         self.arrive()
         pairs = zip(self._arrays, self._keys, strict=True)
-        return [x if key is None else jax.random.wrap_key_data(x, impl=key) for x, key in pairs]
+        return [x if key is None else _keys(x, key) for x, key in pairs]
 
     def saved(self, at: slice) -> tuple[list[np.ndarray], Keys]:
         """Some of the rows, which have arrived, for a file."""
@@ -77,6 +77,10 @@ class Rows(Arriving):
     def _arrived(self, at: int, leaves: Values) -> None:
         data = [np.asarray(data_of(leaf))[None] for leaf in leaves]
         self.restore(slice(at, at + 1), data, list(map(_implementation, leaves)))
+
+
+def _keys(data: np.ndarray, implementation: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=implementation)
 
 
 def _implementation(leaf: Any) -> Any:

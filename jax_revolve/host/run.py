@@ -36,8 +36,12 @@ from jax_revolve.step.loop import Operands, pick, substitute
 class Step(Protocol):
     """`CompiledStep` or `EagerStep`."""
 
-    described: str | None
-    """What it has found out about its results, for another process."""
+    @property
+    def described(self) -> str | None:
+        """What it has found out about its results, for another process."""
+
+    @described.setter
+    def described(self, text: str | None) -> None: ...
 
     @property
     def activity(self) -> Activity: ...

@@ -269,7 +269,7 @@ def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: An
     return loops.chain(layers, init)
 
 
-def _total(program: Program, loops: Loops, *arguments: Any) -> Any:
+def total(program: Program, loops: Loops, *arguments: Any) -> Any:
     """One number, that depends on all of the results."""
     if program.loop.startswith("rewritten"):
         inside = loops
@@ -401,7 +401,7 @@ def arguments(program: Program) -> list[Any]:
 
 
 def run(program: Program, loops: Loops, compiler: dict[str, Any]) -> Any:
-    fun = _transformed(program, partial(_total, program, loops))
+    fun = _transformed(program, partial(total, program, loops))
     fun = jax.jit(fun, compiler_options=compiler) if program.under_jit else fun
     inputs = list(map(jnp.asarray, arguments(program)))
     if program.transformation != "explicit mesh":

@@ -29,9 +29,9 @@ class Session:
     """
 
     def __init__(self, folder: Folder, fingerprint: Fingerprint, problem: Problem) -> None:
-        begun = {"fingerprint": fingerprint, "reached": 0, "position": None, "ys": []}
         self._folder, self._states, self._problem = folder, folder.states, problem
-        self._state = folder.newest(fingerprint) or begun
+        begun = {"fingerprint": fingerprint, "reached": 0, "position": None, "ys": []}
+        self._state: dict[str, Any] = folder.newest(fingerprint) or begun
         problem.step.described = self._state.get("described")
         self._carry = Placed.of(problem.operands.carry)
         self._restart = Placed.of(pick(problem.operands.carry, problem.restart))
