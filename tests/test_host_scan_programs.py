@@ -16,7 +16,7 @@ from programs.running import Refused
 
 from jax_revolve import host_scan
 
-FIRST, FEW, MANY, PARITY, ROOM = 900_000, 3, 200, 40, 25
+FIRST, FEW, MANY, PARITY, ROOM = 900_000, 3, 100, 40, 25
 """The first of the programs, how many there are and of how many the bits are compared, and after
 how many a process has no room for what they compiled."""
 
