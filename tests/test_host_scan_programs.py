@@ -71,4 +71,4 @@ def test_same_bits_as_checkpointed_scan(count: int) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, str(program), str(FIRST), str(count)]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == f"{count} compared\n"
+    assert ran.stdout.count(" same\n") == count, ran.stdout
