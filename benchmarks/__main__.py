@@ -19,12 +19,12 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `diffrax_adjoints`: solves of differential equations
 - `compiling`: compile time and program size over the length of the loop
 - `progress`: what showing progress costs
+- `host_scan`: what a step costs when Python drives the loop
 
-Three run only by name. Two of them need packages that the project does not depend on:
+Two run only by name, because they need packages that the project does not depend on:
 
 - `third_party`: gradients of programs of other packages
 - `tpu_programs`: gradients compiled for a TPU, without one
-- `host_scan`: what a step costs when Python drives the loop; it prints that
 
 One is a command of its own, with options that `--help` lists:
 
@@ -42,9 +42,9 @@ from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
     *("scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
-    *("diffrax_adjoints", "compiling", "progress"),
+    *("diffrax_adjoints", "compiling", "progress", "host_scan"),
 )
-BY_NAME = ("third_party", "tpu_programs", "host_scan")
+BY_NAME = ("third_party", "tpu_programs")
 COMMANDS = ("accelerator",)
 
 

@@ -1,71 +1,97 @@
-"""What a step costs when Python drives the loop: `host_scan` over the compiled step in a bare loop.
+"""What a step costs when Python drives the loop: `host_scan`, and the compiled step in a bare loop.
 
-Prints microseconds per step; the steps do next to nothing.
+The steps do next to nothing. A gradient in a bare loop makes as many calls as the plan says, in one
+order. Memory is what the arrays take that are on the device between two steps, at most.
 """
 
-import time
-from collections.abc import Callable
-from statistics import median
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 
-from jax_revolve import host_scan, plan
+from benchmarks.contenders.names import BARE_LOOP, HOST_SCAN
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.comparison import LEAST_ROUNDS, Record
+from benchmarks.runner.timing import interleave, spread
+from jax_revolve import HostMemory, host_scan, plan
+from jax_revolve.host.watch import Watch
 
-STEPS, ROUNDS, CHECKPOINTS = 5000, 7, 50
+SECONDS, STEPS, WIDTH = 6.0, 5000, 1000
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("value", {}),
+    ("gradient", {"checkpoints": 50}),
+    ("gradient", {"checkpoints": 10, "storage": HostMemory(40, transfer=0.5)}),
+]
 
 
 def step(u: Any, x: Any) -> Any:
     return u - 0.001 * jnp.sin(u) + x, None
 
 
-def bare(u: Any, xs: list[Any], compiled: Callable[..., Any]) -> Any:
-    for x in xs:
-        u, _ = compiled(u, x)
-    return jax.block_until_ready(u)
+def measure(quick: bool) -> Iterator[list[Record]]:
+    for quantity, options in CASES:
+        yield compared(quantity, options, 60 if quick else STEPS, quick)
 
 
-def bare_gradient(u: Any, xs: list[Any], compiled: Callable[..., Any], pulled: Any) -> Any:
-    """As many calls as a gradient makes, in one order."""
-    advances = plan(len(xs), CHECKPOINTS).advances
-    for i in range(advances):
-        u, _ = compiled(u, xs[i % len(xs)])
-    ct = jnp.ones_like(u)
-    for x in xs:
-        ct = pulled(u, x, ct)
-    return jax.block_until_ready(ct)
+def compared(quantity: str, options: dict[str, Any], steps: int, quick: bool) -> list[Record]:
+    u, xs = jnp.ones(WIDTH), jnp.zeros(steps)
+    made = plan(steps, block_size=1, **options) if options else None
+
+    def value(u: Any) -> Any:
+        return jnp.sum(host_scan(step, u, xs, **options)[0])
+
+    of_host_scan = partial(value if made is None else jax.grad(value), u)
+    runs = {BARE_LOOP: bare(u, xs, 0 if made is None else made.advances), HOST_SCAN: of_host_scan}
+    for run in runs.values():
+        jax.block_until_ready(run())
+    seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
+    blocking = [lambda run=run: jax.block_until_ready(run()) for run in runs.values()]
+    times = interleave(blocking, seconds, least)
+    record = {
+        "quantity": quantity,
+        "steps": steps,
+        "checkpoints": options.get("checkpoints"),
+        "storage": "HostMemory(40)" if "storage" in options else "",
+        "evaluations": steps if made is None else made.evaluations,
+        # The memory of the host is that of a CPU.
+        "states": None if "storage" in options else states_on_the_device(of_host_scan),
+    }
+    return [
+        {"contender": name, **record, **spread(each)}
+        for name, each in zip(runs, times, strict=True)
+    ]
 
 
-def microseconds(run: Callable[[], Any], calls: int, rounds: int) -> float:
-    run()
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
+def bare(u: Any, xs: Any, advances: int) -> Callable[[], Any]:
+    """The calls of a value or, if there are `advances`, of a gradient."""
+    rows, compiled = list(xs), jax.jit(step)
+    pulled = jax.jit(lambda u, x, ct: jax.vjp(lambda u: step(u, x)[0], u)[1](ct)[0])
+
+    def run() -> Any:
+        carry, ct = u, jnp.ones_like(u)
+        for i in range(advances or len(rows)):
+            carry, _ = compiled(carry, rows[i % len(rows)])
+        for x in rows if advances else ():
+            ct = pulled(carry, x, ct)
+        return carry, ct
+
+    return run
+
+
+def states_on_the_device(run: Callable[[], Any]) -> int:
+    """The most arrays of the size of a carry that there are between two steps."""
+    most, between_steps = [0], Watch.between_steps
+
+    def counting(watch: Watch, *arguments: Any) -> None:
+        most[0] = max(most[0], sum(x.size == WIDTH for x in jax.live_arrays()))
+        between_steps(watch, *arguments)
+
+    with patch.object(Watch, "between_steps", counting):
         run()
-        times.append(time.perf_counter() - started)
-    return 1e6 * median(times) / calls
+    return most[0]
 
 
-class _Overhead(NamedTuple):
-    def run(self, quick: bool) -> None:
-        steps, rounds = (50, 1) if quick else (STEPS, ROUNDS)
-        u, xs = jnp.ones(1000), jnp.zeros(steps)
-        rows, compiled = list(xs), jax.jit(step)
-        pulled = jax.jit(lambda u, x, ct: jax.vjp(lambda u: step(u, x)[0], u)[1](ct)[0])
-
-        def loss(u: Any) -> Any:
-            return jnp.sum(host_scan(step, u, xs, checkpoints=CHECKPOINTS)[0])
-
-        calls = plan(steps, CHECKPOINTS).evaluations
-        found = {
-            "value, bare loop": (lambda: bare(u, rows, compiled), steps),
-            "value, host_scan": (lambda: jax.block_until_ready(loss(u)), steps),
-            "gradient, bare loop": (lambda: bare_gradient(u, rows, compiled, pulled), calls),
-            "gradient, host_scan": (lambda: jax.block_until_ready(jax.grad(loss)(u)), calls),
-        }
-        for name, (run, count) in found.items():
-            print(f"{name}: {microseconds(run, count, rounds):.1f} microseconds an evaluation")
-
-
-BENCHMARK = _Overhead()
+BENCHMARK = Benchmark("host-scan", measure)

@@ -1,6 +1,7 @@
 """A run of `host_scan` that ends anywhere goes on, and its result has the same bits."""
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -200,7 +201,7 @@ def test_a_gradient_that_is_over_runs_no_step(tmp_path: Path) -> None:
 
 def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
     count_steps(tmp_path, [], save_every=1000)
-    assert [p.name for p in tmp_path.glob("*.json")] == ["state-1.json"]
+    assert [p.name for p in tmp_path.rglob("*.json")] == ["state-1.json"]
 
 
 def test_consumed_ys_come_in_order_after_each_end(
@@ -253,11 +254,15 @@ def run(directory: Path, **changed: Any) -> Any:
 )
 def test_another_run_is_refused(changed: dict[str, Any], differs: str, tmp_path: Path) -> None:
     expected = bits(run(tmp_path))
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(ValueError, match=f"has another run: .*{differs}.* differ"):
         run(tmp_path, **changed)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
     assert bits(run(tmp_path)) == expected
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("suffix", ["json", "arrays"])
@@ -268,14 +273,14 @@ def test_a_damaged_file_is_not_used(
     directory = tmp_path / "run"
     with ends_at(150, monkeypatch), pytest.raises(Ended):
         run(directory)
-    newest = max(directory.glob("state-*.json"), key=lambda p: int(p.stem[6:]))
+    newest = max(directory.rglob("state-*.json"), key=lambda p: int(p.stem[6:]))
     if suffix == "json":
         damaged = newest
     else:
-        others = [p.read_text() for p in directory.glob("*.json") if p != newest]
+        others = [p.read_text() for p in directory.rglob("*.json") if p != newest]
         alone = [
             p
-            for p in directory.glob("*.arrays")
+            for p in directory.rglob("*.arrays")
             if p.name in newest.read_text() and p.name not in "".join(others)
         ]
         damaged = alone[0]
@@ -285,7 +290,7 @@ def test_a_damaged_file_is_not_used(
 
 def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
     run(tmp_path)
-    for path in tmp_path.glob("*.json"):
+    for path in tmp_path.rglob("*.json"):
         path.write_text("?")
     with pytest.raises(OSError, match=r"Every state in the directory .* is damaged"):
         run(tmp_path)
@@ -307,7 +312,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"could not be written to .*No space left") as caught:
             run(directory)
         assert caught.value.errno == errno.ENOSPC
-    assert not list(directory.glob("*.part"))
+    assert not list(directory.rglob("*.part"))
     assert bits(run(directory)) == expected
 
 
@@ -330,6 +335,7 @@ def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 @pytest.mark.parametrize("at", [3, 12])
 def test_an_interrupt_is_saved(at: int, tmp_path: Path) -> None:
     """In the forward sweep, and in the reverse sweep."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
     expected, executed = bits(run_counted(tmp_path / "whole", [])), list[int]()
 
     def interrupt() -> None:
@@ -397,3 +403,46 @@ def test_a_run_in_another_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found == [bits(run(tmp_path))]
+
+
+def test_another_process_in_the_directory(tmp_path: Path) -> None:
+    """It is refused as long as the first one runs, and goes on once that was killed."""
+    program = (
+        "import sys, time; from test_host_scan_resume import run; from pathlib import Path\n"
+        "import jax; jax.config.update('jax_enable_x64', True)\n"
+        "from jax_revolve.host.watch import Watch; between_steps = Watch.between_steps\n"
+        "def once(*args): between_steps(*args); print('a step', flush=True); time.sleep(600)\n"
+        "Watch.between_steps = once; run(Path(sys.argv[1]))"
+    )
+    paths = [str(PROGRAM.parents[1]), str(PROGRAM.parent), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"a step\n"
+            before = contents(tmp_path)
+            assert len(before) > 1
+            with pytest.raises(RuntimeError, match=r"run'? is used by another process\. Wait"):
+                run(tmp_path / "run")
+            assert contents(tmp_path) == before
+        finally:
+            process.kill()
+    assert bits(run(tmp_path / "run")) == bits(run(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_directory_whose_run_ended_is_free(
+    ends: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No matter how, and what still refers to it."""
+    if ends:
+        with ends_at(30, monkeypatch), pytest.raises(Ended) as held:
+            run(tmp_path)
+    else:
+        held = jax.vjp(lambda a: run(tmp_path, start=a, is_value=True), 1.0)
+        held[1](1.0)
+    descriptor = os.open(tmp_path / "process-0" / "lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+    assert held

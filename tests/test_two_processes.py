@@ -1,6 +1,8 @@
-"""Two processes on one machine, joined by `jax.distributed`, that differentiate one loop."""
+"""Two processes on one machine, joined by `jax.distributed`, that differentiate one loop; and runs
+of theirs that are killed and go on."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -8,9 +10,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 PROGRAM = Path(__file__).with_name("two_processes_program.py")
+HOST_SCAN = Path(__file__).with_name("two_processes_host_scan.py")
 SECONDS = 240
 """After so long the processes are taken to wait for each other for ever."""
 
@@ -55,12 +59,49 @@ def _run(commands: list[list[str]], outputs: list[Path]) -> list[int | None]:
     ids=" ".join,
 )
 def test_derivatives_are_those_of_one_process(derivatives: list[str], tmp_path: Path) -> None:
-    start, address = [sys.executable, str(PROGRAM)], _free_address()
-    commands = [[*start, address, str(i), *derivatives] for i in range(2)]
-    outputs = [tmp_path / f"process-{i}.txt" for i in range(2)]
+    texts = _ended(PROGRAM, [derivatives, derivatives], tmp_path)
+    assert [text.count(" same\n") for text in texts] == [3 * len(derivatives)] * 2
+
+
+def _ended(
+    program: Path,
+    arguments: list[list[str]],
+    folder: Path,
+    expected: tuple[int | None, int | None] = (0, 0),
+) -> list[str]:
+    """What the processes print, after they ended as expected."""
+    start, address = [sys.executable, str(program)], _free_address()
+    commands = [[*start, address, str(i), *arguments[i]] for i in range(2)]
+    outputs = [folder / f"process-{i}.txt" for i in range(2)]
     codes = _run(commands, outputs)
     texts = [output.read_text() for output in outputs]
-    same = [text.count(" same\n") for text in texts]
-    if codes != [0, 0] or same != [3 * len(derivatives)] * 2:
+    if tuple(codes) != expected:
         parts = [f"process {i} ended with {codes[i]}:\n{texts[i]}" for i in range(2)]
         pytest.fail("\n".join(parts), pytrace=False)
+    return texts
+
+
+def test_gradients_of_host_scan_are_those_of_one_process(tmp_path: Path) -> None:
+    texts = _ended(HOST_SCAN, [[str(tmp_path), "options"]] * 2, tmp_path)
+    assert [text.count(" same\n") for text in texts] == [4, 4]
+    assert not list(tmp_path.rglob("*.checkpoint"))
+
+
+def test_a_run_of_two_processes_goes_on(tmp_path: Path) -> None:
+    """One of them is killed when the other one may have written a state more."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    never, at_17 = ([str(killed), "0"], [str(killed), "17"])
+    _ended(HOST_SCAN, [[str(whole), "0"]] * 2, whole)
+    _ended(HOST_SCAN, [never, at_17], killed, (None, -signal.SIGKILL))
+    states = [{p.name for p in killed.glob(f"run/process-{i}/state-*.json")} for i in range(2)]
+    assert states[1] == {"state-15.json", "state-16.json"}
+    assert "state-16.json" in states[0]
+    texts = _ended(HOST_SCAN, [never, never], killed)
+    assert {text.splitlines()[-1] for text in texts} == {"11 saved"}
+    for i in range(2):
+        with np.load(whole / f"process-{i}.npz") as a, np.load(killed / f"process-{i}.npz") as b:
+            assert a.files == b.files
+            for name in a.files:
+                np.testing.assert_array_equal(a[name], b[name])

@@ -27,3 +27,6 @@ BACKSOLVE = "BacksolveAdjoint"
 JAX_GRAD = "jax.grad"
 CHECKPOINT_LOOPS = "checkpoint_loops"
 WITHIN_BUDGET = "checkpoint_loops(memory=)"
+
+BARE_LOOP = "compiled step in a bare loop"
+HOST_SCAN = "host_scan"

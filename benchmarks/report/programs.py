@@ -1,4 +1,5 @@
-"""The tables of models, solves, other packages' programs, storage, compilation and progress."""
+"""The tables of models, solves, other packages' programs, storage, compilation, progress and
+loops in Python."""
 
 from collections.abc import Callable, Iterator
 
@@ -92,6 +93,20 @@ def _slower(program: str) -> Callable[[dict[str, Run]], str]:
         return number(run["ratio"], 2 if run["rounds"] >= ENOUGH else 1)
 
     return cell
+
+
+def _by_evaluations(results: Results) -> Iterator[dict[str, Run]]:
+    for evaluations in dict.fromkeys(run["evaluations"] for run in results.runs):
+        yield {run["contender"]: run for run in find(results.runs, evaluations=evaluations)}
+
+
+def _of_host_scan(name: str) -> Callable[[dict[str, Run]], str]:
+    return lambda runs: field(name)(runs[names.HOST_SCAN])
+
+
+def _microseconds(runs: dict[str, Run], contender: str) -> float:
+    """Of one evaluation."""
+    return 1e3 * runs[contender]["median_ms"] / runs[contender]["evaluations"]
 
 
 def _by_program(results: Results) -> Iterator[dict[str, Run]]:
@@ -218,6 +233,21 @@ PROGRAMS = {
             ("of dynamic length", field("dynamic_loops")),
             ("copies of slots", field("copies_of_buffers")),
             ("transfers", field("transfers")),
+        ],
+    ),
+    "host-scan": Table(
+        "host-scan-cpu",
+        "5000 steps {where}, each of which does next to nothing: microseconds of one evaluation,"
+        " and the most states on the device (`benchmarks/host_scan.py`):",
+        _by_evaluations,
+        [
+            ("", _of_host_scan("quantity")),
+            ("checkpoints", _of_host_scan("checkpoints")),
+            ("storage", lambda runs: (s := _of_host_scan("storage")(runs)) and f"`{s}`"),
+            ("evaluations", _of_host_scan("evaluations")),
+            ("bare loop", lambda runs: number(_microseconds(runs, names.BARE_LOOP), 1)),
+            ("`host_scan`", lambda runs: number(_microseconds(runs, names.HOST_SCAN), 1)),
+            ("states", _of_host_scan("states")),
         ],
     ),
     "progress": Table(

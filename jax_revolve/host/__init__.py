@@ -12,6 +12,8 @@ lists them, in a forward and a reverse sweep.
 - `levels`: checkpoints on the device, in the host's memory, and in files.
 - `inputs`: the slices of the xs, arrays or a function, fetched one ahead.
 - `rows`: ys, and the cotangents of xs, in the host's memory.
+- `placement`: where values are, and their data in the host's memory.
+- `processes`: the processes that run a loop together.
 - `watch`: what happens between steps: progress, saving, and interrupts.
 - `resume`: the directory of a run that can be resumed.
 

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 
 from jax_revolve._compat import as_array, is_traced
-from jax_revolve.host.loop import Held, HostLoop, Results
+from jax_revolve.host.loop import HostLoop, Results, Run
+from jax_revolve.host.placement import on_same_devices
 from jax_revolve.step.loop import Operands, is_inexact
 
 
@@ -17,7 +18,7 @@ def run(loop: HostLoop, operands: Operands) -> Results:
         _check_known(operands)
         return loop.value(_arrays(operands))
 
-    def forward(operands: Any) -> tuple[Results, Held]:
+    def forward(operands: Any) -> tuple[Results, Run]:
         values = jax.tree.map(lambda x: x.value, operands)
         _check_known(values)
         differentiated = jax.tree.map(
@@ -25,29 +26,25 @@ def run(loop: HostLoop, operands: Operands) -> Results:
         )
         return loop.forward(_arrays(values), differentiated)
 
-    def backward(held: Held, cotangents: Any) -> tuple[Operands]:
+    def backward(run: Run, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
-        return (loop.reverse(held, *cotangents),)
+        return (loop.reverse(run, *cotangents),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(jax.tree.map(_reverse_only, operands))
 
 
 def _arrays(operands: Operands) -> Operands:
-    """Consts and carry as arrays. The xs may be NumPy's, and then stay in the host's memory."""
+    """Consts and carry as arrays, on all devices of a loop that is on several. The xs may be
+    NumPy's, and then stay in the host's memory."""
     consts, carry, xs = operands
-    return Operands(list(map(as_array, consts)), list(map(as_array, carry)), xs)
+    values = on_same_devices([*map(as_array, consts), *map(as_array, carry), *xs])
+    first_x = len(consts) + len(carry)
+    return Operands(values[: len(consts)], values[len(consts) : first_x], values[first_x:])
 
 
 def _check_known(values: Any) -> None:
-    leaves = jax.tree.leaves(values)
-    known = [x for x in leaves if isinstance(x, jax.Array) and not is_traced(x)]
-    if not all(x.is_fully_addressable for x in known):
-        raise NotImplementedError(
-            "host_scan runs in one process, but an array is on devices of several: use "
-            "jax_revolve.checkpointed_scan."
-        )
-    if any(map(is_traced, leaves)):
+    if any(map(is_traced, jax.tree.leaves(values))):
         raise NotImplementedError(
             "host_scan is a loop in Python, and cannot run inside of jax.jit, jax.vmap, jax.lax "
             "loops or derivatives of its gradient, where values are not known: use "

@@ -1,47 +1,29 @@
 """The slices of the xs: of arrays, or of a function that is called one slice ahead."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
-from jax_revolve.host.body.compiled import Values
+from jax_revolve.host.placement import Values
+
+Slices = Generator[Values, None, None]
+
+Inputs = Callable[[Iterator[int]], Slices]
+"""Entries of the xs, in the order in which a sweep needs them, to their slices."""
 
 
-class Inputs(Protocol):
-    """What a step takes besides the carry."""
-
-    def begin(self, order: Iterator[int]) -> None:
-        """A sweep begins that needs these entries in this order."""
-
-    def at(self, entry: int) -> Values:
-        """The next of them."""
-        ...
-
-    def end(self) -> None:
-        """The sweep is over."""
-
-
-class Slices:
+def slices(xs: Values, entries: Iterator[int]) -> Slices:
     """Slices of arrays. Arrays on the device are sliced there; a NumPy array stays in the host's
     memory, and a step gets its slice."""
-
-    def __init__(self, xs: Values) -> None:
-        self._xs = [x if isinstance(x, jax.Array) else np.asarray(x) for x in xs]
-        self._on_device = [x for x in self._xs if isinstance(x, jax.Array)]
-
-    def begin(self, order: Iterator[int]) -> None:
-        """Nothing is fetched ahead."""
-
-    def at(self, entry: int) -> Values:
-        on_device = iter(slices_of(self._on_device, entry))
-        return [next(on_device) if isinstance(x, jax.Array) else x[entry, ...] for x in self._xs]
-
-    def end(self) -> None:
-        """Nothing is left over."""
+    on_device = [x if isinstance(x, jax.Array) else None for x in xs]
+    for entry in entries:
+        pairs = zip(slices_of(on_device, entry), xs, strict=True)
+        yield [np.asarray(x)[entry, ...] if own is None else own for own, x in pairs]
 
 
 def slices_of(arrays: Values, entry: int) -> Values:
@@ -65,46 +47,39 @@ class Fetched:
     def __init__(self, function: Callable[[int], Any], first: int) -> None:
         """The function is called for entry `first`, as the example of all others."""
         self._function = function
-        example = function(first)
-        self._known: tuple[int, Any] | None = (first, example)
-        leaves, self.tree = jax.tree.flatten(example)
-        self.example: Values = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
-        self._types = [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in self.example]
-        self._thread: ThreadPoolExecutor | None = None
-        self._next: tuple[int, Future[Values]] | None = None
+        self._known: dict[int, Any] = {first: function(first)}
+        self.example, *self._type = _flat(self._known[first])
+        self.tree = self._type[0]
 
-    def begin(self, order: Iterator[int]) -> None:
-        self._thread, self._order = ThreadPoolExecutor(1, "host_scan"), order
-        self._fetch_next()
-
-    def at(self, entry: int) -> Values:
-        assert self._next is not None
-        assert self._next[0] == entry
-        leaves = self._next[1].result()
-        self._fetch_next()
-        return leaves
-
-    def end(self) -> None:
-        assert self._thread is not None
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _fetch_next(self) -> None:
-        assert self._thread is not None
-        entry = next(self._order, None)
-        self._next = None if entry is None else (entry, self._thread.submit(self._fetch, entry))
+    def __call__(self, entries: Iterator[int]) -> Slices:
+        """As `Inputs`."""
+        thread = ThreadPoolExecutor(1, "host_scan")
+        ahead: Future[Values] | None = None
+        try:
+            for entry in chain(entries, [None]):
+                due = ahead
+                ahead = None if entry is None else thread.submit(self._fetch, entry)
+                if due is not None:
+                    yield due.result()
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self, entry: int) -> Values:
-        known, self._known = self._known, None
-        result = known[1] if known and known[0] == entry else self._function(entry)
-        leaves, tree = jax.tree.flatten(result)
-        found = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
-        types = [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in found]
-        if (tree, types) != (self.tree, self._types):
+        known = self._known  # of the first entry of the forward sweep
+        leaves, *type_ = _flat(known.pop(entry) if entry in known else self._function(entry))
+        if type_ != self._type:
             raise TypeError(
                 f"xs({entry}) must have the structure, the shapes and the dtypes of the first "
-                f"slice, {_text(self.tree, self._types)}, but has {_text(tree, types)}."
+                f"slice, {_text(*self._type)}, but has {_text(*type_)}."
             )
-        return found
+        return leaves
+
+
+def _flat(value: Any) -> tuple[Values, Any, list[Any]]:
+    """Leaves as arrays, their structure, and their types."""
+    leaves, tree = jax.tree.flatten(value)
+    leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
+    return leaves, tree, [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves]
 
 
 def _text(tree: Any, types: list[Any]) -> str:

@@ -1,140 +1,68 @@
-"""Checkpoints on the device, in the host's memory, and in files.
+"""Checkpoints on the device, in the host's memory, and in files."""
 
-A checkpoint lives as long as something refers to it. So does its file.
-"""
-
-import math
 import weakref
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import AbstractValue, with_weak_type
-from jax_revolve.host.body.compiled import Values, sharding_of
-from jax_revolve.schedule.storage import Disk, HostMemory, Storage
+from jax_revolve.host.placement import Placed, Values, on_host
+from jax_revolve.schedule.storage import HostMemory, Storage
 from jax_revolve.storage import files
-from jax_revolve.storage.stores import data_of, from_data
 
 
 @dataclass(eq=False)
-class Placed:
-    """How values are on the device: their types and, if they are on several, their shardings."""
+class Checkpoint:
+    """The leaves of a carry that are needed to run steps again: where they are, their bytes there,
+    and how to get them on the device and in the host's memory.
 
-    types: list[AbstractValue]
-    shardings: list[Any]
+    It lives as long as something refers to it. So does its file.
+    """
 
-    @classmethod
-    def of(cls, values: Values) -> "Placed":
-        return cls(list(map(jax.typeof, values)), list(map(sharding_of, values)))
-
-    def on_device(self, data: list[np.ndarray]) -> Values:
-        """The values of these data, as they were."""
-        return list(map(_on_device, data, self.types, self.shardings))
-
-
-def _on_device(data: np.ndarray, type_: AbstractValue, sharding: Any) -> Any:
-    if jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
-        keys = from_data(jnp.asarray(data), type_)
-        return keys if sharding is None else jax.device_put(keys, sharding)
-    if sharding is not None:
-        return jax.device_put(data, sharding)
-    return with_weak_type(jnp.asarray(data), type_)  # another type would be compiled again
-
-
-def on_host(values: Values) -> list[np.ndarray]:
-    """The values in dtypes of NumPy, in the host's memory."""
-    return [np.asarray(data_of(x)) for x in values]
-
-
-class Checkpoint(Protocol):
-    """The leaves of a carry that are needed to run steps again."""
-
-    level: ClassVar[str]
-    """Where it is."""
-
-    @property
-    def nbytes(self) -> int: ...
+    level: str
+    nbytes: int
+    _on_device: Callable[[], Values]
+    _on_host: Callable[[], list[np.ndarray]]
 
     @property
     def values(self) -> Values:
-        """On the device."""
-        ...
+        return self._on_device()
 
     @property
     def data(self) -> list[np.ndarray]:
-        """In the host's memory."""
-        ...
+        return self._on_host()
 
 
-@dataclass(eq=False)
-class OnDevice:
+def on_device(values: Values) -> Checkpoint:
     """The arrays themselves, which no step changes."""
-
-    values: Values
-    level: ClassVar[str] = "on the device"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.values)
-
-    @property
-    def data(self) -> list[np.ndarray]:
-        return on_host(self.values)
+    size = sum(x.nbytes for x in values)
+    return Checkpoint("on the device", size, lambda: values, partial(on_host, values))
 
 
-@dataclass(eq=False)
-class OnHost:
-    data: list[np.ndarray]
-    placed: Placed
-    level: ClassVar[str] = "in host memory"
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.data)
-
-    @property
-    def values(self) -> Values:
-        return self.placed.on_device(self.data)
+def elsewhere(
+    level: str, size: int, read: Callable[[], list[np.ndarray]], placed: Placed
+) -> Checkpoint:
+    """What `read` gets into the host's memory."""
+    return Checkpoint(level, size, lambda: placed.on_device(read()), read)
 
 
-@dataclass(eq=False)
-class InFile:
-    """A file of `storage.files`, of this process."""
-
-    directory: Any
-    ticket: tuple[int, int, int]
-    like: list[tuple[tuple[int, ...], np.dtype]]
-    placed: Placed
-    level: ClassVar[str] = "on disk"
-    _end: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._end = weakref.finalize(self, files.remove_file, self.directory, self.ticket)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.like)
-
-    @property
-    def data(self) -> list[np.ndarray]:
-        return files.read_file(self.directory, self.ticket, self.like, is_last=False)
-
-    @property
-    def values(self) -> Values:
-        return self.placed.on_device(self.data)
+def in_memory(data: list[np.ndarray], placed: Placed) -> Checkpoint:
+    """In the host's memory."""
+    return elsewhere("in host memory", sum(x.nbytes for x in data), lambda: data, placed)
 
 
 def keep(storage: Storage | None, values: Values) -> Checkpoint:
     """A checkpoint in this storage; on the device without one."""
     if storage is None:
-        return OnDevice(values)
+        return on_device(values)
     data, placed = on_host(values), Placed.of(values)
     if isinstance(storage, HostMemory):
-        return OnHost(data, placed)
-    assert isinstance(storage, Disk)
-    first, second, number = files.write_file(storage.directory, data).tolist()
-    like = [(x.shape, x.dtype) for x in data]
-    return InFile(storage.directory, (first, second, number), like, placed)
+        return in_memory(data, placed)
+    directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
+    first, second, number = files.write_file(directory, data).tolist()
+    ticket = first, second, number
+    read = partial(files.read_file, directory, ticket, like, is_last=False)
+    checkpoint = elsewhere("on disk", sum(x.nbytes for x in data), read, placed)
+    weakref.finalize(checkpoint, files.remove_file, directory, ticket)
+    return checkpoint

@@ -4,51 +4,54 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat import is_zero, tangent_type, zeros
-from jax_revolve.host.body.compiled import Values, compiled_step, sharding_of
+from jax_revolve.host.body.compiled import compiled_step
 from jax_revolve.host.body.eager import EagerStep
-from jax_revolve.host.inputs import Fetched, Slices
+from jax_revolve.host.body.prepared import Prepared
+from jax_revolve.host.inputs import slices
 from jax_revolve.host.levels import keep
+from jax_revolve.host.placement import Values, put, sharding_of
+from jax_revolve.host.processes import Processes
 from jax_revolve.host.resume.fingerprint import of_arrays, of_platform, of_text
+from jax_revolve.host.resume.folder import Folder
 from jax_revolve.host.resume.session import Session
 from jax_revolve.host.reversal import Reversal, reversal_of
-from jax_revolve.host.rows import Arriving, Consumed, Rows
-from jax_revolve.host.run import Cotangents, Place, Problem, Step, Sweep
+from jax_revolve.host.rows import Consumed, Rows
+from jax_revolve.host.run import Cotangents, ForwardOnly, Position, Problem, Sweep
 from jax_revolve.host.watch import Watch
-from jax_revolve.schedule.actions import Advance
 from jax_revolve.schedule.selection import Request
-from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.activity import Activity, Mask
-from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Operands, pick
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""
 
+Left = tuple[Position, list[Any] | None]
+"""What a forward sweep leaves for the reverse sweep: its place, with the residuals of the last
+block if it has several steps."""
+
 
 @dataclass(eq=False)
-class Held:
-    """What the forward sweep leaves for the reverse sweep: its place, with the residuals of the
-    last block if it has several steps.
+class Run:
+    """A loop with its operands.
 
-    The first pullback uses it up, so that the device holds no more than the plan says. Another one
-    runs the forward sweep again.
+    The first pullback uses up what is `left`, so that the device holds no more than the plan says.
+    Another one runs the forward sweep again.
     """
 
     problem: Problem
-    operands: Operands
-    reversal: Reversal
     session: Session | None
-    left: tuple[Place, list[Any] | None] | None
+    left: Left | None
 
 
-jax.tree_util.register_pytree_node(Held, lambda held: ((), held), lambda held, _: held)
+jax.tree_util.register_pytree_node(Run, lambda run: ((), run), lambda run, _: run)
 
 
 @dataclass(eq=False)
@@ -56,170 +59,124 @@ class HostLoop:
     """The loop of a call of `host_scan`. Its operands come with each sweep, because JAX may be
     differentiating them."""
 
-    step: Loop | EagerStep
-    name: str
-    """What the step is, for the directory of the run."""
-    length: int
+    prepared: Prepared
     is_reversed: bool
     plan: AnyPlan | Request
-    fetched: Fetched | None
-    consume: Callable[[int, Values], None] | None
+    consume: Callable[[int, Any], None] | None
     watch: Watch
     directory: str | os.PathLike[str] | None
 
     def value(self, operands: Operands) -> Results:
         """One sweep that keeps nothing."""
-        step = self.step
+        step = self.prepared.step
         if not isinstance(step, EagerStep):
             step = compiled_step(step, operands._replace(xs=[]))
         whole = (True,) * len(operands.carry)
-        session = self._session(operands, whole, "value", ())
-        problem = self._problem(operands, step, whole)
-        place = session and session.place(None, None)
-        place = place or Place(carry=operands.carry)
-        return self._forward(problem, session, place, is_all=True)[0]
+        alone = Reversal(step, ForwardOnly(self.prepared.length), whole)
+        return self._forward(self._begin(operands, alone, "value"))
 
-    def forward(self, operands: Operands, differentiated: Operands) -> tuple[Results, Held]:
+    def forward(self, operands: Operands, differentiated: Operands) -> tuple[Results, Run]:
         """The same, with what the reverse sweep needs."""
-        xs = [x[:1] for x in operands.xs]
-        if self.fetched is not None:
-            xs = [x[None] for x in self.fetched.example]
+        xs, fetched = [x[:1] for x in operands.xs], self.prepared.fetched
+        if fetched is not None:
+            xs = [x[None] for x in fetched.example]
             differentiated = differentiated._replace(xs=[False] * len(xs))
-        found = reversal_of(self.step, self.plan, operands._replace(xs=xs), differentiated)
-        plan = found.plan
-        session = self._session(
-            operands,
-            found.restart,
-            f"gradient {differentiated}",
-            (plan.checkpoints, plan.block_size, getattr(plan, "stores", ())),
-        )
-        keep_store = partial(keep, found.stores)
-        if session is not None and isinstance(found.stores, Disk):
-            keep_store = session.journal.keep
-        problem = self._problem(operands, found.step, found.restart)._replace(
-            actions=plan,
-            evaluations=plan.evaluations,
-            block_size=plan.block_size,
-            keep_slot=partial(keep, found.slots),
-            keep_store=keep_store,
-        )
-        place = session and session.place(found.slots, found.stores)
-        place = place or Place(carry=operands.carry)
-        results, taped = self._forward(problem, session, place, is_all=False)
-        return results, Held(problem, operands, found, session, (place, taped))
+        step, one = self.prepared.step, operands._replace(xs=xs)
+        reversal = reversal_of(step, self.plan, one, differentiated)
+        run = self._begin(operands, reversal, f"gradient {differentiated}")
+        return self._forward(run), run
 
-    def reverse(self, held: Held, ct_carry: Values, ct_ys: Values) -> Operands:
+    def reverse(self, run: Run, ct_carry: Values, ct_ys: Values) -> Operands:
         """The cotangents of the operands, `None` for those that are not differentiated."""
-        problem, operands, session = held.problem, held.operands, held.session
-        activity = problem.step.activity
+        problem, session = run.problem, run.session
+        activity, operands = problem.step.activity, problem.operands
         if self.consume is not None:  # what a function took has no cotangents
             ct_ys = [None] * len(activity.ys)
         cotangents = Cotangents(
             list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
             list(map(_zeros_like, pick(operands.consts, activity.consts))),
-            Rows(self.length),
+            Rows(problem.length),
             [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
         )
         if session is None:
-            place, taped = held.left or self._run_again(held)
-            held.left = None
-            Sweep(problem, place, _nothing).reverse(cotangents, taped)
+            (position, taped), run.left = run.left or _run_again(problem), None
+            Sweep(problem, position, _nothing).reverse(cotangents, taped)
         elif not session.begin_reverse(cotangents):
-            if held.left is None:  # an earlier pullback failed
-                last = session.place(held.reversal.slots, held.reversal.stores)
+            if run.left is None:  # an earlier pullback failed
+                last = session.position
                 assert last is not None
-                held.left = last, None
-            (place, taped), held.left = held.left, None
-            with self.watch.interruptible(session.note):
-                save = partial(session.save_reverse, place, cotangents)
-                Sweep(problem, place, save, session.reached).reverse(cotangents, taped)
-                session.finish_reverse(cotangents)
+                run.left = last, None
+            (position, taped), run.left = run.left, None
+            with session.running():
+                save = partial(session.save_reverse, position, cotangents)
+                Sweep(problem, position, save, session.reached).reverse(cotangents, taped)
+                session.save_reverse(None, cotangents, problem.length)
         return _spread(cotangents, activity, operands)
 
-    def _forward(
-        self, problem: Problem, session: Session | None, place: Place, *, is_all: bool
-    ) -> tuple[Results, list[Any] | None]:
-        """The results, and what is taped of the last block. The place becomes that of the reverse
-        sweep, unless this sweep `is_all`."""
-        ys = Rows(self.length) if self.consume is None else Consumed(self.consume)
-        if session is None:
-            carry, taped = Sweep(problem, place, _nothing).forward(ys)
-            return (carry, ys.result()), taped
-        self._restore_ys(session, ys)
-        carry, taped = session.final, None
-        if carry is None:
-            with self.watch.interruptible(session.note):
-                save = partial(session.save_forward, place)
-                carry, taped = Sweep(problem, place, save, session.reached).forward(ys)
-                session.finish_forward(None if is_all else place, carry)
-        return (carry, ys.result()), taped
-
-    def _run_again(self, held: Held) -> tuple[Place, list[Any] | None]:
-        """The forward sweep of a pullback that is not the first."""
-        place = Place(carry=held.operands.carry)
-        _, taped = Sweep(held.problem, place, _nothing).forward(Consumed(lambda *_: None))
-        return place, taped
-
-    def _problem(self, operands: Operands, step: Step, restart: Mask) -> Problem:
-        """That of one sweep which keeps nothing."""
-        return Problem(
-            step=step,
-            length=self.length,
-            actions=(Advance(0, self.length),),
-            evaluations=self.length,
-            block_size=1,
-            consts=operands.consts,
-            init=operands.carry,
-            inputs=self.fetched or Slices(operands.xs),
-            restart=restart,
-            keep_slot=partial(keep, None),
-            keep_store=partial(keep, None),
-            entry=self._entry,
+    def _begin(self, operands: Operands, reversal: Reversal, derivatives: str) -> Run:
+        """The run of these operands, at its beginning or where it goes on."""
+        length, fetched = self.prepared.length, self.prepared.fetched
+        problem = Problem(
+            step=reversal.step,
+            length=length,
+            plan=reversal.plan,
+            restart=reversal.restart,
+            operands=operands,
+            inputs=fetched or partial(slices, operands.xs),
+            keep=keep,
+            entry=lambda step: length - 1 - step if self.is_reversed else step,
             watch=self.watch,
         )
+        session = position = None
+        if self.directory is not None:
+            session = self._session(Path(self.directory), problem, derivatives)
+            position = session.position
+            problem = problem._replace(keep=session.keep)
+        return Run(problem, session, (position or Position(carry=operands.carry), None))
 
-    def _entry(self, step: int) -> int:
-        return self.length - 1 - step if self.is_reversed else step
+    def _session(self, directory: Path, problem: Problem, derivatives: str) -> Session:
+        plan, values = problem.plan, [x for part in problem.operands for x in part]
+        parts = getattr(plan, "checkpoints", 0), plan.block_size, getattr(plan, "stores", ())
+        options = problem.length, self.is_reversed, self.consume is None, *parts
+        processes = Processes(values)
+        fingerprint = {
+            "step": of_text(self.prepared.name),
+            "inputs": of_arrays(values),
+            "derivatives": of_text(derivatives),
+            "options": of_text(*options),
+            "versions of JAX or the devices": of_platform(processes.count),
+        }
+        return Session(Folder(directory, processes), fingerprint, problem)
 
-    def _entries(self, first: int, last: int) -> slice:
-        """The entries of the steps from `first` to before `last`."""
-        n = self.length
-        return slice(n - last, n - first) if self.is_reversed else slice(first, last)
+    def _forward(self, run: Run) -> Results:
+        """The results. What is left is then what the reverse sweep needs."""
+        problem, session, take = run.problem, run.session, self.consume
+        ys = Rows(problem.length)
+        if take is not None:
+            ys = Consumed(lambda entry, y: take(entry, self.prepared.y(y)))
+        assert run.left is not None
+        position, _ = run.left
+        if session is None:
+            carry, taped = Sweep(problem, position, _nothing).forward(ys)
+            run.left = position, taped
+            return carry, ys.result()
+        session.keep_ys(ys)
+        carry = session.final
+        if carry is None:
+            with session.running():
+                save = partial(session.save_forward, position)
+                carry, taped = Sweep(problem, position, save, session.reached).forward(ys)
+                is_over = isinstance(problem.plan, ForwardOnly)
+                session.finish_forward(None if is_over else position, carry)
+            run.left = position, taped
+        return carry, ys.result()
 
-    def _session(
-        self, operands: Operands, restart: Mask, derivatives: str, plan: tuple[Any, ...]
-    ) -> Session | None:
-        if self.directory is None:
-            return None
-        xs = operands.xs if self.fetched is None else []
-        return Session(
-            self.directory,
-            {
-                "step": of_text(self.name),
-                "inputs": of_arrays([*operands.consts, *operands.carry, *xs]),
-                "derivatives": of_text(derivatives),
-                "options": of_text(self.length, self.is_reversed, self.consume is None, *plan),
-                "versions of JAX or the devices": of_platform(),
-            },
-            operands.carry,
-            restart,
-            self._entries,
-            self.length,
-            self._describe_ys,
-        )
 
-    def _describe_ys(self) -> Any:
-        """The structure of a y, where no trace of the step tells it."""
-        return self.step.described if isinstance(self.step, EagerStep) else None
-
-    def _restore_ys(self, session: Session, ys: Arriving) -> None:
-        types = None
-        if isinstance(self.step, EagerStep):
-            self.step.described = session.described
-        else:
-            types = self.step.output_types[self.step.num_carry :]
-            types = [jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for t in types]
-        session.keep_ys(ys, types)
+def _run_again(problem: Problem) -> Left:
+    """The forward sweep of a pullback that is not the first."""
+    position = Position(carry=problem.operands.carry)
+    _, taped = Sweep(problem, position, _nothing).forward(Consumed(lambda *_: None))
+    return position, taped
 
 
 def _nothing(reached: int) -> None:
@@ -230,16 +187,12 @@ def _like(cotangent: Any, value: Any) -> Any:
     """A cotangent of a value, as those that the steps compute."""
     if is_zero(cotangent):
         return _zeros_like(value)
-    return _placed_like(lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype), value)
+    strong = lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype)
+    return put(strong, sharding_of(value))
 
 
 def _zeros_like(value: Any) -> Any:
-    return _placed_like(zeros(tangent_type(value)), value)
-
-
-def _placed_like(cotangent: Any, value: Any) -> Any:
-    sharding = sharding_of(value)
-    return jnp.asarray(cotangent) if sharding is None else jax.device_put(cotangent, sharding)
+    return put(zeros(tangent_type(value)), sharding_of(value))
 
 
 def _spread(cotangents: Cotangents, activity: Activity, operands: Operands) -> Operands:
@@ -250,5 +203,5 @@ def _spread(cotangents: Cotangents, activity: Activity, operands: Operands) -> O
     return Operands(
         [next(consts) if active else None for active in activity.consts],
         [ct if active else None for ct, active in zip(ct_carry, activity.init, strict=True)],
-        [_placed_like(next(xs), x) if active else None for x, active in pairs],
+        [put(next(xs), sharding_of(x)) if active else None for x, active in pairs],
     )

@@ -8,11 +8,10 @@ from jax_revolve._compat import bytes_of, results_in
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.host.body.compiled import compiled_step
 from jax_revolve.host.body.eager import EagerStep
-from jax_revolve.host.run import Step
+from jax_revolve.host.run import ForwardOnly, Step
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request
-from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Mask, find_activity
 from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.restart import find_restart
@@ -22,18 +21,8 @@ class Reversal(NamedTuple):
     """`restart` tells which leaves of the carry a checkpoint holds."""
 
     step: Step
-    plan: AnyPlan
+    plan: AnyPlan | ForwardOnly
     restart: Mask
-
-    @property
-    def slots(self) -> Storage | None:
-        """Where the checkpoints are that the plan counts as slots."""
-        return None if isinstance(self.plan, TwoLevelPlan) else self.plan.storage
-
-    @property
-    def stores(self) -> Storage | None:
-        """Where the others are."""
-        return self.plan.storage if isinstance(self.plan, TwoLevelPlan) else None
 
 
 def reversal_of(

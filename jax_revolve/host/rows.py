@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import AbstractValue
-from jax_revolve.host.body.compiled import Values
-from jax_revolve.storage.stores import data_of, from_data
+from jax_revolve.host.placement import Values, replicated
+from jax_revolve.storage.stores import data_of
+
+Keys = list[Any]
+"""The implementation of each leaf that is a PRNG key; `None` for others."""
 
 IN_FLIGHT = 3
 """The rows that may be on their way from the device while steps go on."""
@@ -24,6 +26,7 @@ class Arriving:
 
     def put(self, at: int, leaves: Values) -> None:
         """A row, which arrives later."""
+        leaves = list(map(replicated, leaves))
         for leaf in map(data_of, leaves):
             if isinstance(leaf, jax.Array):  # a step of NumPy may give its own arrays
                 leaf.copy_to_host_async()
@@ -50,41 +53,39 @@ class Rows(Arriving):
     def __init__(self, length: int) -> None:
         super().__init__()
         self._length = length
-        self._types: list[AbstractValue] = []
-        self._arrays: list[np.ndarray] | None = None
+        self._keys: Keys = []
+        self._arrays: list[np.ndarray] = []
 
     def result(self) -> Values:
         """NumPy arrays, and PRNG keys on the device."""
         self.arrive()
-        return list(map(_value, self._arrays or [], self._types))
+        pairs = zip(self._arrays, self._keys, strict=True)
+        return [x if key is None else _keys(x, key) for x, key in pairs]
 
-    def saved(self, at: slice) -> list[np.ndarray]:
+    def saved(self, at: slice) -> tuple[list[np.ndarray], Keys]:
         """Some of the rows, which have arrived, for a file."""
-        return [array[at] for array in self._arrays or []]
+        return [array[at] for array in self._arrays], self._keys
 
-    def restore(self, at: slice, rows: list[np.ndarray], types: list[AbstractValue]) -> None:
-        """Rows of these types, from a file."""
-        self._types = types
-        for array, values in zip(self._like(rows, 1), rows, strict=True):
+    def restore(self, at: slice, rows: list[np.ndarray], keys: Keys) -> None:
+        """Rows from a file."""
+        if not self._arrays:
+            self._keys = keys
+            self._arrays = [np.empty((self._length, *x.shape[1:]), x.dtype) for x in rows]
+        for array, values in zip(self._arrays, rows, strict=True):
             array[at] = values
 
     def _arrived(self, at: int, leaves: Values) -> None:
-        self._types = list(map(jax.typeof, leaves))
-        data = [np.asarray(data_of(leaf)) for leaf in leaves]
-        for array, row in zip(self._like(data, 0), data, strict=True):
-            array[at] = row
-
-    def _like(self, rows: list[np.ndarray], first: int) -> list[np.ndarray]:
-        if self._arrays is None:
-            self._arrays = [np.empty((self._length, *x.shape[first:]), x.dtype) for x in rows]
-        return self._arrays
+        data = [np.asarray(data_of(leaf))[None] for leaf in leaves]
+        self.restore(slice(at, at + 1), data, list(map(_implementation, leaves)))
 
 
-def _value(array: np.ndarray, type_: AbstractValue) -> Any:
-    if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
-        return array
-    keys = jax.ShapeDtypeStruct((len(array), *type_.shape), type_.dtype)
-    return from_data(jnp.asarray(array), keys)
+def _keys(data: np.ndarray, implementation: Any) -> jax.Array:
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=implementation)
+
+
+def _implementation(leaf: Any) -> Any:
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_impl(leaf) if is_key else None
 
 
 class Consumed(Arriving):

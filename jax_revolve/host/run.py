@@ -1,15 +1,16 @@
 """The two sweeps: the actions of a plan, run by Python."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from jax_revolve.host.body.compiled import Pulled, Values
-from jax_revolve.host.inputs import Inputs, slices_of
+from jax_revolve.host.body.compiled import Pulled
+from jax_revolve.host.inputs import Inputs, Slices, slices_of
 from jax_revolve.host.levels import Checkpoint
+from jax_revolve.host.placement import Values
 from jax_revolve.host.rows import Arriving, Rows
 from jax_revolve.host.watch import Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE
@@ -25,12 +26,22 @@ from jax_revolve.schedule.actions import (
     Write,
 )
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.step.activity import Activity
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Storage
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Operands, pick, substitute
 
 
 class Step(Protocol):
     """`CompiledStep` or `EagerStep`."""
+
+    @property
+    def described(self) -> str | None:
+        """What it has found out about its results, for another process."""
+
+    @described.setter
+    def described(self, text: str | None) -> None: ...
 
     @property
     def activity(self) -> Activity: ...
@@ -49,7 +60,7 @@ class Step(Protocol):
 
 
 @dataclass
-class Place:
+class Position:
     """How far a sweep is, and what it holds: the number of actions that are done, of the steps of
     the next one that are, and of evaluations so far, the current carry, and the checkpoints."""
 
@@ -69,55 +80,79 @@ class Place:
         return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
 
 
+@dataclass(frozen=True)
+class ForwardOnly:
+    """The plan of a loop that is not differentiated."""
+
+    length: int
+    block_size: int = 1
+
+    @property
+    def evaluations(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Action]:
+        yield Advance(0, self.length)
+
+
 class Problem(NamedTuple):
     """What both sweeps know of a loop."""
 
     step: Step
     length: int
-    actions: Iterable[Action]
-    evaluations: int
-    block_size: int
-    consts: Values
-    init: Values
-    inputs: Inputs
-    restart: tuple[bool, ...]
+    plan: AnyPlan | ForwardOnly
+    restart: Mask
     """The leaves of the carry that a checkpoint holds."""
-    keep_slot: Callable[[Values], Checkpoint]
-    keep_store: Callable[[Values], Checkpoint]
+    operands: Operands
+    inputs: Inputs
+    keep: Callable[[Storage | None, Values], Checkpoint]
     entry: Callable[[int], int]
     """The index in xs and ys of a step."""
     watch: Watch
 
-    def move(self, place: Place, action: Action) -> None:
+    @property
+    def slots(self) -> Storage | None:
+        """Where the checkpoints are that the plan counts as slots."""
+        return self.plan.storage if isinstance(self.plan, Plan) else None
+
+    @property
+    def stores(self) -> Storage | None:
+        """Where the others are."""
+        return self.plan.storage if isinstance(self.plan, TwoLevelPlan) else None
+
+    def move(self, position: Position, action: Action) -> None:
         """An action that runs no step."""
         match action:
             case Store(slot, _):
-                place.slots[slot] = self.keep_slot(self._restart(place))
+                position.slots[slot] = self.keep(self.slots, self._restart(position))
             case Write(store, _):
-                place.stores[store] = self.keep_store(self._restart(place))
+                position.stores[store] = self.keep(self.stores, self._restart(position))
             case Load(slot, _):
-                place.carry = substitute(self.init, self.restart, place.slots[slot].values)
+                position.carry = self._whole(position.slots[slot])
             case Read(store, _):
-                place.carry = substitute(self.init, self.restart, place.stores[store].values)
+                position.carry = self._whole(position.stores[store])
             case Free(slot):
-                del place.slots[slot]
+                del position.slots[slot]
             case Discard(store):
-                del place.stores[store]
-        place.actions += 1
+                del position.stores[store]
+        position.actions += 1
 
-    def _restart(self, place: Place) -> Values:
-        assert place.carry is not None
-        return pick(place.carry, self.restart)
+    def _restart(self, position: Position) -> Values:
+        assert position.carry is not None
+        return pick(position.carry, self.restart)
 
-    def steps_of(self, place: Place, *, until_end: bool) -> Iterator[int]:
-        """The steps that run from a place on, in order, perhaps only those of the forward sweep."""
-        actions, done = place.actions, place.steps
-        for action in islice(self.actions, actions, None):
+    def _whole(self, checkpoint: Checkpoint) -> Values:
+        return substitute(self.operands.carry, self.restart, checkpoint.values)
+
+    def steps_from(self, actions: int, steps: int, *, until_end: bool) -> Iterator[int]:
+        """The steps that run after so many actions and steps of the next one, in order, perhaps
+        only in the forward sweep."""
+        for action in islice(self.plan, actions, None):
             if isinstance(action, Advance | Tape):
-                yield from range(action.start + done, action.stop)
+                yield from range(action.start + steps, action.stop)
                 if until_end and action.stop == self.length:
                     return
-                done = 0
+                steps = 0
 
 
 @dataclass
@@ -132,69 +167,70 @@ class Cotangents:
 
 
 class Sweep:
-    """A sweep from a place on, which has taken `reached` steps. `save` is called between two steps,
-    with their number."""
+    """A sweep from a position on, which has taken `reached` steps. `save` is called between two
+    steps, with their number."""
 
     def __init__(
-        self, problem: Problem, place: Place, save: Callable[[int], None], reached: int = 0
+        self, problem: Problem, position: Position, save: Callable[[int], None], reached: int = 0
     ) -> None:
-        self._problem, self._place, self._save, self._reached = problem, place, save, reached
+        self._problem, self._position, self._save, self._reached = problem, position, save, reached
         self._ys: Arriving | None = None
+        self._xs: Slices
 
     def forward(self, ys: Arriving) -> tuple[Values, list[Any] | None]:
-        """The final carry, and the residuals of the last block if it has several steps. The place
-        is then where the reverse sweep begins, before that block."""
-        problem, place, self._ys = self._problem, self._place, ys
+        """The final carry, and the residuals of the last block if it has several steps. The
+        position is then where the reverse sweep begins, before that block."""
+        problem, position, self._ys = self._problem, self._position, ys
         with self._running(FORWARD, 0):
-            for action in islice(problem.actions, place.actions, None):
+            for action in islice(problem.plan, position.actions, None):
                 if isinstance(action, Tape):
                     return self._tape(action)
                 if not isinstance(action, Advance):
-                    problem.move(place, action)
+                    problem.move(position, action)
                     continue
                 self._advance(action)
                 if action.stop == problem.length:
-                    assert place.carry is not None
-                    return place.carry, None
+                    assert position.carry is not None
+                    return position.carry, None
         raise AssertionError("The plan ends before the loop.")
 
     def reverse(self, cotangents: Cotangents, taped: list[Any] | None) -> None:
         """The cotangents of the whole loop. The residuals of the first block are not computed again
         if it is `taped`."""
-        problem, place = self._problem, self._place
+        problem, position = self._problem, self._position
         with self._running(REVERSE, len(taped or ())):
-            for action in islice(problem.actions, place.actions, None):
+            for action in islice(problem.plan, position.actions, None):
                 if isinstance(action, Advance):
                     self._advance(action)
                 elif isinstance(action, Tape):
                     self._pull(action, cotangents, taped)
                     taped = None
                 else:
-                    problem.move(place, action)
+                    problem.move(position, action)
         cotangents.xs.arrive()
 
     def _advance(self, action: Advance) -> None:
-        problem, place = self._problem, self._place
-        for step in range(action.start + place.steps, action.stop):
-            assert place.carry is not None
-            x = problem.inputs.at(problem.entry(step))
-            place.carry, y = problem.step.forward(problem.consts, place.carry, x)
-            place.steps, place.evaluations = place.steps + 1, place.evaluations + 1
+        problem, position = self._problem, self._position
+        for step in range(action.start + position.steps, action.stop):
+            assert position.carry is not None
+            x = next(self._xs)
+            position.carry, y = problem.step.forward(problem.operands.consts, position.carry, x)
+            position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
             if self._ys is not None:
                 self._ys.put(problem.entry(step), y)
                 self._reached = step + 1
-            problem.watch.between_steps(self._reached, place.carry, self._save)
-        place.actions, place.steps = place.actions + 1, 0
+            problem.watch.between_steps(self._reached, position.carry, self._save)
+        position.actions, position.steps = position.actions + 1, 0
 
     def _tape(self, action: Tape) -> tuple[Values, list[Any]]:
         """The carry after a block, and the residuals of its steps."""
-        problem, carry, taped = self._problem, self._place.carry, []
+        problem, carry, taped = self._problem, self._position.carry, []
         for step in range(action.start, action.stop):
             assert carry is not None
-            x = problem.inputs.at(problem.entry(step))
-            carry, y, residuals = problem.step.tape(Operands(problem.consts, carry, x))
+            x = next(self._xs)
+            carry, y, residuals = problem.step.tape(Operands(problem.operands.consts, carry, x))
             taped.append(residuals)
-            self._place.evaluations += 1
+            self._position.evaluations += 1
             if self._ys is not None:
                 self._ys.put(problem.entry(step), y)
         assert carry is not None
@@ -202,23 +238,23 @@ class Sweep:
 
     def _pull(self, action: Tape, cotangents: Cotangents, taped: list[Any] | None) -> None:
         """Transpose a block. A block of several steps is taped first."""
-        problem, place = self._problem, self._place
-        if problem.block_size > 1 and taped is None:
+        problem, position = self._problem, self._position
+        if problem.plan.block_size > 1 and taped is None:
             taped = self._tape(action)[1]
         for step in reversed(range(action.start, action.stop)):
             entry = problem.entry(step)
             given = cotangents.carry, slices_of(cotangents.ys, entry), cotangents.consts
             if taped is None:
-                assert place.carry is not None
-                inputs = Operands(problem.consts, place.carry, problem.inputs.at(entry))
+                assert position.carry is not None
+                inputs = Operands(problem.operands.consts, position.carry, next(self._xs))
                 pulled = problem.step.pull(inputs, *given)
-                place.evaluations += 1
+                position.evaluations += 1
             else:
                 pulled = problem.step.pull_taped(taped.pop(), *given)
             cotangents.carry, cotangents.consts = pulled.carry, pulled.consts
             if pulled.x:
                 cotangents.xs.put(entry, pulled.x)
-        place.carry, place.actions = None, place.actions + 1
+        position.carry, position.actions = None, position.actions + 1
         self._reached = problem.length - action.start
         problem.watch.between_steps(self._reached, cotangents.carry, self._save)
 
@@ -227,13 +263,11 @@ class Sweep:
         """Fetches the slices of the xs, except for the first steps if they are `skipped`, and
         reports the sweep."""
         problem = self._problem
-        problem.watch.begin(
-            sweep, problem.length, self._reached, partial(self._place.text, problem.evaluations)
-        )
-        steps = problem.steps_of(self._place, until_end=sweep == FORWARD)
-        problem.inputs.begin(problem.entry(step) for step in islice(steps, skipped, None))
-        try:
+        evaluations = partial(self._position.text, problem.plan.evaluations)
+        problem.watch.begin(sweep, problem.length, self._reached, evaluations)
+        done = self._position.actions, self._position.steps
+        steps = problem.steps_from(*done, until_end=sweep == FORWARD)
+        entries = (problem.entry(step) for step in islice(steps, skipped, None))
+        with closing(problem.inputs(entries)) as self._xs:
             yield
-        finally:
-            problem.inputs.end()
         problem.watch.finish()

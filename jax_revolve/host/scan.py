@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from jax_revolve.host.body.compiled import Values
 from jax_revolve.host.body.prepared import prepare
 from jax_revolve.host.differentiable import run
 from jax_revolve.host.loop import HostLoop
@@ -59,7 +58,8 @@ def host_scan(
 
     **Arguments:**
 
-    - `f`, `init`, `length`, `reverse`: as `jax.lax.scan`. The carry keeps the sharding of `init`.
+    - `f`, `init`, `length`, `reverse`: as `jax.lax.scan`. The carry keeps the sharding of `init`,
+        which may be that of several processes. They then make the same call.
     - `xs`: as `jax.lax.scan`; a NumPy array stays in the host's memory. Or a function `i -> x`. It
         is called in a thread whenever step `i` runs, one step ahead, and is not differentiated.
         `length` is then needed.
@@ -91,6 +91,7 @@ def host_scan(
         if `f` has effects that cannot be repeated;
     - `ValueError` if the `directory` has another run: the error says whether the step, the inputs,
         the options or something else differs;
+    - `RuntimeError` if another process uses the `directory`;
     - `OSError` if a file cannot be written, or if all states in the `directory` are damaged.
         What was saved before is left as it was.
 
@@ -120,29 +121,21 @@ def host_scan(
             jax.grad(energy)(0.5, directory)
         ```
     """
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
     _check(consume, jit, directory, save_every, memory)
+    if not jit and plan is None and block_size is None:
+        block_size = 1  # the size of the residuals is not known
+    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
     if isinstance(storage, Disk) and directory is None:
         check_directory(storage.directory)
     prepared = prepare(f, init, xs, length, reverse, jit)
     if prepared.length == 0:
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
-    if not jit and plan is None:  # the size of the residuals is not known
-        asked = Options(checkpoints, block_size or 1, memory, storage, plan, progress)
-
-    def take(entry: int, y: Values) -> None:
-        assert consume is not None
-        consume(entry, prepared.y(y))
-
     loop = HostLoop(
-        prepared.step,
-        prepared.name,
-        prepared.length,
+        prepared,
         bool(reverse),
         asked.for_scan(prepared.length),
-        prepared.fetched,
-        None if consume is None else take,
+        consume,
         Watch(asked.listener, inf if directory is None else save_every),
         directory,
     )
@@ -151,31 +144,27 @@ def host_scan(
 
 
 def _check(
-    consume: object, jit: object, directory: object, save_every: object, memory: object
+    consume: object, jit: object, directory: object, save_every: Any, memory: object
 ) -> None:
     """Checks the arguments that only this loop has."""
-    if not isinstance(jit, bool):
-        raise TypeError(f"jit must be True or False, but is {jit!r} of type {type(jit).__name__}.")
+    is_function = consume is None or callable(consume)
+    is_path = isinstance(directory, str | os.PathLike | None)
+    is_number = isinstance(save_every, Real) and not isinstance(save_every, bool)
+    seconds = "a number >= 0 of seconds between two saves"
+    for name, value, is_allowed, allowed in (
+        ("jit", jit, isinstance(jit, bool), "True or False"),
+        ("consume", consume, is_function, "a function consume(i, y) or None"),
+        ("directory", directory, is_path, "a str, an os.PathLike or None"),
+        ("save_every", save_every, is_number, seconds),
+    ):
+        if not is_allowed:
+            raise TypeError(
+                f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
+            )
+    if not isfinite(save_every) or save_every < 0:
+        raise ValueError(f"save_every must be {seconds}, but is {save_every!r}.")
     if not jit and memory is not None:
         raise ValueError(
             f"memory must be None where jit=False, but is {memory!r}: the residuals of a step that "
             "is not traced are not known. Pass checkpoints."
         )
-    if consume is not None and not callable(consume):
-        raise TypeError(
-            f"consume must be a function consume(i, y) or None, but is {consume!r} of type "
-            f"{type(consume).__name__}."
-        )
-    if not isinstance(directory, str | os.PathLike | None):
-        raise TypeError(
-            f"directory must be a str, an os.PathLike or None, but is {directory!r} of type "
-            f"{type(directory).__name__}."
-        )
-    allowed = "a number >= 0 of seconds between two saves"
-    if isinstance(save_every, bool) or not isinstance(save_every, Real):
-        raise TypeError(
-            f"save_every must be {allowed}, but is {save_every!r} of type "
-            f"{type(save_every).__name__}."
-        )
-    if not isfinite(save_every) or save_every < 0:
-        raise ValueError(f"save_every must be {allowed}, but is {save_every!r}.")

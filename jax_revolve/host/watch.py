@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jax_revolve.host.processes import Processes
 from jax_revolve.progress.listener import Listener
 
 STEPS_AHEAD = 16
@@ -16,6 +17,9 @@ STEPS_AHEAD = 16
 
 SECONDS_AHEAD = 0.1
 """The least time between two reports, and the longest that Python may be ahead."""
+
+SECONDS_APART = 1.0
+"""About the time between two decisions of several processes."""
 
 
 class Watch:
@@ -25,8 +29,9 @@ class Watch:
     def __init__(self, listener: Listener | None, save_every: float) -> None:
         """`save_every` is infinite for a run that is not saved."""
         self._listener, self._save_every = listener, save_every
-        self._saved = time.monotonic()
+        self._saved = self._met = time.monotonic()
         self._is_interrupted = False
+        self._processes, self._until, self._apart = Processes(()), 1, 1
 
     def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
         """A sweep of `total` steps begins, or goes on after `steps` of them. `describe` tells more
@@ -41,7 +46,7 @@ class Watch:
         """`steps` steps of the sweep have been taken, the last of which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
-        is_due = self._is_interrupted or now - self._saved >= self._save_every
+        is_due, is_last = self._decided(now)
         is_looking = now - self._looked >= SECONDS_AHEAD
         if not (is_due or is_looking or self._ahead >= STEPS_AHEAD):
             return
@@ -53,8 +58,25 @@ class Watch:
         if is_due:
             save(steps)
             self._saved = time.monotonic()
-        if self._is_interrupted:
+        if is_last:
             raise KeyboardInterrupt
+
+    def _decided(self, now: float) -> tuple[bool, bool]:
+        """Whether to save, and whether to end then. Several processes decide together, between the
+        same steps, about once a second."""
+        is_due = self._is_interrupted or now - self._saved >= self._save_every
+        if self._processes.count == 1:
+            return is_due, self._is_interrupted
+        self._until -= 1
+        if self._until > 0:
+            return False, False
+        rate = self._apart / max(now - self._met, 1e-6)
+        apart = int(rate * min(SECONDS_APART, self._save_every))
+        apart = min(max(apart, 1), 2 * self._apart)
+        found = self._processes.gather(is_due, self._is_interrupted, apart)
+        self._until = self._apart = int(found[0, 2])
+        self._met = time.monotonic()
+        return bool(found[:, 0].any()), bool(found[:, 1].any())
 
     def finish(self) -> None:
         """The sweep is over."""
@@ -66,9 +88,10 @@ class Watch:
             self._listener.reached(self._sweep, (steps, self._total), self._describe())
 
     @contextmanager
-    def interruptible(self, note: str) -> Iterator[None]:
+    def interruptible(self, processes: Processes, note: str) -> Iterator[None]:
         """The first interrupt from the keyboard waits for the step that runs, and for the run to be
-        saved. The second does not."""
+        saved in all processes. The second does not."""
+        self._processes = processes
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield

@@ -94,8 +94,8 @@ def write_durably(path: Path, what: str, content: bytes, *, is_last: bool) -> No
     file of several in one folder is written."""
     with _named(what, path, len(content), path.parent):
         replace_file(path, content, sync=True)
-        if is_last and os.name == "posix":
-            _sync_folder(path.parent)
+        if is_last:
+            sync_folder(path.parent)
 
 
 def replace_file(path: Path, *content: bytes, sync: bool = False) -> None:
@@ -114,8 +114,10 @@ def replace_file(path: Path, *content: bytes, sync: bool = False) -> None:
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
+    if os.name != "posix":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

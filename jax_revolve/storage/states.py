@@ -8,7 +8,6 @@ kept, with their files. If the newest is damaged, the one before is used.
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.storage.files import arrays_of, bytes_of, write_durably
+from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_durably
+from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
 """The states that are kept."""
@@ -26,8 +26,8 @@ KEPT = 2
 _STATE = re.compile(r"state-(\d+)\.json")
 _OURS = re.compile(r"state-\d+\.(json|part)|[0-9a-f]{16}\.(arrays|part)")
 
-Part = dict[str, Any]
-"""What a state holds of a file of arrays: its name, its checksum, shapes and dtypes."""
+ArrayFile = dict[str, Any]
+"""What a state holds of a file of arrays: its name, checksum and size, shapes and dtypes."""
 
 
 class DamagedError(OSError):
@@ -35,57 +35,77 @@ class DamagedError(OSError):
 
 
 class States:
-    """The states in a directory, which is made if it does not exist."""
+    """The states in a folder, which is made if it does not exist, and which no other process may
+    use at the same time."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._folder = Path(directory)
-        self._folder.mkdir(exist_ok=True)
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
         self._kept: list[tuple[int, set[str]]] = []
+        self._lock: FolderLock | None = None
 
-    def newest(self) -> Any:
-        """The newest state that is not damaged; `None` if there are no states."""
+    def lock(self) -> None:
+        """Keep other processes out. `BlockingIOError` if one is there."""
+        self._lock = self._lock or lock_folder(self._folder)
+
+    def unlock(self) -> None:
+        """Nothing is written from now on."""
+        self._lock = None
+
+    def newest(self) -> int:
+        """The number of the newest state that is not damaged; 0 if there are no states, and -1 if
+        all of them are damaged."""
         numbers = sorted(self._numbers(), reverse=True)
-        for number in numbers:
-            try:
-                state = self._read(number)
-                files = {part["file"] for part in _parts(state)}
-                for part in _parts(state):
-                    self._content(part)
-            except DamagedError:
-                continue
-            self._kept = [(number, files)]
-            return state
-        if numbers:
-            raise DamagedError(
-                f"Every state in the directory {self._folder} is damaged. Nothing was changed. "
-                "Remove the directory, or pass another one, to begin again."
-            )
-        return None
+        return next(filter(self.is_whole, numbers), -1 if numbers else 0)
 
-    def write(self, arrays: Sequence[np.ndarray]) -> Part:
+    def is_whole(self, number: int) -> bool:
+        """Whether a state exists and is not damaged."""
+        try:
+            for file in _array_files(self.read_state(number)):
+                self._content(file)
+        except DamagedError:
+            return False
+        return True
+
+    def go_on(self, number: int, state: Any) -> None:
+        """The next states are written after this one. Newer ones are removed."""
+        self._kept = [(number, {file["file"] for file in _array_files(state)})]
+        for newer in filter(lambda other: other > number, self._numbers()):
+            self._path(newer).unlink()
+        sync_folder(self._folder)
+
+    def write(self, arrays: Sequence[np.ndarray]) -> ArrayFile:
         """Write arrays to a file that the next states may refer to."""
         content, name = bytes_of(arrays), f"{secrets.token_hex(8)}.arrays"
-        write_durably(self._folder / name, "A part of a state", content, is_last=False)
+        write_durably(self._folder / name, "A file of arrays", content, is_last=False)
         types = [[list(a.shape), a.dtype.name] for a in arrays]
-        return {"file": name, "sha256": _checksum(content), "types": types}
+        return {
+            "file": name,
+            "sha256": _checksum(content),
+            "bytes": len(content),
+            "types": types,
+        }
 
-    def read(self, part: Part) -> list[np.ndarray]:
+    def read(self, file: ArrayFile) -> list[np.ndarray]:
         """The arrays of a file."""
-        like = [(shape, jnp.dtype(name)) for shape, name in part["types"]]
-        return arrays_of(self._content(part), like)
+        like = [(shape, jnp.dtype(name)) for shape, name in file["types"]]
+        return arrays_of(self._content(file), like)
 
     def save(self, state: Any) -> None:
         """Write a state, and remove what neither it nor the one before refers to."""
         text = json.dumps(state)
-        number = max(self._numbers(), default=0) + 1
+        number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{_checksum(text.encode())}\n{text}".encode()
-        write_durably(self._folder / f"state-{number}.json", "A state", content, is_last=True)
-        files = {part["file"] for part in _parts(state)}
+        write_durably(self._path(number), "A state", content, is_last=True)
+        files = {file["file"] for file in _array_files(state)}
         self._kept = [*self._kept, (number, files)][-KEPT:]
         self._clean()
 
+    def _path(self, number: int) -> Path:
+        return self._folder / f"state-{number}.json"
+
     def _clean(self) -> None:
-        wanted = {f"state-{number}.json" for number, _ in self._kept}
+        wanted = {self._path(number).name for number, _ in self._kept}
         wanted = wanted.union(*(files for _, files in self._kept))
         for path in list(self._folder.iterdir()):
             if _OURS.fullmatch(path.name) and path.name not in wanted:
@@ -95,20 +115,21 @@ class States:
         found = (_STATE.fullmatch(path.name) for path in self._folder.iterdir())
         return [int(match[1]) for match in found if match]
 
-    def _read(self, number: int) -> Any:
-        stored = (self._folder / f"state-{number}.json").read_bytes()
-        checksum, _, text = stored.partition(b"\n")
+    def read_state(self, number: int) -> Any:
+        """A state. `DamagedError` if it is damaged or missing."""
+        path = self._path(number)
+        checksum, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
         if checksum != _checksum(text).encode():
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)
 
-    def _content(self, part: Part) -> bytes:
-        path = self._folder / part["file"]
+    def _content(self, file: ArrayFile) -> bytes:
+        path = self._folder / file["file"]
         try:
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise DamagedError(f"The file {path} does not exist.") from error
-        if _checksum(content) != part["sha256"]:
+        if _checksum(content) != file["sha256"]:
             raise DamagedError(f"The file {path} is damaged: it is not what was written.")
         return content
 
@@ -117,7 +138,7 @@ def _checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _parts(state: Any) -> Iterator[Part]:
+def _array_files(state: Any) -> Iterator[ArrayFile]:
     """The parts that a state refers to, wherever they are in it."""
     if isinstance(state, dict):
         if "sha256" in state:
@@ -126,4 +147,4 @@ def _parts(state: Any) -> Iterator[Part]:
         state = list(state.values())
     if isinstance(state, list | tuple):
         for value in state:
-            yield from _parts(value)
+            yield from _array_files(value)

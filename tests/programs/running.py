@@ -269,7 +269,7 @@ def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: An
     return loops.chain(layers, init)
 
 
-def _total(program: Program, loops: Loops, *arguments: Any) -> Any:
+def total(program: Program, loops: Loops, *arguments: Any) -> Any:
     """One number, that depends on all of the results."""
     if program.loop.startswith("rewritten"):
         inside = loops
@@ -401,7 +401,7 @@ def arguments(program: Program) -> list[Any]:
 
 
 def run(program: Program, loops: Loops, compiler: dict[str, Any]) -> Any:
-    fun = _transformed(program, partial(_total, program, loops))
+    fun = _transformed(program, partial(total, program, loops))
     fun = jax.jit(fun, compiler_options=compiler) if program.under_jit else fun
     inputs = list(map(jnp.asarray, arguments(program)))
     if program.transformation != "explicit mesh":
@@ -431,7 +431,7 @@ def _mode(program: Program, *modes: str) -> Iterator[None]:
 
 
 @contextmanager
-def _paths(program: Program) -> Iterator[None]:
+def paths(program: Program) -> Iterator[None]:
     """Paths that small arrays, and loops on a CPU, would not take."""
     with ExitStack() as stack:
         if program.small_weights:
@@ -493,24 +493,24 @@ def check(program: Program) -> None:
 
 
 def _check(program: Program, compiler: dict[str, Any]) -> None:
-    expected = _run_theirs(program, compiler)
-    with _numbers(program), _mode(program, *MODES), _paths(program):
+    expected = run_theirs(program, compiler)
+    with _numbers(program), _mode(program, *MODES), paths(program):
         results = _run_ours(program, compiler)
-    _compare(program, results, expected)
+    compare(program, results, expected)
 
 
 def _check_compiler(program: Program) -> None:
     """XLA computes some second derivatives of `reduce_window` wrongly, in no loop at all."""
-    compiled = _run_theirs(program, {})
+    compiled = run_theirs(program, {})
     with jax.disable_jit():
-        one_by_one = _run_theirs(program, {})
+        one_by_one = run_theirs(program, {})
     try:
-        _compare(program, compiled, one_by_one)
+        compare(program, compiled, one_by_one)
     except AssertionError as error:
         raise Refused("another result than without a compiler") from error
 
 
-def _run_theirs(program: Program, compiler: dict[str, Any]) -> Any:
+def run_theirs(program: Program, compiler: dict[str, Any]) -> Any:
     forgets = any(o.name == "custom_jvp" for o in program.operations)
     try:
         with _numbers(program), _mode(program, "strict", "strict ranks", "no jit"):
@@ -519,7 +519,7 @@ def _run_theirs(program: Program, compiler: dict[str, Any]) -> Any:
         raise Refused(str(error)) from error
 
 
-def _compare(program: Program, results: Any, expected: Any) -> None:
+def compare(program: Program, results: Any, expected: Any) -> None:
     largest = max((np.max(np.abs(x), initial=0) for x in jax.tree.leaves(expected)), default=0)
     close = partial(_assert_close, tolerance(program), float(largest))
     jax.tree.map(close, results, expected)

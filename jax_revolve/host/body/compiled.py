@@ -9,6 +9,7 @@ import jax
 
 from jax_revolve._compat import call_jaxpr, results_in
 from jax_revolve.host.body.same import program_key
+from jax_revolve.host.placement import Values, sharding_of
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.pullback import (
@@ -20,8 +21,6 @@ from jax_revolve.step.pullback import (
 )
 from jax_revolve.step.traced import TracedStep, traced_step
 from jax_revolve.storage.buffers import read
-
-Values = list[Any]
 
 
 class Pulled(NamedTuple):
@@ -71,21 +70,23 @@ class CompiledStep:
     up in place.
     """
 
+    described: str | None = None
+
     def __init__(
         self, loop: Loop, operands: Operands, activity: Activity | None, *, taped: bool
     ) -> None:
         self._loop, self._activity = loop, activity
         carry = list(map(sharding_of, operands.carry))
-        self._forward = jax.jit(loop.step, out_shardings=(carry, None))
+        self.forward = jax.jit(loop.step, out_shardings=(carry, None))
         if activity is None:
             return
         consts = list(map(sharding_of, pick(operands.consts, activity.consts)))
         shardings: Any = Pulled(pick(carry, activity.carry), None, consts)  # pyright: ignore[reportArgumentType]
-        pull = partial(jax.jit, donate_argnums=3, out_shardings=shardings)
-        self._pull = pull(self._pull_step)
+        pullback = partial(jax.jit, donate_argnums=3, out_shardings=shardings)
+        self.pull = pullback(self._pull_step)
         if taped:
             self._taping = _Taping.of(loop, activity, operands, carry)
-            self._pull_taped = pull(self._pull_residuals)
+            self.pull_taped = pullback(self._pull_residuals)
         self._check(operands)
 
     @property
@@ -105,28 +106,13 @@ class CompiledStep:
 
         jax.eval_shape(pull, operands._replace(xs=read(operands.xs, 0)))
 
-    def forward(self, consts: Values, carry: Values, x: Values) -> tuple[Values, Values]:
-        """The next carry, and a y."""
-        return self._forward(consts, carry, x)
-
-    def pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Pulled:
-        """One step, linearized and pulled back in one program."""
-        return self._pull(inputs, ct_carry, ct_y, ct_consts)
-
     def tape(self, inputs: Operands) -> tuple[Values, Values, Values]:
         """The next carry, a y, and the residuals of the step. Residuals that are inputs of the step
         are not computed again: they are these very arrays."""
         computed = self._taping.run(inputs)
-        flat = [*inputs.consts, *inputs.carry, *inputs.xs]
-        sources = self._taping.sources
-        kept = [computed[s.at] if s.input is None else flat[s.input] for s in sources]
-        return *self._loop.results(computed[: self._taping.traced.num_results]), kept
-
-    def pull_taped(
-        self, residuals: Values, ct_carry: Values, ct_y: Values, ct_consts: Values
-    ) -> Pulled:
-        """The pullback of a taped step."""
-        return self._pull_taped(residuals, ct_carry, ct_y, ct_consts)
+        known = [*inputs.consts, *inputs.carry, *inputs.xs, *computed]
+        results = computed[: self._taping.traced.num_results]
+        return *self._loop.results(results), [known[i] for i in self._taping.residuals]
 
     def _pull_step(
         self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values
@@ -143,54 +129,37 @@ class CompiledStep:
 
 
 class _Taping(NamedTuple):
-    """The step with its residuals: where each of those comes from, and the program that computes
-    the results and the residuals that are not inputs."""
+    """The step with its residuals. `run` computes the results, and the residuals that are neither
+    inputs nor results. `residuals` tells where each of them is among the inputs and these."""
 
     traced: TracedStep
-    sources: list["_Source"]
     run: Callable[[Operands], Values]
+    residuals: list[int]
 
     @classmethod
     def of(
         cls, loop: Loop, activity: Activity, operands: Operands, carry_shardings: list[Any]
     ) -> "_Taping":
         traced = traced_step(loop, activity, operands)
-        consts, carry, xs = (range(len(part)) for part in operands)
-        first_carry, first_x = len(consts), len(consts) + len(carry)
-        carry = [first_carry + i for i in carry]
-        of_input = [*consts, *consts, *carry, *carry, *(first_x + i for i in xs)]
-        outputs = list(range(traced.num_results))
-        at = {number: number for number in outputs}
-        sources: list[_Source] = []
-        for number, result in enumerate(results_in(traced.closed)):
-            if number < traced.num_results:
-                continue
-            if result.input is not None:
-                sources.append(_Source(of_input[result.input], -1))
-                continue
-            if result.same_as not in at:
-                at[result.same_as] = len(outputs)
-                outputs.append(number)
-            sources.append(_Source(None, at[result.same_as]))
+        flat = iter(range(sum(map(len, operands))))
+        consts, carry, xs = ([next(flat) for _ in part] for part in operands)
+        inputs = [*consts, *consts, *carry, *carry, *xs]
+        found = results_in(traced.closed)
+        computed = [
+            number
+            for number, result in enumerate(found)
+            if number < traced.num_results or (result.input is None and result.same_as == number)
+        ]
+        at = {number: len(consts + carry + xs) + i for i, number in enumerate(computed)}
+        residuals = [
+            at[result.same_as] if result.input is None else inputs[result.input]
+            for result in found[traced.num_results :]
+        ]
 
         def run(inputs: Operands) -> Values:
             consts, carry, x = inputs
             results = call_jaxpr(traced.closed)(*consts, *consts, *carry, *carry, *x)
-            return [results[number] for number in outputs]
+            return [results[number] for number in computed]
 
-        shardings = [*carry_shardings, *[None] * (len(outputs) - len(carry))]
-        return cls(traced, sources, jax.jit(run, out_shardings=shardings))
-
-
-class _Source(NamedTuple):
-    """Where a residual comes from: an input of the step, or what the program computes."""
-
-    input: int | None
-    at: int
-
-
-def sharding_of(value: Any) -> Any:
-    """The sharding of an array over several devices; `None` for others, which JAX places."""
-    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        return value.sharding
-    return None
+        shardings = [*carry_shardings, *[None] * (len(computed) - len(carry))]
+        return cls(traced, jax.jit(run, out_shardings=shardings), residuals)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat import tangent_type, zeros
-from jax_revolve.host.body.compiled import Pulled, Values
+from jax_revolve.host.body.compiled import Pulled
+from jax_revolve.host.placement import Values
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
 from jax_revolve.step.pullback import add

@@ -1,7 +1,7 @@
 """The step of the user as a jaxpr, checked by `jax.lax`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,21 +18,12 @@ from jax_revolve._compat import (
 from jax_revolve.step.loop import Loop, Operands
 
 
-class Traced(NamedTuple):
+def trace(
+    f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool
+) -> tuple[Loop, Operands, Any, Any]:
     """A loop without a plan, its operands, and the trees of its carry and of one y.
 
-    If the xs are a function, the loop's `output_types` are those of a loop of one step, and the
-    operands' xs are those of one step, for tracing alone.
-    """
-
-    loop: Loop
-    operands: Operands
-    carry_tree: Any
-    y_tree: Any
-
-
-def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Traced:
-    """Traces `f`: once as `jax.lax.scan`, for its checks, its errors and its types, and once for a
+    Traces `f`: once as `jax.lax.scan`, for its checks, its errors and its types, and once for a
     jaxpr that returns each carry and each y, which that of `jax.lax.scan` may not."""
 
     def scan() -> Any:
@@ -57,7 +48,7 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
         num_condition_consts=0,
         num_consts=len(consts),
         num_carry=len(carry),
-        length=_length(leaves, length),
+        length=int(leaves[0].shape[0] if length is None else length),
         reverse=bool(reverse),
         unroll=1,
         split_transpose=False,
@@ -65,7 +56,7 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
         body_effects=frozenset(),
         plan=None,
     )
-    return Traced(loop, Operands(list(map(as_array, consts)), carry, leaves), carry_tree, y_tree)
+    return loop, Operands(list(map(as_array, consts)), carry, leaves), carry_tree, y_tree
 
 
 def _like(value: Any, aval: Any) -> Any:
@@ -80,10 +71,6 @@ def _row_type(x: Any) -> Any:
     if x.shape[0]:
         return jax.eval_shape(lambda x: lax.index_in_dim(x, 0, keepdims=False), x)
     return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-
-
-def _length(leaves: list[Any], length: int | None) -> int:
-    return int(leaves[0].shape[0] if length is None else length)
 
 
 def _check_effects(closed: Any, consts: list[Any]) -> None:

@@ -1,0 +1,124 @@
+"""Where values are: their shardings, and their data in the host's memory.
+
+A process has the data of the shards on its own devices. Where a sharding spans several processes,
+each of them writes and reads its own shards.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_revolve._compat import AbstractValue, with_weak_type
+from jax_revolve.storage.stores import data_of, from_data
+
+Values = list[Any]
+
+Index = tuple[tuple[int, int], ...]
+"""The first and the last entry of a shard, on each axis."""
+
+
+def sharding_of(value: Any) -> Any:
+    """The sharding of an array over several devices; `None` for others, which JAX places."""
+    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
+        return value.sharding
+    return None
+
+
+def put(value: Any, sharding: Any) -> Any:
+    """The value with this sharding. Processes that put the same value do not compare it."""
+    if sharding is None:
+        return jnp.asarray(value)
+    if not getattr(value, "is_fully_addressable", True):
+        return _moved(sharding)(value)
+    data = np.asarray(data_of(value))
+    array = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
+    return _of_type(array, jax.typeof(value), sharding)
+
+
+def on_same_devices(values: Values) -> Values:
+    """Arrays on a single device are copied to all devices of the others. NumPy arrays stay."""
+    shardings = filter(None, map(sharding_of, values))
+    mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
+    if mesh is None:
+        return values
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    is_alone = [isinstance(x, jax.Array) and sharding_of(x) is None for x in values]
+    return [put(x, everywhere) if a else x for x, a in zip(values, is_alone, strict=True)]
+
+
+def replicated(value: Any) -> Any:
+    """The value, with all of it on the devices of each process."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
+        return value
+    assert isinstance(value.sharding, NamedSharding)
+    return _moved(NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
+
+
+@lru_cache(maxsize=64)
+def _moved(sharding: Any) -> Any:
+    """A function that gives an array this sharding, which may span processes."""
+    return jax.jit(lambda x: x, out_shardings=sharding)
+
+
+def on_host(values: Iterable[Any]) -> list[np.ndarray]:
+    """The data of this process, in dtypes of NumPy: each value, or each of its shards."""
+    return [np.asarray(data_of(part)) for value in values for part in _parts(value)]
+
+
+@dataclass(eq=False)
+class Placed:
+    """How values are on devices: their types and, if they are on several, their shardings."""
+
+    types: list[AbstractValue]
+    shardings: list[Any]
+
+    @classmethod
+    def of(cls, values: Values) -> "Placed":
+        return cls(list(map(jax.typeof, values)), list(map(sharding_of, values)))
+
+    def on_device(self, data: list[np.ndarray]) -> Values:
+        """The values whose data `on_host` are these."""
+        left = iter(data)
+        pairs = zip(self.types, self.shardings, strict=True)
+        return [_joined(left, type_, sharding) for type_, sharding in pairs]
+
+
+def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
+    if sharding is None:
+        value = jnp.asarray(next(data))
+    elif sharding.is_fully_addressable:
+        value = jax.device_put(next(data), sharding)
+    else:
+        slices = sharding.addressable_devices_indices_map(type_.shape).values()
+        parts = {index: next(data) for index in sorted({_index(s, type_.shape) for s in slices})}
+        inner = next(iter(parts.values())).shape[len(type_.shape) :]  # the words of a PRNG key
+        value = jax.make_array_from_callback(
+            type_.shape + inner, sharding, lambda index: parts[_index(index, type_.shape)]
+        )
+    return _of_type(value, type_, sharding)
+
+
+def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
+    """The value with these data. A value of another type would be compiled again."""
+    if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
+        return with_weak_type(data, type_)
+    keys = from_data(data, type_)
+    return keys if sharding is None else _moved(sharding)(keys)
+
+
+def _parts(value: Any) -> list[Any]:
+    """The value, or its shards on the devices of this process, each once."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return [value]
+    shards = {_index(s.index, value.shape): s.data for s in value.addressable_shards}
+    return [shards[index] for index in sorted(shards)]
+
+
+def _index(slices: Any, shape: tuple[int, ...]) -> Index:
+    return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))

@@ -1,0 +1,48 @@
+"""One process at a time in a folder."""
+
+import os
+import weakref
+from pathlib import Path
+from threading import Lock
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_guard = Lock()
+_held: "weakref.WeakValueDictionary[tuple[int, int], FolderLock]" = weakref.WeakValueDictionary()
+
+
+class FolderLock:
+    """Keeps other processes out of a folder, as long as this object or its process exists.
+
+    The operating system unlocks a file whose process ended, whatever ended it. Where the file
+    system has no locks, there is none.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._end = weakref.finalize(self, os.close, descriptor)
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """The lock of a folder, which all that lock it in this process share. `BlockingIOError` if
+    another process has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    with _guard:
+        status = os.fstat(descriptor)
+        file = status.st_dev, status.st_ino
+        lock = _held.get(file)
+        if lock is not None:
+            os.close(descriptor)
+            return lock
+        lock = _held[file] = FolderLock(descriptor)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            del _held[file]
+            raise
+        except OSError:
+            pass
+        return lock

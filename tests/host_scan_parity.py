@@ -1,0 +1,52 @@
+"""Random programs whose results and gradients have the same bits by `host_scan` and
+`checkpointed_scan`; see `test_host_scan_programs`.
+
+Takes the first seed and the number of programs, and prints which are the same. XLA must not fuse a
+step with what is around it, nor simplify it in view of that, or the two run other compiled steps:
+that is in `XLA_FLAGS`, which are read once.
+"""
+
+import os
+import sys
+import tempfile
+from functools import partial
+from typing import Any
+
+if __name__ == "__main__":
+    passes = "fusion,cpu-instruction-fusion,algsimp,simplification,reassociate"
+    os.environ["XLA_FLAGS"] = f"--xla_disable_hlo_passes={passes}"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from programs import running
+from test_host_scan_programs import ROOM, loops, program_of
+
+from jax_revolve import checkpointed_scan, host_scan
+
+
+def results(scan: Any, seed: int, directory: str) -> list[np.ndarray]:
+    program = program_of(seed)
+    options = {"block_size": 1} | running.options_of(program, directory)
+    if "memory" in options:  # the two hold residuals of different sizes
+        options = {"block_size": 1}
+    total = partial(running.total, program, loops(scan, **options))
+    inputs = [*map(jnp.asarray, running.arguments(program))]
+    return jax.tree.leaves(jax.value_and_grad(total, range(5))(*inputs))
+
+
+def main(first: int, count: int) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_disable_most_optimizations", True)
+    for seed in range(first, first + count):
+        if seed % ROOM == 0:
+            jax.clear_caches()
+        with tempfile.TemporaryDirectory() as directory:
+            ours, theirs = (results(s, seed, directory) for s in (host_scan, checkpointed_scan))
+        same = all(a.tobytes() == b.tobytes() for a, b in zip(ours, theirs, strict=True))
+        print(seed, "same" if same else "differs", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

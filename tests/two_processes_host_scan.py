@@ -1,0 +1,114 @@
+"""One of two processes that run `host_scan` on the devices of both; see `test_two_processes`.
+
+Takes the coordinator's address, the number of the process, a directory, and what to do: `options`
+compares gradients with those of the plain scan on this process alone, for each set of options. A
+number saves a run, and ends this process when it is about to write that many states; 0 is never.
+"""
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_revolve import Disk, HostMemory, host_scan
+from jax_revolve.storage.states import States
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+
+STEPS, BATCH, WIDTH = 9, 8, 3
+
+
+def options_in(directory: Path) -> dict[str, dict[str, Any]]:
+    return {
+        "device": {"checkpoints": 2},
+        "blocks": {"checkpoints": 2, "block_size": 2},
+        "host": {"checkpoints": 0, "storage": HostMemory(3)},
+        "disk": {"checkpoints": 1, "storage": Disk(directory, 2, transfer=0.1)},
+    }
+
+
+def loss(scan: Any, keys: Any, w: Any, h: Any, xs: Any) -> Any:
+    """The batch is sharded. Weights, a key and a counter are on one device of each process."""
+
+    def step(carry: Any, x: Any) -> Any:
+        h, keys, count = carry
+        h = jnp.tanh(h @ w + x) * (1 + 0.1 * jnp.sin(jnp.sum(h)))
+        h = h + 0.01 * jax.vmap(lambda key: jax.random.normal(key, (WIDTH,)))(keys)
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, count)
+        return (h, keys, count + 1), {"sharded": h * x, "sum": jnp.sum(h * x)}
+
+    (h, _, _), ys = scan(step, (h, keys, 0), xs)
+    return jnp.sum(h**2) + jnp.sum(jnp.sin(ys["sharded"])) + jnp.sum(ys["sum"] ** 2)
+
+
+def spread(mesh: Mesh, x: np.ndarray, spec: P) -> jax.Array:
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), x.__getitem__)
+
+
+def parts(result: list[jax.Array]) -> list[np.ndarray]:
+    shards = [leaf.addressable_shards for leaf in result]
+    return [np.asarray(shard.data) for leaf in shards for shard in leaf]
+
+
+def gradient(scan: Any, keys: Any, *arrays: Any) -> list[Any]:
+    found = jax.value_and_grad(partial(loss, scan, keys), (0, 1, 2))
+    return jax.tree.leaves(found(*arrays))
+
+
+def compare(arrays: tuple[Any, ...], expected: list[Any], directory: Path) -> None:
+    for name, options in options_in(directory).items():
+        found = gradient(partial(host_scan, **options), *arrays)
+        for a, b in zip(found, expected, strict=True):
+            for part in a.addressable_shards:
+                np.testing.assert_allclose(part.data, np.asarray(b)[part.index], rtol=1e-9)
+        print(name, "same", flush=True)
+
+
+def main(address: str, process: int, folder: str, what: str) -> None:
+    jax.distributed.initialize(address, num_processes=2, process_id=process)
+    directory = Path(folder)
+    draw = np.random.default_rng(0).normal
+    w, h, xs = (draw(size=s) / 2 for s in ((WIDTH, WIDTH), (BATCH, WIDTH), (STEPS, BATCH, WIDTH)))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    arrays = (
+        jax.jit(lambda: keys, out_shardings=NamedSharding(mesh, P("data")))(),
+        jnp.asarray(w),
+        spread(mesh, h, P("data")),
+        spread(mesh, xs, P(None, "data")),
+    )
+    if what == "options":
+        alone = gradient(lax.scan, keys, *map(jnp.asarray, (w, h, xs)))
+        compare(arrays, alone, directory)
+        return
+    saved, save = [], States.save
+
+    def save_or_die(self: States, state: Any) -> None:
+        saved.append(state)
+        if len(saved) == int(what):
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(self, state)
+
+    States.save = save_or_die
+    options = options_in(directory)["disk"] | {"directory": directory / "run", "save_every": 0}
+    found = gradient(partial(host_scan, **options), *arrays)
+    np.savez(directory / f"process-{process}.npz", *parts(found))
+    print(len(saved), "saved", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
