@@ -136,6 +136,12 @@ def test_every_figure_has_a_page(report: ModuleType) -> None:
     assert shown == set(report.FIGURES)
 
 
+def test_no_figure_begins_a_line() -> None:
+    """A comment there ends the paragraph."""
+    for page in PAGES:
+        assert "\n<!-- figure" not in page.read_text(), page.name
+
+
 def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
     shown = {name for page in PAGES for _, name, _ in report.BLOCK.findall(page.read_text())}
     assert shown == set(report.TABLES)
