@@ -281,6 +281,7 @@ def _quickly(*arguments: str) -> Any:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_command_runs_a_piece() -> None:
     found = _quickly("--only", "host offload")
     assert found["pieces"]["host offload"]["error"] is None
