@@ -223,7 +223,11 @@ def test_options_in_the_table_of_defaults() -> None:
 
 def test_what_the_readme_says_of_its_results(results: ModuleType) -> None:
     runs = results.load("fronts-cpu").runs
-    least = {run["workload"]: run["budget"] for run in runs if run["budget"] is not None}
+    least: dict[str, int] = {}
+    for run in runs:
+        workload, budget = run["workload"], run["budget"]
+        if budget is not None:
+            least[workload] = min(budget, least.get(workload, budget))
     slower: dict[str, bool] = {}
     for workload, budget in least.items():
         these = {"workload": workload, "budget": budget}

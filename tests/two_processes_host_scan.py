@@ -12,22 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+from two_processes import assert_parts_of, join, spread  # isort: skip
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_revolve import Disk, HostMemory, host_scan
 from jax_revolve.storage.states import States
-
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 STEPS, BATCH, WIDTH = 9, 8, 3
 
@@ -55,10 +50,6 @@ def loss(scan: Any, keys: Any, w: Any, h: Any, xs: Any) -> Any:
     return jnp.sum(h**2) + jnp.sum(jnp.sin(ys["sharded"])) + jnp.sum(ys["sum"] ** 2)
 
 
-def spread(mesh: Mesh, x: np.ndarray, spec: P) -> jax.Array:
-    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), x.__getitem__)
-
-
 def parts(result: list[jax.Array]) -> list[np.ndarray]:
     shards = [leaf.addressable_shards for leaf in result]
     return [np.asarray(shard.data) for leaf in shards for shard in leaf]
@@ -72,18 +63,15 @@ def gradient(scan: Any, keys: Any, *arrays: Any) -> list[Any]:
 def compare(arrays: tuple[Any, ...], expected: list[Any], directory: Path) -> None:
     for name, options in options_in(directory).items():
         found = gradient(partial(host_scan, **options), *arrays)
-        for a, b in zip(found, expected, strict=True):
-            for part in a.addressable_shards:
-                np.testing.assert_allclose(part.data, np.asarray(b)[part.index], rtol=1e-9)
+        assert_parts_of(expected, found)
         print(name, "same", flush=True)
 
 
 def main(address: str, process: int, folder: str, what: str) -> None:
-    jax.distributed.initialize(address, num_processes=2, process_id=process)
+    mesh = join(address, process)
     directory = Path(folder)
     draw = np.random.default_rng(0).normal
     w, h, xs = (draw(size=s) / 2 for s in ((WIDTH, WIDTH), (BATCH, WIDTH), (STEPS, BATCH, WIDTH)))
-    mesh = Mesh(np.array(jax.devices()), ("data",))
     keys = jax.random.split(jax.random.key(0), BATCH)
     arrays = (
         jax.jit(lambda: keys, out_shardings=NamedSharding(mesh, P("data")))(),

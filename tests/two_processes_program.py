@@ -5,26 +5,19 @@ for each that is the one of the plain scan on this process alone, and fails at t
 not.
 """
 
-import os
 import sys
 from functools import partial
 from typing import Any
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+from two_processes import assert_parts_of, join, spread  # isort: skip
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
-
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
 STEPS, BATCH, WIDTH = 7, 8, 3
 
@@ -76,31 +69,18 @@ def derivatives(scan: Any) -> dict[str, Any]:
     }
 
 
-def put(mesh: Mesh, arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
-    """Every process has the whole arrays, and gives its devices their parts."""
-    specs = (P(), P("data"), P(None, "data"))
-    return tuple(
-        jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), x.__getitem__)
-        for x, spec in zip(arrays, specs, strict=True)
-    )
-
-
 def main(address: str, process: int, names: list[str]) -> None:
-    jax.distributed.initialize(address, num_processes=2, process_id=process)
-    assert jax.process_count() == 2
-    assert len(jax.devices()) == 2 * len(jax.local_devices()) == 4
+    mesh = join(address, process)
     draw = np.random.default_rng(0).normal
     shapes = [(WIDTH, WIDTH), (BATCH, WIDTH), (STEPS, BATCH, WIDTH)]
     arrays = tuple(draw(size=shape) / 2 for shape in shapes)
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    divided = put(mesh, arrays)
+    specs = (P(), P("data"), P(None, "data"))
+    divided = [spread(mesh, x, spec) for x, spec in zip(arrays, specs, strict=True)]
     for name in names:
         theirs = jax.tree.leaves(jax.jit(derivatives(lax.scan)[name])(*arrays))
         for loop, scan in LOOPS.items():
             ours = jax.tree.leaves(jax.jit(derivatives(scan)[name])(*divided))
-            for a, b in zip(ours, theirs, strict=True):
-                for part in a.addressable_shards:
-                    np.testing.assert_allclose(part.data, np.asarray(b)[part.index], rtol=1e-9)
+            assert_parts_of(theirs, ours)
             print(name, loop, "same", flush=True)
 
 

@@ -8,8 +8,6 @@ from benchmarks.report.table import Column, Table, field, megabytes, memory_of, 
 
 SCANS = [
     ("stencil, n = 1000, width 20000", 63),
-    ("stencil, n = 1000, width 20000", 10),
-    ("stencil, n = 100000, width 1000", 63),
     ("rnn, n = 1000, batch 16, width 512", 63),
     ("lstm, n = 1000, batch 16, width 128", 44),
 ]
@@ -113,7 +111,7 @@ LOOPS = {
     "checkpointed-scans": Table(
         "scan-cpu",
         "Gradients {where}; times are ratios of medians, over `lax.scan`'s (`benchmarks/scan.py`):",
-        _by_contender("gradient", [SCANS[0], *SCANS[3:]], OF_LAX | OF_CHECKPOINTS),
+        _by_contender("gradient", SCANS, OF_LAX | OF_CHECKPOINTS),
         _labeled("gradient of"),
     ),
     "second-order-of-scans": Table(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.contenders import names
-from benchmarks.report.results import FOLDER, Run, find, load
+from benchmarks.report.results import FOLDER, Run, find, load, quickest
 
 STYLES: dict[str, dict[str, Any]] = {
     names.LAX_SCAN: {"color": "#000000", "marker": "*"},
@@ -46,9 +46,10 @@ def over_memory(runs: list[Run]) -> Any:
     workloads = list(dict.fromkeys(run["workload"] for run in runs))
     figure, panels = _figure(len(workloads), (max(4.8 * len(workloads), 8), 4.6), sharey=True)
     for ax, workload in zip(panels, workloads, strict=True):
+        plain = quickest(runs, workload=workload, contender=names.LAX_SCAN)
         for name, style in OVER_MEMORY.items():
             points = sorted(
-                (run.memory_over(names.LAX_SCAN), run.time_over(names.LAX_SCAN))
+                (run["temp_bytes"] / plain["temp_bytes"], run["median_ms"] / plain["median_ms"])
                 for run in find(runs, workload=workload, contender=name)
             )
             style = {"markersize": 7} | STYLES[name] | style

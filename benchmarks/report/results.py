@@ -26,10 +26,8 @@ class Run:
         runs = find(self.others, contender=contender, **same)
         return [run for run in runs if run["checkpoints"] in (None, self["checkpoints"])]
 
-    def time_over(self, contender: str) -> float | None:
-        """The ratio of medians, over the quickest such run; `None` if there is none."""
-        times = [run["median_ms"] for run in self.beside(contender)]
-        return self["median_ms"] / min(times) if times else None
+    def quickest_beside(self, contender: str) -> "Run | None":
+        return min(self.beside(contender), key=lambda run: run["median_ms"], default=None)
 
     def memory_over(self, contender: str) -> float:
         return self["temp_bytes"] / self.beside(contender)[0]["temp_bytes"]

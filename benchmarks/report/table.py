@@ -48,10 +48,8 @@ def over(contender: str) -> Callable[[Run], str]:
     """The time as a ratio of medians."""
 
     def cell(run: Run) -> str:
-        beside = run.beside(contender)
-        if not beside:
-            return ""
-        return ratio(run, min(beside, key=lambda other: other["median_ms"]))
+        other = run.quickest_beside(contender)
+        return "" if other is None else ratio(run, other)
 
     return cell
 
@@ -63,8 +61,8 @@ def ratio(run: Run, other: Run) -> str:
     return number(value, 2 if are_enough or value < 0.1 else 1)
 
 
-def memory_of(contender: str, digits: int = 2) -> Callable[[Run], str]:
-    return lambda run: megabytes(run.beside(contender)[0], digits)
+def memory_of(contender: str) -> Callable[[Run], str]:
+    return lambda run: megabytes(run.beside(contender)[0])
 
 
 def number(value: float | None, digits: int = 2) -> str:
