@@ -1,7 +1,7 @@
 """Draws the pictures of the documentation.
 
 python docs/pictures.py             # the library's own plots for both themes, and the social card
-python docs/pictures.py tsunami     # the result of the demo, in three minutes
+python docs/pictures.py tsunami     # the result of the demo, in about a minute
 
 `benchmarks/report` draws `headline-cpu.png`, and `examples/bay.py` draws `bay.png`.
 """
