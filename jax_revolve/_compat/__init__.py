@@ -44,6 +44,7 @@ from jax_revolve._compat.jaxprs import has_constraint as has_constraint
 from jax_revolve._compat.jaxprs import has_convolution as has_convolution
 from jax_revolve._compat.jaxprs import has_custom_jvp as has_custom_jvp
 from jax_revolve._compat.jaxprs import has_custom_vjp as has_custom_vjp
+from jax_revolve._compat.jaxprs import has_rule_of_user as has_rule_of_user
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
 from jax_revolve._compat.jaxprs import kept_whole as kept_whole

@@ -1,6 +1,9 @@
 """Jaxprs: what a function computes, what depends on what, and parts of it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -173,6 +176,65 @@ def has_custom_jvp(closed: ClosedJaxpr) -> bool:
     return _any_name(closed, lambda name: name.startswith("custom_jvp"))
 
 
+def has_rule_of_user(closed: ClosedJaxpr) -> bool:
+    """Whether a function with a derivative rule that is not JAX's own is called anywhere in it.
+
+    JAX's own `custom_jvp` rules are derivatives, which others need not be. A function with a
+    `custom_vjp` has no forward mode, whoever wrote it.
+    """
+
+    def is_of_user(eqn: Any) -> bool:
+        name = eqn.primitive.name
+        is_jvp = name.startswith("custom_jvp")
+        return name.startswith("custom_vjp") or (is_jvp and not _has_jax_rule(eqn))
+
+    return _any_equation(closed, is_of_user)
+
+
+def _has_jax_rule(eqn: Any) -> bool:
+    """Whether the rule of a `custom_jvp` function is JAX's own; not if that cannot be found out.
+
+    The function tells nothing: a user may write a rule for one of JAX's. So the rule is looked for
+    in what the equation keeps of it, which is wrapped in JAX's closures.
+    """
+    rules, seen, rest = set[Path](), set[int](), [eqn.params.get("jvp_jaxpr_fun")]
+    while rest:
+        each = rest.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, FunctionType):
+            rules.add(Path(each.__code__.co_filename))
+            rest += [cell.cell_contents for cell in each.__closure__ or () if _is_filled(cell)]
+        elif isinstance(each, tuple):
+            rest += each
+        elif isinstance(each, partial):
+            rest.append(each.func)
+        elif hasattr(each, "transforms"):  # a `WrappedFun`
+            rest.append(each.f)
+        elif callable(each) and not isinstance(each, jax.custom_jvp):
+            rest.append(getattr(each, "__wrapped__", None) or FunctionType(_UNKNOWN, {}))
+    rules -= _CLOSURES
+    return bool(rules) and all(_JAX in file.parents for file in rules)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # Python's word for a variable that is assigned later
+        return False
+    return True
+
+
+_UNKNOWN = compile("0", "unknown", "eval")
+_JAX = Path(jax.__file__).parent
+_CLOSURES = {
+    _JAX / "_src" / name
+    for name in ("custom_derivatives.py", "linear_util.py", "interpreters/partial_eval.py")
+}
+"""The files of the closures around a rule."""
+
+
 def has_convolution(closed: ClosedJaxpr) -> bool:
     return _any_name(closed, lambda name: name == "conv_general_dilated")
 
@@ -189,8 +251,12 @@ def has_loop(closed: ClosedJaxpr) -> bool:
 
 def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
     """Whether that is so for the primitive of an equation anywhere in it."""
+    return _any_equation(closed, lambda eqn: test(eqn.primitive.name))
+
+
+def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     return any(
-        test(eqn.primitive.name) or any(_any_name(inner, test) for inner in _all_jaxprs(eqn))
+        test(eqn) or any(_any_equation(inner, test) for inner in _all_jaxprs(eqn))
         for eqn in closed.eqns
     )
 

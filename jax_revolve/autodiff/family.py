@@ -83,6 +83,18 @@ class Family(ABC, Generic[F]):
     def primal_half(self, function: F, activity: Any) -> F:
         """The function that computes the values, once it is linearized."""
 
+    def run_jvp(
+        self, function: F, activity: Any, operands: Flat, tangents: Flat
+    ) -> tuple[Flat, Flat]:
+        """The results, and the tangents of the active ones, from those of the active operands."""
+        mask = activity.operands
+
+        def run(chosen: Flat) -> Flat:
+            return self.run(function, substitute(operands, mask, chosen))
+
+        results, results_dot = jax.jvp(run, (pick(operands, mask),), (tangents,))
+        return results, pick(results_dot, activity.results)
+
     @abstractmethod
     def pull_back(
         self, function: F, activity: Any, operands: Flat, held: Any, cotangents: Flat
@@ -171,13 +183,8 @@ class Family(ABC, Generic[F]):
 
     def _run_jvp(self, *flat: Any, function: F, activity: Active) -> Flat:
         operands, _, tangents = _take_apart(flat, activity)
-        mask = activity.operands
-
-        def run(chosen: Flat) -> Flat:
-            return self.run(function, substitute(operands, mask, chosen))
-
-        results, results_dot = jax.jvp(run, (pick(operands, mask),), (tangents,))
-        values = [*results, *pick(results_dot, activity.results)]
+        results, results_dot = self.run_jvp(function, activity, operands, tangents)
+        values = [*results, *results_dot]
         types, _ = _jvp_types(function=function, activity=activity)
         return list(map(_compat.with_weak_type, values, types))
 

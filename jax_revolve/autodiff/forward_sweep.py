@@ -8,7 +8,6 @@ body of a `lax.scan` that is linearized: up to 0.10 JAX looks there for what is 
 step by partial evaluation, which takes such functions apart.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,9 +15,10 @@ import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr, results_of, with_weak_type
-from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.batching import batched_dims
 from jax_revolve.autodiff.family import Flat, jvp_of_nonzero
 from jax_revolve.autodiff.loop_primitive import as_loop
+from jax_revolve.autodiff.mapped import Vmap, mapped
 from jax_revolve.engine.offline import run_forward_offline
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
@@ -28,11 +28,6 @@ from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, restart_of, s
 from jax_revolve.step.once import once
 from jax_revolve.step.primal_half import with_primal_half
 from jax_revolve.step.steps import Steps
-
-Run = Callable[..., Flat]
-
-Vmaps = tuple[tuple[Any, tuple[Any, ...]], ...]
-"""The axes that a sweep is mapped over, the innermost first, each with the operands' dimensions."""
 
 
 def run_forward_sweep(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Held]:
@@ -83,19 +78,11 @@ def _bind(operands: Flat, types: tuple[Any, ...], **params: Any) -> Flat:
     return forward_sweep_p.bind(*operands, types=types, moves=moves, **params)
 
 
-def _implementation(*operands: Any, vmaps: Vmaps, types: Any, moves: Any, **params: Any) -> Flat:
+def _implementation(
+    *operands: Any, vmaps: tuple[Vmap, ...], types: Any, moves: Any, **params: Any
+) -> Flat:
     del types, moves
-    return _mapped(partial(_sweep, **params), vmaps)(*operands)
-
-
-def _mapped(run: Run, vmaps: Vmaps) -> Run:
-    for axis, dims in vmaps:
-        run = partial(_mapped_over, axis, dims, run)
-    return run
-
-
-def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Flat:
-    return vmap_over(axis, run, dims, batched_dims(axis, run, operands, dims))(*operands)
+    return mapped(partial(_sweep, **params), vmaps)(*operands)
 
 
 def _output_types(*_: Any, function: Loop, types: Any, **__: Any) -> Any:
@@ -108,7 +95,7 @@ def _jvp(
     function: Loop,
     activity: Activity,
     keep_ys: tuple[bool, ...],
-    vmaps: Vmaps,
+    vmaps: tuple[Vmap, ...],
     types: Any,
     moves: Any,
 ) -> Any:
@@ -121,7 +108,7 @@ def _jvp(
         results = as_loop(half, lambda loop: run_plain(loop, loop.operands(operands)))
         return _kept(function, keep_ys, results)
 
-    run = _mapped(loop_itself, vmaps)
+    run = mapped(loop_itself, vmaps)
     results, results_dot = jvp_of_nonzero(lambda flat: run(*flat), primals, tangents)
     silent = function._replace(progress=None)  # the results' loop shows it
     params = {"function": silent, "activity": activity, "keep_ys": keep_ys, "vmaps": vmaps}
@@ -141,24 +128,24 @@ def _batch(
     function: Loop,
     activity: Activity,
     keep_ys: tuple[bool, ...],
-    vmaps: Vmaps,
+    vmaps: tuple[Vmap, ...],
     types: Any,
     moves: Any,
 ) -> Any:
     del types, moves
     params = {"function": function, "activity": activity, "keep_ys": keep_ys}
     operands = [as_array(x) for x in operands]
-    run = _mapped(partial(_sweep, **params), vmaps)
-    mapped = (*vmaps, (axis, tuple(dims)))
+    run = mapped(partial(_sweep, **params), vmaps)
 
-    def find() -> tuple[list[Any], tuple[Any, ...]]:
-        results = results_of(lambda: _mapped(partial(_sweep, **params), mapped)(*operands))
-        dims_out = batched_dims(axis, run, operands, dims)
-        return dims_out, tuple(result.aval for result in results)
+    def find() -> tuple[tuple[Vmap, ...], tuple[Any, ...]]:
+        dims_out = tuple(batched_dims(axis, run, operands, dims))
+        outer = (*vmaps, Vmap(axis, tuple(dims), dims_out))
+        results = results_of(lambda: mapped(partial(_sweep, **params), outer)(*operands))
+        return outer, tuple(result.aval for result in results)
 
-    key = ("batched forward sweep", activity, keep_ys, mapped, *map(jax.typeof, operands))
-    dims_out, types = once(function, key, find)
-    return _bind(operands, types, vmaps=mapped, **params), dims_out
+    key = ("batched forward sweep", activity, keep_ys, vmaps, axis, tuple(dims))
+    outer, types = once(function, (*key, *map(jax.typeof, operands)), find)
+    return _bind(operands, types, vmaps=outer, **params), outer[-1].dims_out
 
 
 def _prune(

@@ -15,8 +15,8 @@ from jax_revolve.autodiff.forward_sweep import run_forward_sweep
 from jax_revolve.autodiff.loop_primitive import as_loop, batch_loop, loop_p
 from jax_revolve.autodiff.loop_primitive import run_counted as run_counted
 from jax_revolve.autodiff.loop_primitive import run_loop as run_loop
+from jax_revolve.autodiff.reverse_sweep import check_collectives, reverse_sweep
 from jax_revolve.autodiff.sizes import sizes_of
-from jax_revolve.autodiff.sweeps import check_collectives, reverse_sweep
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Held
 from jax_revolve.progress.listener import when_run_again
