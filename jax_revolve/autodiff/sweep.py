@@ -1,0 +1,118 @@
+"""What the forward and the reverse sweep share: a program of this library as a primitive.
+
+A batched sweep is recorded as the sweep of one example and the axes that it is mapped over, so that
+its derivative is the derivative of one example's, mapped over the same axes. The sweep of a batched
+loop would not do: it adds up the cotangents of operands that are not batched, where `jax.vmap` of
+a gradient returns one for each example.
+
+They are primitives because a `jax.custom_jvp` function loses its rule in the body of a `lax.scan`
+that is linearized: up to 0.10 JAX looks there for what is the same at every step by partial
+evaluation, which takes such functions apart.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+
+from jax_revolve import _compat
+from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr
+from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.family import Family, Flat, function_types
+from jax_revolve.step.activity import Mask
+from jax_revolve.step.once import Batched, once
+
+F = TypeVar("F", bound=Any)
+Run = Callable[..., Flat]
+
+
+class Vmap(NamedTuple):
+    """An axis that a sweep is mapped over: the axes of its operands, and of its results."""
+
+    axis: Any
+    dims: tuple[Any, ...]
+    dims_out: tuple[Any, ...]
+
+
+class Active(NamedTuple):
+    """Which operands of a sweep are differentiated, and which of its results have a tangent."""
+
+    operands: Mask
+    results: Mask
+
+
+class SweepFamily(Family[F]):
+    """A sweep with its derivatives. Functions have the fields `vmaps`, the innermost first, and
+    `output_types`."""
+
+    def __init__(self, name: str, **rules: Any) -> None:
+        primitive = _compat.new_primitive(
+            name,
+            implementation=self._run_sweep,
+            output_types=function_types,
+            batch=self._batch_sweep,
+            **rules,
+        )
+        super().__init__(primitive)
+
+    @abstractmethod
+    def of_one(self, function: F, *flat: Any) -> Flat:
+        """The sweep of one example."""
+
+    def traced(self, function: F, flat: Flat) -> ClosedJaxpr:
+        """The sweep of all examples."""
+
+        def trace() -> ClosedJaxpr:
+            return jax.make_jaxpr(mapped(partial(self.of_one, function), function.vmaps))(*flat)
+
+        return once(function, ("sweep", *map(jax.typeof, flat)), trace)
+
+    def run(self, function: F, operands: Flat) -> Flat:
+        return self._function_p.bind(*map(as_array, operands), function=function)
+
+    def batch(self, axis: Any, operands: Flat, dims: Flat, function: F) -> Batched:
+        return self._batch_sweep(axis, operands, dims, function)
+
+    def run_as_one(self, function: F, run: Any, operands: Flat) -> Flat:
+        return run(function, operands)
+
+    def primal_half(self, function: F, activity: Any) -> F:
+        del activity
+        return function
+
+    def _run_sweep(self, *flat: Any, function: F) -> Flat:
+        flat = tuple(map(as_array, flat))
+        return call_jaxpr(self.traced(function, flat))(*flat)
+
+    def _batch_sweep(self, axis: Any, flat: Flat, dims: Flat, function: F) -> Batched:
+        flat = list(map(as_array, flat))
+
+        def find() -> F:
+            run = mapped(partial(self.of_one, function), function.vmaps)
+            dims_out = tuple(batched_dims(axis, run, flat, dims))
+            vmaps = (*function.vmaps, Vmap(axis, tuple(dims), dims_out))
+            outer = function._replace(vmaps=vmaps, output_types=())
+            return outer._replace(output_types=tuple(self.traced(outer, flat).out_avals))
+
+        key = ("batched sweep", axis, tuple(dims), *map(jax.typeof, flat))
+        outer = once(function, key, find)
+        return self.run(outer, flat), outer.vmaps[-1].dims_out
+
+    def _batch_jvp(
+        self, axis: Any, flat: Flat, dims: Flat, function: F, activity: Any
+    ) -> Batched:
+        return self._batch_directions(axis, flat, dims, function, activity)
+
+
+def mapped(run: Run, vmaps: Sequence[Vmap], *more: Sequence[Any]) -> Run:
+    """`run`, mapped over these axes. For each of them, `more` are the dimensions of the operands
+    that it takes in addition to the sweep's."""
+    for number, (axis, dims, _) in enumerate(vmaps):
+        run = partial(_mapped_over, axis, (*dims, *(d for m in more for d in m[number])), run)
+    return run
+
+
+def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Flat:
+    return vmap_over(axis, run, dims, batched_dims(axis, run, operands, dims))(*operands)

@@ -1,0 +1,100 @@
+"""The loop of values and tangents: the derivative of a loop as a loop.
+
+Its operands are those of the loop and the tangents of some, its carry the values and the tangents
+of those that are active, and its condition that of the values.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_revolve._compat import (
+    call_jaxpr,
+    tangent_type,
+    with_weak_type,
+    without_dead_code,
+    zeros,
+)
+from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve.step.once import once
+
+
+class Paired(NamedTuple):
+    """The loop of values and tangents, and the activity of the loop in these directions. In each
+    group of its operands and results, the values come first."""
+
+    loop: Loop
+    activity: Activity
+
+    def operands(self, operands: Operands, tangents: Operands) -> Operands:
+        """Its operands, from those of the loop and the tangents of the active ones."""
+        init, carry = self.activity.init, self.activity.carry
+        starts = map(zeros, map(tangent_type, pick(operands.carry, carry)))
+        dots = substitute(list(starts), pick(init, carry), tangents.carry)
+        return Operands(
+            [*operands.consts, *tangents.consts],
+            [*operands.carry, *dots],
+            [*operands.xs, *tangents.xs],
+        )
+
+
+def paired(loop: Loop, activity: Activity) -> Paired:
+    """The loop of values and tangents, in the directions of the active operands."""
+    return once(loop, ("paired", activity), lambda: Paired(_pair(loop, activity), activity))
+
+
+def _pair(loop: Loop, activity: Activity) -> Loop:
+    first, num_carry = loop.num_condition_consts, loop.num_carry
+    masks = (activity.consts[first:], activity.carry, activity.xs)
+    in_avals = loop.jaxpr.in_avals
+    num_consts = loop.num_consts - first
+    types = (
+        in_avals[:num_consts],
+        in_avals[num_consts : num_consts + num_carry],
+        in_avals[num_consts + num_carry :],
+    )
+    tangents = [_tangent_types(*each) for each in zip(types, masks, strict=True)]
+
+    def step(values: Any, dots: Any) -> list[Any]:
+        def run(*chosen: list[Any]) -> list[Any]:
+            inputs = map(substitute, values, masks, chosen)
+            return call_jaxpr(loop.jaxpr)(*(x for part in inputs for x in part))
+
+        carry, ys = zip(
+            *map(loop.results, jax.jvp(run, tuple(map(pick, values, masks)), tuple(dots))),
+            strict=True,
+        )
+        carry_dot = map(with_weak_type, pick(carry[1], activity.carry), tangents[1])
+        return [*carry[0], *carry_dot, *ys[0], *pick(ys[1], activity.ys)]
+
+    def flat_step(*flat: Any) -> list[Any]:
+        inputs, values, dots = iter(flat), [], []
+        for of_values, of_dots in zip(types, tangents, strict=True):
+            values.append([next(inputs) for _ in of_values])
+            dots.append([next(inputs) for _ in of_dots])
+        return step(values, dots)
+
+    pairs = (t for both in zip(types, tangents, strict=True) for part in both for t in part)
+    carry, ys = loop.results(loop.output_types)
+    condition = loop.condition
+    if condition is not None:
+        holds, num_inputs = call_jaxpr(condition), len(condition.in_avals)
+        ignores_tangents = lambda *flat: holds(*flat[:num_inputs])  # noqa: E731
+        condition = jax.make_jaxpr(ignores_tangents)(*condition.in_avals, *tangents[1])
+    return loop._replace(
+        jaxpr=without_dead_code(jax.make_jaxpr(flat_step)(*pairs)),
+        condition=condition,
+        num_consts=loop.num_consts + len(tangents[0]),
+        num_carry=num_carry + len(tangents[1]),
+        output_types=(
+            *(*carry, *_tangent_types(carry, activity.carry)),
+            *(*ys, *_tangent_types(ys, activity.ys)),
+        ),
+        restart=None,
+    )
+
+
+def _tangent_types(types: Sequence[Any], active: Mask) -> list[Any]:
+    return [t.to_tangent_aval() for t in pick(types, active)]
