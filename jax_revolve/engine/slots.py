@@ -115,6 +115,6 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
 
 def slots_used(plan: AnyPlan) -> int:
     """The number of slots in use: a block that the forward sweep tapes needs none."""
-    if isinstance(plan, TwoLevelPlan) or not tapes_the_last_block(plan):
+    if isinstance(plan, TwoLevelPlan) or plan.levels or not tapes_the_last_block(plan):
         return plan.checkpoints
     return min(plan.checkpoints, max(plan.blocks - 1, 1))
