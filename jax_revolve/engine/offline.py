@@ -10,9 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import zeros
+from jax_revolve._compat import is_on_host, zeros
 from jax_revolve.engine.bars import Bar
-from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
+from jax_revolve.engine.slots import (
+    Held,
+    empty,
+    read_slot,
+    slots_used,
+    tapes_the_last_block,
+    write_slot,
+)
 from jax_revolve.engine.split import integers
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
@@ -20,13 +27,16 @@ from jax_revolve.schedule import actions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import pick
+from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, write
 from jax_revolve.storage.stores import in_storage, put
 
 CarryAndYs = tuple[list[Any], list[Any]]
 """The carry, and the ys that are kept."""
+
+State = tuple[CarryAndYs, list[Any]]
+"""How far the sweep has come, and the checkpoints so far."""
 
 
 def run_forward_offline(
@@ -50,7 +60,7 @@ def run_forward_offline(
 
 def _store_and_advance(
     steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
-) -> tuple[CarryAndYs, list[Any]]:
+) -> State:
     """Advance until the schedule first tapes. Returns the slots, too."""
     slots = empty(slots_used(plan), pick(progress[0], steps.restart), plan)
     starts, stops = _first_advances(plan)
@@ -59,7 +69,9 @@ def _store_and_advance(
     elif len(set(stops - starts)) <= 1:
         runs = _runs_alike(plan.block_size, starts, stops)
     else:
-        return _advance_through(steps, plan, keep_ys, bar, (starts, stops), (progress, slots))
+        is_far = any(map(is_on_host, slots))
+        advance = _advance_to_the_host if is_far else _advance_in_slots
+        return advance(steps, plan, keep_ys, bar, (starts, stops), (progress, slots))
     ends = not tapes_the_last_block(plan)
     return _advance_in_runs(steps, keep_ys, bar, runs, ends, write_slot, (progress, slots))
 
@@ -129,15 +141,13 @@ def _advance_in_runs(
     runs: Sequence[_Run],
     ends: bool,
     keep: Callable[[list[Any], list[Any], Any], list[Any]],
-    state: tuple[CarryAndYs, list[Any]],
-) -> tuple[CarryAndYs, list[Any]]:
+    state: State,
+) -> State:
     """All runs, in loops of static length. `keep(kept, checkpoint, number)` returns `kept` with one
     more checkpoint. `ends` says whether the sweep ends with the last run."""
     for run in runs:
 
-        def keep_and_advance(
-            bar: Bar, j: Any, state: tuple[CarryAndYs, list[Any]], run: _Run = run
-        ) -> tuple[CarryAndYs, list[Any]]:
+        def keep_and_advance(bar: Bar, j: Any, state: State, run: _Run = run) -> State:
             progress, kept = state
             number = run.base + j
             if run.first != run.base:
@@ -155,33 +165,74 @@ def _advance_in_runs(
     return state
 
 
-def _advance_through(
+def _advance_in_slots(
     steps: Steps,
     plan: AnyPlan,
     keep_ys: Sequence[bool],
     bar: Bar,
     advances: tuple[np.ndarray, np.ndarray],
-    state: tuple[CarryAndYs, list[Any]],
-) -> tuple[CarryAndYs, list[Any]]:
-    """Advances of unlike lengths, each from a checkpoint."""
-    starts, stops = advances
-    size = plan.block_size
+    state: State,
+) -> State:
+    """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
 
-    def keep_and_advance(
-        bar: Bar, number: jax.Array, state: tuple[CarryAndYs, list[Any]]
-    ) -> tuple[CarryAndYs, list[Any]]:
+    The carry lives in the slots: a step reads it from the slot that is next to be complete and
+    writes it to where the following step reads it. That is the same slot until its position is
+    reached. So there is no decision, and no copy besides the one that any loop makes.
+    """
+    starts, stops = (plan.block_size * ends for ends in advances)
+    first, last, stop = int(starts[0]), int(starts[-1]), int(stops[-1])
+    others = [not is_stored for is_stored in steps.restart]
+
+    def whole(stored: list[Any], rest: list[Any]) -> list[Any]:
+        carry = substitute(steps.operands.carry, steps.restart, stored)
+        return substitute(carry, others, rest)
+
+    def number(i: Any) -> Any:
+        """The number of the first checkpoint that is not before step `i`."""
+        return jnp.sum(jnp.asarray(starts, jnp.int32) < i, dtype=jnp.int32)
+
+    def step_in_slots(i: Any, state: State) -> State:
+        (rest, ys), slots = state
+        progress = whole(read_slot(slots, number(i)), rest), ys
+        carry, ys = _step_with_ys(steps, keep_ys, i, progress)
+        slots = write_slot(slots, pick(carry, steps.restart), number(i + 1))
+        return (pick(carry, others), ys), slots
+
+    def step(i: Any, progress: CarryAndYs) -> CarryAndYs:
+        return _step_with_ys(steps, keep_ys, last + i, progress)
+
+    (carry, ys), slots = state
+    slots = write_slot(slots, pick(carry, steps.restart), 0)
+    state = (pick(carry, others), ys), slots
+    (rest, ys), slots = bar.fori_loop(first, last, step_in_slots, state)
+    progress = whole(read_slot(slots, len(starts) - 1), rest), ys
+    return bar.fori_loop(0, stop - last, step, progress, before=last), slots
+
+
+def _advance_to_the_host(
+    steps: Steps,
+    plan: AnyPlan,
+    keep_ys: Sequence[bool],
+    bar: Bar,
+    advances: tuple[np.ndarray, np.ndarray],
+    state: State,
+) -> State:
+    """Advances of unlike lengths, each from a checkpoint in the host's memory. The loop of each has
+    a length that is looked up: a transfer for each step would take longer than a wait."""
+    starts, stops = (plan.block_size * ends for ends in advances)
+
+    def advance(bar: Bar, number: jax.Array, state: State) -> State:
         progress, slots = state
         slots = write_slot(slots, pick(progress[0], steps.restart), number)
-        start, stop = (size * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
-        step = partial(_step_with_ys, steps, keep_ys)
-        return bar.fori_loop(start, stop, step, progress), slots
+        start, stop = (jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
+        return bar.fori_loop(start, stop, partial(_step_with_ys, steps, keep_ys), progress), slots
 
     return bar.outer_loop(
         len(stops),
-        keep_and_advance,
+        advance,
         state,
-        size=size * int(stops[-1] - starts[0]) // len(stops),
-        before=lambda number: size * jnp.asarray(starts, jnp.int32)[number],
+        size=int(stops[-1] - starts[0]) // len(stops),
+        before=lambda number: jnp.asarray(starts, jnp.int32)[number],
         ends=not tapes_the_last_block(plan),
     )
 

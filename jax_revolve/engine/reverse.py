@@ -1,7 +1,8 @@
 """The reverse sweep: the schedule with its stack on the device."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,8 @@ from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import get
+
+T = TypeVar("T")
 
 Reversal = tuple[Operands, Buffers]
 """The accumulated cotangents, and the reusable residual buffers."""
@@ -161,8 +164,8 @@ class _Parts:
     def _reverse_parts(
         self, bar: Bar, depth: int, enclosing: Any, start: Any, count: Any, state: State
     ) -> State:
-        """Reverse the first `count` parts of a level, the last one first, inside a part of the level
-        above that starts at block `start`, in slot `enclosing`."""
+        """Reverse the first `count` parts of a level, the last one first. They are in a part of the
+        level above that starts at block `start` and whose checkpoint is in slot `enclosing`."""
         level, taken, block_size = self._levels[depth], state[0].steps, self._plan.block_size
         blocks = level.size // block_size
 
@@ -182,10 +185,8 @@ class _Parts:
         def transposed(turn: jax.Array) -> jax.Array:
             return jnp.maximum(taken - block_size * start - level.size * (count - turn), 0)
 
-        turns, ends = _unrolled_by_nobody(count), start == 0
-        return bar.outer_loop(
-            turns, reverse_part, state, size=level.size, before=transposed, ends=ends
-        )
+        run = partial(bar.outer_loop, size=level.size, before=transposed, ends=start == 0)
+        return _turns(run, count, reverse_part, state)
 
     def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
         """The slots with the parts of a level inside a whole part of the level above, which starts
@@ -218,10 +219,9 @@ class _Parts:
         def transposed(count: jax.Array) -> jax.Array:
             return jnp.maximum(taken - size * (blocks - count), 0)
 
-        turns = _unrolled_by_nobody(blocks - first)
         at = way.to_block(blocks - 1, state[0].positions, state[0].top)
-        run = partial(self._bar.outer_loop, turns, size=size, before=transposed, ends=first == 0)
-        return run(reverse_block, (at, state))[1]
+        run = partial(self._bar.outer_loop, size=size, before=transposed, ends=first == 0)
+        return _turns(run, blocks - first, reverse_block, (at, state))[1]
 
     def reverse_stored(self, held: Held, blocks: Any, state: State) -> State:
         """From the cotangents before the tail to those before the loop: every part that starts in
@@ -251,12 +251,23 @@ class _Parts:
         return lax.fori_loop(0 if is_known else not_reached, len(moves), reverse_move, state)
 
 
-def _unrolled_by_nobody(turns: Any) -> Any:
-    """The number of turns of a loop around blocks. XLA would unroll a single turn, and then tape
-    before it has used the tape up: two tapes."""
-    if isinstance(turns, int) and turns == 1:
-        return lax.optimization_barrier(jnp.int32(1))
-    return turns
+def _turns(run: Callable[..., T], turns: Any, body: Callable[..., T], state: T) -> T:
+    """`run(turns, body, state)`, a loop around blocks.
+
+    XLA unrolls a single turn, and then tapes before it has used the tape up: two tapes. A barrier
+    between the two prevents that. It is removed before XLA for CPU puts operations in order, so
+    there the number of turns is hidden from XLA, at the price of a wait on a GPU.
+    """
+    if not isinstance(turns, int) or turns != 1:
+        return run(turns, body, state)
+
+    def once(state: T) -> T:
+        return run(1, body, lax.optimization_barrier(state))
+
+    def hidden(state: T) -> T:
+        return run(lax.optimization_barrier(jnp.int32(1)), body, state)
+
+    return lax.platform_dependent(state, cpu=hidden, default=once)
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:

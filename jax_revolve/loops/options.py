@@ -95,8 +95,8 @@ class Options:
         max_steps = check_bound(max_steps)
         if isinstance(self.plan, Plan) and self.plan.levels:
             raise ValueError(
-                f"plan must have no levels for a while loop, but is {self.plan}: only a loop of known "
-                "length has parts of static length. Make the plan without levels."
+                f"plan must have no levels for a while loop, but is {self.plan}: only a loop of "
+                "known length has parts of static length. Make the plan without levels."
             )
         if max_steps is None:
             return self._without_bound()

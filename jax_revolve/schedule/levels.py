@@ -1,11 +1,11 @@
 """Checkpoints on several levels, in loops of static length only.
 
-With `levels=(a, b)` and blocks of k steps, the loop is stored at `a` places on the way, then each of
-the `a` parts at `b` places, and then each of its blocks is taped. All parts of a level are alike but
-the last, which may be shorter. The last part of each level is stored while the value is computed,
-so the reverse sweep only ever stores whole parts. Every loop then has a number of iterations that
-is known when the program is compiled. On a GPU, the host runs ahead of such loops, and waits in
-each iteration of all others.
+With `levels=(a, b)` and blocks of k steps, the forward sweep stores `a` carries on the way. Then
+each of the `a` parts is recomputed once, which stores `b` carries, and after that each of its
+blocks is taped. All parts of a level are alike but the last, which may be shorter. The forward
+sweep stores the carries of the last part of each level, so the reverse sweep only ever stores those
+of whole parts. Every loop then has a number of iterations that is known when the program is
+compiled. On a GPU, the host runs ahead of such loops, and waits in each iteration of all others.
 
 A slot belongs to a place of a level for good. The first place of a part is the place of the part
 itself, so a level of `a` places has `a - 1` slots, and slot 0 is the start of the loop.
@@ -13,6 +13,7 @@ itself, so a level of `a` places has `a - 1` slots, and slot 0 is the start of t
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -61,7 +62,7 @@ def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
     blocks = -(-length // block_size)
     found = block_size * (blocks - 1) if block_size > 1 else length
     levels = levels_of(length, counts, block_size)
-    for outer, inner in zip(levels, levels[1:], strict=False):
+    for outer, inner in pairwise(levels):
         found += (-(-length // outer.size) - 1) * (inner.count - 1) * inner.size
     return found
 

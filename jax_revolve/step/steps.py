@@ -44,7 +44,7 @@ class Steps(NamedTuple):
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
     def advance_by(self, count: int, first: Any, restarted: list[Any]) -> list[Any]:
-        """The checkpoint `count` steps after the one at step `first`, in a loop of static length."""
+        """The checkpoint `count` steps after the one at step `first`, in a static loop."""
 
         def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
             carry = self.whole(restarted)
