@@ -69,6 +69,7 @@ from jax_revolve._compat.memories import is_on_host as is_on_host
 from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
+from jax_revolve._compat.memories import typed_as_on_host as typed_as_on_host
 from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
 from jax_revolve._compat.primitives import define_derivative as define_derivative

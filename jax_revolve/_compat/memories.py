@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import AbstractValue
 
 HOST_MEMORY = "pinned_host"
@@ -22,6 +23,26 @@ def to_host(value: Any) -> Any:
 
 def to_device(value: Any) -> Any:
     return jax.device_put(value, jax.memory.Space.Device)
+
+
+def typed_as_on_host(value: Any) -> Any:
+    """The value, with the type of one in the host's memory.
+
+    A buffer begins as a broadcast that every entry overwrites. If its operand were moved to the
+    host, the host would compute the broadcast, and XLA would warn that this is slow. This way no
+    move is in the program. XLA allocates the buffer where its entries are written, and no broadcast
+    is left. `lax.scan` begins the buffers of ys in the host's memory so, too.
+    """
+    (value,) = _typed_as_on_host_p.bind(value)
+    return value
+
+
+_typed_as_on_host_p = new_primitive(
+    "typed_as_on_host",
+    implementation=lambda value: [value],
+    output_types=lambda t: ([t.update(memory_space=jax.memory.Space.Host)], frozenset()),
+    batch=lambda axis, operands, dims: (_typed_as_on_host_p.bind(*operands), dims),
+)
 
 
 def is_on_host(value: Any) -> bool:

@@ -3,29 +3,40 @@ the last block."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import zeros
+from jax_revolve._compat import is_on_host, zeros
 from jax_revolve.engine.bars import Bar
-from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_block, write_slot
+from jax_revolve.engine.slots import (
+    Held,
+    empty,
+    read_slot,
+    slots_used,
+    tapes_the_last_block,
+    write_slot,
+)
 from jax_revolve.engine.split import integers
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule import actions
+from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import pick
+from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, write
 from jax_revolve.storage.stores import in_storage, put
 
 CarryAndYs = tuple[list[Any], list[Any]]
 """The carry, and the ys that are kept."""
+
+State = tuple[CarryAndYs, list[Any]]
+"""How far the sweep has come, and the checkpoints so far."""
 
 
 def run_forward_offline(
@@ -49,81 +60,180 @@ def run_forward_offline(
 
 def _store_and_advance(
     steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
-) -> tuple[CarryAndYs, list[Any]]:
+) -> State:
     """Advance until the schedule first tapes. Returns the slots, too."""
-    starts, stops = _first_advances(plan)
     slots = empty(slots_used(plan), pick(progress[0], steps.restart), plan)
-    if not len(stops):
-        return progress, slots
-    advances = _Advances(plan.block_size, starts, stops, ends=not tapes_the_last_block(plan))
-    return _advance_through(steps, keep_ys, bar, advances, write_slot, (progress, slots))
+    starts, stops = _first_advances(plan)
+    if plan.static_levels:
+        runs = _runs_on_levels(plan)
+    elif len(set(stops - starts)) <= 1:
+        runs = _runs_alike(plan.block_size, starts, stops)
+    else:
+        is_far = any(map(is_on_host, slots))
+        advance = _advance_to_the_host if is_far else _advance_in_slots
+        return advance(steps, plan, keep_ys, bar, (starts, stops), (progress, slots))
+    ends = not tapes_the_last_block(plan)
+    return _advance_in_runs(steps, keep_ys, bar, runs, ends, write_slot, (progress, slots))
 
 
 def _write_and_advance(
     steps: Steps, plan: TwoLevelPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
 ) -> tuple[CarryAndYs, Buffers]:
     """Advance as far as the schedule writes to the storage. Returns the storage's buffers, too."""
-    stops = np.array([*plan.stores[1:], plan.tail])
-    advances = _Advances(plan.block_size, np.array(plan.stores), stops, ends=False)
+    stops = np.array([*plan.stores[1:], plan.tail], np.int32)
+    runs = _runs_alike(plan.block_size, np.array(plan.stores, np.int32), stops)
     kept = in_storage(plan.storage, pick(progress[0], steps.restart), len(plan.stores))
     write_store = partial(put, plan.storage)
-    return _advance_through(steps, keep_ys, bar, advances, write_store, (progress, kept))
+    return _advance_in_runs(steps, keep_ys, bar, runs, False, write_store, (progress, kept))
 
 
-class _Advances(NamedTuple):
-    """Consecutive advances, each from a checkpoint, in blocks of `block_size` steps. `ends` says
-    whether the sweep ends with the last one."""
+class _Run(NamedTuple):
+    """`count` advances of `size` steps each, one after the other, from step `start` on. The carry
+    that enters the first is stored as number `first`, the one of advance j > 0 as `base + j`."""
 
-    block_size: int
-    starts: np.ndarray
-    stops: np.ndarray
-    ends: bool
+    start: int
+    size: int
+    count: int
+    first: int
+    base: int
 
 
-def _advance_through(
+def _runs_on_levels(plan: AnyPlan) -> list[_Run]:
+    """The advances of a plan on levels: on each level, to the start of its last part."""
+    runs, start, slot = [], 0, 0
+    levels = levels_of(plan.length, plan.static_levels, plan.block_size)
+    for level in levels:
+        to_end = level is levels[-1] and not tapes_the_last_block(plan)
+        count = level.last if to_end else level.last - 1
+        if count:
+            runs.append(_Run(start, level.size, count, slot, level.base))
+        start += level.size * (level.last - 1)
+        slot = level.slot(level.last - 1, slot)
+    return runs
+
+
+def _runs_alike(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_Run]:
+    """Consecutive advances as runs of the same length, of which a schedule for a storage has
+    few."""
+    runs, number = [], 0
+    for size, alike in groupby((stops - starts).tolist()):
+        count = len(list(alike))
+        runs.append(
+            _Run(block_size * int(starts[number]), block_size * size, count, number, number)
+        )
+        number += count
+    return runs
+
+
+def _step_with_ys(
+    steps: Steps, keep_ys: Sequence[bool], i: Any, progress: CarryAndYs
+) -> CarryAndYs:
+    carry, ys = progress
+    _, *inputs = steps.inputs(carry, i)
+    carry, y = steps.loop.step(steps.operands.consts, *inputs)
+    return carry, write(ys, pick(y, keep_ys), steps.loop.entry(i))
+
+
+def _advance_in_runs(
     steps: Steps,
     keep_ys: Sequence[bool],
     bar: Bar,
-    advances: _Advances,
-    keep: Callable[[list[Any], list[Any], jax.Array], list[Any]],
-    state: tuple[CarryAndYs, list[Any]],
-) -> tuple[CarryAndYs, list[Any]]:
-    """Run all advances. `keep(kept, checkpoint, number)` returns `kept` with one more
-    checkpoint."""
-    loop, (block_size, starts, stops, ends) = steps.loop, advances
-    are_alike = len(set(stops - starts)) == 1
+    runs: Sequence[_Run],
+    ends: bool,
+    keep: Callable[[list[Any], list[Any], Any], list[Any]],
+    state: State,
+) -> State:
+    """All runs, in loops of static length. `keep(kept, checkpoint, number)` returns `kept` with one
+    more checkpoint. `ends` says whether the sweep ends with the last run."""
+    for run in runs:
 
-    def step(i: jax.Array, progress: CarryAndYs) -> CarryAndYs:
-        carry, ys = progress
-        _, *inputs = steps.inputs(carry, i)
-        carry, y = loop.step(steps.operands.consts, *inputs)
-        return carry, write(ys, pick(y, keep_ys), loop.entry(i))
+        def keep_and_advance(bar: Bar, j: Any, state: State, run: _Run = run) -> State:
+            progress, kept = state
+            number = run.base + j
+            if run.first != run.base:
+                number = jnp.where(j == 0, run.first, number)
+            kept = keep(kept, pick(progress[0], steps.restart), number)
+            start = run.start + run.size * j
+            step = lambda i, progress: _step_with_ys(steps, keep_ys, start + i, progress)  # noqa: E731
+            return bar.fori_loop(0, run.size, step, progress, before=start), kept
 
-    def keep_and_advance(
-        bar: Bar, number: jax.Array, state: tuple[CarryAndYs, list[Any]]
-    ) -> tuple[CarryAndYs, list[Any]]:
-        progress, kept = state
-        kept = keep(kept, pick(progress[0], steps.restart), number)
-        start, stop = (
-            block_size * jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops)
+        before = lambda j, run=run: run.start + run.size * j  # noqa: E731
+        is_end = ends and run is runs[-1]
+        state = bar.outer_loop(
+            run.count, keep_and_advance, state, size=run.size, before=before, ends=is_end
         )
-        if not are_alike:
-            return bar.fori_loop(start, stop, step, progress), kept
-        # A static length: on a GPU, each iteration of a loop of dynamic length waits for the host.
-        length = block_size * int(stops[0] - starts[0])
-        from_start = lambda i, progress: step(start + i, progress)  # noqa: E731
-        return bar.fori_loop(0, length, from_start, progress, before=start), kept
+    return state
 
-    def before(number: jax.Array) -> jax.Array:
-        return block_size * jnp.asarray(starts, jnp.int32)[number]
+
+def _advance_in_slots(
+    steps: Steps,
+    plan: AnyPlan,
+    keep_ys: Sequence[bool],
+    bar: Bar,
+    advances: tuple[np.ndarray, np.ndarray],
+    state: State,
+) -> State:
+    """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
+
+    The carry lives in the slots: a step reads it from the slot that is next to be complete and
+    writes it to where the following step reads it. That is the same slot until its position is
+    reached. So there is no decision, and no copy besides the one that any loop makes.
+    """
+    starts, stops = (plan.block_size * ends for ends in advances)
+    first, last, stop = int(starts[0]), int(starts[-1]), int(stops[-1])
+    others = [not is_stored for is_stored in steps.restart]
+
+    def whole(stored: list[Any], rest: list[Any]) -> list[Any]:
+        carry = substitute(steps.operands.carry, steps.restart, stored)
+        return substitute(carry, others, rest)
+
+    def number(i: Any) -> Any:
+        """The number of the first checkpoint that is not before step `i`."""
+        return jnp.sum(jnp.asarray(starts, jnp.int32) < i, dtype=jnp.int32)
+
+    def step_in_slots(i: Any, state: State) -> State:
+        (rest, ys), slots = state
+        progress = whole(read_slot(slots, number(i)), rest), ys
+        carry, ys = _step_with_ys(steps, keep_ys, i, progress)
+        slots = write_slot(slots, pick(carry, steps.restart), number(i + 1))
+        return (pick(carry, others), ys), slots
+
+    def step(i: Any, progress: CarryAndYs) -> CarryAndYs:
+        return _step_with_ys(steps, keep_ys, last + i, progress)
+
+    (carry, ys), slots = state
+    slots = write_slot(slots, pick(carry, steps.restart), 0)
+    state = (pick(carry, others), ys), slots
+    (rest, ys), slots = bar.fori_loop(first, last, step_in_slots, state)
+    progress = whole(read_slot(slots, len(starts) - 1), rest), ys
+    return bar.fori_loop(0, stop - last, step, progress, before=last), slots
+
+
+def _advance_to_the_host(
+    steps: Steps,
+    plan: AnyPlan,
+    keep_ys: Sequence[bool],
+    bar: Bar,
+    advances: tuple[np.ndarray, np.ndarray],
+    state: State,
+) -> State:
+    """Advances of unlike lengths, each from a checkpoint in the host's memory. The loop of each has
+    a length that is looked up: a transfer for each step would take longer than a wait."""
+    starts, stops = (plan.block_size * ends for ends in advances)
+
+    def advance(bar: Bar, number: jax.Array, state: State) -> State:
+        progress, slots = state
+        slots = write_slot(slots, pick(progress[0], steps.restart), number)
+        start, stop = (jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
+        return bar.fori_loop(start, stop, partial(_step_with_ys, steps, keep_ys), progress), slots
 
     return bar.outer_loop(
         len(stops),
-        keep_and_advance,
+        advance,
         state,
-        size=block_size * int(stops[-1] - starts[0]) // len(stops),
-        before=before,
-        ends=ends,
+        size=int(stops[-1] - starts[0]) // len(stops),
+        before=lambda number: jnp.asarray(starts, jnp.int32)[number],
+        ends=not tapes_the_last_block(plan),
     )
 
 
@@ -151,7 +261,9 @@ def _tape_the_last_block(
 
 def after_all_steps(plan: AnyPlan, held: Held) -> Held:
     """The stack after a loop of known length. The plan determines all of it but the carries and the
-    tape."""
+    tape. A plan on levels needs none."""
+    if plan.static_levels:
+        return held._replace(steps=plan.length)
     starts, _ = _first_advances(plan)
     positions = np.zeros(slots_used(plan), np.int32)
     positions[: len(starts)] = starts

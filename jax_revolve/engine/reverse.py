@@ -1,7 +1,8 @@
 """The reverse sweep: the schedule with its stack on the device."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,12 @@ import numpy as np
 from jax import lax
 
 from jax_revolve.engine.bars import Bar
-from jax_revolve.engine.slots import Held, at_level, empty, write_slot
+from jax_revolve.engine.slots import Held, at_level, empty, tapes_the_last_block, write_slot
 from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way
 from jax_revolve.engine.tape.branch import in_a_branch
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import REVERSE
+from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick
@@ -21,6 +23,8 @@ from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import get
+
+T = TypeVar("T")
 
 Reversal = tuple[Operands, Buffers]
 """The accumulated cotangents, and the reusable residual buffers."""
@@ -126,18 +130,80 @@ class _Parts:
 
     def __init__(self, steps: Steps, plan: AnyPlan, by: "_OneByOne | _InBlocks", bar: Bar) -> None:
         self._steps, self._plan, self._by, self._bar = steps, plan, by, bar
+        self._levels: list[Level] = []
 
     def reverse(self, first: Any, blocks: Any, state: State) -> State:
         """From the cotangents after the first `blocks` blocks to those before block `first`."""
+        plan = self._plan
+        if plan.static_levels and self._steps.loop.condition is None:
+            return self._on_levels(state)
+        if plan.stores_every_block(is_while=self._steps.loop.condition is not None):
+            # The number of blocks is known at run time only.
+            self._levels = [Level(plan.block_size, 0, 0, 0)]
+            return self._reverse_parts(self._bar, 0, 0, 0, blocks, state)
+        return self._by_schedule(first, blocks, state)
+
+    def _on_levels(self, state: State) -> State:
+        """Reverse the last part of each level, the innermost first: it is stored already, and the
+        last block may be done. Then reverse the parts before it."""
+        plan = self._plan
+        self._levels = levels = levels_of(plan.length, plan.static_levels, plan.block_size)
+        entered = [(0, 0)]
+        for level in levels:
+            slot, start = entered[-1]
+            part = level.last - 1
+            entered.append((level.slot(part, slot), start + part * (level.size // plan.block_size)))
+        for depth in reversed(range(len(levels))):
+            slot, start = entered[depth]
+            is_done = depth < len(levels) - 1 or tapes_the_last_block(plan)
+            count = levels[depth].last - is_done
+            if count:
+                state = self._reverse_parts(self._bar, depth, slot, start, count, state)
+        return state
+
+    def _reverse_parts(
+        self, bar: Bar, depth: int, enclosing: Any, start: Any, count: Any, state: State
+    ) -> State:
+        """Reverse the first `count` parts of a level, the last one first. They are in a part of the
+        level above that starts at block `start` and whose checkpoint is in slot `enclosing`."""
+        level, taken, block_size = self._levels[depth], state[0].steps, self._plan.block_size
+        blocks = level.size // block_size
+
+        def reverse_part(bar: Bar, turn: Any, state: State) -> State:
+            part = count - 1 - turn
+            slot, first = level.base + part, start + blocks * part
+            if not (isinstance(enclosing, int) and enclosing == level.base):
+                slot = jnp.where(part == 0, enclosing, slot)
+            held, reversal = state
+            restarted = at_level(slot, self._steps.initial(), held)
+            if depth + 1 == len(self._levels):
+                return held, self._by.reverse(bar, restarted, first, reversal)
+            below = self._levels[depth + 1]
+            held = held._replace(slots=self._fill(below, first, restarted, held.slots))
+            return self._reverse_parts(bar, depth + 1, slot, first, below.count, (held, reversal))
+
+        def transposed(turn: jax.Array) -> jax.Array:
+            return jnp.maximum(taken - block_size * start - level.size * (count - turn), 0)
+
+        run = partial(bar.outer_loop, size=level.size, before=transposed, ends=start == 0)
+        return _turns(run, count, reverse_part, state)
+
+    def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
+        """The slots with the parts of a level inside a whole part of the level above, which starts
+        at block `start`, from the checkpoint there."""
+        first = self._plan.block_size * start
+
+        def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            restarted, slots = state
+            restarted = self._steps.advance_by(level.size, first + level.size * j, restarted)
+            return restarted, write_slot(slots, restarted, level.base + 1 + j)
+
+        return lax.fori_loop(0, level.count - 1, advance, (restarted, slots))[1]
+
+    def _by_schedule(self, first: Any, blocks: Any, state: State) -> State:
+        """`reverse` with decisions of the schedule, which are made on the device."""
         steps, plan, size = self._steps, self._plan, self._plan.block_size
         taken, way = state[0].steps, Way(plan, state[0].positions.size)
-
-        def reverse_stored_block(bar: Bar, count: jax.Array, state: State) -> State:
-            """The newest checkpoint is the one at the block, and there is no decision."""
-            held, reversal = state
-            block = blocks - 1 - count
-            restarted = at_level(block, steps.initial(), held)
-            return held, self._by.reverse(bar, restarted, block, reversal)
 
         def reverse_block(
             bar: Bar, _: jax.Array, state: tuple[jax.Array, State]
@@ -153,15 +219,9 @@ class _Parts:
         def transposed(count: jax.Array) -> jax.Array:
             return jnp.maximum(taken - size * (blocks - count), 0)
 
-        turns = blocks - first
-        if isinstance(turns, int) and turns == 1:
-            # XLA would unroll the loop, and then tape before it has used the tape up: two tapes.
-            turns = lax.optimization_barrier(jnp.int32(1))
-        run = partial(self._bar.outer_loop, turns, size=size, before=transposed, ends=first == 0)
-        if plan.stores_every_block(is_while=steps.loop.condition is not None):
-            return run(reverse_stored_block, state)
         at = way.to_block(blocks - 1, state[0].positions, state[0].top)
-        return run(reverse_block, (at, state))[1]
+        run = partial(self._bar.outer_loop, size=size, before=transposed, ends=first == 0)
+        return _turns(run, blocks - first, reverse_block, (at, state))[1]
 
     def reverse_stored(self, held: Held, blocks: Any, state: State) -> State:
         """From the cotangents before the tail to those before the loop: every part that starts in
@@ -189,6 +249,25 @@ class _Parts:
 
         not_reached = jnp.sum(jnp.asarray(moves[:, 1]) >= blocks, dtype=jnp.int32)
         return lax.fori_loop(0 if is_known else not_reached, len(moves), reverse_move, state)
+
+
+def _turns(run: Callable[..., T], turns: Any, body: Callable[..., T], state: T) -> T:
+    """`run(turns, body, state)`, a loop around blocks.
+
+    XLA unrolls a single turn, and then tapes before it has used the tape up: two tapes. A barrier
+    between the two prevents that. It is removed before XLA for CPU puts operations in order, so
+    there the number of turns is hidden from XLA, at the price of a wait on a GPU.
+    """
+    if not isinstance(turns, int) or turns != 1:
+        return run(turns, body, state)
+
+    def once(state: T) -> T:
+        return run(1, body, lax.optimization_barrier(state))
+
+    def hidden(state: T) -> T:
+        return run(lax.optimization_barrier(jnp.int32(1)), body, state)
+
+    return lax.platform_dependent(state, cpu=hidden, default=once)
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:

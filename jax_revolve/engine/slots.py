@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import is_on_host, to_host
+from jax_revolve._compat import is_on_host, typed_as_on_host
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -69,12 +69,11 @@ def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
     """The slot buffer: every carry leaf with a leading axis of slots. It is made from the carry,
     and so has its dtype, key type, sharding and varying axes.
 
-    A buffer in the host's memory is made from the carry there. One that is made on the device and
-    then moved would first be on the device as a whole.
+    A buffer in the host's memory is never on the device: see `typed_as_on_host`.
     """
-    if isinstance(plan, Plan) and plan.storage is not None:
-        carry = list(map(to_host, carry))
-    return [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
+    slots = [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
+    is_far = isinstance(plan, Plan) and plan.storage is not None
+    return list(map(typed_as_on_host, slots)) if is_far else slots
 
 
 def at_level(level: jax.Array, initial: list[Any], held: Held) -> list[Any]:
@@ -82,8 +81,13 @@ def at_level(level: jax.Array, initial: list[Any], held: Held) -> list[Any]:
     initial = initial if held.start is None else held.start
     if held.slots and held.slots[0].shape[0] == 0:
         return initial
-    stored = read(held.slots, jnp.maximum(held.slot(level) - 1, 0))
+    stored = read_slot(held.slots, held.slot(level))
     return [lax.select(level == 0, i, x) for i, x in zip(initial, stored, strict=True)]
+
+
+def read_slot(slots: list[Any], slot: Any) -> list[Any]:
+    """The carry that was last written into a slot."""
+    return read(slots, jnp.maximum(slot - 1, 0))
 
 
 def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
@@ -103,7 +107,7 @@ def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any]
     slots = write_slot(slots, carry, slot)
     if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
         return slots, carry
-    return slots, read(slots, jnp.maximum(slot - 1, 0))
+    return slots, read_slot(slots, slot)
 
 
 def tapes_the_last_block(plan: AnyPlan) -> bool:
@@ -115,6 +119,6 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
 
 def slots_used(plan: AnyPlan) -> int:
     """The number of slots in use: a block that the forward sweep tapes needs none."""
-    if isinstance(plan, TwoLevelPlan) or not tapes_the_last_block(plan):
+    if isinstance(plan, TwoLevelPlan) or plan.levels or not tapes_the_last_block(plan):
         return plan.checkpoints
     return min(plan.checkpoints, max(plan.blocks - 1, 1))

@@ -8,6 +8,7 @@ from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import (
     Checkpoints,
     check_block,
@@ -92,6 +93,11 @@ class Options:
         `(6 * max_steps) ** (1 / 3)`.
         """
         max_steps = check_bound(max_steps)
+        if isinstance(self.plan, Plan) and self.plan.levels:
+            raise ValueError(
+                f"plan must have no levels for a while loop, but is {self.plan}: only a loop of "
+                "known length has parts of static length. Make the plan without levels."
+            )
         if max_steps is None:
             return self._without_bound()
         return self._given(max_steps) or self._chosen(max_steps, is_while=True)

@@ -145,7 +145,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
 def _waits(plan: Reversal, is_while: bool) -> float:
     """About the iterations of loops whose end depends on data, without those of the forward sweep:
     advances, and for each block the loop that stores and the one that advances."""
-    if not is_while and plan.stores_every_block(is_while=False):
+    if not is_while and plan.static_levels:
         return 0
     return max(_runs(plan, is_while) - 2 * plan.length, 0) + 2 * plan.blocks
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from jax_revolve.schedule import binomial
+from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import Action, scheduled_blocks, value_and_gradient
 from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.storage import HostMemory, check_storage
@@ -71,11 +73,16 @@ class Reversal:
         checkpoints = self.checkpoints_on_device * state_bytes
         return checkpoints + self.block_size * residual_bytes + carry_bytes
 
+    @property
+    def static_levels(self) -> tuple[int, ...]:
+        """The levels of a plan for a scan whose loops all have a static length; none of any other
+        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data, and
+        once for a loop without iterations."""
+        return (self.blocks,) if self.stores_every_block(is_while=False) else ()
+
     def stores_every_block(self, *, is_while: bool) -> bool:
-        """Whether there is a slot for every block that the forward sweep does not tape. Then both
-        sweeps run without a schedule, and in a loop of known length no loop has a number of
-        iterations that depends on data. On a GPU, each iteration of such a loop waits for the host,
-        and so does a loop without iterations."""
+        """Whether there is a slot for every block that the forward sweep does not tape. Both sweeps
+        then run without a schedule."""
         is_taped_ahead = self.block_size > 1 and not is_while
         return self.checkpoints >= self.blocks - is_taped_ahead
 
@@ -122,13 +129,35 @@ class Plan(Reversal):
     [`jax_revolve.plan`][] makes one. Iterating over a plan yields its actions in the order in which
     they run, and takes no memory, however long the loop. All checkpoints are in the `storage` if it
     is given, and otherwise on the device.
+
+    With `levels`, the checkpoints are on several levels, and every loop in the compiled gradient of
+    a scan has a static length: see [`jax_revolve.plan`][].
     """
 
     storage: HostMemory | None = None
+    levels: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_storage(self.storage, (type(None), HostMemory))
+        if self.levels:
+            self._check_levels()
+
+    def _check_levels(self) -> None:
+        levels, blocks = self.levels, prod(self.levels)
+        if len(levels) < 2 or min(levels) < 2 or blocks - blocks // levels[0] >= self.blocks:
+            raise ValueError(
+                f"levels must be at least two ints >= 2 whose product is just enough for "
+                f"{self.blocks} blocks, but is {levels!r}. Make the plan with "
+                "jax_revolve.plan(..., levels=...)."
+            )
+        if blocks < self.blocks or self.checkpoints != static.checkpoints(levels) or self.storage:
+            raise ValueError(
+                f"checkpoints must be {static.checkpoints(levels)}, storage None and levels enough "
+                f"for {self.blocks} blocks where levels is {levels!r}, but checkpoints is "
+                f"{self.checkpoints} and storage {self.storage}. Make the plan with "
+                "jax_revolve.plan(..., levels=...)."
+            )
 
     @property
     def checkpoints_on_device(self) -> int:
@@ -136,15 +165,29 @@ class Plan(Reversal):
         return self.checkpoints if self.storage is None else 0
 
     @property
+    def static_levels(self) -> tuple[int, ...]:
+        """The levels of a plan for a scan whose loops all have a static length; none of any other
+        plan. See `Reversal.static_levels`."""
+        return self.levels or super().static_levels
+
+    def stores_every_block(self, *, is_while: bool) -> bool:
+        """Whether there is a slot for every block: see `Reversal.stores_every_block`."""
+        return not self.levels and super().stores_every_block(is_while=is_while)
+
+    @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
+        if self.levels:
+            return len(self.levels)
         return binomial.repetition(self.scheduled_blocks, self.checkpoints)
 
     @property
     def advances(self) -> int:
-        """The number of advances, evaluations of steps that are not taped, which is the least
-        possible: k t(N, s) for N blocks of k > 1 steps, the last of which is never advanced, and
-        t(n + 1, s) for n single steps."""
+        """The number of advances, evaluations of steps that are not taped. On one level it is the
+        least possible: k t(N, s) for N blocks of k > 1 steps, the last of which is never advanced,
+        and t(n + 1, s) for n single steps."""
+        if self.levels:
+            return static.advances(self.length, self.levels, self.block_size)
         return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
 
     @property
@@ -153,8 +196,12 @@ class Plan(Reversal):
         return self
 
     def __iter__(self) -> Iterator[Action]:
+        if self.levels:
+            return static.value_and_gradient(self.length, self.levels, self.block_size)
         return value_and_gradient(self.length, self.checkpoints, self.block_size)
 
     def __str__(self) -> str:
         stored = "" if self.storage is None else f" in {self.storage}"
+        if self.levels:
+            stored = f" on levels of {' x '.join(map(str, self.levels))}"
         return self._summary(f"{self.checkpoints} checkpoints{stored}")

@@ -1,10 +1,12 @@
 """Plans from a number of checkpoints, or from a budget."""
 
-from math import isfinite
+from collections.abc import Sequence
+from math import isfinite, prod
 from numbers import Real
 from typing import Literal, TypeAlias, overload
 
 from jax_revolve.schedule import binomial
+from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.arguments import check_integer as check_integer
@@ -32,6 +34,7 @@ def plan(
     repetitions: int | None = None,
     overhead: float | None = None,
     memory: Memory = None,
+    levels: Sequence[int] | None = None,
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
     storage: None = None,
@@ -72,6 +75,7 @@ def plan(
     repetitions: int | None = None,
     overhead: float | None = None,
     memory: Memory = None,
+    levels: Sequence[int] | None = None,
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
     storage: Storage | None = None,
@@ -102,6 +106,13 @@ def plan(
         given, the best `block_size`. It needs `state_bytes`, the size of a carry, and
         `residual_bytes`, the size of one step's residuals; `jax_revolve.explain_scan` finds both.
 
+    - `levels`: the numbers of places of several levels of checkpoints, the coarsest first: ints
+        >= 2 whose product is at least the number of blocks. With `levels=(a, b)`, `a` carries are
+        stored on the way, and `b` in each of the parts between them. Their sum, less one for each
+        level but the first, is the number of checkpoints. The plan evaluates a step once more for
+        each level, takes somewhat more memory than one level does for that, and its loops all
+        have a static length, so that the host of a GPU need not wait in them. For scans only.
+
     With `checkpoints` or `memory`, which then count the device alone:
 
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][] or a
@@ -127,6 +138,8 @@ def plan(
         assert (p.repetitions, p.advances, p.evaluations) == (3, 2475, 3475)
         assert plan(1000, checkpoints=84, block_size=12).evaluations == 1996
         assert plan(1000, overhead=2).checkpoints == 43
+        p = plan(1000, levels=(10, 10), block_size=10)
+        assert (p.checkpoints, p.evaluations) == (19, 2800)
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
         assert p.evaluations < 2000
         p = plan(1000, checkpoints=10, storage=HostMemory(transfer=2))
@@ -144,11 +157,17 @@ def plan(
     if block_size is not None:
         block_size = min(block_size, max(length, 1))
     _check_alternatives(
-        checkpoints=checkpoints, repetitions=repetitions, overhead=overhead, memory=memory
+        checkpoints=checkpoints,
+        repetitions=repetitions,
+        overhead=overhead,
+        memory=memory,
+        levels=levels,
     )
     if storage is not None:
         storage = check_storage(storage)
-        _check_without_storage(repetitions=repetitions, overhead=overhead)
+        _check_without_storage(repetitions=repetitions, overhead=overhead, levels=levels)
+    if levels is not None:
+        return _on_levels(length, levels, 1 if block_size is None else block_size)
     if storage is not None and storage.memory is not None:
         storage = with_room(storage, _check_bytes(state_bytes=state_bytes))
     if memory is not None:
@@ -242,6 +261,33 @@ def _check_alternatives(**alternatives: object) -> None:
             f"At most one of {', '.join(alternatives)} must be given, but these are: "
             f"{', '.join(given)}."
         )
+
+
+def _on_levels(length: int, levels: object, block_size: int) -> Plan:
+    """The plan with these levels, of which the first may need fewer places. With one level, it has
+    a checkpoint for each block."""
+    allowed = "a sequence of ints >= 2 (checkpoints on each level, the coarsest first)"
+    if not isinstance(levels, Sequence) or isinstance(levels, str):
+        raise TypeError(
+            f"levels must be {allowed}, but is {levels!r} of type {type(levels).__name__}."
+        )
+    counts = [check_integer("levels", n, least=2, allowed=allowed) for n in levels]
+    blocks, inner = -(-length // block_size), prod(counts[1:])
+    if prod(counts) < blocks or not counts:
+        raise ValueError(
+            f"levels must have a product of at least {blocks}, the number of blocks of "
+            f"{block_size} steps, but is {levels!r}. Pass more places, or a larger block_size."
+        )
+    while counts and inner >= blocks:  # the first level would have a single part
+        counts = counts[1:]
+        inner = prod(counts[1:])
+        if len(counts) < 2:
+            break
+    if len(counts) < 2:
+        return Plan(length, max(blocks, 1), block_size)
+    counts[0] = -(-blocks // inner)
+    wanted = static.checkpoints(tuple(counts))
+    return Plan(length, wanted, block_size, levels=tuple(counts))
 
 
 def _check_without_storage(**alternatives: object) -> None:

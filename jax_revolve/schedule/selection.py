@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from jax_revolve.schedule import binomial, cost
+from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -111,7 +112,8 @@ def quickest_with_storage(
 ) -> TwoLevelPlan:
     """`quickest`, with as many further checkpoints in the storage as pay off."""
     plans = _fitting(length, sizes, memory, block_size, is_while)
-    both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in plans]
+    on_device = (p for p in plans if not p.levels)
+    both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in on_device]
     if not both:
         raise ValueError(_too_little(length, sizes, memory, block_size))
     return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
@@ -179,7 +181,7 @@ def contenders(
 
 
 def _differ(a: Plan, b: Plan) -> bool:
-    if (a.block_size == 1) != (b.block_size == 1):
+    if (a.block_size == 1) != (b.block_size == 1) or len(a.levels) != len(b.levels):
         return True
     pairs = ((a.block_size, b.block_size), (a.checkpoints, b.checkpoints))
     return any(max(pair) >= DIFFERENT * min(pair) for pair in pairs)
@@ -242,6 +244,15 @@ def _fitting(
             most = min(1 + more, useful)
             for checkpoints in _checkpoints(blocks, most):
                 yield Plan(length, checkpoints, k)
+            if is_slow_to_wait(sizes) and not is_while:
+                for levels in static.fewest_advances(-(-length // k), most):
+                    yield Plan(length, static.checkpoints(levels), k, levels=levels)
+
+
+def is_slow_to_wait(sizes: Sizes) -> bool:
+    """Whether plans on several levels are tried, whose loops have a static length: where an
+    iteration of another loop waits longer than a kernel takes, as on a GPU."""
+    return sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
 
 
 def _useful(length: int, block_size: int, is_while: bool) -> int:

@@ -43,6 +43,16 @@ class Steps(NamedTuple):
         """The operands of the step that runs as number `step`."""
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
+    def advance_by(self, count: int, first: Any, restarted: list[Any]) -> list[Any]:
+        """The checkpoint `count` steps after the one at step `first`, in a static loop."""
+
+        def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
+            carry = self.whole(restarted)
+            carry, _ = self.step_from(carry)(*self.inputs(carry, first + i))
+            return pick(carry, self.restart)
+
+        return lax.fori_loop(0, count, step, restarted)
+
     def advance(self, span: jax.Array, restarted: list[Any]) -> tuple[jax.Array, list[Any]]:
         """The checkpoint at step `span[1]`, from the one at `span[0]`, which becomes `span[1]`.
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat import to_host, vary, varying_axes
+from jax_revolve._compat import typed_as_on_host, vary, varying_axes
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage import files
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -27,7 +27,7 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
         return [vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)]
-    return [jnp.broadcast_to(x, (count, *x.shape)) for x in map(to_host, carry)]
+    return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
 def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -> Buffers:

@@ -8,6 +8,7 @@ from typing import Any
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, Sizes
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import measured
 from jax_revolve.schedule.report.measured import Measurement
 from jax_revolve.schedule.report.table import aligned
@@ -121,7 +122,9 @@ class Report:
         runs = self.evaluations(plan)
         per_step = runs / max(plan.length, 1)
         bytes_and_times = (readable(self.memory(plan)), *measured.cells(self.measured, plan))
-        cells = (str(plan.checkpoints), str(plan.block_size), *bytes_and_times)
+        levels = plan.levels if isinstance(plan, Plan) else ()
+        checkpoints = " x ".join(map(str, levels)) or str(plan.checkpoints)
+        cells = (checkpoints, str(plan.block_size), *bytes_and_times)
         cells += (str(runs), f"{per_step:.2f}")
         if not isinstance(self.plan, TwoLevelPlan):
             return cells

@@ -1,0 +1,141 @@
+"""Checkpoints on several levels, in loops of static length only.
+
+With `levels=(a, b)` and blocks of k steps, the forward sweep stores `a` carries on the way. Then
+each of the `a` parts is recomputed once, which stores `b` carries, and after that each of its
+blocks is taped. All parts of a level are alike but the last, which may be shorter. The forward
+sweep stores the carries of the last part of each level, so the reverse sweep only ever stores those
+of whole parts. Every loop then has a number of iterations that is known when the program is
+compiled. On a GPU, the host runs ahead of such loops, and waits in each iteration of all others.
+
+A slot belongs to a place of a level for good. The first place of a part is the place of the part
+itself, so a level of `a` places has `a - 1` slots, and slot 0 is the start of the loop.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape
+from jax_revolve.schedule.binomial import smallest
+
+MOST_LEVELS = 12
+
+
+class Level(NamedTuple):
+    """One level: its parts have `size` steps, and slot `base + j` holds the carry that enters part
+    j > 0. There are `count` parts of it in one part of the level above, and `last` in the last."""
+
+    size: int
+    base: int
+    count: int
+    last: int
+
+    def slot(self, part: int, enclosing: int) -> int:
+        """The slot of a part, where `enclosing` is the slot of the part of the level above."""
+        return self.base + part if part else enclosing
+
+
+def levels_of(length: int, counts: tuple[int, ...], block_size: int) -> list[Level]:
+    """The levels of a loop, the coarsest first."""
+    found, base, rest = [], 0, length
+    for number, count in enumerate(counts):
+        size = prod(counts[number + 1 :]) * block_size
+        last = -(-rest // size)
+        found.append(Level(size, base, count, last))
+        rest -= size * (last - 1)
+        base += count - 1
+    return found
+
+
+def checkpoints(counts: tuple[int, ...]) -> int:
+    """The number of slots, including the one of the start."""
+    return 1 + sum(counts) - len(counts)
+
+
+def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
+    """The number of advances of `jax.value_and_grad`: all steps but those that the forward sweep
+    tapes, and each whole part once more for each level inside it, without its last part."""
+    if not length:
+        return 0
+    blocks = -(-length // block_size)
+    found = block_size * (blocks - 1) if block_size > 1 else length
+    levels = levels_of(length, counts, block_size)
+    for outer, inner in pairwise(levels):
+        found += (-(-length // outer.size) - 1) * (inner.count - 1) * inner.size
+    return found
+
+
+def value_and_gradient(length: int, counts: tuple[int, ...], block_size: int) -> Iterator[Action]:
+    """The actions of `jax.value_and_grad`, one by one."""
+    if not length:
+        return
+    levels, entered = levels_of(length, counts, block_size), [(0, 0)]
+    for level in levels:
+        enclosing, start = entered[-1]
+        for part in range(level.last - 1):
+            yield Store(level.slot(part, enclosing), start + part * level.size)
+            yield Advance(start + part * level.size, start + (part + 1) * level.size)
+        part = level.last - 1
+        entered.append((level.slot(part, enclosing), start + part * level.size))
+    slot, start = entered[-1]
+    is_taped_ahead = block_size > 1
+    if is_taped_ahead:
+        yield Tape(start, length)
+    else:
+        yield Store(slot, start)
+        yield Advance(start, length)
+    for depth in reversed(range(len(levels))):
+        level, (enclosing, start) = levels[depth], entered[depth]
+        is_done = is_taped_ahead or depth < len(levels) - 1
+        for part in reversed(range(level.last - is_done)):
+            first = start + part * level.size
+            yield from _reverse(levels, depth + 1, level.slot(part, enclosing), first)
+            yield Free(level.slot(part, enclosing))
+
+
+def _reverse(levels: list[Level], depth: int, slot: int, start: int) -> Iterator[Action]:
+    """Reverse a whole part, from the slot that holds its start."""
+    yield Load(slot, start)
+    if depth == len(levels):
+        yield Tape(start, start + levels[-1].size)
+        return
+    level = levels[depth]
+    for part in range(1, level.count):
+        yield Advance(start + (part - 1) * level.size, start + part * level.size)
+        yield Store(level.slot(part, slot), start + part * level.size)
+    for part in reversed(range(level.count)):
+        yield from _reverse(levels, depth + 1, level.slot(part, slot), start + part * level.size)
+        if part:
+            yield Free(level.slot(part, slot))
+
+
+@lru_cache(maxsize=2**12)
+def fewest_advances(blocks: int, slots: int) -> tuple[tuple[int, ...], ...]:
+    """Counts of two or more levels that `slots` slots suffice for: those of the fewest levels, and
+    those of one level more. All levels but the first are alike, because unequal ones save little.
+    """
+    found: list[tuple[int, ...]] = []
+    for inner in range(1, MOST_LEVELS):
+        count = _shortest(blocks, slots, inner)
+        if count is not None:
+            found.append((-(-blocks // count**inner), *[count] * inner))
+        if len(found) == 2:
+            break
+    return tuple(found)
+
+
+def _shortest(blocks: int, slots: int, inner: int) -> int | None:
+    """The fewest parts of each of the `inner` levels below the first that need at most so many
+    slots: fewer parts are fewer advances. `None` if there is none."""
+
+    def needed(count: int) -> int:
+        return -(-blocks // count**inner) + inner * (count - 1)
+
+    # Below this, more parts need fewer slots.
+    most = max(smallest(lambda c: c > 1 and (c + 1) ** (inner + 1) >= blocks), 2)
+    best = min(range(max(most - 2, 2), most + 3), key=needed)
+    if best**inner >= blocks or needed(best) > slots:
+        return None
+    return smallest(lambda c: c >= best or (c > 1 and needed(c) <= slots))
