@@ -162,7 +162,7 @@ class Family(ABC, Generic[F]):
         zeros = [_compat.symbolic_zero(t) for t in function.output_types]
         if not any(activity.results):
             return self._function_p.bind(*primals, function=function), zeros
-        chosen = pick(tangents, activity.operands)
+        chosen = map(_compat.instantiate, pick(tangents, activity.operands))
         flat = self._jvp_p.bind(*primals, *chosen, function=function, activity=activity)
         results, active = flat[: len(zeros)], flat[len(zeros) :]
         return results, substitute(zeros, activity.results, active)
@@ -177,7 +177,8 @@ class Family(ABC, Generic[F]):
         if any(activity.results):
             cotangents = pick(cotangents, activity.results)
             result = self._pull_back(function, activity, point, cotangents)
-        return substitute([None] * len(operands), activity.operands, result)
+        result = substitute([None] * len(operands), activity.operands, result)
+        return [ct if asked else None for ct, asked in zip(result, linear, strict=True)]
 
     # The jvp primitive
 

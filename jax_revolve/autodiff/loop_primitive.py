@@ -13,10 +13,11 @@ from jax_revolve._compat import LoopEquation
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.family import Flat, function_types
 from jax_revolve.engine.plain import run_plain
+from jax_revolve.step.activity import Activity, Mask, find_activity
 from jax_revolve.step.dead_code import known_part, prune_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.loop import Loop
-from jax_revolve.step.once import Batched, batch_once
+from jax_revolve.step.once import Batched, batch_once, once
 
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
@@ -62,6 +63,14 @@ def as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     length = None if loop.condition is not None else loop.length
     bare = loop._replace(length=length, progress=None)
     return _compat.run_around_loop(lambda: fun(bare), run)
+
+
+def loop_activity(loop: Loop, differentiated: Mask) -> Activity:
+    """What has derivatives, given which operands are differentiated."""
+    # The condition's consts come first. A predicate has no derivative.
+    first = loop.num_condition_consts
+    mask = (*[False] * first, *differentiated[first:])
+    return once(loop.bare, ("activity", mask), lambda: find_activity(loop, mask))
 
 
 # Its rules

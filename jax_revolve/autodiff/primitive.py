@@ -12,7 +12,7 @@ import jax
 from jax_revolve import _compat
 from jax_revolve.autodiff.family import Family, Flat
 from jax_revolve.autodiff.forward_sweep import run_forward_sweep
-from jax_revolve.autodiff.loop_primitive import as_loop, batch_loop, loop_p
+from jax_revolve.autodiff.loop_primitive import as_loop, batch_loop, loop_activity, loop_p
 from jax_revolve.autodiff.loop_primitive import run_counted as run_counted
 from jax_revolve.autodiff.loop_primitive import run_loop as run_loop
 from jax_revolve.autodiff.reverse_sweep import check_collectives, reverse_sweep
@@ -23,13 +23,13 @@ from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.activity import Activity, Mask, find_activity
+from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.dead_code import prune_jvp
 from jax_revolve.step.loop import Loop, Operands, check_plan
 from jax_revolve.step.once import Batched, once
 from jax_revolve.step.primal_half import with_primal_half
 from jax_revolve.step.pullback import Cotangents
-from jax_revolve.step.restart import find_restart
+from jax_revolve.step.restart import restart_mask
 
 
 class _Loops(Family[Loop]):
@@ -43,13 +43,8 @@ class _Loops(Family[Loop]):
         return as_loop(function, lambda loop: run(loop, operands))
 
     def find_activity(self, function: Loop, operands: Flat, differentiated: Mask) -> Activity:
-        # The condition's consts come first. A predicate has no derivative.
-        first = function.num_condition_consts
-        mask = [*[False] * first, *differentiated[first:]]
-        key = ("activity", tuple(mask), *map(jax.typeof, operands))
-        return once(
-            function, key, lambda: find_activity(function, function.operands(operands), mask)
-        )
+        del operands
+        return loop_activity(function, differentiated)
 
     def primal_half(self, function: Loop, activity: Activity) -> Loop:
         return with_primal_half(function, activity)
@@ -79,7 +74,7 @@ def _reversible(loop: Loop, activity: Activity, operands: Flat) -> Loop:
     """The loop with what its sweeps have to know: what a checkpoint holds, and the plan."""
     inputs = loop.operands(operands)
     key = (activity, *map(jax.typeof, operands))
-    restart = once(loop, ("restart", *key), lambda: find_restart(loop, activity, inputs))
+    restart = restart_mask(loop, activity, operands)
     plan = loop.plan
     if isinstance(plan, Request):
         find = partial(_resolve, plan, loop, activity, restart, inputs)

@@ -21,28 +21,29 @@ differentiated as the pullback of the nested engine.
 
 from collections.abc import Sequence
 from functools import partial
+from operator import gt
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_revolve import _compat
-from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr
-from jax_revolve.autodiff.batching import batched_dims
-from jax_revolve.autodiff.family import Family, Flat, function_types
-from jax_revolve.autodiff.loop_primitive import loop_p
-from jax_revolve.autodiff.mapped import Vmap, mapped
+from jax_revolve._compat import ClosedJaxpr
+from jax_revolve.autodiff.family import Flat
+from jax_revolve.autodiff.loop_primitive import loop_activity, loop_p
+from jax_revolve.autodiff.sweep import Active, SweepFamily, Vmap, mapped, once_more
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.offline import after_all_steps
 from jax_revolve.engine.online import after_unknown_steps
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
-from jax_revolve.progress.listener import when_run_again
+from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, Operands, pick, plan_of, restart_of, substitute
-from jax_revolve.step.once import Batched, once
+from jax_revolve.step.paired import paired
 from jax_revolve.step.pullback import Cotangents
+from jax_revolve.step.restart import restart_mask
 from jax_revolve.step.steps import Steps
 
 
@@ -59,6 +60,7 @@ class Sweep(NamedTuple):
     ys: Mask
     vmaps: tuple[Vmap, ...] = ()
     output_types: tuple[Any, ...] = ()
+    moves: ClosedJaxpr | None = None
 
     @property
     def effects(self) -> Any:
@@ -82,13 +84,6 @@ class Sweep(NamedTuple):
         return Cotangents(list(flat[:num_carry]), ys)
 
 
-class Active(NamedTuple):
-    """Which operands of a sweep are differentiated; if any is, all of its results are."""
-
-    operands: Mask
-    results: Mask
-
-
 def reverse_sweep(
     loop: Loop, activity: Activity, operands: Flat, held: Held, cotangents: Cotangents
 ) -> Flat:
@@ -96,21 +91,9 @@ def reverse_sweep(
     leaves, treedef = jax.tree.flatten(held)
     ys = tuple(ct is not None for ct in cotangents.ys)
     types = tuple(map(_compat.tangent_type, pick(operands, activity.operands)))
-    sweep = Sweep(loop.jaxpr, loop, activity, treedef, ys, output_types=types)
-    given = [*cotangents.carry, *pick(cotangents.ys, ys)]
-    return reverse_sweep_p.bind(*map(as_array, [*operands, *leaves, *given]), function=sweep)
-
-
-def _run(sweep: Sweep, *flat: Any) -> Flat:
-    """Of one example."""
-    loop, activity = sweep.loop, sweep.activity
-    operands, leaves, cotangents = sweep.take_apart(flat)
-    plan, held = plan_of(loop), jax.tree.unflatten(sweep.held, leaves)
-    steps = Steps.of(loop.run_again(), restart_of(loop), loop.operands(operands))
-    held = _with_stack(plan, held)
-    result = run_reverse(steps, plan, activity, held, sweep.cotangents(cotangents))
-    types = map(_compat.tangent_type, pick(operands, activity.operands))
-    return list(map(_compat.with_weak_type, _flat(result), types))
+    moves = _compat.moves_of(map(jax.typeof, leaves))
+    sweep = Sweep(loop.jaxpr, loop, activity, treedef, ys, output_types=types, moves=moves)
+    return _reverse.run(sweep, [*operands, *leaves, *cotangents.carry, *pick(cotangents.ys, ys)])
 
 
 def _with_stack(plan: AnyPlan, held: Held) -> Held:
@@ -140,108 +123,61 @@ def check_collectives(loop: Loop, activity: Activity, operands: Operands) -> Non
         )
 
 
-# Its rules
+class _Reverse(SweepFamily[Sweep]):
+    """See the head of this file."""
 
-
-def _implementation(*flat: Any, function: Sweep) -> Flat:
-    if not function.vmaps:
-        return _run(function, *flat)
-    return call_jaxpr(_traced(function, flat))(*flat)
-
-
-def _traced(sweep: Sweep, flat: Flat) -> ClosedJaxpr:
-    """A sweep that is mapped over axes."""
-
-    def trace() -> ClosedJaxpr:
-        return jax.make_jaxpr(mapped(partial(_run, sweep), sweep.vmaps))(*flat)
-
-    return once(sweep, ("mapped", *map(jax.typeof, flat)), trace)
-
-
-def _batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
-    flat = list(map(as_array, flat))
-
-    def find() -> Sweep:
-        run = mapped(partial(_run, function), function.vmaps)
-        dims_out = tuple(batched_dims(axis, run, flat, dims))
-        vmaps = (*function.vmaps, Vmap(axis, tuple(dims), dims_out))
-        sweep = function._replace(vmaps=vmaps, output_types=())
-        return sweep._replace(output_types=tuple(_traced(sweep, flat).out_avals))
-
-    sweep = once(function, ("batched", axis, tuple(dims), *map(jax.typeof, flat)), find)
-    return reverse_sweep_p.bind(*flat, function=sweep), sweep.vmaps[-1].dims_out
-
-
-reverse_sweep_p = _compat.new_primitive(
-    "checkpointed_loop_reverse_sweep",
-    implementation=_implementation,
-    output_types=function_types,
-    batch=_batch,
-)
-
-
-class _Sweeps(Family[Sweep]):
-    """The derivatives of sweeps: see the head of this file."""
-
-    def run(self, function: Sweep, operands: Flat) -> Flat:
-        return reverse_sweep_p.bind(*operands, function=function)
-
-    def batch(self, axis: Any, operands: Flat, dims: Flat, function: Sweep) -> Batched:
-        return _batch(axis, operands, dims, function)
-
-    def run_as_one(self, function: Sweep, run: Any, operands: Flat) -> Flat:
-        return run(function, operands)
+    def of_one(self, function: Sweep, *flat: Any) -> Flat:
+        loop, activity = function.loop, function.activity
+        operands, leaves, cotangents = function.take_apart(flat)
+        plan, held = plan_of(loop), jax.tree.unflatten(function.held, leaves)
+        steps = Steps.of(loop.run_again(), restart_of(loop), loop.operands(operands))
+        held = _with_stack(plan, held)
+        result = run_reverse(steps, plan, activity, held, function.cotangents(cotangents))
+        types = map(_compat.tangent_type, pick(operands, activity.operands))
+        return list(map(_compat.with_weak_type, _flat(result), types))
 
     def find_activity(self, function: Sweep, operands: Flat, differentiated: Mask) -> Active:
-        first, held, cts = function.take_apart(differentiated)
-        mask = (*first, *[False] * len(held), *cts)  # what is held follows from the operands
-        return Active(mask, (any(mask),) * len(function.output_types))
-
-    def primal_half(self, function: Sweep, activity: Active) -> Sweep:
-        return function
+        first, _, cts = function.take_apart(differentiated)
+        return Active(differentiated, (any([*first, *cts]),) * len(function.output_types))
 
     def run_jvp(
         self, function: Sweep, activity: Active, operands: Flat, tangents: Flat
     ) -> tuple[Flat, Flat]:
-        of_loop, held, cts = function.take_apart(activity.operands)
+        directions: list[Any] = [None] * len(operands)
+        directions = substitute(directions, activity.operands, tangents)
+        of_loop, of_held, _ = function.take_apart(activity.operands)
         if any(of_loop):
-            run, vmaps = partial(_jvp_of_one, function, activity.operands), []
-            for axis, dims, dims_out in function.vmaps:
-                vmaps.append(Vmap(axis, (*dims, *pick(dims, activity.operands)), dims_out))
-            flat, count = mapped(run, vmaps)(*operands, *tangents), len(function.output_types)
-            return flat[:count], flat[count:]
+            run = partial(_jvp_of_one, function, activity.operands)
+            dims = [pick(vmap.dims, activity.operands) for vmap in function.vmaps]
+            flat = mapped(run, function.vmaps, dims)(*operands, *tangents)
+            return flat[: len(function.output_types)], flat[len(function.output_types) :]
         # It is linear in the cotangents.
-        given = iter(tangents)
-        first = len(of_loop) + len(held)
-        directions = [
-            next(given) if active else _compat.zeros(jax.typeof(x))
-            for x, active in zip(operands[first:], cts, strict=True)
+        first = len(of_loop) + len(of_held)
+        along = [
+            _compat.zeros(jax.typeof(x)) if d is None else d
+            for x, d in zip(operands[first:], directions[first:], strict=True)
         ]
         run = partial(self.run, function)
-        return run(operands), run([*operands[:first], *directions])
+        return run(operands), run([*operands[:first], *along])
 
     def pull_back(
         self, function: Sweep, activity: Active, operands: Flat, held: Any, cotangents: Flat
     ) -> Flat:
-        """The gradient of the product of the cotangents with the sweep's results."""
-        nonzero = [not _compat.is_zero(ct) for ct in cotangents]
-        directions, vmaps = pick(cotangents, nonzero), []
-        for axis, dims, dims_out in function.vmaps:
-            vmaps.append(Vmap(axis, (*dims, *pick(dims_out, nonzero)), ()))
-        run = mapped(partial(_product_of_one, function, nonzero), vmaps)
+        """The gradient of the product of the cotangents with the sweep's results. What is held has
+        none, as it follows from the operands."""
+        nonzero = tuple(not _compat.is_zero(ct) for ct in cotangents)
+        dims = [pick(vmap.dims_out, nonzero) for vmap in function.vmaps]
+        run = mapped(partial(_product_of_one, function, nonzero), function.vmaps, dims)
+        of_loop, of_held, of_cts = function.take_apart(activity.operands)
+        mask = [*of_loop, *[False] * len(of_held), *of_cts]
 
         def product(chosen: Flat) -> Flat:
-            flat = substitute(operands, activity.operands, chosen)
-            return list(map(jnp.sum, run(*flat, *directions)))
+            flat = substitute(operands, mask, chosen)
+            return list(map(jnp.sum, run(*flat, *pick(cotangents, nonzero))))
 
-        products, pullback = jax.vjp(product, pick(operands, activity.operands))
+        products, pullback = jax.vjp(product, pick(operands, mask))
         (result,) = pullback(list(map(jnp.ones_like, products)))
-        return result
-
-    def _batch_jvp(
-        self, axis: Any, flat: Flat, dims: Flat, function: Sweep, activity: Any
-    ) -> Batched:
-        return self._batch_directions(axis, flat, dims, function, activity)
+        return pick(substitute([None] * len(mask), mask, result), activity.operands)
 
 
 def _jvp_of_one(sweep: Sweep, mask: Mask, *flat: Any) -> Flat:
@@ -252,13 +188,19 @@ def _jvp_of_one(sweep: Sweep, mask: Mask, *flat: Any) -> Flat:
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
-    primals, _, cts = sweep.take_apart(flat)
-    directions, _, cts_dot = sweep.take_apart(substitute([None] * len(mask), mask, tangents))
+    primals, leaves, cts = sweep.take_apart(flat)
+    directions, leaves_dot, cts_dot = sweep.take_apart(
+        substitute([None] * len(mask), mask, tangents)
+    )
     active = sweep.activity.operands
     directions = [
         _compat.zeros(_compat.tangent_type(x)) if a and d is None else d
         for x, d, a in zip(primals, directions, active, strict=True)
     ]
+    held, held_dot = (jax.tree.unflatten(sweep.held, x) for x in (leaves, leaves_dot))
+    pulled_back = _from_pairs(sweep, primals, directions, held, held_dot, cts, cts_dot)
+    if pulled_back is not None:
+        return pulled_back
     have_cts_dot = [ct is not None for ct in cts_dot]
 
     def pairs(active_primals: Flat, active_directions: Flat) -> tuple[Flat, Flat]:
@@ -270,6 +212,75 @@ def _jvp_of_one(sweep: Sweep, mask: Mask, *flat: Any) -> Flat:
     _, pullback = jax.vjp(pairs, pick(primals, active), pick(directions, active))
     tangent, value = pullback((pick(cts_dot, have_cts_dot), cts))
     return [*value, *tangent]
+
+
+def _from_pairs(
+    sweep: Sweep,
+    primals: Flat,
+    directions: Flat,
+    held: Held,
+    held_dot: Held,
+    cts: Flat,
+    cts_dot: Flat,
+) -> Flat | None:
+    """The sweep and its derivative from the pairs that the derivative of the forward sweep holds;
+    `None` if it holds less than the loop of values and tangents needs."""
+    loop, of_loop = sweep.loop, sweep.activity
+    if isinstance(getattr(plan_of(loop), "storage", None), Disk):
+        return None  # the tickets of files have no tangents
+    given = [d is not None for d in directions]
+    pairs = paired(loop, loop_activity(loop, given))
+    both = pairs.loop._replace(restart=pairs.of_carry(restart_of(loop)))
+    operands = pairs.operands(loop.operands(primals), pick(directions, given))
+    activity = loop_activity(both, pairs.of_operands(of_loop))
+    if any(map(gt, restart_mask(both, activity, operands), restart_of(both))):
+        return None
+    is_paired = pick(pairs.activity.carry, restart_of(loop))
+
+    def with_tangents(values: Any, dots: Any) -> Any:
+        if not values:
+            return values
+        chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
+        return [*values, *(_dot(value, dot) for value, dot in chosen)]
+
+    held = held._replace(
+        tape=None,  # it is taped again, with what the derivative needs
+        slots=with_tangents(held.slots, held_dot.slots),
+        start=with_tangents(held.start, held_dot.start),
+        stores=with_tangents(held.stores, held_dot.stores),
+    )
+    of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
+    carry_types, ys_types = both.results(both.output_types)
+    carry = [
+        *_spread(of_loop.carry, of_values.carry),
+        *pick(_spread(of_loop.carry, of_tangents.carry), pairs.activity.carry),
+    ]
+    ys = [
+        *_spread(of_loop.ys, of_values.ys),
+        *pick(_spread(of_loop.ys, of_tangents.ys), pairs.activity.ys),
+    ]
+    del ys_types
+    carry = [
+        _compat.zeros(t.to_tangent_aval()) if ct is None and active else ct
+        for ct, t, active in zip(carry, carry_types, activity.carry, strict=True)
+    ]
+    cotangents = Cotangents(pick(carry, activity.carry), pick(ys, activity.ys))
+    flat = reverse_sweep(both, activity, operands, held, cotangents)
+    parts = iter(flat)
+    value, tangent = [], []
+    for part in (of_loop.consts, of_loop.init, of_loop.xs):
+        tangent += [next(parts) for active in part if active]
+        value += [next(parts) for active in part if active]
+    return [*value, *tangent]
+
+
+def _spread(mask: Mask, values: Flat) -> list[Any]:
+    return substitute([None] * len(mask), mask, values)
+
+
+def _dot(value: Any, dot: Any) -> Any:
+    """A tangent, which may be zero."""
+    return _compat.zeros(_compat.tangent_type(value)) if dot is None else dot
 
 
 def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
@@ -287,9 +298,7 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
 
 def _values_and_tangents(sweep: Sweep, primals: Flat, directions: Flat) -> tuple[Flat, Flat]:
     """The loop's results that have cotangents, and their derivatives in the given directions."""
-    loop = sweep.loop.run_again()
-    loop = loop._replace(progress=when_run_again(loop.progress), restart=None)
-    given = [d is not None for d in directions]
+    loop, given = once_more(sweep.loop), [d is not None for d in directions]
 
     def run(chosen: Flat) -> Flat:
         return pick(loop_p.bind(*substitute(primals, given, chosen), function=loop), sweep.results)
@@ -307,4 +316,4 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     return _flat(result)
 
 
-_Sweeps(reverse_sweep_p)
+_reverse = _Reverse("checkpointed_loop_reverse_sweep")

@@ -21,7 +21,9 @@ from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.family import Family, Flat, function_types
+from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.activity import Mask
+from jax_revolve.step.loop import Loop
 from jax_revolve.step.once import Batched, once
 
 F = TypeVar("F", bound=Any)
@@ -69,6 +71,13 @@ class SweepFamily(Family[F]):
 
         return once(function, ("sweep", *map(jax.typeof, flat)), trace)
 
+    def silent(self, function: F) -> F:
+        return function._replace(loop=function.loop._replace(progress=None))
+
+    def later(self, function: F) -> F:
+        progress = when_run_again(function.loop.progress)
+        return function._replace(loop=function.loop._replace(progress=progress))
+
     def run(self, function: F, operands: Flat) -> Flat:
         return self._function_p.bind(*map(as_array, operands), function=function)
 
@@ -100,10 +109,13 @@ class SweepFamily(Family[F]):
         outer = once(function, key, find)
         return self.run(outer, flat), outer.vmaps[-1].dims_out
 
-    def _batch_jvp(
-        self, axis: Any, flat: Flat, dims: Flat, function: F, activity: Any
-    ) -> Batched:
+    def _batch_jvp(self, axis: Any, flat: Flat, dims: Flat, function: F, activity: Any) -> Batched:
         return self._batch_directions(axis, flat, dims, function, activity)
+
+
+def once_more(loop: Loop) -> Loop:
+    """The loop of a sweep, to be run and differentiated again."""
+    return loop.run_again()._replace(progress=when_run_again(loop.progress), restart=None)
 
 
 def mapped(run: Run, vmaps: Sequence[Vmap], *more: Sequence[Any]) -> Run:

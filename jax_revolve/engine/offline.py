@@ -14,6 +14,7 @@ from jax_revolve._compat import is_on_host, zeros
 from jax_revolve.engine.bars import Bar
 from jax_revolve.engine.slots import (
     Held,
+    at_level,
     empty,
     read_slot,
     slots_used,
@@ -40,9 +41,10 @@ State = tuple[CarryAndYs, list[Any]]
 
 
 def run_forward_offline(
-    steps: Steps, plan: AnyPlan, activity: Activity, keep_ys: Sequence[bool]
+    steps: Steps, plan: AnyPlan, activity: Activity, keep_ys: Sequence[bool], *, tapes: bool = True
 ) -> tuple[list[Any], Held]:
-    """The final carry and the ys that are kept; and the checkpoints, with the last block's tape."""
+    """The final carry and the ys that are kept; and the checkpoints, if it `tapes` with the last
+    block's tape."""
     loop = steps.loop
     ys = [zeros(t) for t in pick(loop.results(loop.output_types)[1], keep_ys)]
     bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
@@ -53,7 +55,8 @@ def run_forward_offline(
     progress, slots = _store_and_advance(steps, plan, keep_ys, bar, progress)
     tape = None
     if tapes_the_last_block(plan):
-        progress, tape = _tape_the_last_block(steps, plan, activity, keep_ys, bar, progress)
+        run_last = _tape_and_advance if tapes else _advance_to_the_end
+        progress, tape = run_last(steps, plan, activity, keep_ys, bar, progress)
     carry, ys = progress
     return [*carry, *ys], Held(slots, None, None, None, None, tape, start, stores)
 
@@ -237,7 +240,7 @@ def _advance_to_the_host(
     )
 
 
-def _tape_the_last_block(
+def _tape_and_advance(
     steps: Steps,
     plan: AnyPlan,
     activity: Activity,
@@ -257,6 +260,45 @@ def _tape_the_last_block(
     # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
     state = (progress, tape.empty())
     return bar.fori_loop(0, plan.length - first, record, state, before=first)
+
+
+def _advance_to_the_end(
+    steps: Steps,
+    plan: AnyPlan,
+    activity: Activity,
+    keep_ys: Sequence[bool],
+    bar: Bar,
+    progress: CarryAndYs,
+) -> tuple[CarryAndYs, None]:
+    """`_tape_and_advance` without a tape."""
+    del activity
+    first = plan.block_size * (plan.blocks - 1)
+    step = lambda i, progress: _step_with_ys(steps, keep_ys, first + i, progress)  # noqa: E731
+    return bar.fori_loop(0, plan.length - first, step, progress, before=first), None
+
+
+def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: Held) -> Buffers:
+    """The last block's tape, from the newest checkpoint."""
+    slot, start = _newest(plan)
+    first = plan.block_size * (plan.blocks - 1)
+    restarted = at_level(jnp.int32(slot), steps.initial(), held)
+    restarted = steps.advance_by(first - start, start, restarted)
+    tape = Tape(steps, activity, plan.block_size)
+    return tape.record(tape.empty(), restarted, first, plan.length - first)
+
+
+def _newest(plan: AnyPlan) -> tuple[int, int]:
+    """The slot of the newest checkpoint after the forward sweep, and its step."""
+    if plan.static_levels:
+        runs = _runs_on_levels(plan)
+        if not runs:
+            return 0, 0
+        start, size, count, first, base = runs[-1]
+        return base + count - 1 if count > 1 else first, start + size * (count - 1)
+    starts, _ = _first_advances(plan)
+    if len(starts):
+        return len(starts) - 1, plan.block_size * int(starts[-1])
+    return 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
 
 
 def after_all_steps(plan: AnyPlan, held: Held) -> Held:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve.engine.bars import Bar
+from jax_revolve.engine.offline import tape_the_last_block
 from jax_revolve.engine.slots import Held, at_level, empty, tapes_the_last_block, write_slot
 from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way
 from jax_revolve.engine.tape.branch import in_a_branch
@@ -43,6 +44,8 @@ def run_reverse(
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
+    if held.tape is None and steps.loop.condition is None and tapes_the_last_block(plan):
+        held = held._replace(tape=tape_the_last_block(steps, plan, activity, held))
     bar, blocks = Bar(steps.loop, REVERSE, held.steps), -(-held.steps // plan.block_size)
     if plan.block_size == 1:
         by, reversal = _OneByOne(steps, activity, cotangents), (gradient, [])

@@ -40,7 +40,7 @@ def reversal_of(
             plan = plan.resolve(Sizes(carry, 0, 0, carry))
         return Reversal(step, plan, whole)
     flags = [flag for part in differentiated for flag in part]
-    activity = find_activity(step, operands, flags)
+    activity = find_activity(step, flags)
     restart = find_restart(step, activity, operands)
     if isinstance(plan, Request):
         sizes = sizes_of(step, activity, restart, operands)

@@ -277,7 +277,7 @@ def differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
         inputs = inputs._replace(xs=one)
     differentiated = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
-    activity = find_activity(loop, inputs, differentiated)
+    activity = find_activity(loop, differentiated)
     if not any(activity.results):
         raise NoDerivative(
             "init, xs and what f closes over must hold floating-point numbers that its results "

@@ -1,11 +1,12 @@
 """The values of a loop that have derivatives: those that depend on a differentiated operand."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import SymbolicZero, tangent_type, zeros
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve._compat import SymbolicZero, call_jaxpr, tangent_type, zeros
+from jax_revolve.step.loop import Loop, pick, substitute
 
 Mask = tuple[bool, ...]
 
@@ -29,27 +30,25 @@ class Activity(NamedTuple):
         return (*self.carry, *self.ys)
 
 
-def find_activity(loop: Loop, operands: Operands, differentiated: list[bool]) -> Activity:
+def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
     """The least fixed point over the carry, given which operands are differentiated."""
     consts, init, xs = loop.operands(differentiated)
     carry = init
     while True:
-        carry_out, ys = _step_activity(loop, operands, [*consts, *carry, *xs])
+        carry_out, ys = _step_activity(loop, [*consts, *carry, *xs])
         grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
         if grown == carry:
             return Activity(*map(tuple, (consts, init, xs, carry, ys)))
         carry = grown
 
 
-def _step_activity(
-    loop: Loop, operands: Operands, active: list[bool]
-) -> tuple[list[bool], list[bool]]:
+def _step_activity(loop: Loop, active: list[bool]) -> tuple[list[bool], list[bool]]:
     """Which results of one step have a derivative that is not symbolically zero.
 
     JAX answers, as in `lax.scan`: the derivative of the step is traced, and nothing runs.
     """
     # JAX calls the rule below only if something has a derivative.
-    found = [False] * len(loop.output_types)
+    found, active = [False] * len(loop.output_types), active[loop.num_condition_consts :]
 
     @jax.custom_jvp
     def look(results: list[Any]) -> list[Any]:
@@ -61,15 +60,12 @@ def _step_activity(
 
     look.defjvp(look_jvp, symbolic_zeros=True)
 
-    def derivative() -> Any:
-        inputs = [*operands.consts, *operands.carry, *(x[0] for x in operands.xs)]
-
+    def derivative(*inputs: Any) -> Any:
         def step(chosen: list[Any]) -> list[Any]:
-            carry, y = loop.step(*loop.operands(substitute(inputs, active, chosen)))
-            return look([*carry, *y])
+            return look(call_jaxpr(loop.jaxpr)(*substitute(inputs, active, chosen)))
 
         chosen = pick(inputs, active)
         return jax.jvp(step, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
 
-    jax.eval_shape(derivative)
+    jax.make_jaxpr(derivative)(*loop.jaxpr.in_avals)
     return loop.results(found)

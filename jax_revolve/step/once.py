@@ -28,8 +28,17 @@ def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
     """
     jaxpr, *rest = function
     known = _KNOWN.setdefault(jaxpr, {})
-    key += tuple(rest)  # without the jaxpr, which is held weakly: nothing else may hold it here
+    key += _without(jaxpr, tuple(rest))
     return known[key] if key in known else known.setdefault(key, find())
+
+
+def _without(jaxpr: ClosedJaxpr, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The fields of a function without its jaxpr, which is held weakly: nothing else may hold it
+    here. The fields may be functions that have the same one."""
+    return tuple(
+        _without(jaxpr, field[1:]) if isinstance(field, tuple) and field[:1] == (jaxpr,) else field
+        for field in fields
+    )
 
 
 def batch_once(

@@ -28,16 +28,34 @@ class Paired(NamedTuple):
     loop: Loop
     activity: Activity
 
-    def operands(self, operands: Operands, tangents: Operands) -> Operands:
+    def operands(self, operands: Operands, tangents: Sequence[Any]) -> list[Any]:
         """Its operands, from those of the loop and the tangents of the active ones."""
-        init, carry = self.activity.init, self.activity.carry
-        starts = map(zeros, map(tangent_type, pick(operands.carry, carry)))
-        dots = substitute(list(starts), pick(init, carry), tangents.carry)
-        return Operands(
-            [*operands.consts, *tangents.consts],
-            [*operands.carry, *dots],
-            [*operands.xs, *tangents.xs],
+        given = iter(tangents)
+        consts, init, xs = (
+            [next(given) for active in mask if active]
+            for mask in (self.activity.consts, self.activity.init, self.activity.xs)
         )
+        is_given = pick(self.activity.init, self.activity.carry)
+        starts = list(map(zeros, map(tangent_type, pick(operands.carry, self.activity.carry))))
+        dots = substitute(starts, is_given, init)
+        return [*operands.consts, *consts, *operands.carry, *dots, *operands.xs, *xs]
+
+    def of_operands(self, activity: Activity) -> Mask:
+        """Which of its operands belong to active operands of an activity of the loop."""
+        own = self.activity
+        init = [a and b for a, b in zip(activity.init, own.init, strict=True)]
+        return (
+            *(*activity.consts, *pick(activity.consts, own.consts)),
+            *(*activity.init, *pick(init, own.carry)),
+            *(*activity.xs, *pick(activity.xs, own.xs)),
+        )
+
+    def of_carry(self, mask: Mask) -> Mask:
+        """The mask of a carry's leaves, of values and tangents."""
+        return (*mask, *pick(mask, self.activity.carry))
+
+    def of_ys(self, mask: Mask) -> Mask:
+        return (*mask, *pick(mask, self.activity.ys))
 
 
 def paired(loop: Loop, activity: Activity) -> Paired:

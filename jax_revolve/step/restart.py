@@ -9,11 +9,21 @@ SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JA
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import jax
 
 from jax_revolve._compat import ClosedJaxpr, pruned
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, Operands
+from jax_revolve.step.once import once
 from jax_revolve.step.traced import traced_step
+
+
+def restart_mask(loop: Loop, activity: Activity, operands: Sequence[Any]) -> Mask:
+    """`find_restart`, traced once."""
+    key = ("restart", activity, *map(jax.typeof, operands))
+    return once(loop.bare, key, lambda: find_restart(loop, activity, loop.operands(operands)))
 
 
 def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
