@@ -117,6 +117,24 @@ def _prune(used: list[bool], function: Sweep) -> Any:
     return kept, [True] * len(function.activity.operands), {"function": smaller}
 
 
+def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
+    """The tape of the last block is computed apart from all else."""
+    count, held = len(used) - sum(activity.results), function.tree(range(function.held.num_leaves))
+    first = count - function.held.num_leaves
+    tape = [first + number for number in held.tape or []]
+    kept = [number not in tape or any(used[i] for i in tape) for number in range(len(used))]
+    if not all(kept):
+        vmaps = (v._replace(dims_out=tuple(pick(v.dims_out, kept[:count]))) for v in function.vmaps)
+        function = function._replace(
+            held=jax.tree.structure(held._replace(tape=None)),
+            vmaps=tuple(vmaps),
+            output_types=tuple(pick(function.output_types, kept[:count])),
+        )
+        activity = activity._replace(results=tuple(pick(activity.results, kept[:count])))
+    num_operands = len(activity.operands) + sum(activity.operands)
+    return kept, [True] * num_operands, {"function": function, "activity": activity}
+
+
 class _Forward(SweepFamily[Sweep]):
     def of_one(self, function: Sweep, *flat: Any) -> Flat:
         results, held = _run(function, *flat)
@@ -252,4 +270,4 @@ def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangent
     return [*results, *jax.tree.leaves(held), *pick(dots, active)]
 
 
-_forward = _Forward("checkpointed_loop_forward_sweep", prune=_prune)
+_forward = _Forward("checkpointed_loop_forward_sweep", _prune, _prune_jvp)

@@ -123,6 +123,25 @@ def check_collectives(loop: Loop, activity: Activity, operands: Operands) -> Non
         )
 
 
+def _prune(used: list[bool], function: Sweep) -> Any:
+    """Cotangents that nobody uses are not computed, unless there is a tape, which is made for
+    them."""
+    held: Held = jax.tree.unflatten(function.held, range(function.held.num_leaves))
+    num_operands = len(function.activity.operands) + function.held.num_leaves
+    num_operands += sum(function.activity.carry) + sum(function.ys)
+    if held.tape is not None:
+        used = [True] * len(used)
+    operands = substitute(function.activity.operands, function.activity.operands, used)
+    consts, init, xs = map(tuple, function.loop.operands(operands))
+    vmaps = (v._replace(dims_out=tuple(pick(v.dims_out, used))) for v in function.vmaps)
+    smaller = function._replace(
+        activity=function.activity._replace(consts=consts, init=init, xs=xs),
+        vmaps=tuple(vmaps),
+        output_types=tuple(pick(function.output_types, used)),
+    )
+    return used, [True] * num_operands, {"function": smaller}
+
+
 class _Reverse(SweepFamily[Sweep]):
     """See the head of this file."""
 
@@ -229,7 +248,7 @@ def _from_pairs(
     if isinstance(getattr(plan_of(loop), "storage", None), Disk):
         return None  # the tickets of files have no tangents
     given = [d is not None for d in directions]
-    pairs = paired(loop, loop_activity(loop, given))
+    pairs = paired(loop, loop_activity(loop, tuple(given)))
     both = pairs.loop._replace(restart=pairs.of_carry(restart_of(loop)))
     operands = pairs.operands(loop.operands(primals), pick(directions, given))
     activity = loop_activity(both, pairs.of_operands(of_loop))
@@ -316,4 +335,4 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     return _flat(result)
 
 
-_reverse = _Reverse("checkpointed_loop_reverse_sweep")
+_reverse = _Reverse("checkpointed_loop_reverse_sweep", _prune)

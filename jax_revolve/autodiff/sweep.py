@@ -49,15 +49,15 @@ class SweepFamily(Family[F]):
     """A sweep with its derivatives. Functions have the fields `vmaps`, the innermost first, and
     `output_types`."""
 
-    def __init__(self, name: str, **rules: Any) -> None:
+    def __init__(self, name: str, prune: Any, prune_jvp: Any = None) -> None:
         primitive = _compat.new_primitive(
             name,
             implementation=self._run_sweep,
             output_types=function_types,
             batch=self._batch_sweep,
-            **rules,
+            prune=prune,
         )
-        super().__init__(primitive)
+        super().__init__(primitive, prune_jvp)
 
     @abstractmethod
     def of_one(self, function: F, *flat: Any) -> Flat:
