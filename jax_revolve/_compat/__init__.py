@@ -64,7 +64,6 @@ from jax_revolve._compat.loops import LoopEquation as LoopEquation
 from jax_revolve._compat.loops import run_around_loop as run_around_loop
 from jax_revolve._compat.memories import HOST_MEMORY as HOST_MEMORY
 from jax_revolve._compat.memories import default_device as default_device
-from jax_revolve._compat.memories import free_bytes as free_bytes
 from jax_revolve._compat.memories import has_host_memory as has_host_memory
 from jax_revolve._compat.memories import is_host_type as is_host_type
 from jax_revolve._compat.memories import is_on_host as is_on_host
@@ -72,6 +71,7 @@ from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import program_bytes as program_bytes
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
+from jax_revolve._compat.memories import usable_bytes as usable_bytes
 from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
 from jax_revolve._compat.primitives import define_derivative as define_derivative

@@ -33,8 +33,8 @@ def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:
     return kept + sizes.temp_size_in_bytes, kept
 
 
-def free_bytes(args: Any) -> int:
-    """The memory of the default device that is free, or that holds the arguments."""
+def usable_bytes(args: Any) -> int:
+    """Nine tenths of the memory of the default device that is free or holds the arguments."""
     (device,) = jnp.zeros(()).devices()
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
@@ -45,7 +45,7 @@ def free_bytes(args: Any) -> int:
         raise ValueError(f"limit must be given: {device} does not tell how much memory is free.")
     arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
     shards = [shard for x in arrays for shard in x.addressable_shards if shard.device == device]
-    return free + bytes_of(jax.typeof(shard.data) for shard in shards)
+    return int(0.9 * (free + bytes_of(jax.typeof(shard.data) for shard in shards)))
 
 
 def to_host(value: Any) -> Any:

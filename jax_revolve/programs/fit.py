@@ -1,10 +1,9 @@
 """`fit`: the largest budget with which a whole program fits.
 
 With a budget of `b` bytes a program takes about `fixed + b`, and each compilation shows how large
-`fixed` is: the next guess adds what is missing.
-
-A smaller limit must not give a larger program. So the limit is rounded down to a *goal*, a power of
-`APART`, that alone decides what is tried, and a program between two goals ends the search.
+`fixed` is: the next guess adds what is missing. A smaller limit must not give a larger program. So
+the limit is rounded down to a *goal*, a power of `APART`, that alone decides what is tried, and a
+program between the next lower goal and this one ends the search.
 """
 
 from collections.abc import Callable
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import free_bytes, program_bytes, text_of
+from jax_revolve._compat import program_bytes, text_of, usable_bytes
 from jax_revolve.progress.limit import Show, limit_bar
-from jax_revolve.schedule import arguments
-from jax_revolve.schedule.arguments import Memory, readable
+from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
 
 UNLIMITED = 2**62
 MOST_COMPILED, MOST_TRACED = 8, 24  # a program that is equal to an earlier one is not compiled
@@ -52,10 +50,10 @@ def fit(
     """The largest budget with which a whole program fits in the memory of a device.
 
     `memory=` limits what the library stores. A program also holds its arguments, its results, and
-    temporaries that no budget covers. The compiler knows their total: `fit` compiles the program
-    with an unlimited budget and, if that is too much, with others, usually four and at most eight
-    in all. Donated arguments count once, and arrays that the function closes over count. The host's
-    memory does not, if the device has its own. Nothing runs.
+    temporaries that no budget covers. The compiler knows the total: `fit` compiles the program with
+    an unlimited budget and, if that is too much, with others, usually four and at most eight in
+    all. Nothing runs. Donated arguments count once, and so do arrays that the function closes over.
+    The memory of the host does not count if the device has its own.
 
     **Arguments:**
 
@@ -75,34 +73,32 @@ def fit(
 
     **Raises:**
 
-    `TypeError` or `ValueError` if an argument is not as above; `ValueError` if even the least
-    budget is too much; what `make` and its function raise.
+    `TypeError` or `ValueError` if an argument is not as above, or if even the least budget is too
+    much; what `make` and its function raise.
 
     !!! Example
 
         ```python
         import jax
         import jax.numpy as jnp
-        from jax_revolve import checkpointed_scan, fit
+        from jax_revolve import checkpointed_fori_loop, fit
 
         def gradient(memory):
-            step = lambda u, _: (jnp.sin(u), None)
-            scan = lambda u: checkpointed_scan(step, u, length=1000, memory=memory)[0]
-            return jax.grad(lambda u: jnp.sum(scan(u)))
+            step = lambda i, u: jnp.sin(u)
+            return jax.grad(lambda u: checkpointed_fori_loop(0, 99, step, u, memory=memory).sum())
 
-        print(fit(gradient, "100kB")(jnp.ones(100)))
+        print(fit(gradient, "9kB")(jnp.ones(100)))
         ```
     """
     if not callable(make):
-        raise arguments.wrong_type("make", make, "a function from a number of bytes to a function")
+        raise mistyped("make", make, "a function from a number of bytes to a function")
     if not isinstance(progress, bool):
-        raise arguments.wrong_type("progress", progress, "True or False")
-    given = None if limit is None else arguments.parse_bytes(limit, "limit")
+        raise mistyped("progress", progress, "True or False")
+    most = None if limit is None else parse_bytes(limit, "limit")
 
     def fitted(*args: Any) -> Fitted:
-        most = int(0.9 * free_bytes(args)) if given is None else given
         with limit_bar() if progress else nullcontext(lambda share, now: None) as show:
-            return _Search(make, args, most, show).result()
+            return _Search(make, args, usable_bytes(args) if most is None else most, show).result()
 
     return fitted
 
@@ -128,11 +124,11 @@ class _Search:
         if size > self.limit:
             raise ValueError(
                 f"limit must be at least {size} bytes here, but is {self.limit}: with the least "
-                f"budget, memory={memory}, the program takes {size}. Of them "
-                f"{max(size - memory, kept)} do not depend on the budget: {kept} for arguments, "
-                "results and arrays that the function closes over, the rest for temporaries. "
-                "Pass at least that much, or smaller arguments."
+                f"budget, memory={memory}, the program takes {size}. {max(size - memory, kept)} of "
+                f"them do not depend on the budget, of which {kept} are arguments, results and "
+                "closed-over arrays. Pass at least that much, or smaller arguments."
             )
+        self.show(1.0, f"compiled: {len(self.known)}")
         attempts = {a.memory: a.bytes for a in self.known.values()}
         return Fitted(memory, int(size), self.limit, program, attempts)
 
@@ -143,9 +139,8 @@ class _Search:
             goal, enough = goal * APART, goal
         aim = (goal + enough) / 2
         # Budgets have numbers. Up to number low the goal is kept to, and from number high on not.
-        low, high = -1, (top := self.number(UNLIMITED))
+        low, high, left = -1, (top := self.number(UNLIMITED)), MOST_COMPILED - 1
         tried, guess = {top: unlimited}, aim - unlimited.kept
-        left = MOST_COMPILED - 1
         while low + 1 < high and left:
             number = min(max(self.number(guess), low + 1), high - 1)
             number = 0 if low < 0 and left == 1 else number
@@ -165,8 +160,8 @@ class _Search:
             else:  # bytes may jump, so a third of the guesses bisects
                 guess = self.budget((low + high) // 2)
         # If all budgets are known, the limit may allow what the goal does not.
-        is_allowed = low + 1 == high and tried[high].bytes <= self.limit
-        return tried[high if low < 0 or is_allowed else low]
+        may_exceed = low + 1 == high and tried[high].bytes <= self.limit
+        return tried[high if low < 0 or may_exceed else low]
 
     def attempt(self, memory: int) -> _Attempt:
         self.show(len(self.known) / MOST_COMPILED, f"compiled: {len(self.known)}")
@@ -193,7 +188,7 @@ class _Search:
             try:
                 self.trace(memory)
                 return memory
-            except arguments.TooLittleMemory as error:
+            except TooLittleMemory as error:
                 memory = error.least if error.least > memory else 2 * memory
 
     def budget(self, number: int) -> int:

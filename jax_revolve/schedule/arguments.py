@@ -23,7 +23,7 @@ class TooLittleMemory(ValueError):
         self.least = least
 
 
-def wrong_type(name: str, value: object, allowed: str) -> TypeError:
+def mistyped(name: str, value: object, allowed: str) -> TypeError:
     is_a = f"is {value!r} of type {type(value).__name__}"
     return TypeError(f"{name} must be {allowed}, but {is_a}.")
 
@@ -31,7 +31,7 @@ def wrong_type(name: str, value: object, allowed: str) -> TypeError:
 def check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
     allowed = allowed or f"an int >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise wrong_type(name, value, allowed)
+        raise mistyped(name, value, allowed)
     if value < least:
         raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
     return int(value)
