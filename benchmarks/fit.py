@@ -39,7 +39,7 @@ from jax_revolve import (
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 
 SHARES = (0.95, 0.5, 0.2)
-SECONDS = 8.0
+SECONDS = 4.0
 TOO_LITTLE = 1000
 
 Make = Callable[[int], Callable[..., Any]]

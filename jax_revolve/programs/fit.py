@@ -22,14 +22,14 @@ from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, pa
 UNLIMITED = 2**62
 MOST_COMPILED, MOST_TRACED = 8, 24  # a program that is equal to an earlier one is not compiled
 APART = 1.08  # a result takes more than APART**-2 = 0.857 of the limit
-FINEST, SMALL = 1.01, 1000  # the ratio of budgets that are tried; if small, they are 10 bytes apart
+FINEST, SMALL = 1.02, 1000  # the ratio of budgets that are tried; if small, they are 20 bytes apart
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The result of [`jax_revolve.fit`][]: the budget `memory`, the `bytes` that the whole program
-    takes on a device, their `limit`, and the program, `compiled`, to be called with arguments of
-    the same types. `attempts` has the bytes of each program that was compiled, by budget."""
+    """The result of [`jax_revolve.fit`][]: the budget `memory`, the `bytes` that the program takes
+    on a device, their `limit`, the program, `compiled`, and the bytes of all `attempts` by budget.
+    """
 
     memory: int
     bytes: int
@@ -66,15 +66,13 @@ def fit(
 
     **Returns:**
 
-    A function of the program's arguments, arrays or `jax.ShapeDtypeStruct`s, to a
-    [`jax_revolve.Fitted`][]. Its program takes 0.857 of the limit or more wherever more is of use.
-    Results are reproducible, and a smaller limit never gives a larger program, provided that
-    programs grow with their budgets.
+    A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a [`jax_revolve.Fitted`][].
+    It takes 0.857 of the limit or more wherever more is of use. A smaller limit then never gives a
+    larger program.
 
     **Raises:**
 
-    `TypeError` or `ValueError` if an argument is not as above, or if even the least budget is too
-    much; what `make` and its function raise.
+    `TypeError` or `ValueError` if an argument is not as above, or the least budget is too much.
 
     !!! Example
 
@@ -140,25 +138,28 @@ class _Search:
         aim = (goal + enough) / 2
         # Budgets have numbers. Up to number low the goal is kept to, and from number high on not.
         low, high, left = -1, (top := self.number(UNLIMITED)), MOST_COMPILED - 1
-        tried, guess = {top: unlimited}, aim - unlimited.kept
+        tried, number = {top: unlimited}, self.number(aim - unlimited.kept)
         while low + 1 < high and left:
-            number = min(max(self.number(guess), low + 1), high - 1)
-            number = 0 if low < 0 and left == 1 else number
-            attempt = tried[number] = self.attempt(self.budget(number))
-            if enough < attempt.bytes <= goal:
-                return attempt
+            number = 0 if low < 0 and left == 1 else min(max(number, low + 1), high - 1)
+            a = tried[number] = self.attempt(self.budget(number))
+            if enough < a.bytes <= goal:
+                return a
             left = min(MOST_COMPILED - len(self.known), MOST_TRACED - len(tried))
-            is_flat = low >= 0 and attempt.bytes == tried[low].bytes
-            low, high = (low, number) if attempt.bytes > goal else (number, high)
+            was = tried[low] if low >= 0 else a._replace(memory=a.memory - 1, bytes=a.bytes - 1)
+            low, high = (low, number) if a.bytes > goal else (number, high)
             if low < 0:
-                guess = attempt.memory - min(attempt.bytes - aim, 0.75 * attempt.memory)
+                number = self.number(a.memory - (a.bytes - aim)) if a.bytes < inf else number - 36
             elif high == top:
-                guess = attempt.memory + max(aim - attempt.bytes, is_flat * attempt.memory)
-            elif len(tried) % 3 < 2 and tried[high].bytes < inf:
-                share = (aim - tried[low].bytes) / (tried[high].bytes - tried[low].bytes)
-                guess = tried[low].memory + share * (tried[high].memory - tried[low].memory)
-            else:  # bytes may jump, so a third of the guesses bisects
-                guess = self.budget((low + high) // 2)
+                per_byte = (a.bytes - was.bytes) / (a.memory - was.memory)
+                number = self.number(a.memory + min((aim - a.bytes) / (per_byte or 1e-9), a.memory))
+            elif len(tried) % 2 and tried[high].bytes < inf:
+                x, y = tried[low], tried[high]
+                share = (aim - x.bytes) / (y.bytes - x.bytes)
+                number = self.number(x.memory + share * (y.memory - x.memory))
+            else:  # bytes may jump: bisect at the roundest number, as other limits do
+                number = high - 1
+                while number & (number - 1) > low:
+                    number &= number - 1
         # If all budgets are known, the limit may allow what the goal does not.
         may_exceed = low + 1 == high and tried[high].bytes <= self.limit
         return tried[high if low < 0 or may_exceed else low]
