@@ -207,9 +207,10 @@ def of_case(build: Callable[[bool], Case], quick: bool) -> list[Record]:
     times = interleave(runs, 0.0 if quick else SECONDS, 2)
     spreads = {id(p): spread(taken) for p, taken in zip(programs, times, strict=True)}
     records: list[Record] = []
-    for share, found in known.items():
-        is_found = isinstance(found, Fitted)
-        alone = is_found and share == 0.5 and not quick and build in (network, solve)
+    for share, result in known.items():
+        found = result if isinstance(result, Fitted) else None
+        taken = spreads[id(found)] if found else {"median_ms": None, "repetitions": None}
+        alone = share == 0.5 and not quick and build in (network, solve)
         records.append(
             {
                 "program": f"{case.name}: {case.size}",
@@ -217,14 +218,14 @@ def of_case(build: Callable[[bool], Case], quick: bool) -> list[Record]:
                 "limit": limits.get(share, TOO_LITTLE),
                 "plain_bytes": plain.bytes,
                 "plain_ms": spreads[id(plain)]["median_ms"],
-                "memory": found.memory if is_found else None,
-                "bytes": found.bytes if is_found else None,
-                "unlimited_bytes": next(iter(found.attempts.values())) if is_found else None,
-                "compilations": len(found.attempts) if is_found else None,
-                "median_ms": spreads[id(found)]["median_ms"] if is_found else None,
-                "repetitions": spreads[id(found)]["repetitions"] if is_found else None,
-                "peak_bytes": _peak_alone(build, found.memory) if alone else None,
-                "error": "" if is_found else str(found),
+                "memory": found and found.memory,
+                "bytes": found and found.bytes,
+                "unlimited_bytes": found and next(iter(found.attempts.values())),
+                "compilations": found and len(found.attempts),
+                "median_ms": taken["median_ms"],
+                "repetitions": taken["repetitions"],
+                "peak_bytes": _peak_alone(build, found.memory) if found and alone else None,
+                "error": "" if found else str(result),
             }
         )
     return records

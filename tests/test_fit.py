@@ -29,13 +29,14 @@ from jax_revolve.programs.fit import APART, MOST_COMPILED, UNLIMITED, _Attempt, 
 
 ROOT = Path(__file__).parents[1]
 LENGTH, WIDTH = 200, 500
+LEAST = 3000
 STATE = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
 
 
 class MadeUp(_Search):
     """Programs whose bytes are a function of their budget."""
 
-    least = 3000  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+    least = LEAST  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, size: Callable[[int], float], limit: int) -> None:
         super().__init__(lambda memory: len, (), limit, lambda share, now: None)
@@ -80,7 +81,7 @@ def found(size: Callable[[int], float], limit: int) -> Fitted | None:
     try:
         return MadeUp(size, limit).result()
     except ValueError:
-        assert size(MadeUp.least) > limit
+        assert size(LEAST) > limit
         return None
 
 
@@ -90,7 +91,9 @@ def test_smaller_limits_give_smaller_programs_in_few_compilations(name: str) -> 
     fitted = [f for limit in LIMITS if (f := found(size, limit)) is not None]
     assert all(f.bytes <= f.limit for f in fitted)
     assert all(len(f.attempts) <= MOST_COMPILED for f in fitted)
-    assert sorted(f.bytes for f in fitted) == [f.bytes for f in fitted]
+    for smaller, f in zip(fitted, fitted[1:], strict=False):
+        # Eight compilations may not settle where a jump is.
+        assert smaller.bytes <= f.bytes or (name in JUMPS and f.bytes < f.limit / APART)
     assert all(size(f.memory) == f.bytes == float(f.compiled) for f in fitted)
 
 
@@ -99,7 +102,7 @@ def test_smaller_limits_give_smaller_programs_in_few_compilations(name: str) -> 
 def test_the_limit_is_used(name: str, share: float, compilations: int) -> None:
     size = SIZES[name]
     fitted = [f for limit in LIMITS if (f := found(size, limit)) is not None]
-    limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(MadeUp.least)]
+    limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(LEAST)]
     assert len(limited) > 50
     assert min(f.bytes / f.limit for f in limited) >= share
     few = [f for f in limited if len(f.attempts) <= compilations]

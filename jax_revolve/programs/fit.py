@@ -52,8 +52,8 @@ def fit(
     `memory=` limits what the library stores. A program also holds its arguments, its results, and
     temporaries that no budget covers. The compiler knows the total: `fit` compiles the program with
     an unlimited budget and, if that is too much, with others, usually four and at most eight in
-    all. Nothing runs. Donated arguments count once, and so do arrays that the function closes over.
-    The memory of the host does not count if the device has its own.
+    all. Nothing runs. Donated arguments count once, closed-over arrays too. The host's memory does
+    not count if the device has its own.
 
     **Arguments:**
 
@@ -67,8 +67,7 @@ def fit(
     **Returns:**
 
     A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a [`jax_revolve.Fitted`][].
-    It takes 0.857 of the limit or more wherever more is of use. A smaller limit then never gives a
-    larger program.
+    It takes 0.857 of the limit or more wherever more is of use. No smaller limit then gives more.
 
     **Raises:**
 
@@ -127,8 +126,8 @@ class _Search:
                 "closed-over arrays. Pass at least that much, or smaller arguments."
             )
         self.show(1.0, f"compiled: {len(self.known)}")
-        attempts = {a.memory: a.bytes for a in self.known.values()}
-        return Fitted(memory, int(size), self.limit, program, attempts)
+        tried = {a.memory: a.bytes for a in self.known.values()}
+        return Fitted(memory, int(size), self.limit, program, tried)
 
     def search(self, unlimited: _Attempt) -> _Attempt:
         """The attempt with the largest budget that fits; with the least one if none does."""
@@ -154,8 +153,8 @@ class _Search:
                 number = self.number(a.memory + min((aim - a.bytes) / (per_byte or 1e-9), a.memory))
             elif len(tried) % 2 and tried[high].bytes < inf:
                 x, y = tried[low], tried[high]
-                share = (aim - x.bytes) / (y.bytes - x.bytes)
-                number = self.number(x.memory + share * (y.memory - x.memory))
+                slope = (y.memory - x.memory) / (y.bytes - x.bytes)
+                number = self.number(x.memory + slope * (aim - x.bytes))
             else:  # bytes may jump: bisect at the roundest number, as other limits do
                 number = high - 1
                 while number & (number - 1) > low:
