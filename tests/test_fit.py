@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def test_smaller_limits_give_smaller_programs_in_few_compilations(name: str) -> 
     fitted = [f for limit in LIMITS if (f := found(size, limit)) is not None]
     assert all(f.bytes <= f.limit for f in fitted)
     assert all(len(f.attempts) <= MOST_COMPILED for f in fitted)
-    for smaller, f in zip(fitted, fitted[1:], strict=False):
+    for smaller, f in pairwise(fitted):
         # Eight compilations may not settle where a jump is.
         assert smaller.bytes <= f.bytes or (name in JUMPS and f.bytes < f.limit / APART)
     assert all(size(f.memory) == f.bytes == float(f.compiled) for f in fitted)
