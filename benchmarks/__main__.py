@@ -19,6 +19,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `diffrax_adjoints`: solves of differential equations
 - `compiling`: compile time and program size over the length of the loop
 - `progress`: what showing progress costs
+- `fit`: the largest budget with which a program fits
 - `host_scan`: what a step costs when Python drives the loop
 
 Two run only by name, because they need packages that the project does not depend on:
@@ -42,7 +43,7 @@ from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
     *("scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
-    *("diffrax_adjoints", "compiling", "progress", "host_scan"),
+    *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan"),
 )
 BY_NAME = ("third_party", "tpu_programs")
 COMMANDS = ("accelerator",)

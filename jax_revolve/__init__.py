@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
     from jax_revolve.programs.find import FoundLoop as FoundLoop
+    from jax_revolve.programs.fit import Fitted as Fitted
+    from jax_revolve.programs.fit import fit as fit
     from jax_revolve.programs.report import LoopsReport as LoopsReport
     from jax_revolve.programs.rewrite import checkpoint_loops as checkpoint_loops
     from jax_revolve.programs.rewrite import explain_loops as explain_loops
@@ -46,6 +48,8 @@ _MODULES = {
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",
     "FoundLoop": "programs.find",
+    "Fitted": "programs.fit",
+    "fit": "programs.fit",
     "LoopsReport": "programs.report",
     "checkpoint_loops": "programs.rewrite",
     "explain_loops": "programs.rewrite",

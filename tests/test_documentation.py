@@ -43,6 +43,7 @@ PUBLIC = [
     jax_revolve.explain_scan,
     jax_revolve.explain_while_loop,
     jax_revolve.explain_loops,
+    jax_revolve.fit,
     jax_revolve.host_scan,
     jax_revolve.HostMemory,
     jax_revolve.longest_plan,

@@ -150,7 +150,54 @@ def _relative(name: str) -> Callable[[Run], str]:
     return cell
 
 
+def _limit(run: Run) -> str:
+    return f"{run['share']:.0%}" if run["share"] else f"{run['limit']} bytes"
+
+
+def _share_used(run: Run) -> str:
+    """Of the limit; where none is small enough, the least limit as the error states it."""
+    if run["bytes"] is None:
+        least = int(run["error"].split()[5])
+        return f"at least {least / 1e6:.1f} MB, {least / run['plain_bytes']:.0%}"
+    return number(run["bytes"] / run["limit"])
+
+
+def _budget(run: Run) -> str:
+    if run["memory"] is None:
+        return ""
+    is_unlimited = run["compilations"] == 1
+    return "unlimited" if is_unlimited else f"{run['memory'] / 1e6:.1f} MB"
+
+
+def _in_millions(name: str) -> Callable[[Run], str]:
+    return lambda run: "" if run[name] is None else f"{run[name] / 1e6:.1f} MB"
+
+
+def _over_plain(run: Run) -> str:
+    return "" if run["median_ms"] is None else number(run["median_ms"] / run["plain_ms"], 1)
+
+
 PROGRAMS = {
+    "fit": Table(
+        "fit-cpu",
+        "Whole programs {where}, with limits as shares of what plain JAX takes: the budget that"
+        " `fit` finds, the share of the limit that the program takes, the compilations, and the"
+        " time over that of plain JAX, roughly, because the machine was busy; the last columns are"
+        " the peak of a process that runs nothing else beside the bytes of the compiled program"
+        " (`benchmarks/fit.py`):",
+        _all,
+        [
+            ("program", field("program")),
+            ("plain", _in_millions("plain_bytes")),
+            ("limit", _limit),
+            ("budget", _budget),
+            ("of the limit", _share_used),
+            ("compilations", field("compilations")),
+            ("time", _over_plain),
+            ("bytes", _in_millions("bytes")),
+            ("peak", _in_millions("peak_bytes")),
+        ],
+    ),
     "compiling": Table(
         "compiling-cpu",
         "Gradients of a stencil of width 1000 {where}: instructions of the compiled program, and"

@@ -7,6 +7,7 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
   dead code and lowering rules; dead-code elimination; symbolic zeros.
 - the parameters of JAX's `scan` equation, whose names changed in 0.12 (`_read_scan`), and of its
   `while` equation.
+- `get_asm` of a lowered program's MLIR module (`text_of`).
 - `jax.lax.cond_p` and its parameter (`kept_whole`).
 - the names of the equations that run other jaxprs, and of their parameters (`equations`).
 - the names of the equations that read and write entries of arrays, and of their parameters
@@ -17,6 +18,7 @@ from jax_revolve._compat.batched import with_single_predicates as with_single_pr
 from jax_revolve._compat.callbacks import callback_effects as callback_effects
 from jax_revolve._compat.callbacks import is_first_device as is_first_device
 from jax_revolve._compat.devices import by_layout as by_layout
+from jax_revolve._compat.devices import text_of as text_of
 from jax_revolve._compat.equations import call_in_place as call_in_place
 from jax_revolve._compat.equations import has_rule as has_rule
 from jax_revolve._compat.equations import inner_programs as inner_programs
@@ -67,9 +69,14 @@ from jax_revolve._compat.memories import has_host_memory as has_host_memory
 from jax_revolve._compat.memories import is_host_type as is_host_type
 from jax_revolve._compat.memories import is_on_host as is_on_host
 from jax_revolve._compat.memories import moves_of as moves_of
+from jax_revolve._compat.memories import program_bytes as program_bytes
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
+<<<<<<< HEAD
 from jax_revolve._compat.memories import typed_as_on_host as typed_as_on_host
+=======
+from jax_revolve._compat.memories import usable_bytes as usable_bytes
+>>>>>>> fit
 from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
 from jax_revolve._compat.primitives import define_derivative as define_derivative

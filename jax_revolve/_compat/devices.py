@@ -22,6 +22,12 @@ def by_layout(
     return by_layout_p.bind(*operands, whole=programs[0], shared=programs[1])
 
 
+def text_of(lowered: jax.stages.Lowered) -> str:
+    """The program, without the values of large constants: what it takes depends on shapes."""
+    module: Any = lowered.compiler_ir()
+    return module.operation.get_asm(large_elements_limit=1000)
+
+
 def _run(*operands: Any, whole: ClosedJaxpr, shared: ClosedJaxpr) -> Sequence[Any]:
     del whole
     return jaxpr_as_fun(shared)(*operands)

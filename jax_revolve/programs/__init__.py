@@ -10,6 +10,7 @@ each, and runs the jaxpr with these loops replaced.
 - `choice`: which loops are checkpointed, and with which options.
 - `nests`: which loop is inside which.
 - `share`: one memory budget for several loops.
+- `fit`: the largest budget with which a compiled program fits.
 - `report`: the result of `explain_loops`.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.

@@ -10,7 +10,7 @@ from jax_revolve.programs.find import FoundLoop
 from jax_revolve.programs.location import Key, Replacement
 from jax_revolve.programs.nests import Nests
 from jax_revolve.programs.share import Outlay, Outlays, SharingLoop, of_each_step
-from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
@@ -142,10 +142,11 @@ class _SharedMemory:
         chosen = outlays.quickest(memory)
         if chosen is None:
             names = ", ".join(f"{loop.name} of {loop.source}" for loop in self._sharing)
-            raise ValueError(
+            raise TooLittleMemory(
+                outlays.least.memory,
                 f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
                 f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
-                "that much, or leave out loops with where."
+                "that much, or leave out loops with where.",
             )
         return self._with_plans(chosen)
 

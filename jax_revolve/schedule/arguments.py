@@ -15,33 +15,38 @@ _ALLOWED = 'an int >= 0 of bytes or a string such as "512MB" or "2GiB"'
 _PREFIXES = " kmgt"
 
 
+class TooLittleMemory(ValueError):
+    """A budget in bytes is less than the `least` that is possible."""
+
+    def __init__(self, least: int, message: str) -> None:
+        super().__init__(message)
+        self.least = least
+
+
+def mistyped(name: str, value: object, allowed: str) -> TypeError:
+    is_a = f"is {value!r} of type {type(value).__name__}"
+    return TypeError(f"{name} must be {allowed}, but {is_a}.")
+
+
 def check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
     allowed = allowed or f"an int >= {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(
-            f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
-        )
+        raise mistyped(name, value, allowed)
     if value < least:
         raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
     return int(value)
 
 
-def parse_bytes(memory: object) -> int:
+def parse_bytes(memory: object, name: str = "memory") -> int:
     """The number of bytes of an int, or of a string such as "512MB" or "2 GiB"."""
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b)?\s*", memory, re.IGNORECASE)
         if match is None or (match[3] and not match[2]):
-            raise ValueError(f"memory must be {_ALLOWED}, but is {memory!r}.")
+            raise ValueError(f"{name} must be {_ALLOWED}, but is {memory!r}.")
         number, prefix, binary = match.groups()
         power = _PREFIXES.index((prefix or " ").lower())
         return int(Fraction(number) * (1024 if binary else 1000) ** power)
-    if isinstance(memory, bool) or not isinstance(memory, Integral):
-        raise TypeError(
-            f"memory must be {_ALLOWED}, but is {memory!r} of type {type(memory).__name__}."
-        )
-    if memory < 0:
-        raise ValueError(f"memory must be {_ALLOWED}, but is {int(memory)}.")
-    return int(memory)
+    return check_integer(name, memory, least=0, allowed=_ALLOWED)
 
 
 def readable(size: float) -> str:

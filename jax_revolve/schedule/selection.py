@@ -7,6 +7,7 @@ from functools import lru_cache
 from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks
+from jax_revolve.schedule.arguments import TooLittleMemory
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import HostMemory, Storage, with_room, with_transfer
@@ -91,7 +92,7 @@ def quickest(
     """The plan with the least predicted time within `memory` bytes."""
     fitting = list(_fitting(length, sizes, memory, block_size, is_while))
     if not fitting:
-        raise ValueError(_too_little(length, sizes, memory, block_size))
+        raise _too_little(length, sizes, memory, block_size)
 
     def time(plan: Plan) -> float:
         predicted = cost.time(plan, sizes, is_while=is_while)
@@ -115,7 +116,7 @@ def quickest_with_storage(
     on_device = (p for p in plans if not p.levels)
     both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in on_device]
     if not both:
-        raise ValueError(_too_little(length, sizes, memory, block_size))
+        raise _too_little(length, sizes, memory, block_size)
     return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
 
 
@@ -289,13 +290,14 @@ def _blocks(length: int) -> Iterator[int]:
         yield max(length, 1)
 
 
-def _too_little(length: int, sizes: Sizes, memory: int, block_size: int | None) -> str:
+def _too_little(length: int, sizes: Sizes, memory: int, block_size: int | None) -> TooLittleMemory:
     k = block_size or 1
     least = cost.memory(Plan(length, 1, k), sizes)
     residuals = least - sizes.checkpoint - sizes.carry
     steps = "one step" if k == 1 else f"a block of {k} steps"
-    return (
+    return TooLittleMemory(
+        least,
         f"memory must be at least {least} bytes here, but is {memory}: {sizes.checkpoint} for a "
         f"single checkpoint, {residuals} for the residuals of {steps} and {sizes.carry} "
-        "for the carry that the loop runs on. Pass at least that much: no schedule takes less."
+        "for the carry that the loop runs on. Pass at least that much: no schedule takes less.",
     )

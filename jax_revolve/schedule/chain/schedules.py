@@ -20,7 +20,7 @@ recursion; A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd editi
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from jax_revolve.schedule.arguments import readable
+from jax_revolve.schedule.arguments import TooLittleMemory, readable
 from jax_revolve.schedule.chain.table import Costs, Table
 
 Schedule: TypeAlias = tuple[Any, ...]
@@ -67,10 +67,11 @@ def within(layers: Layers, memory: int) -> Schedule:
     included."""
     least = least_memory(layers)
     if memory < least:
-        raise ValueError(
+        raise TooLittleMemory(
+            least,
             f"memory must be at least {least} bytes ({readable(least)}) for these "
             f"{len(layers.work)} layers, but is {memory}: the initial carry, and the carry and the "
-            "residuals of the largest layer, take that much."
+            "residuals of the largest layer, take that much.",
         )
     left = memory - layers.carry[0]
     if left >= sum(map(layers.hold, range(len(layers.work)))):

@@ -1,0 +1,270 @@
+"""`fit` on six programs: what it finds for 95, 50 and 20% of what plain JAX takes, in how many
+compilations, and the time beside the plain program.
+
+Bytes are those of the whole compiled program. For two programs, a process of its own runs what was
+found, and its peak is noted: what it takes while the program runs beyond what it took before, and
+the arguments.
+"""
+
+import ctypes
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import diffrax
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from tqdm import tqdm
+
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.comparison import Record
+from benchmarks.runner.programs import bytes_of, sum_of_squares
+from benchmarks.runner.timing import interleave, spread
+from benchmarks.workloads.packages import training
+from benchmarks.workloads.recurrences import lstm, reaction_diffusion
+from jax_revolve import (
+    Fitted,
+    checkpoint_loops,
+    checkpointed_chain,
+    checkpointed_scan,
+    fit,
+)
+from jax_revolve.integrations.diffrax import RevolveAdjoint
+
+SHARES = (0.95, 0.5, 0.2)
+SECONDS = 4.0
+TOO_LITTLE = 1000
+
+Make = Callable[[int], Callable[..., Any]]
+
+
+class Case(NamedTuple):
+    """A program: `make` as `fit` takes it, `plain` without this library, and its arguments."""
+
+    name: str
+    size: str
+    make: Make
+    plain: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def network(quick: bool) -> Case:
+    """An LSTM with xs and ys: gradients of the weights and of the xs."""
+    recurrence = lstm(*(20, 2, 4) if quick else (1000, 32, 128))
+    init = recurrence.passive["init"]
+
+    def gradient(scan: Any) -> Any:
+        def loss(active: Any) -> Any:
+            def step(carry: Any, x: Any) -> Any:
+                carry = recurrence.step(active["parameters"], carry, x)
+                return carry, carry[0]
+
+            return jnp.mean(scan(step, init, active["xs"])[1] ** 2)
+
+        return jax.value_and_grad(loss)
+
+    size = f"{recurrence.length} steps, {recurrence.size}"
+    return _scanned("LSTM with xs and ys", size, gradient, recurrence.active)
+
+
+def flax_model(quick: bool) -> Case:
+    """A recurrent model of Flax, and its update by Adam."""
+    length, batch, width = (20, 2, 4) if quick else (500, 32, 128)
+    model = nn.RNN(nn.GRUCell(width))
+    xs = jnp.sin(jnp.arange(batch * length * width, dtype=float)).reshape(batch, length, width)
+    weights = model.init(jax.random.key(0), xs)
+    optimizer = optax.adam(1e-3)
+
+    def update(wrap: Any) -> Any:
+        def loss(weights: Any, xs: Any) -> Any:
+            return jnp.mean(wrap(model.apply)(weights, xs) ** 2)
+
+        def step(weights: Any, state: Any, xs: Any) -> Any:
+            value, gradient = jax.value_and_grad(loss)(weights, xs)
+            updates, state = optimizer.update(gradient, state)
+            return value, optax.apply_updates(weights, updates), state
+
+        return step
+
+    make: Make = lambda memory: update(partial(checkpoint_loops, memory=memory))  # noqa: E731
+    size = f"GRU, {length} steps, batch {batch}, width {width}"
+    arguments = (weights, optimizer.init(weights), xs)
+    return Case("Flax model, with Adam's update", size, make, update(lambda f: f), arguments)
+
+
+def solve(quick: bool) -> Case:
+    """A partial differential equation by Diffrax, with a fixed number of steps."""
+    steps, width = (20, 10) if quick else (300, 20_000)
+
+    def gradient(adjoint: Any) -> Any:
+        def loss(u: Any) -> Any:
+            term = diffrax.ODETerm(lambda _, u, __: reaction_diffusion(u) - u)
+            step = {"dt0": 0.1, "max_steps": steps, "throw": False, "adjoint": adjoint}
+            solution = diffrax.diffeqsolve(term, diffrax.Tsit5(), 0.0, 0.1 * steps, y0=u, **step)
+            return sum_of_squares(solution.ys)
+
+        return jax.value_and_grad(loss)
+
+    make: Make = lambda memory: gradient(RevolveAdjoint(memory=memory))  # noqa: E731
+    plain = gradient(diffrax.DirectAdjoint())
+    size = f"Tsit5, {steps} steps, {width} unknowns"
+    return Case("Diffrax solve", size, make, plain, (jnp.sin(0.01 * jnp.arange(width)),))
+
+
+def layers(quick: bool) -> Case:
+    """A stack of residual layers, by `checkpointed_chain`."""
+    count, batch, width = (4, 2, 4) if quick else (48, 2048, 128)
+    make_layer = partial(eqx.nn.MLP, width, width, 2 * width, 1, activation=jnp.tanh)
+    stack = eqx.filter_vmap(lambda key: make_layer(key=key))(
+        jax.random.split(jax.random.key(0), count)
+    )
+    weights, rest = eqx.partition(stack, eqx.is_inexact_array)
+
+    def gradient(run: Any) -> Any:
+        return jax.value_and_grad(lambda weights, x: jnp.mean(run(weights, x) ** 2))
+
+    def layer(weights: Any) -> Any:
+        return _Residual(eqx.combine(weights, rest))
+
+    def chain(memory: int) -> Any:
+        return gradient(lambda w, x: checkpointed_chain(layer(w), x, memory=memory))
+
+    def plain(weights: Any, x: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (layer(w)(x), None), x, weights)[0]
+
+    x = jnp.sin(jnp.arange(batch * width, dtype=float)).reshape(batch, width)
+    size = f"{count} of width {width}, batch {batch}"
+    return Case("stack of layers", size, chain, gradient(plain), (weights, x))
+
+
+class _Residual(eqx.Module):
+    """A layer for a batch, added to what goes in."""
+
+    mlp: eqx.nn.MLP
+
+    def __call__(self, x: Any, *, key: Any = None) -> Any:
+        del key
+        return x + jax.vmap(self.mlp)(x)
+
+
+def two_loops(quick: bool) -> Case:
+    """Each of them takes the budget for itself, so the program takes it twice."""
+    length, width = (20, 10) if quick else (500, 20_000)
+
+    def gradient(scan: Any) -> Any:
+        def loss(u: Any) -> Any:
+            u, _ = scan(lambda u, _: (reaction_diffusion(jnp.sin(u)), None), u, None, length)
+            u, _ = scan(lambda u, _: (reaction_diffusion(jnp.cos(u)), None), u, None, length)
+            return sum_of_squares(u)
+
+        return jax.value_and_grad(loss)
+
+    init = jnp.sin(0.01 * jnp.arange(width))
+    return _scanned("two loops in a row", f"{length} steps, width {width}", gradient, init)
+
+
+def third_party(quick: bool) -> Case:
+    """The gradient through a training by Optax, which the benchmark of third parties has too."""
+    del quick
+    loss, argument = training()
+    make: Make = lambda memory: jax.value_and_grad(checkpoint_loops(loss, memory=memory))  # noqa: E731
+    size = "500 steps of Adam, width 128"
+    return Case("through a training by Optax", size, make, jax.value_and_grad(loss), (argument,))
+
+
+def _scanned(name: str, size: str, gradient: Any, *arguments: Any) -> Case:
+    make: Make = lambda memory: gradient(partial(checkpointed_scan, memory=memory))  # noqa: E731
+    return Case(name, size, make, gradient(jax.lax.scan), arguments)
+
+
+CASES = (network, flax_model, solve, layers, two_loops, third_party)
+
+
+def measure(quick: bool) -> Iterator[list[Record]]:
+    yield from (of_case(build, quick) for build in CASES)
+
+
+def of_case(build: Callable[[bool], Case], quick: bool) -> list[Record]:
+    case = build(quick)
+    plain = fit(lambda memory: case.plain, 2**62)(*case.arguments)
+    limits = {share: int(share * plain.bytes) for share in SHARES}
+    known: dict[float, Fitted | ValueError] = {}
+    for share, limit in tqdm(limits.items(), desc=case.name, leave=False):
+        known[share] = _fitted(case, limit)
+    if build is network:
+        known[0.0] = _fitted(case, TOO_LITTLE)
+    programs = [plain, *(f for f in known.values() if isinstance(f, Fitted))]
+    runs = [partial(_run, program.compiled, case.arguments) for program in programs]
+    for run in runs:
+        run()
+    times = interleave(runs, 0.0 if quick else SECONDS, 2)
+    spreads = {id(p): spread(taken) for p, taken in zip(programs, times, strict=True)}
+    records: list[Record] = []
+    for share, result in known.items():
+        found = result if isinstance(result, Fitted) else None
+        taken = spreads[id(found)] if found else {"median_ms": None, "repetitions": None}
+        alone = share == 0.5 and not quick and build in (network, solve)
+        records.append(
+            {
+                "program": f"{case.name}: {case.size}",
+                "share": share,
+                "limit": limits.get(share, TOO_LITTLE),
+                "plain_bytes": plain.bytes,
+                "plain_ms": spreads[id(plain)]["median_ms"],
+                "memory": found and found.memory,
+                "bytes": found and found.bytes,
+                "unlimited_bytes": found and next(iter(found.attempts.values())),
+                "compilations": found and len(found.attempts),
+                "median_ms": taken["median_ms"],
+                "repetitions": taken["repetitions"],
+                "peak_bytes": _peak_alone(build, found.memory) if found and alone else None,
+                "error": "" if found else str(result),
+            }
+        )
+    return records
+
+
+def _fitted(case: Case, limit: int) -> Fitted | ValueError:
+    try:
+        return fit(case.make, limit)(*case.arguments)
+    except ValueError as error:
+        if not str(error).startswith("limit must be at least"):
+            raise
+        return error
+
+
+def _run(compiled: Any, arguments: tuple[Any, ...]) -> None:
+    jax.block_until_ready(compiled(*arguments))
+
+
+def _peak_alone(build: Callable[[bool], Case], memory: int) -> int:
+    """The peak in a process that only runs this program."""
+    program = f"from benchmarks import fit; print(fit.peak(fit.{build.__name__}, {memory}))"
+    command = [sys.executable, "-c", program]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def peak(build: Callable[[bool], Case], memory: int) -> int:
+    """What the process takes at most while the program runs, beyond what it took before, and the
+    arguments."""
+    case = build(False)
+    compiled = jax.jit(case.make(memory)).lower(*case.arguments).compile()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status("VmRSS")
+    _run(compiled, case.arguments)
+    return _status("VmHWM") - before + bytes_of(case.arguments)
+
+
+def _status(name: str) -> int:
+    return 1024 * int(re.findall(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())[0])
+
+
+BENCHMARK = Benchmark("fit", measure)

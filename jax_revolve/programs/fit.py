@@ -1,0 +1,199 @@
+"""`fit`: the largest budget with which a whole program fits.
+
+With a budget of `b` bytes a program takes about `fixed + b`, and each compilation shows how large
+`fixed` is: the next guess adds what is missing. A smaller limit must not give a larger program. So
+the limit is rounded down to a *goal*, a power of `APART`, that alone decides what is tried, and a
+program between the next lower goal and this one ends the search.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, log, log1p
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_revolve._compat import program_bytes, text_of, usable_bytes
+from jax_revolve.progress.limit import Show, limit_bar
+from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
+
+UNLIMITED = 2**62
+MOST_COMPILED, MOST_TRACED = 8, 24  # a program that is equal to an earlier one is not compiled
+APART = 1.08  # a result takes more than APART**-2 = 0.857 of the limit
+FINEST, SMALL = 1.02, 1000  # the ratio of budgets that are tried; if small, they are 20 bytes apart
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The result of [`jax_revolve.fit`][]: the budget `memory`, the `bytes` that the program takes
+    on a device, their `limit`, the program, `compiled`, and the bytes of all `attempts` by budget.
+    """
+
+    memory: int
+    bytes: int
+    limit: int
+    compiled: Any = field(repr=False)
+    attempts: dict[int, float]
+
+    def __str__(self) -> str:
+        memory = "unlimited" if self.memory == UNLIMITED else self.memory
+        share = f"{readable(self.bytes)}, {self.bytes / self.limit:.0%} of {readable(self.limit)}"
+        tried = ", ".join(map(readable, self.attempts.values()))
+        return f"memory={memory}: the program takes {share}.\nCompiled programs: {tried}."
+
+
+def fit(
+    make: Callable[[int], Callable[..., Any]], limit: Memory = None, *, progress: bool = False
+) -> Callable[..., Fitted]:
+    """The largest budget with which a whole program fits in the memory of a device.
+
+    `memory=` limits what the library stores. A program also holds its arguments, its results, and
+    temporaries that no budget covers. The compiler knows the total: `fit` compiles the program with
+    an unlimited budget and, if that is too much, with others, usually four and at most eight in
+    all. Nothing runs. Donated arguments count once, closed-over arrays too. The host's memory does
+    not count if the device has its own.
+
+    **Arguments:**
+
+    - `make`: a function of a budget in bytes, which it passes on as `memory=`. It returns the
+        function to compile, or `jax.jit` of it, with donated arguments for example.
+    - `limit`: the most bytes that the program may take on each device: an int or a string such as
+        `"16GB"`. `None`, the default, is nine tenths of the memory of the default device that is
+        free or holds the arguments.
+    - `progress`: whether to show a bar, if tqdm is installed.
+
+    **Returns:**
+
+    A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a [`jax_revolve.Fitted`][].
+    It takes 0.857 of the limit or more wherever more is of use. No smaller limit then gives more.
+
+    **Raises:**
+
+    `TypeError` or `ValueError` if an argument is not as above, or the least budget is too much.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import checkpointed_fori_loop, fit
+
+        def gradient(memory):
+            step = lambda i, u: jnp.sin(u)
+            return jax.grad(lambda u: checkpointed_fori_loop(0, 99, step, u, memory=memory).sum())
+
+        print(fit(gradient, "9kB")(jnp.ones(100)))
+        ```
+    """
+    if not callable(make):
+        raise mistyped("make", make, "a function from a number of bytes to a function")
+    if not isinstance(progress, bool):
+        raise mistyped("progress", progress, "True or False")
+    most = None if limit is None else parse_bytes(limit, "limit")
+
+    def fitted(*args: Any) -> Fitted:
+        with limit_bar() if progress else nullcontext(lambda share, now: None) as show:
+            return _Search(make, args, usable_bytes(args) if most is None else most, show).result()
+
+    return fitted
+
+
+class _Attempt(NamedTuple):
+    memory: int
+    bytes: float
+    kept: int = 0  # of the bytes, those of arguments, results and constants
+    compiled: Any = None
+
+
+@dataclass(eq=False)
+class _Search:
+    make: Callable[[int], Callable[..., Any]]
+    args: tuple[Any, ...]
+    limit: int
+    show: Show
+    known: dict[str, _Attempt] = field(default_factory=dict)
+
+    def result(self) -> Fitted:
+        best = self.attempt(UNLIMITED)
+        memory, size, kept, program = best if best.bytes <= self.limit else self.search(best)
+        if size > self.limit:
+            raise ValueError(
+                f"limit must be at least {size} bytes here, but is {self.limit}: with the least "
+                f"budget, memory={memory}, the program takes {size}. {max(size - memory, kept)} of "
+                f"them do not depend on the budget, of which {kept} are arguments, results and "
+                "closed-over arrays. Pass at least that much, or smaller arguments."
+            )
+        self.show(1.0, f"compiled: {len(self.known)}")
+        tried = {a.memory: a.bytes for a in self.known.values()}
+        return Fitted(memory, int(size), self.limit, program, tried)
+
+    def search(self, unlimited: _Attempt) -> _Attempt:
+        """The attempt with the largest budget that fits; with the least one if none does."""
+        goal, enough = 1.0, 0.0
+        while goal * APART <= self.limit:
+            goal, enough = goal * APART, goal
+        aim = (goal + enough) / 2
+        # Budgets have numbers. Up to number low the goal is kept to, and from number high on not.
+        low, high, left = -1, (top := self.number(UNLIMITED)), MOST_COMPILED - 1
+        tried, number = {top: unlimited}, self.number(aim - unlimited.kept)
+        while low + 1 < high and left:
+            number = 0 if low < 0 and left == 1 else min(max(number, low + 1), high - 1)
+            a = tried[number] = self.attempt(self.budget(number))
+            if enough < a.bytes <= goal:
+                return a
+            left = min(MOST_COMPILED - len(self.known), MOST_TRACED - len(tried))
+            was = tried[low] if low >= 0 else a._replace(memory=a.memory - 1, bytes=a.bytes - 1)
+            low, high = (low, number) if a.bytes > goal else (number, high)
+            if low < 0:
+                number = self.number(a.memory - (a.bytes - aim)) if a.bytes < inf else number - 36
+            elif high == top:
+                per_byte = (a.bytes - was.bytes) / (a.memory - was.memory)
+                number = self.number(a.memory + min((aim - a.bytes) / (per_byte or 1e-9), a.memory))
+            elif len(tried) % 2 and tried[high].bytes < inf:
+                x, y = tried[low], tried[high]
+                slope = (y.memory - x.memory) / (y.bytes - x.bytes)
+                number = self.number(x.memory + slope * (aim - x.bytes))
+            else:  # bytes may jump: bisect at the roundest number, as other limits do
+                number = high - 1
+                while number & (number - 1) > low:
+                    number &= number - 1
+        # If all budgets are known, the limit may allow what the goal does not.
+        may_exceed = low + 1 == high and tried[high].bytes <= self.limit
+        return tried[high if low < 0 or may_exceed else low]
+
+    def attempt(self, memory: int) -> _Attempt:
+        self.show(len(self.known) / MOST_COMPILED, f"compiled: {len(self.known)}")
+        lowered = (traced := self.trace(memory)).lower()
+        if (text := text_of(lowered)) not in self.known:
+            try:
+                program = lowered.compile()
+                sizes = program_bytes(program, traced.jaxpr.consts)
+                self.known[text] = _Attempt(memory, *sizes, program)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error) or memory == self.least:
+                    raise
+                self.known[text] = _Attempt(memory, inf)
+        return self.known[text]._replace(memory=memory)
+
+    def trace(self, memory: int) -> Any:
+        fun: Any = self.make(memory)
+        return (fun if hasattr(fun, "trace") else jax.jit(fun)).trace(*self.args)
+
+    @cached_property
+    def least(self) -> int:
+        memory = 0
+        while True:
+            try:
+                self.trace(memory)
+                return memory
+            except TooLittleMemory as error:
+                memory = error.least if error.least > memory else 2 * memory
+
+    def budget(self, number: int) -> int:
+        return self.least + int(max(self.least, SMALL) * (FINEST**number - 1))
+
+    def number(self, memory: float) -> int:
+        above = max(memory - self.least, 0) / max(self.least, SMALL)
+        return int(log1p(above) / log(FINEST))
