@@ -2,8 +2,7 @@
 the last block."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import takewhile
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ from jax_revolve.engine.slots import Held, empty, slots_used, tapes_the_last_blo
 from jax_revolve.engine.split import integers
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
-from jax_revolve.schedule import actions
+from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import pick
@@ -91,7 +90,7 @@ def _advance_through(
     """Run all advances. `keep(kept, checkpoint, number)` returns `kept` with one more
     checkpoint."""
     loop, (block_size, starts, stops, ends) = steps.loop, advances
-    are_alike = len(set(stops - starts)) == 1
+    are_alike = len(np.unique(stops - starts)) == 1
 
     def step(i: jax.Array, progress: CarryAndYs) -> CarryAndYs:
         carry, ys = progress
@@ -159,12 +158,13 @@ def after_all_steps(plan: AnyPlan, held: Held) -> Held:
     return held._replace(positions=integers(positions), top=top, steps=plan.length)
 
 
+@lru_cache(maxsize=64)
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
     """The blocks at which the advances of the forward sweep start, each from a checkpoint, and
     stop."""
     first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
-    schedule = actions.revolve(plan.scheduled_blocks, slots_used(plan), first=first)
-    before = takewhile(lambda a: not isinstance(a, actions.Tape), schedule)
-    advances = np.array([a for a in before if isinstance(a, actions.Advance)], np.int32)
-    starts, stops = advances.reshape(-1, 2).T
-    return starts, stops
+    target = plan.scheduled_blocks - first - 1
+    if target < 1:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    starts = first + np.array(first_positions(target + 1, slots_used(plan)), np.int32)
+    return starts, np.append(starts[1:], np.int32(first + target))
