@@ -1,14 +1,12 @@
 """What operations, loops and bytes take on a kind of device: the constants of the cost model.
 
-A profile is a small JSON file. Those of the platforms are beside this one;
-`python -m jax_revolve calibrate` measures one of a device. Only ratios matter for the choice of a
-plan.
+A profile is a small JSON file. Those of the platforms are beside this one. Only ratios matter for
+the choice of a plan.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -74,41 +72,52 @@ class Profile:
 
 
 TEXTS = ("device", "origin")
-NUMBERS = tuple(field.name for field in fields(Profile) if field.name not in TEXTS)
+MOST = 1e15
+"""Nanoseconds: more is a mistake, and products of such times are still finite."""
+
+
+_REMEDY = (
+    f"Copy one of the profiles in {FOLDER} and change its numbers, or unset JAX_REVOLVE_PROFILE to "
+    "use the one of the platform."
+)
 
 
 def read(path: Path) -> Profile:
-    """The profile in a file."""
+    """The profile in a file; a `ValueError` that names the file if it holds none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} must be a profile in JSON, but is not: {error}.") from error
-    return _checked(found, path)
-
-
-def _checked(found: Any, path: Path) -> Profile:
-    names = {*TEXTS, *NUMBERS}
-    if not isinstance(found, dict) or set(found) != names:
-        given = sorted(found) if isinstance(found, dict) else type(found).__name__
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"The profile {path} cannot be read: {error}. {_REMEDY}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} must have the entries {', '.join(sorted(names))}, but has {given}. Make it "
-            "anew with python -m jax_revolve calibrate."
+            f"The profile {path} must be JSON, but is not: {error}. {_REMEDY}"
+        ) from error
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"The profile {path} must be a JSON object, but is a {type(found).__name__}. {_REMEDY}"
         )
-    for name in NUMBERS:
-        value = found[name]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not isfinite(value) or value < 0:
-            raise ValueError(f"{name} in {path} must be a number >= 0, but is {value!r}.")
-    numbers = {name: float(found[name]) for name in NUMBERS}
-    return Profile(str(found["device"]), str(found["origin"]), **numbers)
+    names = {field.name: _text if field.name in TEXTS else _number for field in fields(Profile)}
+    for what, wrong in ("lacks", names.keys() - found), ("has no use for", found.keys() - names):
+        if wrong:
+            entries = ", ".join(sorted(wrong))
+            raise ValueError(f"The profile {path} {what} these entries: {entries}. {_REMEDY}")
+    return Profile(**{name: check(name, found[name], path) for name, check in names.items()})
 
 
-def write(profile: Profile, path: Path) -> None:
-    """Write a profile to a file, whose folder is made if it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+def _text(name: str, value: Any, path: Path) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} in the profile {path} must be text, but is {value!r}. {_REMEDY}")
+    return value
+
+
+def _number(name: str, value: Any, path: Path) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= MOST:
+        raise ValueError(
+            f"{name} in the profile {path} must be a number from 0 to {MOST:g}, but is {value!r}. "
+            f"{_REMEDY}"
+        )
+    return float(value)
 
 
 @cache
