@@ -6,8 +6,9 @@
     python -m benchmarks accelerator --quick    # tiny sizes; nothing is written to `results`
 
 Part 1 measures time over memory of large workloads. Part 2 measures checkpoints in the host's
-memory and while loops, counts kernels and waits, and runs tests on the device. Each piece runs in a process of its own. The file of results is written after each piece;
-run again, the command goes on with what is missing.
+memory and while loops, counts kernels and waits, and runs tests on the device. Each piece runs in a
+process of its own. The file of results is written after each piece; run again, the command goes on
+with what is missing.
 """
 
 import argparse

@@ -1,17 +1,12 @@
 """Times and bytes of gradients: over memory, with checkpoints in the host's memory, and of while
 loops."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
-
-import jax
 
 from benchmarks.contenders import names, while_loops
-from benchmarks.contenders.budgets import Within, equinox_as_lean, given, plan_within
+from benchmarks.contenders.budgets import Within, equinox_as_lean
 from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN, REMAT
 from benchmarks.runner.comparison import Record

@@ -8,63 +8,40 @@ import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The nanoseconds that things take on a device.
+    """The nanoseconds that things take on a device."""
 
-    - `device`: the kind of device, as JAX names it, or a platform.
-    - `origin`: where the numbers come from.
+    device: str  # the kind of device, as JAX names it, or a platform
+    origin: str  # where the numbers come from
 
-    The work of a step (`step.work`):
+    # The work of a step (`step.work`)
+    product_operation: float  # an addition or multiplication of a matrix product or convolution
+    byte: float  # a byte of the result of any other operation
+    transcendental_byte: float  # the same of a transcendental function
+    slow_byte: float  # the same of an operation that has no vector instructions
+    kernel: float  # an operation that is a kernel of its own, such as a product or a gather
 
-    - `product_operation`: an addition or a multiplication of a matrix product or convolution.
-    - `byte`: a byte of the result of any other operation.
-    - `transcendental_byte`, `slow_byte`: the same where the operation is a transcendental function,
-      or one that has no vector instructions.
-    - `kernel`: an operation that is a kernel of its own, such as a product or a gather.
-
-    The work of a loop (`schedule.cost`):
-
-    - `evaluation`: an iteration of the loop that runs steps.
-    - `block`: an iteration of the loop over blocks.
-    - `waiting`: an iteration of a loop whose end depends on data.
-    - `residual_byte`: writing and reading a byte of residuals.
-    - `weight_byte`: adding to a byte of the cotangent of a weight.
-    - `held_byte`: allocating a byte, and touching it first, beyond the `reused` bytes that the
-      allocator hands out again. These are not a time.
-    - `saved_byte`: what a byte less in the residuals of a step may cost in time. It is worth more
-      than what storing it takes: blocks can be longer, and loops fit that did not.
-
-    Checkpoints elsewhere:
-
-    - `host_transfer`, `host_byte`: writing or reading a checkpoint in the host's memory, and a byte
-      of it.
-    - `disk_transfer`, `disk_byte`: the same for a file.
-    """
-
-    device: str
-    origin: str
-    product_operation: float
-    byte: float
-    transcendental_byte: float
-    slow_byte: float
-    kernel: float
-    evaluation: float
-    block: float
-    waiting: float
-    residual_byte: float
-    weight_byte: float
-    held_byte: float
-    reused: float
+    # The work of a loop (`schedule.cost`)
+    evaluation: float  # an iteration of the loop that runs steps
+    block: float  # an iteration of the loop over blocks
+    waiting: float  # an iteration of a loop whose end depends on data
+    residual_byte: float  # writing and reading a byte of residuals
+    weight_byte: float  # adding to a byte of the cotangent of a weight
+    held_byte: float  # allocating a byte, and touching it first, beyond the `reused` bytes
+    reused: float  # the bytes that the allocator hands out again; not a time
+    # What a byte less in the residuals of a step may cost. It is worth more than what storing it
+    # takes: blocks can be longer, and loops fit that did not.
     saved_byte: float
-    host_transfer: float
-    host_byte: float
-    disk_transfer: float
+
+    # Checkpoints elsewhere
+    host_transfer: float  # writing or reading a checkpoint in the host's memory
+    host_byte: float  # a byte of it
+    disk_transfer: float  # the same for a file
     disk_byte: float
 
     def __str__(self) -> str:
@@ -73,13 +50,7 @@ class Profile:
 
 TEXTS = ("device", "origin")
 MOST = 1e15
-"""Nanoseconds: more is a mistake, and products of such times are still finite."""
-
-
-_REMEDY = (
-    f"Copy one of the profiles in {FOLDER} and change its numbers, or unset JAX_REVOLVE_PROFILE to "
-    "use the one of the platform."
-)
+"""More is a mistake, and products of such numbers are still finite."""
 
 
 def read(path: Path) -> Profile:
@@ -87,37 +58,31 @@ def read(path: Path) -> Profile:
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"The profile {path} cannot be read: {error}. {_REMEDY}") from error
+        raise _refusal(path, f"cannot be read: {error}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"The profile {path} must be JSON, but is not: {error}. {_REMEDY}"
-        ) from error
+        raise _refusal(path, f"must be JSON, but is not: {error}") from error
     if not isinstance(found, dict):
-        raise ValueError(
-            f"The profile {path} must be a JSON object, but is a {type(found).__name__}. {_REMEDY}"
-        )
-    names = {field.name: _text if field.name in TEXTS else _number for field in fields(Profile)}
-    for what, wrong in ("lacks", names.keys() - found), ("has no use for", found.keys() - names):
+        raise _refusal(path, f"must be a JSON object, but is a {type(found).__name__}")
+    names = {field.name for field in fields(Profile)}
+    for what, wrong in ("lacks", names - {*found}), ("has no use for", {*found} - names):
         if wrong:
-            entries = ", ".join(sorted(wrong))
-            raise ValueError(f"The profile {path} {what} these entries: {entries}. {_REMEDY}")
-    return Profile(**{name: check(name, found[name], path) for name, check in names.items()})
+            raise _refusal(path, f"{what} these entries: {', '.join(sorted(wrong))}")
+    for name, value in found.items():
+        if name in TEXTS:
+            if not isinstance(value, str):
+                raise _refusal(path, f"must have a text as {name}, but it is {value!r}")
+        elif type(value) not in (int, float) or not 0 <= value <= MOST:
+            allowed = f"a number from 0 to {MOST:g}"
+            raise _refusal(path, f"must have {allowed} as {name}, but it is {value!r}")
+    values: dict[str, Any] = {n: v if n in TEXTS else float(v) for n, v in found.items()}
+    return Profile(**values)
 
 
-def _text(name: str, value: Any, path: Path) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} in the profile {path} must be text, but is {value!r}. {_REMEDY}")
-    return value
-
-
-def _number(name: str, value: Any, path: Path) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= MOST:
-        raise ValueError(
-            f"{name} in the profile {path} must be a number from 0 to {MOST:g}, but is {value!r}. "
-            f"{_REMEDY}"
-        )
-    return float(value)
+def _refusal(path: Path, problem: str) -> ValueError:
+    return ValueError(
+        f"The profile {path} {problem}. Copy one of the profiles in {FOLDER} and change its "
+        "numbers, or unset JAX_REVOLVE_PROFILE to use the one of the platform."
+    )
 
 
 @cache
