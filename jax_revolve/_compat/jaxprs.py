@@ -189,10 +189,13 @@ def has_loop(closed: ClosedJaxpr) -> bool:
 
 def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
     """Whether that is so for the primitive of an equation anywhere in it."""
-    return any(
-        test(eqn.primitive.name) or any(_any_name(inner, test) for inner in _all_jaxprs(eqn))
-        for eqn in closed.eqns
-    )
+    rest: list[Any] = [closed]
+    while rest:
+        for eqn in rest.pop().eqns:
+            if test(eqn.primitive.name):
+                return True
+            rest += _all_jaxprs(eqn)
+    return False
 
 
 def _all_jaxprs(eqn: Any) -> list[Any]:
