@@ -5,14 +5,13 @@
     python -m benchmarks accelerator --reduced  # sizes for a CPU with two cores
     python -m benchmarks accelerator --quick    # tiny sizes; nothing is written to `results`
 
-Part 1 calibrates the device, and measures time over memory of large workloads. Part 2 measures
-checkpoints in the host's memory and while loops, counts kernels and waits, and runs tests on the
-device. Each piece runs in a process of its own. The file of results is written after each piece;
-run again, the command goes on with what is missing.
+Part 1 measures time over memory of large workloads. Part 2 measures checkpoints in the host's
+memory and while loops, counts kernels and waits, and runs tests on the device. Each piece runs in a
+process of its own. The file of results is written after each piece; run again, the command goes on
+with what is missing.
 """
 
 import argparse
-import os
 import sys
 import tomllib
 from functools import partial
@@ -21,7 +20,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from time import time
 
-from benchmarks.pieces.calibration import measure_calibration
 from benchmarks.pieces.gradients import (
     FRONTS,
     HEAVY,
@@ -35,10 +33,8 @@ from benchmarks.pieces.tested import measure_tests
 from benchmarks.report.results import FOLDER
 from benchmarks.runner.pieces import Piece, Results, Setting, append, run_part, run_piece
 from benchmarks.runner.timing import describe_machine, device_slug
-from jax_revolve.profiles.in_force import VARIABLE
 
 PIECES = [
-    Piece("calibration", 1, 190, measure_calibration),
     *(Piece(f"front: {name}", 1, 66, partial(measure_front, name)) for name in FRONTS),
     Piece("host offload", 2, 75, measure_host_offload),
     Piece("while loops: light", 2, 65, partial(measure_while_loop, LIGHT)),
@@ -63,14 +59,12 @@ def main(arguments: list[str]) -> None:
     size.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
     parser.add_argument("--only", choices=[piece.name for piece in PIECES], help="one piece")
     # A piece is run by this command, in a process of its own.
-    own = {"--into": Path, "--folder": Path, "--until": float, "--profile": str}
+    own = {"--into": Path, "--folder": Path, "--until": float}
     for name, kind in own.items():
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     size = "quick" if asked.quick else "reduced" if asked.reduced else "full"
     if asked.into is not None:
-        if asked.profile:
-            os.environ.setdefault(VARIABLE, asked.profile)
         _run_here(asked.only, Setting(size, asked.until, asked.folder), asked.into)
         return
     _run_all([asked.part] if asked.part else [1, 2], size, asked.only)
@@ -102,12 +96,9 @@ def _run_all(parts: list[int], size: str, only: str | None) -> None:
     slug = machine.pop("slug")
     path = folder / f"accelerator-{slug}.json"
     results = Results(path, machine | {"size": size}, _conditions(size))
-    profile = folder / f"profile-{slug}.json"
 
     def command_of(piece: Piece, limit: float, into: Path) -> list[str]:
-        """What is calibrated is in force from then on."""
-        measured = ["--profile", str(profile)] * profile.exists()
-        return command(limit, into, "--only", piece.name, *measured)
+        return command(limit, into, "--only", piece.name)
 
     for part in parts:
         pieces = [p for p in PIECES if p.part == part and only in (None, p.name)]

@@ -2,18 +2,13 @@
 
 Of each workload and budget, plans of all kinds that fit are timed in turns. The quickest is chosen
 by half of the rounds, and all are compared by the other half, so that luck does not count. The
-others are what is chosen by the profile of the platform, by one that was measured on this machine,
-and by `explain_scan(..., measure=True)`.
+others are what is chosen by prediction, and by `explain_scan(..., measure=True)`.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import jax
 from tqdm import tqdm
@@ -26,9 +21,6 @@ from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import scanned
 from benchmarks.workloads.steps import sine_stencil
 from jax_revolve import Report, checkpointed_scan, explain_scan
-from jax_revolve.calibration.calibrate import calibrate
-from jax_revolve.profiles.in_force import VARIABLE
-from jax_revolve.profiles.profile import write
 from jax_revolve.schedule.selection import quickest
 from jax_revolve.schedule.two_level import AnyPlan
 
@@ -39,45 +31,29 @@ MOST_OF_FEWEST = 1.6
 """Plans that run more steps than so many times the fewest are not timed."""
 
 ROUNDS = 12
-CALIBRATING = 60.0
 MEASURING = 60.0
 """Seconds: the default of `explain_scan`."""
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
-    with TemporaryDirectory() as folder:
-        profile = Path(folder) / "profile.json"
-        write(calibrate(5.0 if quick else CALIBRATING).profile, profile)
-        yield from _by_workload(quick, profile)
-
-
-def _by_workload(quick: bool, profile: Path) -> Iterator[list[Record]]:
     for make, shape in QUICK_SHAPES if quick else SHAPES:
         workload = scanned(make(*shape))
         compile = Compiler(workload, "gradient")
         everything = compile(Contender("", jax.lax.scan)).temp_bytes
         for share in SHARES[:1] if quick else SHARES:
             budget = int(share * everything)
-            found = _record(workload, compile, budget, profile, quick)
+            found = _record(workload, compile, budget, quick)
             yield [{"workload": workload.name, "share": share, "budget": budget, **found}]
 
 
-def _record(
-    workload: Workload, compile: Compiler, budget: int, profile: Path, quick: bool
-) -> Record:
+def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
     predicted = _explained(workload, memory=budget)
     sizes = predicted.sizes
     length = workload.length
     measured = _explained(
         workload, memory=budget, measure=True, seconds=2.0 if quick else MEASURING
     )
-    with patch.dict(os.environ, {VARIABLE: str(profile)}):
-        calibrated = _explained(workload, memory=budget)
-    chosen = {
-        "predicted": predicted.plan,
-        "calibrated": calibrated.plan,
-        "measured": measured.plan,
-    }
+    chosen = {"predicted": predicted.plan, "measured": measured.plan}
     others: list[Any] = []
     for block_size in (*(k for k in BLOCKS if k < length), length):
         try:

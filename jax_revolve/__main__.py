@@ -1,4 +1,4 @@
-"""`python -m jax_revolve`: plan a reverse pass, measure a device, or run the demonstration."""
+"""`python -m jax_revolve`: plan a reverse pass, or run the demonstration."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import longest_plan, plan
 
-EXTRA = {"matplotlib", "tqdm", "platformdirs"}
+EXTRA = {"matplotlib", "tqdm"}
 
 EXAMPLES = """examples:
   python -m jax_revolve plan --length 100000 --checkpoints 50
@@ -37,11 +37,15 @@ def main(arguments: list[str] | None = None) -> int:
     # Without a command, the demonstration runs, with its options.
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["demo", *arguments]
+    if arguments[0] == "calibrate":
+        parser.error(
+            "calibrate is gone: explain_scan(..., measure=True) times the plans of one loop, and "
+            "JAX_REVOLVE_PROFILE names a profile, such as one that calibrate wrote"
+        )
     options = vars(parser.parse_args(arguments))
     command = options.pop("command")
-    run = {"plan": _plan, "calibrate": _calibrate, "demo": _demo}[command]
     try:
-        return run(options)
+        return {"plan": _plan, "demo": _demo}[command](options)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] not in EXTRA:
             raise
@@ -83,12 +87,6 @@ def _make_plan(options: dict[str, Any]) -> Plan:
     )
 
 
-def _calibrate(options: dict[str, Any]) -> int:
-    """Measure the profile of the device, and write it."""
-    import_module("jax_revolve.calibration.command").run(**options)
-    return 0
-
-
 def _demo(options: dict[str, Any]) -> int:
     sys.path.insert(0, str(_examples()))
     import_module("tsunami.job").run(**options)
@@ -112,7 +110,6 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     return parser, {
         "plan": _plan_parser(commands),
         "demo": _demo_parser(commands),
-        "calibrate": _calibrate_parser(commands),
     }
 
 
@@ -145,21 +142,6 @@ def _plan_parser(commands: Any) -> Parser:
     add = sizes.add_argument
     add("--state-bytes", type=int, metavar="BYTES", help="bytes of a carry")
     add("--residual-bytes", type=int, metavar="BYTES", help="bytes of the residuals of one step")
-    return parser
-
-
-def _calibrate_parser(commands: Any) -> Parser:
-    about = "measure the device, so that plans are chosen for it"
-    parser = commands.add_parser(
-        "calibrate",
-        help=about,
-        description=f"{about.capitalize()}. What it finds is used from then on.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--seconds", type=float, default=60.0, help="about how long it may take")
-    where = "file to write (default: one in the user's cache directory, which is read by itself)"
-    add("--output", type=Path, default=argparse.SUPPRESS, metavar="FILE", help=where)
     return parser
 
 

@@ -218,6 +218,14 @@ def half(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh((h.astype(jnp.float32) @ narrow).astype(h.dtype) + x @ p["v"])
 
 
+def squared_often(p: Any, h: Any, x: Any) -> Any:
+    """There are 2**20 ways from the cotangent of the weight to the product."""
+    w = p["w"]
+    for _ in range(20):
+        w = w + 0.1 * w * w
+    return jnp.tanh(h @ w + x @ p["v"])
+
+
 STEPS: dict[Callable[..., Any], tuple[int, float]] = {
     dense: (2, 1e-12),
     twice: (2, 1e-12),
@@ -229,6 +237,7 @@ STEPS: dict[Callable[..., Any], tuple[int, float]] = {
     with_effects: (2, 1e-12),
     of_the_tape: (1, 1e-12),
     half: (2, 1e-5),
+    squared_often: (2, 1e-12),
 }
 """How many weights' cotangents are products over a block, and how exact the result is."""
 

@@ -440,6 +440,28 @@ def test_equal_layers_are_traced_a_few_times() -> None:
     assert traces <= 6  # three for the first layer, whose input is a number and not an array
 
 
+def test_programs_of_nested_segments_are_small() -> None:
+    """They once doubled with each level. Twenty-one layers with one checkpoint have twenty."""
+
+    def loss(x: Any) -> Any:
+        return jnp.sum(checkpointed_chain([jnp.sin] * 21, x, checkpoints=1))
+
+    def equations(jaxpr: Any) -> int:
+        inner = [p for eqn in jaxpr.eqns for p in jax.tree.leaves(list(eqn.params.values()))]
+        inner = [getattr(p, "jaxpr", p) for p in inner]
+        return len(jaxpr.eqns) + sum(equations(p) for p in inner if hasattr(p, "eqns"))
+
+    assert equations(jax.make_jaxpr(jax.grad(loss))(jnp.ones(3)).jaxpr) < 20 * 21**2
+
+
+def test_a_chain_that_is_too_long_for_its_checkpoints_is_refused() -> None:
+    layers = [jnp.sin, jnp.tanh] * 150
+    message = "checkpoints must be more for these 300 layers, but is 1: a layer would run 300 times"
+    with pytest.raises(ValueError, match=f"{message}.* About 2 checkpoints are enough"):
+        checkpointed_chain(layers, jnp.ones(3), checkpoints=1)
+    checkpointed_chain(layers, jnp.ones(3), checkpoints=2)
+
+
 def test_sizes_are_those_of_the_linearization() -> None:
     layers = [jnp.sin, eqx.nn.Linear(10, 20, key=KEY), jnp.tanh]
     x = jnp.ones(10)

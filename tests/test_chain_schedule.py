@@ -139,9 +139,8 @@ def test_by_default_no_layer_runs_more_than_twice_on_average(count: int) -> None
         assert ours.peak <= min(m.peak for m in once if max(m.runs) <= 2)
 
 
-@pytest.mark.parametrize(("share", "most"), [(0.03, 3), (0.3, 1.8)])
+@pytest.mark.parametrize(("share", "most"), [(0.03, 2.4), (0.3, 1.65)])
 def test_long_chains_keep_to_their_budget(share: float, most: float) -> None:
-    """Two hundred layers are put into groups: right, but not the optimum."""
     layers = random_layers(200, seed=1, most=10**6)
     memory = int(share * (sum(layers.residuals) + sum(layers.carry)))
     ours = Machine(layers).execute(chain.within(layers, memory))
@@ -149,11 +148,28 @@ def test_long_chains_keep_to_their_budget(share: float, most: float) -> None:
     assert ours.work <= most * sum(layers.work)
 
 
-def test_long_chains_of_equal_layers_are_near_the_optimum() -> None:
-    layers = Layers((1,) * 200, (1,) * 200, (0,) * 200)
-    for checkpoints in (3, 10, 40):
-        work = chain.work_of(chain.with_checkpoints(layers, checkpoints), layers)
-        assert work <= 1.15 * (200 + binomial.advances(200, checkpoints))
+@pytest.mark.parametrize("checkpoints", [1, 2, 3, 10, 40, 200, 298])
+def test_long_chains_of_equal_layers_are_reversed_by_revolve(checkpoints: int) -> None:
+    """With one or two checkpoints, schedules are nested deeper than Python's calls may be."""
+    layers = Layers((7,) * 1500, (1,) * 1500, (0,) * 1500)
+    schedule = chain.with_checkpoints(layers, checkpoints)
+    assert chain.work_of(schedule, layers) == 7 * (1500 + binomial.advances(1500, checkpoints))
+    assert [*chain.layers_in(schedule)] == [*range(1500)]
+
+
+@pytest.mark.parametrize("most_terms", [10**9, 2 * 10**6, 10**5])
+def test_more_checkpoints_never_take_more_work(
+    most_terms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they if the table has no room for all of them."""
+    monkeypatch.setattr(chain, "MOST_TERMS", most_terms)
+    layers = random_layers(60, seed=3, most=50)
+    work = [
+        chain.work_of(chain.with_checkpoints(layers, checkpoints), layers)
+        for checkpoints in (1, 2, 3, 5, 8, 13, 20, 30, 40, 58, 59, 60)
+    ]
+    assert work == sorted(work, reverse=True)
+    assert work[-1] == 2 * sum(layers.work) - layers.work[-1]
 
 
 def test_runs_are_those_of_the_machine() -> None:

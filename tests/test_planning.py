@@ -1,5 +1,6 @@
 """Choosing a plan: blocks, what a plan is to keep to, budgets of memory, and what is asked for."""
 
+import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
@@ -12,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_schedule import optimal_advances, run_abstract_machine
 
-from jax_revolve import HostMemory, Plan, longest_plan, plan
+from jax_revolve import Disk, HostMemory, Plan, longest_plan, plan
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
@@ -672,3 +673,38 @@ def test_readable(size: int, expected: str) -> None:
 def test_readable_is_read_again(size: int) -> None:
     """Three digits of it."""
     assert parse_bytes(readable(size)) == pytest.approx(size, rel=0.00501)
+
+
+def calls_of(run: Any) -> int:
+    """The Python functions that are called: planning is nothing else."""
+    count = 0
+
+    def tell(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(tell)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("is_while", [False, True])
+@pytest.mark.parametrize("storage", [None, HostMemory(), Disk("folder")], ids=str)
+@pytest.mark.parametrize("memory", [None, 10**8])
+def test_planning_does_not_iterate_over_the_steps(
+    memory: int | None, storage: Any, is_while: bool
+) -> None:
+    """It does over block sizes, of which there are about as many as the length has digits."""
+    sizes = Sizes(400, 500, 500, 400, work=500.0)
+
+    def calls(length: int) -> int:
+        fewest = plan(length).checkpoints
+        request = Request(length, memory, fewest, None, is_while, storage)
+        return calls_of(lambda: request.resolve(sizes))
+
+    few, many = calls(10**4), calls(10**6)
+    assert many <= 4 * few
+    assert many <= 700_000

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 from functools import cache
+from itertools import takewhile
 from math import comb, prod
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jax_revolve import plan
+from jax_revolve import Plan, plan
+from jax_revolve.engine.split import SplitTable
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape, revolve
 from jax_revolve.schedule.nested import in_base
@@ -97,6 +100,39 @@ def test_split_is_one_clip(steps: int, checkpoints: int) -> None:
     else:
         expected = b(c, r - 1)
     assert binomial.split(steps, checkpoints) == expected
+
+
+def positions_before_the_first_tape(steps: int, checkpoints: int) -> list[int]:
+    before = takewhile(lambda a: not isinstance(a, Tape), revolve(steps, checkpoints))
+    return [a.position for a in before if isinstance(a, Store)]
+
+
+@given(st.integers(2, 10**6), st.integers(1, 300))
+def test_first_positions_are_those_of_the_actions(steps: int, checkpoints: int) -> None:
+    found = binomial.first_positions(steps, checkpoints)
+    assert found == positions_before_the_first_tape(steps, checkpoints)
+
+
+def test_first_positions_of_short_loops() -> None:
+    for steps in range(2, 90):
+        for checkpoints in range(1, steps + 2):
+            found = binomial.first_positions(steps, checkpoints)
+            assert found == positions_before_the_first_tape(steps, checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("length", "checkpoints"), [(50, 1), (50, 2), (60, 7), (200, 30), (10**9, 12), (10**6, 3)]
+)
+def test_the_table_of_splits(length: int, checkpoints: int) -> None:
+    """Of the splits that a schedule asks for, on the device."""
+    table = SplitTable(Plan(length, checkpoints))
+    repetitions = binomial.repetition(length + 1, checkpoints)
+    for free in range(2, checkpoints + 1):
+        longest = min(binomial.beta(free, repetitions), length + 1)
+        for steps in {2, 3, 5, longest // 3, longest // 2, longest - 1, longest}:
+            if 2 <= steps <= longest:
+                got = int(table(jnp.int32(steps), jnp.int32(free)))
+                assert got == binomial.split(steps, free)
 
 
 @pytest.mark.parametrize(("length", "checkpoints", "repetitions", "advances"), ORACLES)

@@ -14,7 +14,6 @@ EQUINOX_BOUNDED = "equinox bounded"
 MASKED = "masked lax.scan"
 
 SINGLE_STEPS = "pure Revolve"
-BY_PLATFORM = "jax_revolve, profile of the platform"
 
 ON_DEVICE = "jax_revolve, checkpoints on the device"
 PLAIN_LAYERS = "plain"

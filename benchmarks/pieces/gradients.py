@@ -1,17 +1,12 @@
 """Times and bytes of gradients: over memory, with checkpoints in the host's memory, and of while
 loops."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
-from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
-
-import jax
 
 from benchmarks.contenders import names, while_loops
-from benchmarks.contenders.budgets import Within, equinox_as_lean, given, plan_within
+from benchmarks.contenders.budgets import Within, equinox_as_lean
 from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN, REMAT
 from benchmarks.runner.comparison import Record
@@ -34,9 +29,6 @@ from benchmarks.workloads.steps import (
     waves_3d,
 )
 from jax_revolve import HostMemory, checkpointed_scan
-from jax_revolve.calibration import transfers
-from jax_revolve.profiles.in_force import VARIABLE, profile_in_force
-from jax_revolve.profiles.profile import FOLDER as PROFILES
 
 SHARES = (0.3, 0.1, 0.03)
 """Budgets, of what `lax.scan` takes."""
@@ -70,40 +62,22 @@ def measure_front(name: str, setting: Setting) -> Iterator[Record | None]:
     """What there must be is timed first: there may be no time for all of the searches."""
     make, shapes = FRONTS[name]
     workload = scanned(make(*setting.of(shapes)))
-    trials, profile = Trials(workload, setting.seconds), str(profile_in_force())
+    trials = Trials(workload, setting.seconds)
     everything = trials.compile(LAX_SCAN)  # its bytes are needed, even if it does not run
     trials.attempt_all([LAX_SCAN, REMAT])
     lean: list[Program] = []
     for share in SHARES:
         lean += trials.search(names.JAX_REVOLVE, Within(share), everything)
-    yield from ({**record, "profile": profile} for record in trials.records(FIRST_TIMES))
-    for share in SHARES:
-        trials.search(names.BY_PLATFORM, partial(_by_platform, share), everything)
+    yield from trials.records(FIRST_TIMES)
     for program in lean:
         trials.search(names.EQUINOX, equinox_as_lean, everything, program)
         trials.search(names.NESTED, BestNested(levels_tried=1), everything, program)
     yield None
-    yield from ({**record, "profile": profile} for record in trials.records())
-
-
-def _by_platform(share: float, compile: Any, earlier: list[Program]) -> list[Program]:
-    """The plan that is chosen without a calibration, if it is another one."""
-    budget = int(share * earlier[0].temp_bytes)
-    chosen = plan_within(compile.workload, budget)
-    platform = PROFILES / f"{jax.devices()[0].platform}.json"
-    with patch.dict(os.environ, {VARIABLE: str(platform)} if platform.exists() else {}):
-        plan = plan_within(compile.workload, budget)
-    if plan is None or plan == chosen:
-        return []
-    return [compile(given(names.BY_PLATFORM, budget, plan))]
+    yield from trials.records()
 
 
 def measure_host_offload(setting: Setting) -> Iterator[Record]:
-    """The transfers alone, and gradients with checkpoints in the host's memory."""
-    with TemporaryDirectory() as folder:
-        found = transfers.constants(folder, has_host_memory=True)
-    byte = found["host_byte"]
-    yield {"kind": "transfers", **found, "gigabytes_per_second": 1 / byte if byte else None}
+    """Gradients with checkpoints in the host's memory."""
     count = setting.of(ON_DEVICE)
     options: dict[str, dict[str, Any]] = {
         names.ON_DEVICE: {"checkpoints": count},

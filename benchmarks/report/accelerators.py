@@ -93,14 +93,6 @@ def _count(name: str, digits: int = 0) -> Callable[[Run], str]:
     return lambda run: number(run.fields.get(name), digits)
 
 
-def _profiles(results: Results) -> list[Run]:
-    return find(results.runs, kind="profile")
-
-
-def _constant(name: str) -> Column:
-    return (f"`{name}`", lambda run: f"{run[name]:g}")
-
-
 def _result(run: tuple[str, dict[str, Any], list[Run]]) -> str:
     _, piece, records = run
     told = [r for r in records if "summary" in r.fields]
@@ -136,17 +128,6 @@ ACCELERATORS = {
             ("size", lambda row: row[1]["size"]),
             ("seconds", lambda row: number(row[1]["seconds"], 0)),
             ("result", _result),
-        ],
-    ),
-    "accelerator-profiles": _device(
-        "The profile as it was calibrated, in nanoseconds, and the rank correlation of predicted"
-        " and measured times before and after",
-        _profiles,
-        [
-            ("before", lambda run: number(run["rank_correlation_before"])),
-            ("after", lambda run: number(run["rank_correlation"])),
-            *map(_constant, ("kernel", "evaluation", "block", "waiting", "byte")),
-            *map(_constant, ("host_transfer", "host_byte")),
         ],
     ),
     "accelerator-fronts": _device(

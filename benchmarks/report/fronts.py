@@ -104,9 +104,8 @@ FRONTS = {
     "plans": Table(
         "plans-cpu",
         "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
-        " measured quickest of the plans that fit, and how much longer others take: those"
-        " predicted quickest by the profile of the package and by one that `calibrate` measured,"
-        " and the one that `measure=True` finds (`benchmarks/plans.py`):",
+        " measured quickest of the plans that fit, and how much longer others take: the one"
+        " predicted to be fastest, and the one that `measure=True` finds (`benchmarks/plans.py`):",
         lambda results: iter(results.runs),
         [
             ("loop", lambda run: run["workload"]),
@@ -114,7 +113,6 @@ FRONTS = {
             ("measured quickest", _best),
             ("time", lambda run: f"{run['best_ms']:.0f} ms"),
             ("predicted", _chosen("predicted")),
-            ("calibrated", _chosen("calibrated")),
             ("`measure=True`", _chosen("measured")),
         ],
     ),

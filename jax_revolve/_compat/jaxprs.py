@@ -255,10 +255,13 @@ def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
 
 
 def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
-    return any(
-        test(eqn) or any(_any_equation(inner, test) for inner in _all_jaxprs(eqn))
-        for eqn in closed.eqns
-    )
+    rest: list[Any] = [closed]
+    while rest:
+        for eqn in rest.pop().eqns:
+            if test(eqn):
+                return True
+            rest += _all_jaxprs(eqn)
+    return False
 
 
 def _all_jaxprs(eqn: Any) -> list[Any]:

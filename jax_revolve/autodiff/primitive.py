@@ -19,6 +19,7 @@ from jax_revolve.autodiff.reverse_sweep import check_collectives, reverse_sweep
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Held
+from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
@@ -85,13 +86,9 @@ def _reversible(loop: Loop, activity: Activity, operands: Flat) -> Loop:
 def _resolve(
     request: Request, loop: Loop, activity: Activity, restart: Mask, operands: Operands
 ) -> AnyPlan:
-    try:
-        sizes = sizes_of(loop, activity, restart, operands)
-    except ValueError:
-        # JAX cannot transpose the step, and says so when it is asked to. `jax.linearize` does not
-        # ask, and any plan will do for it.
-        return Plan(request.length, 1)
-    return request.resolve(sizes)
+    if not taped_step(loop, activity, operands).is_transposable:
+        return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
+    return request.resolve(sizes_of(loop, activity, restart, operands))
 
 
 _Loops(loop_p, prune_jvp)

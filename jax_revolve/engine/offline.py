@@ -2,8 +2,7 @@
 the last block."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import groupby, takewhile
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ from jax_revolve.engine.slots import (
 from jax_revolve.engine.split import integers
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
-from jax_revolve.schedule import actions
+from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
@@ -69,7 +68,7 @@ def _store_and_advance(
     starts, stops = _first_advances(plan)
     if plan.static_levels:
         runs = _runs_on_levels(plan)
-    elif len(set(stops - starts)) <= 1:
+    elif len(np.unique(stops - starts)) <= 1:
         runs = _runs_alike(plan.block_size, starts, stops)
     else:
         is_far = any(map(is_on_host, slots))
@@ -118,14 +117,12 @@ def _runs_on_levels(plan: AnyPlan) -> list[_Run]:
 def _runs_alike(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_Run]:
     """Consecutive advances as runs of the same length, of which a schedule for a storage has
     few."""
-    runs, number = [], 0
-    for size, alike in groupby((stops - starts).tolist()):
-        count = len(list(alike))
-        runs.append(
-            _Run(block_size * int(starts[number]), block_size * size, count, number, number)
-        )
-        number += count
-    return runs
+    sizes = stops - starts
+    firsts = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
+    return [
+        _Run(block_size * int(starts[i]), block_size * int(sizes[i]), end - i, i, i)
+        for i, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True)
+    ]
 
 
 def _step_with_ys(
@@ -313,12 +310,13 @@ def after_all_steps(plan: AnyPlan, held: Held) -> Held:
     return held._replace(positions=integers(positions), top=top, steps=plan.length)
 
 
+@lru_cache(maxsize=64)
 def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
     """The blocks at which the advances of the forward sweep start, each from a checkpoint, and
     stop."""
     first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
-    schedule = actions.revolve(plan.scheduled_blocks, slots_used(plan), first=first)
-    before = takewhile(lambda a: not isinstance(a, actions.Tape), schedule)
-    advances = np.array([a for a in before if isinstance(a, actions.Advance)], np.int32)
-    starts, stops = advances.reshape(-1, 2).T
-    return starts, stops
+    target = plan.scheduled_blocks - first - 1
+    if target < 1:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    starts = first + np.array(first_positions(target + 1, slots_used(plan)), np.int32)
+    return starts, np.append(starts[1:], np.int32(first + target))

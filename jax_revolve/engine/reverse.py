@@ -17,7 +17,7 @@ from jax_revolve.engine.tape.branch import in_a_branch
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
-from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Operands, pick
 from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
@@ -276,15 +276,14 @@ def _turns(run: Callable[..., T], turns: Any, body: Callable[..., T], state: T) 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
     """The moves as a table: which carry to read, the first block to reverse and the one to stop
     before, which block the carry enters, and whether it is read for the last time."""
-    moves, positions = list(plan.moves), [*plan.stores, plan.tail]
+    positions = np.array([*plan.stores, plan.tail], np.int32)
+    moves = np.array(plan.parts, np.int32).T
     if with_tail:
-        moves = [Move(len(plan.stores), plan.tail, plan.blocks), *moves]
-    last = {move.store: number for number, move in enumerate(moves)}
-    rows = [
-        (*move, positions[move.store], last[move.store] == number)
-        for number, move in enumerate(moves)
-    ]
-    return np.array(rows, np.int32)
+        tail = np.array([[len(plan.stores), plan.tail, plan.blocks]], np.int32)
+        moves = np.concatenate([tail, moves])
+    stores = moves[:, 0]
+    is_last = np.append(stores[1:] != stores[:-1], True)  # all parts of a segment are neighbors
+    return np.column_stack([moves, positions[stores], is_last.astype(np.int32)])
 
 
 def _store_on_the_way(

@@ -1,5 +1,6 @@
 """The split of the schedule on the device: a look-up in a small table."""
 
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition, split_terms
+from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition
 from jax_revolve.schedule.plan import Reversal
 
 
@@ -26,17 +27,25 @@ class SplitTable:
         # is the length of the loop, but no rule is needed.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1
         most = max(min(most, MOST_REPETITIONS_IN_TABLES), 2)
-        rows = [[(2, _LARGEST)] + [(_LARGEST, 0)] * (most - 2)]
-        for c in range(2, s + 1):
-            terms = [split_terms(c, r) for r in range(2, most + 1)]
-            rows.append([(low + offset, high - low) for low, offset, high in terms])
-        table = np.minimum(np.array(rows, dtype=object), _LARGEST).astype(np.int32)
-        self.table = table.transpose(0, 2, 1)
+        self.table = _table(s, most)
 
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         """The split; 1 for a single step, which is not split."""
         starts, rises = entry(jnp.asarray(self.table), checkpoints - 1)
         return 1 + jnp.sum(jnp.clip(steps - starts, 0, rises), dtype=jnp.int32)
+
+
+def _table(checkpoints: int, most: int) -> np.ndarray:
+    """The rows, from the terms of `schedule.binomial.split_terms` for r = 2, ..., `most`."""
+    row = np.ones(checkpoints + 1, np.int64)
+    table = np.zeros((checkpoints, 2, most - 1), np.int64)
+    for r in range(2, most + 1):
+        shortest = row[2:]
+        row = np.minimum(np.cumsum(row), _BEYOND)  # beta(c, r - 1) for all c
+        longest, offset = row[2:], row[1:-1] + row[:-2]
+        table[1:, :, r - 2] = np.stack([shortest + offset, longest - shortest], axis=1)
+    table[0, :, 0], table[0, 0, 1:] = (2, _LARGEST), _LARGEST
+    return np.minimum(table, _LARGEST).astype(np.int32)
 
 
 def entry(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -63,7 +72,11 @@ class Way:
     """
 
     def __init__(self, plan: Reversal, levels: int) -> None:
-        self._split, self._levels, self._size = SplitTable(plan), levels, plan.block_size
+        self._plan, self._levels, self._size = plan, levels, plan.block_size
+
+    @cached_property
+    def _split(self) -> SplitTable:
+        return SplitTable(self._plan)
 
     def from_position(self, position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
         target = position + self._split(block + 1 - position, self._levels - top)
@@ -81,3 +94,5 @@ class Way:
 
 
 _LARGEST = np.iinfo(np.int32).max
+_BEYOND = 2**32
+"""More than any difference of a 32-bit integer and another one; sums of 2**31 of these fit."""

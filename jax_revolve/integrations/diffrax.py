@@ -10,7 +10,9 @@ import jax
 
 try:
     import diffrax
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "diffrax":
+        raise  # Diffrax is there, and lacks something itself
     raise ImportError(
         "jax_revolve.integrations.diffrax needs Diffrax, which is not installed. Install it with "
         'pip install "jax_revolve[diffrax]".'

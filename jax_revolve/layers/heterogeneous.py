@@ -11,6 +11,7 @@ from jax_revolve.layers.layer import Layer, check_state, is_array
 from jax_revolve.layers.measure import measure
 from jax_revolve.layers.segment import run_segment
 from jax_revolve.loops.options import Options
+from jax_revolve.schedule import binomial
 from jax_revolve.schedule.arguments import parse_bytes
 from jax_revolve.schedule.chain import schedules as chain
 from jax_revolve.schedule.chain.schedules import Layers, Schedule
@@ -45,14 +46,31 @@ def run_heterogeneous(
     return _Run(layers, keys).entries(schedule, (x, state))
 
 
+MOST_RUNS = 25
+"""The most runs of a layer. As often it is inside one segment after the other, each of which takes
+about 30 of the 1000 calls that Python allows inside each other while JAX traces it."""
+
+
 def schedule_for(sizes: Layers, asked: Options) -> Schedule:
     """What the arguments ask for."""
+    count = len(sizes.work)
     if asked.memory is not None:
-        return chain.within(sizes, parse_bytes(asked.memory))
-    if asked.checkpoints is None:
+        schedule = chain.within(sizes, parse_bytes(asked.memory))
+    elif asked.checkpoints is None:
         return chain.by_default(sizes)
-    wanted = len(sizes.work) if asked.checkpoints == "all" else asked.checkpoints
-    return chain.with_checkpoints(sizes, wanted)
+    else:
+        wanted = count if asked.checkpoints == "all" else asked.checkpoints
+        schedule = chain.with_checkpoints(sizes, wanted)
+    most = max(chain.runs(schedule))
+    if most > MOST_RUNS:
+        name = "checkpoints" if asked.memory is None else "memory"
+        fewest = binomial.fewest_checkpoints(count, MOST_RUNS - 1)
+        raise ValueError(
+            f"{name} must be more for these {count} layers, but is {getattr(asked, name)!r}: a "
+            f"layer would run {most} times, and a program can hold at most {MOST_RUNS} runs of "
+            f"each. About {fewest} checkpoints are enough; or make a stack of equal layers."
+        )
+    return schedule
 
 
 class _Run:

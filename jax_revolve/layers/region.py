@@ -18,25 +18,54 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import AbstractValue, call_jaxpr, has_convolution, zeros
+from jax_revolve import _compat
+from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr, has_convolution, zeros
+from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.family import jvp_of_nonzero
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
     """`fun(*operands)`, run once all operands are available, and merged with nothing else."""
-    traced = jax.make_jaxpr(fun)(*operands)
-    run = jax.jit(call_jaxpr(traced))  # not traced again for each platform and branch
+    jaxpr, consts = _compat.without_consts(jax.make_jaxpr(fun)(*operands))
+    return apart_p.bind(*map(_compat.as_array, [*consts, *operands]), jaxpr=jaxpr)
+
+
+def _run(*operands: Any, jaxpr: ClosedJaxpr) -> list[Any]:
+    run = jax.jit(call_jaxpr(jaxpr))  # not traced again for each platform and branch
 
     def behind_a_barrier(*operands: Any) -> list[Any]:
         return run(*lax.optimization_barrier(operands))
 
     def in_a_branch(*operands: Any) -> list[Any]:
-        return _in_a_branch(run, traced.out_avals, operands)
+        return _in_a_branch(run, jaxpr.out_avals, operands)
 
     def on_copies(*operands: Any) -> list[Any]:
-        return run(*_in_a_branch(lambda *xs: list(xs), traced.in_avals, operands))
+        return run(*_in_a_branch(lambda *xs: list(xs), jaxpr.in_avals, operands))
 
-    on_cpu = on_copies if has_convolution(traced) else in_a_branch
+    on_cpu = on_copies if has_convolution(jaxpr) else in_a_branch
     return lax.platform_dependent(*operands, cpu=on_cpu, default=behind_a_barrier)
+
+
+def _types(*_: Any, jaxpr: ClosedJaxpr) -> Any:
+    return jaxpr.out_avals, jaxpr.effects
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], jaxpr: ClosedJaxpr) -> Any:
+    primals_out, tangents_out = jvp_of_nonzero(lambda xs: call_jaxpr(jaxpr)(*xs), primals, tangents)
+    return primals_out, tangents_out
+
+
+def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], jaxpr: ClosedJaxpr) -> Any:
+    run = call_jaxpr(jaxpr)
+    dims_out = batched_dims(axis, run, operands, dims)
+    return apart(vmap_over(axis, run, dims, dims_out), *operands), dims_out
+
+
+apart_p = _compat.new_primitive(
+    "apart", implementation=_run, output_types=_types, batch=_batch, jvp=_jvp
+)
+"""A primitive, because `lax.platform_dependent` has the computation once for each platform: where
+segments are nested, the program would double with each level."""
 
 
 def _in_a_branch(

@@ -1,14 +1,12 @@
 """What operations, loops and bytes take on a kind of device: the constants of the cost model.
 
-A profile is a small JSON file. Those of the platforms are beside this one;
-`python -m jax_revolve calibrate` measures one of a device. Only ratios matter for the choice of a
-plan.
+A profile is a small JSON file. Those of the platforms are beside this one. Only ratios matter for
+the choice of a plan.
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +15,34 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Profile:
-    """The nanoseconds that things take on a device.
+    """The nanoseconds that things take on a device."""
 
-    - `device`: the kind of device, as JAX names it, or a platform.
-    - `origin`: where the numbers come from.
+    device: str  # the kind of device, as JAX names it, or a platform
+    origin: str  # where the numbers come from
 
-    The work of a step (`step.work`):
+    # The work of a step (`step.work`)
+    product_operation: float  # an addition or multiplication of a matrix product or convolution
+    byte: float  # a byte of the result of any other operation
+    transcendental_byte: float  # the same of a transcendental function
+    slow_byte: float  # the same of an operation that has no vector instructions
+    kernel: float  # an operation that is a kernel of its own, such as a product or a gather
 
-    - `product_operation`: an addition or a multiplication of a matrix product or convolution.
-    - `byte`: a byte of the result of any other operation.
-    - `transcendental_byte`, `slow_byte`: the same where the operation is a transcendental function,
-      or one that has no vector instructions.
-    - `kernel`: an operation that is a kernel of its own, such as a product or a gather.
-
-    The work of a loop (`schedule.cost`):
-
-    - `evaluation`: an iteration of the loop that runs steps.
-    - `block`: an iteration of the loop over blocks.
-    - `waiting`: an iteration of a loop whose end depends on data.
-    - `residual_byte`: writing and reading a byte of residuals.
-    - `weight_byte`: adding to a byte of the cotangent of a weight.
-    - `held_byte`: allocating a byte, and touching it first, beyond the `reused` bytes that the
-      allocator hands out again. These are not a time.
-    - `saved_byte`: what a byte less in the residuals of a step may cost in time. It is worth more
-      than what storing it takes: blocks can be longer, and loops fit that did not.
-
-    Checkpoints elsewhere:
-
-    - `host_transfer`, `host_byte`: writing or reading a checkpoint in the host's memory, and a byte
-      of it.
-    - `disk_transfer`, `disk_byte`: the same for a file.
-    """
-
-    device: str
-    origin: str
-    product_operation: float
-    byte: float
-    transcendental_byte: float
-    slow_byte: float
-    kernel: float
-    evaluation: float
-    block: float
-    waiting: float
-    residual_byte: float
-    weight_byte: float
-    held_byte: float
-    reused: float
+    # The work of a loop (`schedule.cost`)
+    evaluation: float  # an iteration of the loop that runs steps
+    block: float  # an iteration of the loop over blocks
+    waiting: float  # an iteration of a loop whose end depends on data
+    residual_byte: float  # writing and reading a byte of residuals
+    weight_byte: float  # adding to a byte of the cotangent of a weight
+    held_byte: float  # allocating a byte, and touching it first, beyond the `reused` bytes
+    reused: float  # the bytes that the allocator hands out again; not a time
+    # What a byte less in the residuals of a step may cost. It is worth more than what storing it
+    # takes: blocks can be longer, and loops fit that did not.
     saved_byte: float
-    host_transfer: float
-    host_byte: float
-    disk_transfer: float
+
+    # Checkpoints elsewhere
+    host_transfer: float  # writing or reading a checkpoint in the host's memory
+    host_byte: float  # a byte of it
+    disk_transfer: float  # the same for a file
     disk_byte: float
 
     def __str__(self) -> str:
@@ -74,41 +50,40 @@ class Profile:
 
 
 TEXTS = ("device", "origin")
-NUMBERS = tuple(field.name for field in fields(Profile) if field.name not in TEXTS)
+MOST = 1e15
+"""More is a mistake, and products of such numbers are still finite."""
 
 
 def read(path: Path) -> Profile:
-    """The profile in a file."""
+    """The profile in a file; a `ValueError` that names the file if it holds none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} must be a profile in JSON, but is not: {error}.") from error
-    return _checked(found, path)
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise _refusal(path, f"must be JSON, but is not: {error}") from error
+    if not isinstance(found, dict):
+        raise _refusal(path, f"must be a JSON object, but is a {type(found).__name__}")
+    names = {field.name for field in fields(Profile)}
+    for what, wrong in ("lacks", names - {*found}), ("has no use for", {*found} - names):
+        if wrong:
+            raise _refusal(path, f"{what} these entries: {', '.join(sorted(wrong))}")
+    for name, value in found.items():
+        if name in TEXTS:
+            if not isinstance(value, str):
+                raise _refusal(path, f"must have a text as {name}, but it is {value!r}")
+        elif type(value) not in (int, float) or not 0 <= value <= MOST:
+            allowed = f"a number from 0 to {MOST:g}"
+            raise _refusal(path, f"must have {allowed} as {name}, but it is {value!r}")
+    values: dict[str, Any] = {n: v if n in TEXTS else float(v) for n, v in found.items()}
+    return Profile(**values)
 
 
-def _checked(found: Any, path: Path) -> Profile:
-    names = {*TEXTS, *NUMBERS}
-    if not isinstance(found, dict) or set(found) != names:
-        given = sorted(found) if isinstance(found, dict) else type(found).__name__
-        raise ValueError(
-            f"{path} must have the entries {', '.join(sorted(names))}, but has {given}. Make it "
-            "anew with python -m jax_revolve calibrate."
-        )
-    for name in NUMBERS:
-        value = found[name]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not isfinite(value) or value < 0:
-            raise ValueError(f"{name} in {path} must be a number >= 0, but is {value!r}.")
-    numbers = {name: float(found[name]) for name in NUMBERS}
-    return Profile(str(found["device"]), str(found["origin"]), **numbers)
-
-
-def write(profile: Profile, path: Path) -> None:
-    """Write a profile to a file, whose folder is made if it is not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(asdict(profile), indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+def _refusal(path: Path, problem: str) -> ValueError:
+    return ValueError(
+        f"The profile {path} {problem}. Copy one of the profiles in {FOLDER} and change its "
+        "numbers, or unset JAX_REVOLVE_PROFILE to use the one of the platform."
+    )
 
 
 @cache

@@ -28,9 +28,10 @@ Source: G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algo
 computation", SIAM J. Sci. Comput. 38(3), 2016, for the recurrence.
 """
 
-from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
+from operator import sub
 from typing import NamedTuple
 
 from jax_revolve.schedule.binomial import beta, smallest
@@ -79,28 +80,50 @@ class Move(NamedTuple):
     stop: int
 
 
-def moves(blocks: int, slots: int, transfers: Transfers) -> Iterator[Move]:
-    """The parts of all segments, in the order in which they are reversed after the tail.
+class Parts(NamedTuple):
+    """The parts of all segments, in the order in which they are reversed after the tail: the fields
+    of a `Move`, each as a list."""
+
+    stores: list[int]
+    starts: list[int]
+    stops: list[int]
+
+
+def tail(blocks: int, slots: int, transfers: Transfers) -> int:
+    """The first block of the tail."""
+    if not transfers.writes:
+        return 0
+    r = repetition(blocks, slots, transfers)
+    missing, longest = _capacity(r, slots, transfers) - blocks, beta(slots, r)
+    return blocks - (longest - min(missing, longest - beta(slots, r - 1)))
+
+
+def parts(blocks: int, slots: int, transfers: Transfers) -> Parts:
+    """The parts of all segments.
 
     Segments are as long as the repetition number allows, and therefore alike. A loop that is
     shorter than the repetition number allows first has a shorter tail, and then shorter last
     segments.
     """
-    each, more = _parts_of_a_segment(transfers)
+    writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
     r = repetition(blocks, slots, transfers)
+    # The last segments come first, and the first `more` segments have one part more.
+    depths = [*range(1, each + 1)] * (writes - more) + [*range(1, each + 2)] * more
+    segments = [store for store in range(writes - 1, more - 1, -1) for _ in range(each)]
+    segments += [store for store in range(more - 1, -1, -1) for _ in range(each + 1)]
     longest = [beta(slots, r - depth) for depth in range(each + 3)]
-    shortest = longest[1:]
     missing = _capacity(r, slots, transfers) - blocks
-    shorter = min(missing, longest[0] - shortest[0])
-    missing -= shorter
-    stop = blocks - (longest[0] - shorter)
-    for segment in reversed(range(transfers.writes)):
-        for depth in range(1, each + (segment < more) + 1):
-            shorter = min(missing, longest[depth] - shortest[depth])
-            missing -= shorter
-            start = stop - (longest[depth] - shorter)
-            yield Move(segment, start, stop)
-            stop = start
+    missing -= min(missing, longest[0] - longest[1])
+    lengths = [longest[depth] for depth in depths]
+    for part, depth in enumerate(depths):
+        if not missing:
+            break
+        shorter = min(missing, longest[depth] - longest[depth + 1])
+        lengths[part] -= shorter
+        missing -= shorter
+    end = tail(blocks, slots, transfers)
+    edges = [*accumulate(lengths, sub, initial=end)]
+    return Parts(segments, edges[1:], edges[:-1])
 
 
 @lru_cache(maxsize=1024)
@@ -113,14 +136,14 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
     """
     most = max(blocks - 1, 0) if most is None else min(most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
-    middle = smallest(lambda m: m >= most or bound(m + 1) >= bound(m))
+    middle = bound.least_at(most)
     found = _with_reads(blocks, slots, transfer, middle)
     for writes in range(middle - 1, -1, -1):
-        if bound(writes) > found[0]:
+        if bound(writes) > found[0] * bound.unit:
             break
         found = min(found, _with_reads(blocks, slots, transfer, writes))
     for writes in range(middle + 1, most + 1):
-        if bound(writes) >= found[0]:
+        if bound(writes) >= found[0] * bound.unit:
             break
         found = min(found, _with_reads(blocks, slots, transfer, writes))
     return found[1]
@@ -144,31 +167,55 @@ def _with_reads(
 
 
 class LowerBound:
-    """A lower bound: the least cost for a number of writes, with a fractional number of reads.
+    """A lower bound: the least cost for a number of writes, with a fractional number of reads. It
+    is an integer, in units of `1 / unit`.
 
     By duality, it is the maximum of p n - S(p) - (what the segments save) over the price p of a
     block. A part of depth d saves S(p - d), where S grows from 0 by beta(s, r) between r and r + 1.
     A segment has all parts that save more than a read costs, and at least one. The maximum is at an
-    integer p, or where one part more begins to save that much; all of these p are `part` above an
-    integer.
+    integer p, or where one part more begins to save that much; all of these p are `part / unit`
+    above an integer.
     """
 
     def __init__(self, blocks: int, slots: int, transfer: Fraction) -> None:
-        self.blocks, self.slots, self.transfer = blocks, slots, transfer
+        self.blocks, self.slots = blocks, slots
         self.whole = smallest(lambda p: beta(slots + 1, p - 1) > transfer) - 1
-        above = transfer - beta(slots + 1, self.whole - 1)
-        self.part = above / beta(slots, self.whole)
+        last = beta(slots, self.whole)
+        self.unit = transfer.denominator * last
+        self.transfer = transfer.numerator * last
+        self.part = transfer.numerator - transfer.denominator * beta(slots + 1, self.whole - 1)
 
-    def __call__(self, writes: int) -> Fraction:
-        price = smallest(lambda p: self.at(p + 1, writes) <= self.at(p, writes))
-        between = (self.at(p, writes, self.part) for p in (price - 1, price) if p >= 0)
-        return max(self.at(price, writes), *between)
+    def __call__(self, writes: int) -> int:
+        def at(price: int, part: int = 0) -> int:
+            return self._without_writes(price, part) - writes * self._saved(price, part)
 
-    def at(self, price: int, writes: int, part: Fraction = Fraction(0)) -> Fraction:
-        """The bound from the price `price + part`."""
+        price = smallest(lambda p: at(p + 1) <= at(p))
+        return max(at(price), *(at(p, self.part) for p in (price - 1, price) if p >= 0))
+
+    def least_at(self, most: int) -> int:
+        """The fewest writes, at most `most`, with the least bound.
+
+        At each price the bound is a line, which falls with the number of writes if a segment saves
+        anything. It saves more at a higher price. The minimum is where the last line that does not
+        fall meets the first one that does.
+        """
+        price = smallest(lambda p: self._saved(p, 0) > 0)
+        between = (price - 1, self.part)
+        low, high = (price - 1, 0), (price, 0)
+        low, high = (low, between) if self._saved(*between) > 0 else (between, high)
+        apart = self._without_writes(*high) - self._without_writes(*low)
+        crossing = apart // (self._saved(*high) - self._saved(*low))
+        return min((min(max(m, 0), most) for m in (crossing, crossing + 1)), key=self)
+
+    def _without_writes(self, price: int, part: int) -> int:
+        """The bound from the price `price + part / unit`, without segments."""
+        s = self.slots
+        tail = self.unit * beta(s + 1, price - 1) + part * beta(s, price)
+        return (self.unit * price + part) * self.blocks - tail
+
+    def _saved(self, price: int, part: int) -> int:
+        """What a segment saves at that price."""
         s, parts = self.slots, max(price - self.whole - 1, 1)
-        tail = beta(s + 1, price - 1) + part * beta(s, price)
-        segment = beta(s + 2, price - 2) - beta(s + 2, price - parts - 2)
-        segment += part * (beta(s + 1, price - 1) - beta(s + 1, price - parts - 1))
-        segment -= self.transfer * (parts + 1)
-        return (price + part) * self.blocks - tail - writes * segment
+        saved = self.unit * (beta(s + 2, price - 2) - beta(s + 2, price - parts - 2))
+        saved += part * (beta(s + 1, price - 1) - beta(s + 1, price - parts - 1))
+        return saved - self.transfer * (parts + 1)

@@ -17,7 +17,7 @@ from jax_revolve.schedule.actions import (
     revolve,
     value_and_gradient,
 )
-from jax_revolve.schedule.multistage import Move
+from jax_revolve.schedule.multistage import Move, Parts
 from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.storage import (
     STORAGES,
@@ -60,19 +60,24 @@ class TwoLevelPlan(Reversal):
     def stores(self) -> tuple[int, ...]:
         """The blocks whose entering carries the forward sweep writes to the storage, in ascending
         order."""
-        lowest = {store: start for store, start, _ in self.moves}
-        return tuple(reversed(lowest.values()))
+        stores, starts, _ = self.parts
+        return tuple(reversed(dict(zip(stores, starts, strict=True)).values()))
 
     @cached_property
     def tail(self) -> int:
         """The first block of the tail, which follows the one-level schedule with the slots of the
         device: in the forward sweep, and in the first part of the reverse sweep."""
-        return self.moves[0].stop if self.moves else 0
+        return multistage.tail(self.scheduled_blocks, self.checkpoints, self._transfers)
 
-    @cached_property
+    @property
     def moves(self) -> tuple[Move, ...]:
         """The parts of the reverse sweep after the tail, in order."""
-        return tuple(multistage.moves(self.scheduled_blocks, self.checkpoints, self._transfers))
+        return tuple(map(Move, *self.parts))
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The `moves`, as a list of each of their fields."""
+        return multistage.parts(self.scheduled_blocks, self.checkpoints, self._transfers)
 
     @property
     def writes(self) -> int:
@@ -114,7 +119,7 @@ class TwoLevelPlan(Reversal):
     @property
     def without_empty_storage(self) -> "Plan | TwoLevelPlan":
         """The one-level plan if the storage holds nothing, and otherwise the plan itself."""
-        return self if self.stores else Plan(self.length, self.checkpoints, self.block_size)
+        return self if self.writes else Plan(self.length, self.checkpoints, self.block_size)
 
     def __iter__(self) -> Iterator[Action]:
         s, k, stores = self.checkpoints, self.block_size, self.stores

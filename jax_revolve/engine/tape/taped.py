@@ -106,6 +106,16 @@ class TapedStep:
         return self.step.linearized.types
 
     @cached_property
+    def is_transposable(self) -> bool:
+        """Whether JAX transposes the step. If not, the reverse sweep raises JAX's error, which is
+        not kept here."""
+        try:
+            _ = self._pullback
+        except (ValueError, NotImplementedError):  # a while loop; a primitive without the rule
+            return False
+        return True
+
+    @cached_property
     def weight_gradients(self) -> WeightGradients:
         """For steps in a block."""
         return self._weight_gradients()

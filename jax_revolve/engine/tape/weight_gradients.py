@@ -24,6 +24,7 @@ from jax_revolve._compat import (
     bytes_of,
     is_literal,
     run_equation,
+    variables,
     varying_variables,
     with_outputs,
 )
@@ -70,10 +71,10 @@ class WeightGradients:
         self._most_steps = most_steps
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
-        self._makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self._varying = varying_variables(jaxpr, pick(jaxpr.invars, varies))
         buffers = zip(jaxpr.invars, stored, strict=True)
         self._stored = {v: buffer for v, buffer in buffers if buffer is not None}
+        self._factors = self._find_factors()
         self._kept: list[Variable] = []
         self.deferred = tuple(map(self._defer, self._consts))
         """Which cotangents of consts are left to the end of a piece."""
@@ -101,30 +102,33 @@ class WeightGradients:
     def of_piece(self, stored: list[Any], kept: list[Any], inputs: Sequence[Any]) -> list[Any]:
         """The deferred cotangents, from buffers with an entry for each step. What is kept of steps
         that do not count must be zero. Of the inputs, only those that do not vary are used."""
-        buffers = {v: stored[i] for v, i in self._stored.items()}
-        buffers.update(zip(self._kept, kept, strict=True))
-
-        def total(v: Variable) -> Any:
-            if is_literal(v):
-                return v.val
-            if not self._varies(v):
-                return with_outputs(self._pullback, [v], effects=False)(inputs)[0]
-            eqn = self._makers[v]
-            if eqn.primitive.name == "dot_general":
-                return _sum_of_products(eqn, *(buffers[operand] for operand in eqn.invars))
-            return run_equation(eqn, list(map(total, eqn.invars)))
-
-        return list(map(total, pick(self._consts, self.deferred)))
-
-    def _varies(self, v: Variable) -> bool:
-        return not is_literal(v) and v in self._varying
+        values = {v: stored[i] for v, i in self._stored.items()}
+        values.update(zip(self._kept, kept, strict=True))
+        cotangents = pick(self._consts, self.deferred)
+        needed, equations = {*cotangents}, []
+        for eqn in reversed(self._pullback.jaxpr.eqns):
+            if needed.isdisjoint(eqn.outvars) or eqn.outvars[0] not in self._factors:
+                continue
+            equations.append(eqn)
+            if eqn.primitive.name != "dot_general":
+                needed.update(variables(eqn.invars))
+        fixed = [v for v in needed if v not in self._varying]
+        of_fixed = with_outputs(self._pullback, fixed, effects=False)(inputs)
+        values.update(zip(fixed, of_fixed, strict=True))
+        for eqn in reversed(equations):
+            operands = [v.val if is_literal(v) else values[v] for v in eqn.invars]
+            is_product = eqn.primitive.name == "dot_general"
+            values[eqn.outvars[0]] = (
+                _sum_of_products(eqn, *operands) if is_product else run_equation(eqn, operands)
+            )
+        return [values[v] for v in cotangents]
 
     def _defer(self, cotangent: Variable) -> bool:
         """Whether a cotangent is left to the end of a piece. If so, its factors are kept."""
-        operands = self._operands(cotangent)
-        if operands is None:
+        factors = None if is_literal(cotangent) else self._factors.get(cotangent)
+        if factors is None:
             return False
-        new = [v for v in dict.fromkeys(operands) if v not in self._stored and v not in self._kept]
+        new = [v for v in factors if v not in self._stored and v not in self._kept]
         weight = bytes_of([cotangent.aval])
         is_small = weight < self._least_weight
         if is_small or bytes_of(v.aval for v in new) > self._most_kept * weight:
@@ -132,23 +136,28 @@ class WeightGradients:
         self._kept += new
         return True
 
-    def _operands(self, v: Variable) -> list[Variable] | None:
-        """The operands of the products that `v` is a sum of; `None` if it is anything else."""
-        eqn = self._makers.get(v) if self._varies(v) else None
-        if eqn is None:
-            return None
-        name, varying = eqn.primitive.name, list(map(self._varies, eqn.invars))
-        if name == "dot_general":
-            is_kept = any(operand not in self._stored for operand in eqn.invars)
-            return list(eqn.invars) if all(varying) and is_kept else None
-        is_sum = name in LINEAR_IN_ALL and all(varying)
-        is_linear = name in LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
-        if name == "pad":  # with anything but zeros it adds to each product
-            is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
-        if not (is_sum or is_linear):
-            return None
-        parts = list(map(self._operands, pick(eqn.invars, varying)))
-        return None if None in parts else [x for part in parts if part for x in part]
+    def _find_factors(self) -> dict[Variable, list[Variable]]:
+        """The variables that are sums of products, each with the operands of its products. Each
+        equation is looked at once: there may be many ways from a cotangent to a product."""
+        found: dict[Variable, list[Variable]] = {}
+        for eqn in self._pullback.jaxpr.eqns:
+            name = eqn.primitive.name
+            varying = [not is_literal(v) and v in self._varying for v in eqn.invars]
+            if name == "dot_general":
+                is_kept = any(operand not in self._stored for operand in eqn.invars)
+                if all(varying) and is_kept:
+                    found[eqn.outvars[0]] = list(eqn.invars)
+                continue
+            is_sum = name in LINEAR_IN_ALL and all(varying)
+            is_linear = name in LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
+            if name == "pad":  # with anything but zeros it adds to each product
+                is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
+            if is_sum or is_linear:
+                parts = [found.get(v) for v in pick(eqn.invars, varying)]
+                if None not in parts:
+                    factors = dict.fromkeys(x for part in parts if part for x in part)
+                    found[eqn.outvars[0]] = list(factors)
+        return found
 
 
 def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:

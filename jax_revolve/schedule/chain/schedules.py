@@ -21,18 +21,19 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from jax_revolve.schedule.arguments import TooLittleMemory, readable
-from jax_revolve.schedule.chain.table import Costs, Table
+from jax_revolve.schedule.binomial import split
+from jax_revolve.schedule.chain.table import Costs, Table, schedule_by
 
 Schedule: TypeAlias = tuple[Any, ...]
 """Entries are an `int` or a `Schedule`."""
 
-MOST_TERMS = 4_000_000
-"""The most sums that filling a table may take. They take less than a second."""
+MOST_TERMS = 1_200_000_000
+"""The most sums that filling a table may take. They take a second or two."""
 
 MOST_SLOTS = 200
 """The most slots that a memory budget is divided into. Sizes are rounded up to whole slots."""
 
-FEWEST_SLOTS = 80
+FEWEST_SLOTS = 40
 
 
 class Layers(NamedTuple):
@@ -52,14 +53,28 @@ class Layers(NamedTuple):
 
 def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
     """The least work with `checkpoints` stored carries, the initial one included, and the residuals
-    of one layer at a time."""
+    of one layer at a time. It is the least for equal layers, and for others unless there are
+    hundreds."""
     count = len(layers.work)
     if checkpoints >= count - 1:
         return (*((i,) for i in range(count - 1)), count - 1)
-    slots = checkpoints - 1
-    one, none = (1,) * count, (0,) * count
-    costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(None,) * count)
-    return Table(costs, slots, MOST_TERMS).schedule()
+    schedules = [schedule_by(count, checkpoints, _as_revolve)]
+    slots = min(checkpoints - 1, _most_slots(count))
+    if len(set(layers.work)) > 1 and slots >= 0:
+        one, none = (1,) * count, (0,) * count
+        costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(None,) * count)
+        schedules.append(Table(costs, slots).schedule())
+    return min(schedules, key=lambda found: work_of(found, layers))
+
+
+def _as_revolve(start: int, stop: int, checkpoints: int) -> tuple[int, int, bool]:
+    """The choice of Revolve, which is the best for layers of equal work."""
+    return start + split(stop - start, checkpoints), checkpoints - 1, False
+
+
+def _most_slots(count: int) -> int:
+    """The most slots, in addition to none, of a table for so many layers."""
+    return 6 * MOST_TERMS // count**3 - 1
 
 
 def within(layers: Layers, memory: int) -> Schedule:
@@ -77,7 +92,7 @@ def within(layers: Layers, memory: int) -> Schedule:
     if left >= sum(map(layers.hold, range(len(layers.work)))):
         return tuple(range(len(layers.work)))
     costs, slots = _rounded(layers, left)
-    table = Table(costs, slots, MOST_TERMS)
+    table = Table(costs, slots)
     return table.schedule() if table.is_feasible else _one_by_one(len(layers.work))
 
 
@@ -93,18 +108,24 @@ def by_default(layers: Layers) -> Schedule:
 
 def layers_in(schedule: Schedule) -> Iterator[int]:
     """The layers that a schedule reverses, in the order of the chain."""
-    for entry in schedule:
-        if isinstance(entry, int):
-            yield entry
-        else:
-            yield from layers_in(entry)
+    return (layer for layer, _ in _with_depths(schedule))
 
 
 def runs(schedule: Schedule) -> list[int]:
-    """The number of runs of each layer."""
-    counts = [0] * sum(1 for _ in layers_in(schedule))
-    _count(schedule, counts)
-    return counts
+    """The number of runs of each layer: one when it is taped, and one for each schedule that it is
+    advanced in."""
+    return [depth + 1 for _, depth in _with_depths(schedule)]
+
+
+def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """The layers, each with the number of schedules around it but the outermost."""
+    rest: list[tuple[int | Schedule, int]] = [(schedule, -1)]
+    while rest:
+        entry, depth = rest.pop()
+        if isinstance(entry, int):
+            yield entry, depth
+        else:
+            rest += [(inner, depth + 1) for inner in reversed(entry)]
 
 
 def work_of(schedule: Schedule, layers: Layers) -> int:
@@ -121,16 +142,6 @@ def least_memory(layers: Layers) -> int:
     )
 
 
-def _count(schedule: Schedule, counts: list[int]) -> None:
-    for entry in schedule:
-        if isinstance(entry, int):
-            counts[entry] += 1
-        else:
-            for layer in layers_in(entry):
-                counts[layer] += 1
-            _count(entry, counts)
-
-
 def _one_by_one(count: int) -> Schedule:
     schedule: Schedule = ()
     for layer in range(count):
@@ -143,7 +154,7 @@ def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
     count = len(layers.work)
     holds = [layers.hold(i) for i in range(count)]
     sizes = [*layers.carry, *holds]
-    most = min(MOST_SLOTS, max(6 * MOST_TERMS // count**3, FEWEST_SLOTS))
+    most = min(MOST_SLOTS, max(_most_slots(count), FEWEST_SLOTS))
 
     def in_slots(size: int, slots: int) -> int:
         return -(-size * slots // memory) if memory else (slots + 1) * (size > 0)

@@ -1,10 +1,12 @@
 """The table of the dynamic program for chains, in whole slots of memory."""
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
-from math import inf
-from operator import add
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+
+Rows = np.ndarray[Any, np.dtype[np.float64]]
+"""A row for each part of some length, with a number for each number of slots."""
 
 
 class Costs(NamedTuple):
@@ -24,158 +26,100 @@ class Costs(NamedTuple):
     tape: Sequence[int]
     hold: Sequence[int | None]
 
-    def part(self, start: int, stop: int) -> "Costs":
-        part = slice(start, stop)
-        return Costs(
-            self.work[part], self.keep[part], self.alone[part], self.tape[part], self.hold[part]
-        )
-
 
 class Table:
-    """C(i, j, m) of every part of the chain, for m from 0 to `slots`.
+    """C(i, j, m) of every part of the chain, for m from 0 to `slots`: see `schedules`.
 
-    The table of a chain of many layers would take too long. Then the lightest neighboring layers
-    form groups. Carries are kept between groups, and also within a group while that is reversed, by
-    a table of its own.
+    It is filled from short parts to long ones, for all parts of a length and all m at once. Of each
+    length there are two arrays: C and the work of advancing over the part, and C with the slots
+    that the first carry of the part occupies meanwhile.
     """
 
-    def __init__(self, costs: Costs, slots: int, most_terms: int) -> None:
+    def __init__(self, costs: Costs, slots: int) -> None:
         count = len(costs.work)
-        most = int((6 * most_terms / (slots + 1)) ** (1 / 3))
-        self._edges = _edges(costs, max(most, 2))
-        self._slots = slots
-        self._inner: list[Table] = []
-        if len(self._edges) <= count:
-            self._inner = [
-                Table(costs.part(i, j), slots, most_terms) for i, j in pairwise(self._edges)
-            ]
-        self._costs = _grouped(costs, self._edges)
-        self._starts = [0, *accumulate(self._costs.work)]
-        self._fill()
+        self._costs, self._count, self._slots = costs, count, slots
+        self._starts = np.concatenate([[0.0], np.cumsum(costs.work, dtype=np.float64)])
+        work = np.array(costs.work, np.float64)[:, None]
+        hold = np.array([slots + 1 if h is None else h for h in costs.hold])
+        keep = np.array(costs.keep)
+        no = np.full((count, slots + 1), np.inf)
+        least = np.where(np.arange(slots + 1) >= np.array(costs.tape)[:, None], work, no)
+        self._before = [no, least + work]
+        self._after = [no, _with_less(least, np.array(costs.alone))]
+        for length in range(2, count + 1):
+            parts = count - length + 1
+            least = work[:parts] + _with_less(self._least_of(length - 1)[1:], hold[:parts])
+            some = np.empty_like(least)
+            for k in range(1, length):
+                np.add(self._before[k][:parts], self._after[length - k][k : k + parts], out=some)
+                np.minimum(least, some, out=least)
+            self._before.append(least + self._advances(length))
+            self._after.append(_with_less(least, keep[:parts]))
 
     @property
     def is_feasible(self) -> bool:
-        return self._least(0, self._count)[self._slots] < inf
+        return self._least(0, self._count, self._slots) < np.inf
 
-    @property
-    def whole(self) -> list[float]:
-        """The least work for the whole chain, for each number of slots."""
-        return self._least(0, self._count)
+    def schedule(self) -> tuple[Any, ...]:
+        return schedule_by(self._count, self._slots, self._next)
 
-    def schedule(self) -> Any:
-        return self._schedule(0, self._count, self._slots)
+    def _advances(self, length: int) -> Rows:
+        return (self._starts[length:] - self._starts[: self._count - length + 1])[:, None]
 
-    @property
-    def _count(self) -> int:
-        return len(self._costs.work)
+    def _least_of(self, length: int) -> Rows:
+        return self._before[length] - self._advances(length)
 
-    def _least(self, start: int, stop: int) -> list[float]:
-        return self._table[start][stop - start - 1]
+    def _least(self, start: int, stop: int, slots: int) -> float:
+        advance = self._starts[stop] - self._starts[start]
+        return float(self._before[stop - start][start, slots] - advance)
 
-    def _fill(self) -> None:
-        """Fill the table from the last layer to the first, and from short parts to long ones.
+    def _next(self, start: int, stop: int, slots: int) -> tuple[int, int, bool]:
+        hold, least = self._costs.hold[start], self._least(start, stop, slots)
+        if hold is not None and hold <= slots:
+            rest = self._least(start + 1, stop, slots - hold)
+            if self._costs.work[start] + rest == least:
+                return start + 1, slots - hold, True
+        between = range(start + 1, stop)
+        middle = min(
+            between,
+            key=lambda k: self._before[k - start][start, slots] + self._after[stop - k][k, slots],
+        )
+        is_last = middle == stop - 1
+        keep = (self._costs.alone if is_last else self._costs.keep)[middle]
+        return middle, slots - keep, False
 
-        For each m there are two rows over the layer k of the next carry. One is the work of
-        advancing to k, and of reversing the layers before k. The other is the work of reversing the
-        layers from k on, and is filled from the right.
-        """
-        count, slots = self._count, range(self._slots + 1)
-        self._table: list[list[list[float]]] = [[] for _ in range(count)]
-        after: list[list[list[float]]] = [[[] for _ in slots] for _ in range(count + 1)]
-        for start in range(count - 1, -1, -1):
-            before: list[list[float]] = [[] for _ in slots]
-            for stop in range(start + 1, count + 1):
-                if stop == start + 1:
-                    least = self._alone(start)
-                else:
-                    least = [
-                        min(map(add, row, reversed(after_k)))
-                        for row, after_k in zip(before, after[stop], strict=True)
-                    ]
-                    least = list(map(min, least, self._taped(start, stop)))
-                self._table[start].append(least)
-                advance = self._starts[stop] - self._starts[start]
-                keep = self._keep(start, stop)
-                shifted = [inf] * min(keep, len(least)) + least[: max(len(least) - keep, 0)]
-                for m in slots:
-                    before[m].append(advance + least[m])
-                    after[stop][m].append(shifted[m])
 
-    def _keep(self, start: int, stop: int) -> int:
-        """The slots that the first carry of a part occupies while that part is reversed."""
-        return self._costs.alone[start] if stop == start + 1 else self._costs.keep[start]
+def _with_less(least: Rows, taken: np.ndarray[Any, Any]) -> Rows:
+    """The rows with so many slots fewer each."""
+    left = np.arange(least.shape[1]) - taken[: len(least), None]
+    return np.where(left >= 0, np.take_along_axis(least, np.maximum(left, 0), axis=1), np.inf)
 
-    def _alone(self, layer: int) -> list[float]:
-        if self._inner:
-            return self._inner[layer].whole
-        least, work = self._costs.tape[layer], self._costs.work[layer]
-        return [work if m >= least else inf for m in range(self._slots + 1)]
 
-    def _taped(self, start: int, stop: int) -> list[float]:
-        """The least work if the residuals of the first layer are kept."""
-        hold = self._costs.hold[start]
-        if hold is None or hold > self._slots:
-            return [inf] * (self._slots + 1)
-        rest, work = self._least(start + 1, stop), self._costs.work[start]
-        return [inf] * hold + [work + w for w in rest[: self._slots + 1 - hold]]
+def schedule_by(
+    count: int, slots: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
+) -> tuple[Any, ...]:
+    """The schedule of a chain. `choose(start, stop, slots)` returns where the next entry of the
+    layers from `start` to `stop` begins, the slots that are left for what follows, and whether the
+    entry is a layer that is taped.
 
-    def _schedule(self, start: int, stop: int, slots: int) -> Any:
-        entries: list[Any] = []
+    Schedules may be nested deeper than Python's calls may.
+    """
+    whole: list[Any] = []
+    made: list[tuple[list[Any], int, list[Any]]] = []
+    rest = [(0, count, slots, whole)]
+    while rest:
+        start, stop, slots, entries = rest.pop()
         while stop - start > 1:
-            hold = self._costs.hold[start]
-            if (
-                hold is not None
-                and self._taped(start, stop)[slots] == self._least(start, stop)[slots]
-            ):
-                entries += range(self._edges[start], self._edges[start + 1])
-                start, slots = start + 1, slots - hold
+            following, left, is_taped = choose(start, stop, slots)
+            if is_taped:
+                entries.append(start)
             else:
-                middle = self._next(start, stop, slots)
-                entries.append(self._schedule(start, middle, slots))
-                start, slots = middle, slots - self._keep(middle, stop)
-        return (*entries, *self._schedule_alone(start, slots))
-
-    def _schedule_alone(self, layer: int, slots: int) -> Any:
-        if not self._inner:
-            return (self._edges[layer],)
-        inner = self._inner[layer]
-        return _shifted(inner._schedule(0, inner._count, slots), self._edges[layer])
-
-    def _next(self, start: int, stop: int, slots: int) -> int:
-        """The layer whose carry is kept next."""
-
-        def work(middle: int) -> float:
-            left = slots - self._keep(middle, stop)
-            after = self._least(middle, stop)[left] if left >= 0 else inf
-            return self._starts[middle] + self._least(start, middle)[slots] + after
-
-        return min(range(start + 1, stop), key=work)
-
-
-def _edges(costs: Costs, most: int) -> list[int]:
-    """The starts of at most `most` groups, and the end."""
-    edges = list(range(len(costs.work) + 1))
-    total = [0, *accumulate(costs.work)]
-    while len(edges) - 1 > most:
-        work = [total[c] - total[a] for a, c in zip(edges, edges[2:], strict=False)]
-        del edges[1 + min(range(len(work)), key=work.__getitem__)]
-    return edges
-
-
-def _grouped(costs: Costs, edges: list[int]) -> Costs:
-    parts = [costs.part(i, j) for i, j in pairwise(edges)]
-    holds = [[h for h in part.hold if h is not None] for part in parts]
-    return Costs(
-        work=[sum(part.work) for part in parts],
-        keep=[part.keep[0] for part in parts],
-        alone=[part.keep[0] if len(part.keep) > 1 else part.alone[0] for part in parts],
-        tape=[0 if len(part.tape) > 1 else part.tape[0] for part in parts],
-        hold=[
-            sum(held) if len(held) == len(part.hold) else None
-            for held, part in zip(holds, parts, strict=True)
-        ],
-    )
-
-
-def _shifted(schedule: Any, by: int) -> Any:
-    return tuple(e + by if isinstance(e, int) else _shifted(e, by) for e in schedule)
+                advanced: list[Any] = []
+                made.append((entries, len(entries), advanced))
+                entries.append(advanced)
+                rest.append((start, following, slots, advanced))
+            start, slots = following, left
+        entries.append(start)
+    for entries, index, advanced in reversed(made):
+        entries[index] = tuple(advanced)
+    return tuple(whole)

@@ -153,6 +153,8 @@ def new_axes() -> Any:
     try:
         from matplotlib import pyplot
     except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise  # Matplotlib is there, and lacks something itself
         raise ModuleNotFoundError(MISSING) from error
     return pyplot.subplots(figsize=(8, 4.5), layout="constrained")[1]
 
