@@ -72,11 +72,8 @@ from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import program_bytes as program_bytes
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
-<<<<<<< HEAD
 from jax_revolve._compat.memories import typed_as_on_host as typed_as_on_host
-=======
 from jax_revolve._compat.memories import usable_bytes as usable_bytes
->>>>>>> fit
 from jax_revolve._compat.primitives import Primitive as Primitive
 from jax_revolve._compat.primitives import Split as Split
 from jax_revolve._compat.primitives import define_derivative as define_derivative

@@ -142,6 +142,22 @@ def _prune(used: list[bool], function: Sweep) -> Any:
     return used, [True] * num_operands, {"function": smaller}
 
 
+def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
+    """The derivative in the direction of a loop's operand makes a tape of its own."""
+    count, params = len(activity.operands), {"function": function, "activity": activity}
+    kept = [True] * count
+    of_loop, _, _ = function.take_apart(activity.operands)
+    held: Held = jax.tree.unflatten(function.held, range(function.held.num_leaves))
+    if held.tape and any(of_loop):
+        for number in held.tape:
+            kept[len(of_loop) + number] = False
+        vmaps = (v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
+        structure = jax.tree.structure(held._replace(tape=None))
+        params["function"] = function._replace(held=structure, vmaps=tuple(vmaps))
+        params["activity"] = activity._replace(operands=tuple(pick(activity.operands, kept)))
+    return [True] * len(used), [*kept, *pick(kept, activity.operands)], params
+
+
 class _Reverse(SweepFamily[Sweep]):
     """See the head of this file."""
 
@@ -335,4 +351,4 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     return _flat(result)
 
 
-_reverse = _Reverse("checkpointed_loop_reverse_sweep", _prune)
+_reverse = _Reverse("checkpointed_loop_reverse_sweep", _prune, _prune_jvp)
