@@ -18,14 +18,13 @@ from jax_revolve._compat.callbacks import callback_effects as callback_effects
 from jax_revolve._compat.callbacks import is_first_device as is_first_device
 from jax_revolve._compat.devices import by_layout as by_layout
 from jax_revolve._compat.equations import call_in_place as call_in_place
-from jax_revolve._compat.equations import has_rule as has_rule
 from jax_revolve._compat.equations import inner_programs as inner_programs
 from jax_revolve._compat.equations import is_recomputed as is_recomputed
 from jax_revolve._compat.equations import is_shard_map as is_shard_map
 from jax_revolve._compat.equations import name_in as name_in
 from jax_revolve._compat.equations import operands_like as operands_like
 from jax_revolve._compat.equations import read_loop as read_loop
-from jax_revolve._compat.equations import reverse_rule_with_loops as reverse_rule_with_loops
+from jax_revolve._compat.equations import rule_with_loops as rule_with_loops
 from jax_revolve._compat.equations import run_each as run_each
 from jax_revolve._compat.equations import run_in_place as run_in_place
 from jax_revolve._compat.equations import source_of as source_of
