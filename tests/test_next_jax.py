@@ -1,0 +1,72 @@
+"""The JAX that comes next, and the names in the installed one on which this library relies.
+
+The other tests run with the next implementation of `jax.checkpoint`, too, where JAX has it:
+`JAX_REMAT3=1 pytest tests/parity tests/test_derivatives.py`.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
+
+X = jnp.linspace(0.1, 1.0, 3)
+
+
+def has_flag(name: str) -> bool:
+    return name in jax.config.values
+
+
+def advance(carry: Any, x: Any) -> tuple[Any, Any]:
+    return jnp.sin(carry) + x, carry
+
+
+@pytest.mark.skipif(not has_flag("jax_scan3"), reason="JAX does not have it")
+def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
+    jax.config.update("jax_scan3", True)
+    try:
+        for loop in (
+            lambda: checkpointed_scan(advance, 0.0, X),
+            lambda: checkpointed_fori_loop(0, 3, lambda i, c: jnp.sin(c), 1.0),
+        ):
+            with pytest.raises(NotImplementedError, match="jax_scan3=True"):
+                loop()
+        while_loop = partial(bounded_while_loop, lambda c: c < 2, lambda c: c * 1.5, max_steps=5)
+        assert jax.grad(while_loop)(1.0) == 2.25
+    finally:
+        jax.config.update("jax_scan3", False)
+
+
+@pytest.mark.skipif(not has_flag("jax_remat3"), reason="JAX does not have it")
+def test_the_next_jax_checkpoint() -> None:
+    def loss(scan: Any, x: Any) -> Any:
+        inner = jax.checkpoint(lambda c: scan(advance, c, X)[0])
+        return jnp.sum(scan(lambda c, x: (inner(c) * x, None), x, X)[0] ** 2)
+
+    jax.config.update("jax_remat3", True)
+    try:
+        for derivative in (jax.grad, jax.hessian):
+            ours, theirs = (
+                derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan)
+            )
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    finally:
+        jax.config.update("jax_remat3", False)
+
+
+def test_split_transpose_is_accepted_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(f: Any, init: Any, xs: Any, length: Any, reverse: bool, unroll: int) -> Any:
+        return theirs(f, init, xs, length, reverse, unroll)
+
+    theirs = lax.scan
+    monkeypatch.setattr(lax, "scan", scan)
+    carry, ys = checkpointed_scan(advance, 0.0, X, _split_transpose=True)
+    assert ys.shape == (3,)
+    gradient = jax.grad(lambda c: checkpointed_scan(advance, c, X, _split_transpose=True)[0])
+    np.testing.assert_allclose(gradient(0.0), np.prod(np.cos(ys)), rtol=1e-6)
+    assert carry != 0
