@@ -9,17 +9,19 @@ harm. If files were named by position instead, two sweeps that XLA runs at the s
 of them, would overwrite each other's files.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import to_host, vary, varying_axes
+from jax_revolve._compat import laid_out_as, to_host, vary, varying_axes
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage import files
-from jax_revolve.storage.buffers import Buffers, read, write
+from jax_revolve.storage.buffers import Buffers, for_all, read, write
 
 
 def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
@@ -34,9 +36,10 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
     """Store a carry as number `store`."""
     if not isinstance(storage, Disk):
         return write(stores, carry, store)
-    write_file = partial(_write_file, storage.directory)
+    data = list(map(data_of, carry))
+    write_file = partial(_write_files, storage.directory, [x.ndim for x in data])
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
-    ticket = jax.pure_callback(write_file, type_, *map(data_of, carry), vmap_method="sequential")
+    (ticket,) = _call(write_file, [type_])(*data)
     return write(stores, [ticket], store)
 
 
@@ -48,18 +51,51 @@ def get(
         return read(stores, store)
     (ticket,) = read(stores, store)
     like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
-    read_file = partial(_read_file, storage.directory, like)
-    data = jax.pure_callback(read_file, like, ticket, is_last, vmap_method="sequential")
-    return [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
+    read_files = partial(_read_files, storage.directory, like)
+    data = _call(read_files, like)(ticket, is_last)
+    carry = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
+    return list(map(laid_out_as, carry, types))
 
 
-def _write_file(directory: Any, *carry: Any) -> np.ndarray:
-    return files.write_file(directory, list(map(np.asarray, carry)))
+def _call(function: Callable[..., Any], like: list[Any]) -> Any:
+    """`jax.pure_callback`, once for all examples of a batch: what `jax.vmap` makes of the callback
+    itself fails if their axis is sharded over an explicit mesh."""
+
+    @custom_vmap
+    def call(*operands: Any) -> Any:
+        return jax.pure_callback(function, like, *operands)
+
+    @call.def_vmap
+    def _(axis_size: int, batched: Any, *operands: Any) -> Any:
+        all_batched = map(partial(for_all, axis_size), operands, batched)
+        of_all = [jax.ShapeDtypeStruct((axis_size, *t.shape), t.dtype) for t in like]
+        return _call(function, of_all)(*all_batched), [True] * len(like)
+
+    return call
 
 
-def _read_file(directory: Any, like: list[Any], ticket: Any, is_last: Any) -> list[np.ndarray]:
+def _write_files(directory: Any, ndims: list[int], *carry: Any) -> list[np.ndarray]:
+    """The tickets of a batch of carries, whose leaves have as many axes in each example."""
+    leaves = list(map(np.asarray, carry))
+    batch = leaves[0].shape[: leaves[0].ndim - ndims[0]] if leaves else ()
+    examples = ([leaf[at] for leaf in leaves] for at in np.ndindex(batch))
+    tickets = [files.write_file(directory, example) for example in examples]
+    return [np.array(tickets, np.uint32).reshape(*batch, files.TICKET)]
+
+
+def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> list[np.ndarray]:
+    """The carries of a batch of tickets."""
     types = [(t.shape, np.dtype(t.dtype)) for t in like]
-    return files.read_file(directory, map(int, np.asarray(ticket)), types, is_last=bool(is_last))
+    tickets, is_last = np.asarray(tickets), np.asarray(is_last)
+    batch = tickets.shape[:-1]
+    examples = [
+        files.read_file(directory, map(int, tickets[at]), types, is_last=bool(is_last[at]))
+        for at in np.ndindex(batch)
+    ]
+    return [
+        np.array([example[i] for example in examples], dtype).reshape(*batch, *shape)
+        for i, (shape, dtype) in enumerate(types)
+    ]
 
 
 def data_of(value: Any) -> Any:

@@ -135,9 +135,9 @@ def options_of(program: Program, directory: str) -> dict[str, Any]:
         "least memory": {"memory": 0},
         "some memory": {"memory": 1500},
         "much memory": {"memory": "1MB"},
-        "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3)},
-        "host memory": {"checkpoints": 1, "storage": HostMemory(2)},
-        "disk": {"checkpoints": 1, "storage": Disk(directory, 2)},
+        "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3, transfer=0.1)},
+        "host memory": {"checkpoints": 1, "storage": HostMemory(2, transfer=0.1)},
+        "disk": {"checkpoints": 1, "storage": Disk(directory, 2, transfer=0.1)},
         "progress": {"progress": METER},
     }[program.setting]
 
@@ -304,7 +304,7 @@ def of_program(program: Program, loops: Loops, *arguments: Any) -> Any:
             while_loop=_plain_while, fori_loop=_plain_fori, inner=(lax.scan, _plain_while)
         )
     more = {"max_steps": 40} if "while" in program.loop else {}
-    if around and program.seed % 2:  # the loop alone, whose derivatives others take
+    if around and (program.seed % 2 or more):  # the loop alone, whose derivatives others take
         whole = loops.whole(partial(total, program, inside), **more)
         return _of_derivatives(program, inside, *arguments, inner=whole)
     run = _of_derivatives if around else total
