@@ -51,9 +51,7 @@ def test_the_next_jax_checkpoint() -> None:
     jax.config.update("jax_remat3", True)
     try:
         for derivative in (jax.grad, jax.hessian):
-            ours, theirs = (
-                derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan)
-            )
+            ours, theirs = (derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan))
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
     finally:
         jax.config.update("jax_remat3", False)
@@ -70,3 +68,50 @@ def test_split_transpose_is_accepted_and_not_passed_on(monkeypatch: pytest.Monke
     gradient = jax.grad(lambda c: checkpointed_scan(advance, c, X, _split_transpose=True)[0])
     np.testing.assert_allclose(gradient(0.0), np.prod(np.cos(ys)), rtol=1e-6)
     assert carry != 0
+
+
+def test_unroll_0_with_progress() -> None:
+    """It unrolls all of the loop, and once divided by zero."""
+    scan = partial(checkpointed_scan, advance, 0.0, X, unroll=0)
+    np.testing.assert_allclose(scan(progress=True)[0], scan()[0], rtol=1e-6)
+
+
+def test_the_names_of_primitives_exist() -> None:
+    """Costs, cuts and rewriting tell equations by their primitives' names."""
+
+    @jax.custom_jvp
+    def forward(x: Any) -> Any:
+        return x
+
+    forward.defjvp(lambda x, t: (x[0], t[0]))
+
+    @jax.custom_vjp
+    def reverse(x: Any) -> Any:
+        return x
+
+    reverse.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.P()
+    programs: dict[str, Any] = {
+        "jit": jax.jit(jnp.sin),
+        "remat2": jax.checkpoint(jnp.sin),
+        "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+        "shard_map": jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec),
+        "scan": lambda x: lax.scan(advance, 0.0, x),
+        "while": lambda x: lax.while_loop(lambda c: c[0] < 1, lambda c: c + 1, x),
+        "custom_jvp_call": forward,
+        "custom_vjp_call": reverse,
+        "dot_general": lambda x: x @ x,
+        "conv_general_dilated": lambda x: lax.conv(x[None, None], x[None, None], (1,), "SAME"),
+        "broadcast_in_dim": lambda x: lax.broadcast(x, (2,)),
+        "dynamic_slice": lambda x: lax.dynamic_slice(x, (x[0].astype(int),), (1,)),
+        "dynamic_update_slice": lambda x: lax.dynamic_update_slice(x, x, (x[0].astype(int),)),
+        "gather": lambda x: x[x.astype(int)],
+        "scatter": lambda x: x.at[x.astype(int)].set(x),
+        "scatter-add": lambda x: x.at[x.astype(int)].add(x),
+        "sharding_constraint": lambda x: lax.with_sharding_constraint(
+            x, jax.NamedSharding(mesh, spec)
+        ),
+    }
+    for name, fun in programs.items():
+        assert f" {name}[" in f" {jax.make_jaxpr(fun)(X)}", name

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import laid_out_as, to_host, vary, varying_axes
+from jax_revolve._compat import explicit_mesh, laid_out, laid_out_as, to_host, vary, varying_axes
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage import files
 from jax_revolve.storage.buffers import Buffers, for_all, read, write
@@ -28,7 +28,8 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
-        return [vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)]
+        tickets = vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)
+        return [_on_mesh_of(carry, tickets)]
     return [jnp.broadcast_to(x, (count, *x.shape)) for x in map(to_host, carry)]
 
 
@@ -40,7 +41,7 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
     write_file = partial(_write_files, storage.directory, [x.ndim for x in data])
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
     (ticket,) = _call(write_file, [type_])(*data)
-    return write(stores, [ticket], store)
+    return write(stores, [_on_mesh_of(carry, ticket)], store)
 
 
 def get(
@@ -57,6 +58,12 @@ def get(
     return list(map(laid_out_as, carry, types))
 
 
+def _on_mesh_of(carry: list[Any], value: Any) -> Any:
+    """The value, on the explicit mesh of a carry: `jax.vmap` over an axis of it needs that."""
+    mesh = explicit_mesh(map(jax.typeof, carry))
+    return value if mesh is None else laid_out(value, mesh, jax.P())
+
+
 def _call(function: Callable[..., Any], like: list[Any]) -> Any:
     """`jax.pure_callback`, once for all examples of a batch: what `jax.vmap` makes of the callback
     itself fails if their axis is sharded over an explicit mesh."""
@@ -69,7 +76,13 @@ def _call(function: Callable[..., Any], like: list[Any]) -> Any:
     def _(axis_size: int, batched: Any, *operands: Any) -> Any:
         all_batched = map(partial(for_all, axis_size), operands, batched)
         of_all = [jax.ShapeDtypeStruct((axis_size, *t.shape), t.dtype) for t in like]
-        return _call(function, of_all)(*all_batched), [True] * len(like)
+        results = _call(function, of_all)(*all_batched)
+        # What is batched lies on the mesh as the batch does.
+        batch = jax.typeof(operands[batched.index(True)])
+        if (mesh := explicit_mesh([batch])) is not None:
+            layout = jax.NamedSharding(mesh, jax.P(batch.sharding.spec[0]))
+            results = [jax.sharding.reshard(x, layout) for x in results]
+        return results, [True] * len(like)
 
     return call
 

@@ -180,8 +180,8 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the `inner`
-    derivative of the loop, unless it is "the loop". `single` is JAX's default precision."""
+    """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
+    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision."""
 
     seed: int
     loop: str
