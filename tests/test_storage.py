@@ -567,7 +567,7 @@ def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
     def noisy(carry: Any, _: Any) -> Any:
         x, keys = carry
         noise = jax.vmap(lambda key: jax.random.normal(key, (2,)))(keys)
-        return (jnp.sin(x) * (1 + noise), jax.vmap(jax.random.fold_in)(keys, jnp.arange(4))), None
+        return (jnp.sin(x) * (1 + noise), jax.vmap(partial(jax.random.fold_in, data=1))(keys)), None
 
     def loss(scan: Any, x: Any) -> Any:
         f, init = (noisy, (x, keys)) if name == "keys" else (step, x)
