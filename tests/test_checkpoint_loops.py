@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec as P
 
 from jax_revolve import (
@@ -39,13 +40,15 @@ def sines(x: Any, length: int = 20) -> Any:
 
 @jax.custom_jvp
 def with_rule(x: Any, n: Any) -> Any:
-    return x * n
+    return sines(x) * n
 
 
-@with_rule.defjvp
+@partial(with_rule.defjvp, symbolic_zeros=True)
 def _rule(primals: Any, tangents: Any) -> Any:
     x, n = primals
-    return with_rule(x, n), tangents[0] * jnp.cos(sines(x))
+    if type(tangents[1]) is not SymbolicZero:
+        raise TypeError("There is no derivative with respect to n.")
+    return with_rule(x, n), tangents[0] * jnp.cos(sines(x)) * n
 
 
 @jax.custom_vjp
@@ -91,7 +94,6 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "while": lambda x: lax.scan(lambda c, _: (sines(c), c), sines(x), length=30, reverse=True),
     "checkpoint": jax.checkpoint(sines),
     "vmap": jax.vmap(sines),
-    "rule": lambda x: with_rule(x, 2),
     "ours": lambda x: checkpointed_scan(lambda c, _: (sines(c), c), x, length=3)[1],
     "shard_map": in_shard_map,
     "module": lambda x: Checkpointed(Sines())(x),
@@ -132,7 +134,7 @@ def test_loops_are_found_wherever_they_are(name: str) -> None:
 
 
 def everything(x: Any) -> Any:
-    for name in ("fori", "cond", "scan", "rule"):
+    for name in ("fori", "cond", "scan"):
         x = jnp.tanh(PLACES[name](x))
         x = x[0] if x.ndim > 1 else x
     return jnp.sum(x**2)
@@ -174,6 +176,19 @@ def test_functions_with_a_reverse_rule_keep_it() -> None:
         "\n2 functions with derivative rules of their own are left alone: with_another_rule, "
         "with_reverse_rule."
     )
+
+
+@quick
+def test_functions_with_a_forward_rule_keep_it() -> None:
+    """The rule was once run on tangents of all operands, even if nothing was differentiated."""
+    fun = lambda x: jnp.sum(sines(with_rule(x, lax.stop_gradient(x))))  # noqa: E731
+    ours = checkpoint_loops(fun)
+    np.testing.assert_allclose(ours(X), fun(X), rtol=1e-12)
+    for derivative in (jax.grad, jax.hessian):
+        np.testing.assert_allclose(derivative(ours)(X), derivative(fun)(X), rtol=1e-10)
+    report = explain_loops(fun)(X)
+    assert [loop.length for loop in report.loops] == [20]
+    assert report.rules == ("with_rule",)
 
 
 def test_a_gradient_that_is_already_taken() -> None:

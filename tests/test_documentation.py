@@ -284,3 +284,13 @@ def _module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/while.md"])
+def test_the_square_root_has_a_derivative_at_one(page: str) -> None:
+    """It once started from the root there, took no step, and had the derivative of its start."""
+    blocks = [b["code"] for b in BLOCK.finditer((ROOT / page).read_text())]
+    names: dict[str, Any] = {}
+    imports = "import jax\nimport jax.numpy as jnp\nfrom jax_revolve import bounded_while_loop\n"
+    exec(imports + next(code for code in blocks if "def square_root" in code), names)
+    assert abs(jax.grad(names["square_root"])(1.0) - 0.5) < 1e-4

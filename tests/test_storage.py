@@ -549,3 +549,33 @@ def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch)
     with jax.disable_jit():
         stored = loss_of_while(X, 3, 5, storage=HostMemory(3), checkpoints=0)
     np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-10)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize("name", ["weight", "keys", "vmap of grad"])
+def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
+    """A restored carry was once replicated, of another type than the one that was written."""
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    over = jax.NamedSharding(mesh, jax.P("i"))
+    x = jax.device_put(jnp.arange(8.0).reshape(4, 2) / 8, over)
+    weights = jax.device_put(0.9 * jnp.eye(2), jax.NamedSharding(mesh, jax.P()))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 4), over)
+
+    def step(carry: Any, _: Any) -> Any:
+        return jnp.tanh(carry @ weights), None
+
+    def noisy(carry: Any, _: Any) -> Any:
+        x, keys = carry
+        noise = jax.vmap(lambda key: jax.random.normal(key, (2,)))(keys)
+        return (jnp.sin(x) * (1 + noise), jax.vmap(partial(jax.random.fold_in, data=1))(keys)), None
+
+    def loss(scan: Any, x: Any) -> Any:
+        f, init = (noisy, (x, keys)) if name == "keys" else (step, x)
+        return jnp.sum(jax.tree.leaves(scan(f, init, length=9)[0])[0])
+
+    storage = Disk(tmp_path, 2, transfer=0.1)
+    ours = partial(checkpointed_scan, checkpoints=2, storage=storage)
+    gradient, expected = (jax.grad(partial(loss, scan)) for scan in (ours, lax.scan))
+    if name == "vmap of grad":
+        gradient, expected = jax.vmap(gradient), jax.vmap(expected)
+    np.testing.assert_allclose(jax.jit(gradient)(x), jax.jit(expected)(x), rtol=1e-10)

@@ -20,14 +20,13 @@ from jax_revolve._compat.callbacks import is_first_device as is_first_device
 from jax_revolve._compat.devices import by_layout as by_layout
 from jax_revolve._compat.devices import text_of as text_of
 from jax_revolve._compat.equations import call_in_place as call_in_place
-from jax_revolve._compat.equations import has_rule as has_rule
 from jax_revolve._compat.equations import inner_programs as inner_programs
 from jax_revolve._compat.equations import is_recomputed as is_recomputed
 from jax_revolve._compat.equations import is_shard_map as is_shard_map
 from jax_revolve._compat.equations import name_in as name_in
 from jax_revolve._compat.equations import operands_like as operands_like
 from jax_revolve._compat.equations import read_loop as read_loop
-from jax_revolve._compat.equations import reverse_rule_with_loops as reverse_rule_with_loops
+from jax_revolve._compat.equations import rule_with_loops as rule_with_loops
 from jax_revolve._compat.equations import run_each as run_each
 from jax_revolve._compat.equations import run_in_place as run_in_place
 from jax_revolve._compat.equations import source_of as source_of
@@ -95,6 +94,7 @@ from jax_revolve._compat.values import is_linear_input as is_linear_input
 from jax_revolve._compat.values import is_traced as is_traced
 from jax_revolve._compat.values import is_zero as is_zero
 from jax_revolve._compat.values import laid_out as laid_out
+from jax_revolve._compat.values import laid_out_as as laid_out_as
 from jax_revolve._compat.values import shape_on_a_device as shape_on_a_device
 from jax_revolve._compat.values import symbolic_zero as symbolic_zero
 from jax_revolve._compat.values import tangent_type as tangent_type

@@ -13,7 +13,6 @@ from jax.extend.core import jaxpr_as_fun
 
 from jax_revolve._compat.equations import (
     call_in_place,
-    has_rule,
     inner_programs,
     is_shard_map,
     with_inner_programs,
@@ -21,26 +20,20 @@ from jax_revolve._compat.equations import (
 from jax_revolve._compat.jaxprs import with_equations
 
 
-def with_single_predicates(
-    jaxpr: Any, enclosing: Sequence[Any] = (), *, in_rule: bool = False
-) -> Any:
-    """The program with each batched while loop in it written out. The same if there is none. Rules
-    of functions called in rules, perhaps the same ones again, are not looked into."""
-    equations = [_written_out(eqn, enclosing, in_rule) for eqn in jaxpr.eqns]
+def with_single_predicates(jaxpr: Any, enclosing: Sequence[Any] = ()) -> Any:
+    """The program with each batched while loop in it written out. The same if there is none."""
+    equations = [_written_out(eqn, enclosing) for eqn in jaxpr.eqns]
     if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
         return jaxpr
     return with_equations(jaxpr, equations)
 
 
-def _written_out(eqn: Any, enclosing: Sequence[Any], in_rule: bool) -> Any:
-    if in_rule and has_rule(eqn):
-        return eqn
-    in_rule = in_rule or has_rule(eqn)
+def _written_out(eqn: Any, enclosing: Sequence[Any]) -> Any:
     within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
-    programs = inner_programs(eqn, enclosing)
-    new = [with_single_predicates(program, within, in_rule=in_rule) for program in programs]
+    programs = inner_programs(eqn)
+    new = [with_single_predicates(program, within) for program in programs]
     if any(a is not b for a, b in zip(new, programs, strict=True)):
-        eqn = with_inner_programs(eqn, new, enclosing)
+        eqn = with_inner_programs(eqn, new)
     if eqn.primitive.name != "while" or not eqn.params["cond_jaxpr"].out_avals[0].shape:
         return eqn
 

@@ -2,15 +2,12 @@
 equations in their places."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.core import eval_jaxpr
-from jax.extend.core import jaxpr_as_fun
 
 from jax_revolve._compat.jaxprs import function_of, has_loop, is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
@@ -28,7 +25,8 @@ _INNER = {
     "while": ("body_jaxpr",),
 }
 """The parameters of equations that hold what is differentiated along with them. Conditions are not,
-nor are functions with a derivative rule of their own: of those the rule is looked into."""
+nor are functions with a derivative rule of their own: they are opaque, because a rule may refuse a
+tangent that tracing it here would give it, and determines the residuals."""
 
 _FUNCTIONS = ("checkpointed_loop", "checkpointed_segment")
 """This library's equations that are differentiated: `function_of` holds the jaxpr."""
@@ -50,14 +48,10 @@ def read_loop(eqn: Any) -> LoopEquation | None:
     return read(eqn)
 
 
-def has_rule(eqn: Any) -> bool:
-    """Whether an equation is a function with a `custom_jvp` rule."""
-    return eqn.primitive.name == "custom_jvp_call"
-
-
-def reverse_rule_with_loops(eqn: Any) -> str | None:
-    """The name of a function with a `custom_vjp` rule that runs loops, if an equation is one."""
-    if not eqn.primitive.name.startswith("custom_vjp"):
+def rule_with_loops(eqn: Any) -> str | None:
+    """The name of a function with a derivative rule of its own that runs loops, if an equation is
+    one."""
+    if not eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
         return None
     for program in eqn.params.values():
         if hasattr(program, "eqns") and has_loop(program):
@@ -65,20 +59,16 @@ def reverse_rule_with_loops(eqn: Any) -> str | None:
     return None
 
 
-def inner_programs(eqn: Any, enclosing: Sequence[Any]) -> list[Any]:
+def inner_programs(eqn: Any) -> list[Any]:
     """The jaxprs that an equation runs, as far as they are differentiated."""
-    if has_rule(eqn):
-        return [_derivative(eqn, enclosing)]
     if eqn.primitive.name in _FUNCTIONS:
         return [function_of(eqn).jaxpr]
     values = [eqn.params[name] for name in _INNER.get(eqn.primitive.name, ())]
     return [p for value in values for p in (value if isinstance(value, tuple) else (value,))]
 
 
-def with_inner_programs(eqn: Any, programs: Sequence[Any], enclosing: Sequence[Any]) -> Any:
+def with_inner_programs(eqn: Any, programs: Sequence[Any]) -> Any:
     """The equation with others for its `inner_programs`."""
-    if has_rule(eqn):
-        return call_in_place(_with_derivative(eqn, programs[0]), eqn, enclosing)
     if eqn.primitive.name in _FUNCTIONS:
         function = function_of(eqn)._replace(jaxpr=programs[0])
         return eqn.replace(params={**eqn.params, "function": function})
@@ -188,64 +178,3 @@ def run_each(closed: Any, inputs: Sequence[Any], run: Callable[..., Sequence[Any
 def operands_like(eqn: Any) -> list[Any]:
     """Zeros in place of an equation's operands, for tracing."""
     return [with_weak_type(zeros(v.aval), v.aval) for v in eqn.invars]
-
-
-def _derivative(eqn: Any, enclosing: Sequence[Any]) -> Any:
-    """What a function with a `custom_jvp` rule computes in forward mode: operands, and tangents of
-    those that have one, to results, and tangents of those that have one."""
-
-    def run(operands: list[Any], tangents: list[Any]) -> Any:
-        mask = _inexact(operands)
-
-        def of_inexact(*chosen: Any) -> tuple[Any, Any]:
-            rest = iter(chosen)
-            inputs = [next(rest) if m else x for m, x in zip(mask, operands, strict=True)]
-            results = run_in_place(eqn, inputs)
-            kept = _inexact(results)
-            return _only(results, kept), _only(results, [not k for k in kept])
-
-        dots: Any
-        active, dots, others = jax.jvp(
-            of_inexact, tuple(_only(operands, mask)), tuple(tangents), has_aux=True
-        )
-        return active, others, dots
-
-    def trace() -> Any:
-        operands = operands_like(eqn)
-        return jax.make_jaxpr(run)(operands, _only(operands, _inexact(operands)))
-
-    return within(enclosing, trace)
-
-
-def _with_derivative(eqn: Any, derivative: Any) -> Callable[..., Sequence[Any]]:
-    """The function of a `custom_jvp` equation with another jaxpr for its `_derivative`."""
-
-    @jax.custom_jvp
-    def call(*operands: Any) -> Sequence[Any]:
-        return jaxpr_as_fun(eqn.params["call_jaxpr"])(*operands)
-
-    @call.defjvp
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        active = [v.aval for v in eqn.outvars]
-        mask = _inexact(active)
-        tangents = _only(tangents, _inexact(primals))
-        flat = jaxpr_as_fun(derivative)(*primals, *tangents)
-        count = sum(mask)
-        chosen, others, dots = map(iter, (flat[:count], flat[count : len(mask)], flat[len(mask) :]))
-        results = [next(chosen if m else others) for m in mask]
-        no_tangent = partial(np.zeros, dtype=jax.dtypes.float0)
-        results_dot = [
-            next(dots) if m else no_tangent(jnp.shape(r))
-            for m, r in zip(mask, results, strict=True)
-        ]
-        return results, results_dot
-
-    return call
-
-
-def _inexact(values: Sequence[Any]) -> list[bool]:
-    return [jnp.issubdtype(x.dtype, jnp.inexact) for x in values]
-
-
-def _only(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
-    return [x for x, m in zip(values, mask, strict=True) if m]

@@ -26,7 +26,6 @@ class LoopEquation(NamedTuple):
     length: int | None
     reverse: bool
     unroll: int
-    split_transpose: bool
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
 
@@ -43,7 +42,14 @@ def run_around_loop(
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
     # The last one: a condition that is evaluated before may have loops of its own.
-    at = max(i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in READ)
+    loops = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in READ]
+    if not loops:
+        raise NotImplementedError(
+            "JAX traces its loops in a way that jax_revolve does not know: there is no scan or "
+            f"while equation among {sorted({eqn.primitive.name for eqn in jaxpr.eqns})}. If the "
+            "configuration sets jax_scan3=True, as the variable JAX_SCAN3 does, set it to False."
+        )
+    at = loops[-1]
     before, loop, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
 
     inputs = variables(loop.invars)
@@ -76,8 +82,7 @@ def _read_scan(eqn: Any) -> LoopEquation:
         num_carry=num_carry,
         length=params["length"],
         reverse=params["reverse"],
-        unroll=params["unroll"],
-        split_transpose=params.get("_split_transpose", False),
+        unroll=params["unroll"] or max(params["length"], 1),  # 0: all of it
         output_types=tuple(v.aval for v in eqn.outvars),
         body_effects=frozenset(eqn.effects),
     )
@@ -94,7 +99,6 @@ def _read_while(eqn: Any) -> LoopEquation:
         length=None,
         reverse=False,
         unroll=1,
-        split_transpose=False,
         output_types=tuple(v.aval for v in eqn.outvars),
         body_effects=frozenset(eqn.effects),
     )

@@ -132,6 +132,14 @@ def laid_out(value: Any, mesh: Any, spec: Any) -> Any:
     return jax.sharding.reshard(value, NamedSharding(mesh, spec))
 
 
+def laid_out_as(value: Any, aval: AbstractValue) -> Any:
+    """The value, laid out as this type is over an explicit mesh."""
+    mesh = explicit_mesh([aval])
+    if mesh is None:
+        return value
+    return jax.sharding.reshard(value, NamedSharding(mesh, aval.sharding.spec))
+
+
 def with_weak_type(value: Any, aval: AbstractValue) -> Any:
     """The value, weakly typed if `aval` is: loop variables, buffers and sums forget it."""
     if not aval.weak_type or jax.typeof(value).weak_type:

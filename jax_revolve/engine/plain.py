@@ -32,7 +32,6 @@ def run_plain(loop: Loop, operands: Operands) -> list[Any]:
         loop.length,
         loop.reverse,
         loop.unroll,
-        loop.split_transpose,
     )
     return [*carry, *ys]
 

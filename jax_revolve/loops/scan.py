@@ -138,10 +138,11 @@ def checkpointed_scan(
 
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
+    del _split_transpose  # of the transposition of lax.scan, which never runs here
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
 
     def scan() -> tuple[Carry, Y]:
-        return lax.scan(f, init, xs, length, reverse, unroll, _split_transpose)
+        return lax.scan(f, init, xs, length, reverse, unroll)
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         loop = asked.loop(equation)

@@ -168,7 +168,7 @@ def bounded_while_loop(
             def newton(x):
                 return 0.5 * (x + a / x)
 
-            return bounded_while_loop(far, newton, a, max_steps=50)
+            return bounded_while_loop(far, newton, 1 + a, max_steps=50)
 
         jax.vmap(jax.grad(square_root))(jnp.array([2.0, 900.0]))
         ```

@@ -115,7 +115,7 @@ class FoundLoop:
         into = place.into(self.key[-1], self._eqn)
         return [
             loop
-            for part, inner in enumerate(place.programs(self._eqn))
+            for part, inner in enumerate(_compat.inner_programs(self._eqn))
             for loop in find_loops(inner, into(part))
             if loop.length is None and loop.has_floats
         ]
@@ -158,7 +158,7 @@ def _equations(jaxpr: Any, place: Location) -> Iterator[tuple[Any, int, Location
     its jaxpr."""
     for index, eqn in enumerate(jaxpr.eqns):
         yield eqn, index, place
-        if programs := place.programs(eqn):
+        if programs := _compat.inner_programs(eqn):
             into = place.into(index, eqn)
             for part, inner in enumerate(programs):
                 yield from _equations(inner, into(part))
@@ -184,7 +184,7 @@ def find_loops(jaxpr: Any, place: Location | None = None) -> Iterator[FoundLoop]
 
 
 def find_rules(jaxpr: Any) -> tuple[str, ...]:
-    """The functions of a program that run loops and have a `custom_vjp` rule, which determines
-    their residuals."""
-    found = (_compat.reverse_rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr, Location()))
+    """The functions of a program that run loops and have a derivative rule of their own, which
+    determines their residuals."""
+    found = (_compat.rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr, Location()))
     return tuple(dict.fromkeys(name for name in found if name is not None))

@@ -49,15 +49,6 @@ class Location:
     """The `shard_map` equations around it."""
     recomputed: tuple[Key, ...] = ()
     """The keys of the equations around it that run again when they are transposed."""
-    in_rule: bool = False
-    """Whether it belongs to a `custom_jvp` rule. Rules of functions that rules call, often the same
-    rules again, are not searched."""
-
-    def programs(self, eqn: Any) -> list[Any]:
-        """The jaxprs that an equation here runs."""
-        if self.in_rule and _compat.has_rule(eqn):
-            return []
-        return _compat.inner_programs(eqn, self.enclosing)
 
     def into(self, index: int, eqn: Any) -> Callable[[int], "Location"]:
         """The locations of the jaxprs that an equation here runs."""
@@ -69,7 +60,6 @@ class Location:
             depth=self.depth + (_compat.read_loop(eqn) is not None),
             enclosing=(*self.enclosing, eqn) if _compat.is_shard_map(eqn) else self.enclosing,
             recomputed=(*self.recomputed, key) if _compat.is_recomputed(eqn) else self.recomputed,
-            in_rule=self.in_rule or _compat.has_rule(eqn),
         )
         return lambda part: replace(inner, key=(*key, part))
 

@@ -55,6 +55,6 @@ def replace_inside(eqn: Any, index: int, place: Location, replacements: Replacem
     if not any(is_in(k, key) for k in replacements):
         return eqn
     into = place.into(index, eqn)
-    old = place.programs(eqn)
+    old = _compat.inner_programs(eqn)
     new = [replace_loops(program, replacements, into(part)) for part, program in enumerate(old)]
-    return _compat.with_inner_programs(eqn, new, place.enclosing)
+    return _compat.with_inner_programs(eqn, new)

@@ -21,7 +21,7 @@ class LoopsReport:
     - `loops`: for each loop, in the order in which they run, the [`jax_revolve.Report`][] on its
         replacement; `None` if it is left alone, or has no reverse mode.
     - `rules`: the names of functions that run loops but are left alone, because they have a
-        `jax.custom_vjp` rule.
+        `jax.custom_jvp` or `jax.custom_vjp` rule.
     """
 
     loops: Mapping[FoundLoop, Report | None]

@@ -59,14 +59,14 @@ def checkpoint_loops(
 
     For programs whose loops you do not own: nothing in them has to change. Loops are found when
     `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.shard_map` and
-    `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules and
-    [`jax_revolve.checkpointed_chain`][], and in derivative rules made with `jax.custom_jvp`. They
-    are replaced by [`jax_revolve.checkpointed_scan`][] and [`jax_revolve.bounded_while_loop`][],
-    whose documentation holds for them.
+    `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules and in
+    [`jax_revolve.checkpointed_chain`][]. They are replaced by [`jax_revolve.checkpointed_scan`][]
+    and [`jax_revolve.bounded_while_loop`][], whose documentation holds for them.
 
     Apply it to the function that is differentiated, inside `jax.grad`: a function that takes
-    gradients itself has no loops left to checkpoint, but arrays of residuals. Loops in functions
-    with a `jax.custom_vjp` rule are left alone, because the rule determines the residuals.
+    gradients itself has no loops left to checkpoint, but arrays of residuals. Functions with a
+    `jax.custom_jvp` or `jax.custom_vjp` rule are left alone, with the loops in them, because the
+    rule determines the residuals.
 
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
     and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be

@@ -62,7 +62,6 @@ class Loop(NamedTuple):
     length: int | None
     reverse: bool
     unroll: int
-    split_transpose: bool
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
     plan: AnyPlan | Request | None

@@ -66,12 +66,12 @@ def _with_entry(axis: int) -> Any:
     @with_entry.def_vmap
     def _(axis_size: int, batched: Any, buffer: Any, value: Any, index: Any) -> Any:
         assert not batched[2]
-        for_all = partial(_for_all, axis_size)
-        buffer, value = map(for_all, (buffer, value), batched[:2])
+        buffer, value = map(partial(for_all, axis_size), (buffer, value), batched[:2])
         return _with_entry(axis + 1)(buffer, value, index), True
 
     return with_entry
 
 
-def _for_all(axis_size: int, value: Any, is_batched: bool) -> Any:
+def for_all(axis_size: int, value: Any, is_batched: bool) -> Any:
+    """The value of each example, one after the other."""
     return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))

@@ -9,24 +9,34 @@ harm. If files were named by position instead, two sweeps that XLA runs at the s
 of them, would overwrite each other's files.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import typed_as_on_host, vary, varying_axes
+from jax_revolve._compat import (
+    explicit_mesh,
+    laid_out,
+    laid_out_as,
+    typed_as_on_host,
+    vary,
+    varying_axes,
+)
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage import files
-from jax_revolve.storage.buffers import Buffers, read, write
+from jax_revolve.storage.buffers import Buffers, for_all, read, write
 
 
 def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
-        return [vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)]
+        tickets = vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)
+        return [_on_mesh_of(carry, tickets)]
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
@@ -34,10 +44,11 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
     """Store a carry as number `store`."""
     if not isinstance(storage, Disk):
         return write(stores, carry, store)
-    write_file = partial(_write_file, storage.directory)
+    data = list(map(data_of, carry))
+    write_file = partial(_write_files, storage.directory, [x.ndim for x in data])
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
-    ticket = jax.pure_callback(write_file, type_, *map(data_of, carry), vmap_method="sequential")
-    return write(stores, [ticket], store)
+    (ticket,) = _call(write_file, [type_])(*data)
+    return write(stores, [_on_mesh_of(carry, ticket)], store)
 
 
 def get(
@@ -48,18 +59,63 @@ def get(
         return read(stores, store)
     (ticket,) = read(stores, store)
     like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
-    read_file = partial(_read_file, storage.directory, like)
-    data = jax.pure_callback(read_file, like, ticket, is_last, vmap_method="sequential")
-    return [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
+    read_files = partial(_read_files, storage.directory, like)
+    data = _call(read_files, like)(ticket, is_last)
+    carry = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
+    return list(map(laid_out_as, carry, types))
 
 
-def _write_file(directory: Any, *carry: Any) -> np.ndarray:
-    return files.write_file(directory, list(map(np.asarray, carry)))
+def _on_mesh_of(carry: list[Any], value: Any) -> Any:
+    """The value, on the explicit mesh of a carry: `jax.vmap` over an axis of it needs that."""
+    mesh = explicit_mesh(map(jax.typeof, carry))
+    return value if mesh is None else laid_out(value, mesh, jax.P())
 
 
-def _read_file(directory: Any, like: list[Any], ticket: Any, is_last: Any) -> list[np.ndarray]:
+def _call(function: Callable[..., Any], like: list[Any]) -> Any:
+    """`jax.pure_callback`, once for all examples of a batch: what `jax.vmap` makes of the callback
+    itself fails if their axis is sharded over an explicit mesh."""
+
+    @custom_vmap
+    def call(*operands: Any) -> Any:
+        return jax.pure_callback(function, like, *operands)
+
+    @call.def_vmap
+    def _(axis_size: int, batched: Any, *operands: Any) -> Any:
+        all_batched = map(partial(for_all, axis_size), operands, batched)
+        of_all = [jax.ShapeDtypeStruct((axis_size, *t.shape), t.dtype) for t in like]
+        results = _call(function, of_all)(*all_batched)
+        # What is batched lies on the mesh as the batch does.
+        batch = jax.typeof(operands[batched.index(True)])
+        if (mesh := explicit_mesh([batch])) is not None:
+            layout = jax.NamedSharding(mesh, jax.P(batch.sharding.spec[0]))
+            results = [jax.sharding.reshard(x, layout) for x in results]
+        return results, [True] * len(like)
+
+    return call
+
+
+def _write_files(directory: Any, ndims: list[int], *carry: Any) -> list[np.ndarray]:
+    """The tickets of a batch of carries, whose leaves have as many axes in each example."""
+    leaves = list(map(np.asarray, carry))
+    batch = leaves[0].shape[: leaves[0].ndim - ndims[0]] if leaves else ()
+    examples = ([leaf[at] for leaf in leaves] for at in np.ndindex(batch))
+    tickets = [files.write_file(directory, example) for example in examples]
+    return [np.array(tickets, np.uint32).reshape(*batch, files.TICKET)]
+
+
+def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> list[np.ndarray]:
+    """The carries of a batch of tickets."""
     types = [(t.shape, np.dtype(t.dtype)) for t in like]
-    return files.read_file(directory, map(int, np.asarray(ticket)), types, is_last=bool(is_last))
+    tickets, is_last = np.asarray(tickets), np.asarray(is_last)
+    batch = tickets.shape[:-1]
+    examples = [
+        files.read_file(directory, map(int, tickets[at]), types, is_last=bool(is_last[at]))
+        for at in np.ndindex(batch)
+    ]
+    return [
+        np.array([example[i] for example in examples], dtype).reshape(*batch, *shape)
+        for i, (shape, dtype) in enumerate(types)
+    ]
 
 
 def data_of(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 SIZE = 3
 
@@ -451,6 +452,138 @@ def custom_vjp(p: int, x: Any, y: Any) -> Any:
 def unused_custom_vjp(p: int, x: Any, y: Any) -> Any:
     flatter(x, y)
     return x - y
+
+
+@jax.custom_jvp
+def rounded(x: Any) -> Any:
+    return jnp.round(4 * x) / 4
+
+
+@rounded.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    return rounded(*primals), tangents[0]
+
+
+@operation("vv->v")
+def straight_through(p: int, x: Any, y: Any) -> Any:
+    """Estimators: the derivative is another function's."""
+    return pick(
+        p,
+        lambda: rounded(x) * y,
+        lambda: rounded(jnp.sin(x)) + y,
+        lambda: jax.jit(rounded)(x * y),
+        lambda: jax.vmap(rounded)(x) - y,
+    )()
+
+
+@jax.custom_vjp
+def clipped(x: Any) -> Any:
+    return x
+
+
+clipped.defvjp(lambda x: (x, ()), lambda _, ct: (jnp.clip(ct, -0.3, 0.3),))
+
+
+@jax.custom_vjp
+def reversed_gradient(x: Any) -> Any:
+    return x
+
+
+reversed_gradient.defvjp(lambda x: (x, x), lambda x, ct: (-0.5 * ct * (1 + x),))
+
+
+@operation("vv->v")
+def clipped_custom_vjp(p: int, x: Any, y: Any) -> Any:
+    """Identities that change the gradient."""
+    return pick(
+        p,
+        lambda: clipped(jnp.sin(x) * y),
+        lambda: reversed_gradient(x * y),
+        lambda: clipped(x) + reversed_gradient(y),
+        lambda: jax.jit(clipped)(jnp.cos(x)) * y,
+    )()
+
+
+@jax.custom_jvp
+def refusing(x: Any, y: Any) -> Any:
+    return jnp.sin(x) * y
+
+
+@partial(refusing.defjvp, symbolic_zeros=True)
+def _(primals: Any, tangents: Any) -> Any:
+    if type(tangents[1]) is not SymbolicZero:
+        raise TypeError("The second operand must not be differentiated.")
+    x, y = primals
+    return refusing(x, y), jnp.cos(x) * y * tangents[0]
+
+
+@jax.custom_vjp
+def refusing_in_reverse(x: Any, y: Any) -> Any:
+    return jnp.sin(x) * y
+
+
+def _refusing_forward(x: Any, y: Any) -> Any:
+    if y.perturbed:
+        raise TypeError("The second operand must not be differentiated.")
+    return jnp.sin(x.value) * y.value, (x.value, y.value)
+
+
+def _refusing_backward(residuals: Any, ct: Any) -> Any:
+    x, y = residuals
+    if type(ct) is SymbolicZero:
+        return jnp.zeros_like(x), jnp.zeros_like(y)
+    return jnp.cos(x) * y * ct, jnp.zeros_like(y)
+
+
+refusing_in_reverse.defvjp(_refusing_forward, _refusing_backward, symbolic_zeros=True)
+
+
+@operation("vv->v")
+def refused(p: int, x: Any, y: Any) -> Any:
+    """Functions that refuse a tangent, of operands that have none."""
+    fixed = lax.stop_gradient(y)
+    return pick(
+        p,
+        lambda: refusing(x, fixed),
+        lambda: refusing(x, jnp.floor(fixed)) + y,
+        lambda: jax.jit(refusing)(x * y, fixed),
+        lambda: y + refusing(fixed, lax.stop_gradient(x)),
+        lambda: refusing(x, jnp.arange(SIZE, dtype=x.dtype)),
+    )()
+
+
+@operation("vv->v")
+def refused_custom_vjp(p: int, x: Any, y: Any) -> Any:
+    fixed = lax.stop_gradient(y)
+    return pick(
+        p,
+        lambda: refusing_in_reverse(x, fixed),
+        lambda: refusing_in_reverse(x * y, jnp.ones_like(y)),
+        lambda: y + refusing_in_reverse(lax.stop_gradient(x), fixed),
+    )()
+
+
+@jax.custom_jvp
+def solved(x: Any) -> Any:
+    """The root y of y + sin(y) / 3 = x, by a loop that has no reverse mode."""
+    newton = lambda y: y - (y + jnp.sin(y) / 3 - x) / (1 + jnp.cos(y) / 3)  # noqa: E731
+    return lax.while_loop(lambda s: s[0] < 8, lambda s: (s[0] + 1, newton(s[1])), (0, x))[1]
+
+
+@solved.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    y = solved(*primals)
+    return y, tangents[0] / (1 + jnp.cos(y) / 3)
+
+
+@operation("vv->v")
+def implicit(p: int, x: Any, y: Any) -> Any:
+    """Functions whose rule is all that differentiates their loop."""
+    return pick(p, lambda: solved(x) * y, lambda: solved(x * y), lambda: jax.jit(solved)(x) + y)()
+
+
+FORGOTTEN = {"custom_jvp", "straight_through", "refused", "implicit"}
+"""Before jax 0.12, second derivatives of `lax.scan` forget the rules that these need."""
 
 
 @operation("mv->v")

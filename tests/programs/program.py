@@ -7,7 +7,7 @@ from itertools import combinations
 from random import Random
 from typing import Any, NamedTuple
 
-from programs.operations import OPERATIONS
+from programs.operations import FORGOTTEN, OPERATIONS
 
 LOOPS = {
     "scan": 8,
@@ -71,11 +71,61 @@ TRANSFORMATIONS = {
     "shard_map": 1,
     "grad in shard_map": 1,
     "explicit mesh": 1,
+    "vmap of grad on an explicit mesh": 1,
+    "explicit mesh of steps": 1,
 }
 
+BODIES = {
+    "the loop": 14,
+    "lax.scan": 3,
+    "scan": 2,
+    "lax.fori_loop": 1,
+    "fori": 1,
+    "while": 1,
+    "checkpoint": 1,
+    "scan of checkpoint": 1,
+}
+"""What takes derivatives of the loop in its body: nothing most often, another loop, of JAX's or of
+ours, or `jax.checkpoint`."""
+
+INNER = {"grad": 6, "jvp": 1, "vmap of grad": 1, "jvp of grad": 1, "grad of grad": 1}
+"""The derivatives taken there, those of second order only if no others are taken outside."""
+
+LOOPS_INSIDE = {
+    "scan": 6,
+    "while": 3,
+    "fori": 2,
+    "dynamic fori": 1,
+    "nest": 1,
+    "rewritten scan": 1,
+    "rewritten while": 1,
+    "chain": 1,
+}
+"""The loops whose derivatives are taken there."""
+
+AROUND = {
+    "value": 2,
+    "grad": 4,
+    "jvp": 2,
+    "vmap of grad": 2,
+    "grad of vmap": 2,
+    "jacobian reverse": 1,
+    "linearize": 1,
+    "forward over reverse": 4,
+    "reverse over reverse": 3,
+    "reverse over forward": 1,
+    "vmap of forward over reverse": 1,
+    "hessian": 1,
+    "checkpoint": 1,
+    "in scan": 1,
+    "in cond": 1,
+    "shard_map": 1,
+    "explicit mesh": 1,
+}
+"""Transformations of programs that take derivatives themselves."""
+
 MODES = {
-    "double": 12,
-    "single": 2,
+    "plain": 14,
     "strict": 3,
     "strict ranks": 1,
     "checks": 1,
@@ -91,6 +141,11 @@ FORWARD_MODE = {
     *("forward over forward", "reverse over forward"),
 }
 """Those of the transformations that differentiate the loop itself forwards."""
+
+ON_A_MESH = ("scan", "fori", "nest", "rewritten nest")
+"""Loops on an explicit mesh: JAX's own while loops have no vmap there."""
+
+IN_STORAGE = ("host", "host memory", "disk")
 
 NESTS = {"nest", "while in scan", "scan in while", "rewritten nest", "chain"}
 SLOW_MODES = {"checks", "leaks", "no jit"}
@@ -125,7 +180,8 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """`mapped` tells which of the five arguments have an axis under `vmap`."""
+    """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
+    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision."""
 
     seed: int
     loop: str
@@ -141,22 +197,38 @@ class Program:
     mode: str
     small_weights: bool
     other_platform: bool
+    body: str
+    inner: str
+    single: bool
 
     @classmethod
     def random(cls, seed: int) -> "Program":
         draw = Random(seed)
         mode, loop = _weighted(draw, MODES), _weighted(draw, LOOPS)
-        transformation = _weighted(draw, TRANSFORMATIONS)
+        body = _weighted(draw, BODIES)
+        nested = body != "the loop"
+        transformation = _weighted(draw, AROUND if nested else TRANSFORMATIONS)
+        setting = _weighted(draw, SETTINGS)
+        inner = _weighted(draw, INNER)
+        if nested:
+            loop = _weighted(draw, LOOPS_INSIDE)
+            mode = "plain" if mode in SLOW_MODES else mode
+            inner = "grad" if " o" in transformation or transformation == "hessian" else inner
         if mode in SLOW_MODES:
             loop = draw.choice(["scan", "while", "fori"])
             transformation = draw.choice(["grad", "grad of vmap", "jvp", "forward over reverse"])
-        if transformation == "explicit mesh":  # JAX's own while loops have no vmap there
-            loop = draw.choice(["scan", "fori", "nest", "rewritten nest"])
+        if "explicit" in transformation:
+            loop = draw.choice(ON_A_MESH)
+            body = "the loop" if body == "while" else body
+            setting = draw.choice(IN_STORAGE) if draw.random() < 0.5 else setting
+        if transformation == "explicit mesh of steps":
+            loop = "scan"
         is_long = loop in NESTS or mode in SLOW_MODES or " over " in transformation
-        most = 3 if is_long else draw.choice([3, 5, 8])
-        operations = tuple(_operation(draw) for _ in range(draw.randint(2, most)))
-        by_python = any(operation.name == "custom_jvp" for operation in operations)
-        lengths = [1, 2, 3, 4] if by_python else [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
+        most = 2 if nested else 3 if is_long else draw.choice([3, 5, 8])
+        operations = tuple(_operation(draw) for _ in range(draw.randint(1 if nested else 2, most)))
+        by_python = any(o.name in FORGOTTEN for o in operations)
+        lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
+        lengths = lengths[:4] if by_python else lengths[:5] if nested else lengths
         return cls(
             seed,
             loop,
@@ -165,27 +237,38 @@ class Program:
             draw.choice([1, 1, 1, 2, 3]),
             operations,
             tuple(sorted(draw.sample(list(EXTRAS), draw.choice([0, 0, 1, 1, 2, 3])))),
-            _weighted(draw, SETTINGS),
+            setting,
             transformation,
-            _mapped(draw),
+            _mapped(draw, transformation),
             draw.random() < 0.9,
             mode,
             draw.random() < 0.6,
             draw.random() < 0.3,
+            body,
+            inner,
+            draw.random() < 0.5,
         )
+
+    @property
+    def forgets(self) -> bool:
+        """Whether JAX's own loops may lose the derivative rules that it needs."""
+        return any(o.name in FORGOTTEN for o in self.operations)
 
     @property
     def is_refused(self) -> bool:
         """Whether JAX's own loops most likely refuse it, too."""
         names = [operation.name for operation in self.operations]
-        is_forward = self.transformation in FORWARD_MODE
+        is_forward = (
+            self.transformation in FORWARD_MODE if self.body == "the loop" else self.inner == "jvp"
+        )
         return is_forward and any(name.endswith("custom_vjp") for name in names)
 
     @property
     def met(self) -> set[Any]:
         """What it is made of, and each pair of that."""
-        kinds = [self.loop, self.setting, self.transformation, self.mode]
+        kinds = [self.loop, self.setting, self.transformation, self.mode, self.body]
         others = [*self.extras, *(operation.name for operation in self.operations)]
+        others += [f"single {self.single}"] + [self.inner] * (self.body != "the loop")
         others += [f"length {self.length}", f"reverse {self.reverse}", f"jit {self.under_jit}"]
         values = {*enumerate(kinds), *((-1, name) for name in others)}
         return {*values, *combinations(sorted(values), 2)}
@@ -200,7 +283,10 @@ class Program:
         simplest = {
             "reverse": False,
             "unroll": 1,
-            "mode": "double",
+            "mode": "plain",
+            "single": False,
+            "body": "the loop",
+            "inner": "grad",
             "setting": "default",
             "loop": "scan",
             "transformation": "grad",
@@ -256,8 +342,11 @@ def _operation(draw: Random) -> Operation:
     return Operation(name, inputs, draw.randrange(960))
 
 
-def _mapped(draw: Random) -> tuple[bool, ...]:
-    mapped = tuple(draw.random() < 0.5 for _ in range(5))
+def _mapped(draw: Random, transformation: str) -> tuple[bool, ...]:
+    weights, bias, v, m, xs = (draw.random() < 0.5 for _ in range(5))
+    if transformation == "explicit mesh of steps":  # the carry is that of several examples
+        return weights, bias, True, True, xs
+    mapped = weights, bias, v, m, xs
     return mapped if any(mapped) else (True,) * 5
 
 

@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -31,7 +32,7 @@ LEAST = re.compile(r"memory must be at least (\d+) bytes")
 
 class Loops(NamedTuple):
     """The loops of a program; `whole` is applied to all of it, `chain` runs layers. `inner` are the
-    scan and the while loop for loops in other loops."""
+    scan and the while loop for loops in other loops, `plain` is JAX's own scan."""
 
     scan: Callable[..., Any]
     while_loop: Callable[..., Any]
@@ -39,6 +40,7 @@ class Loops(NamedTuple):
     whole: Callable[..., Any]
     chain: Callable[..., Any]
     inner: tuple[Callable[..., Any], Callable[..., Any]]
+    plain: Callable[..., Any]
 
 
 class Counting(ProgressMeter):
@@ -75,7 +77,7 @@ def theirs(scan: Callable[..., Any] = lax.scan) -> Loops:
             x = layer(x)
         return x
 
-    return Loops(scan, masked, fori_loop, lambda fun, **_: fun, chain, (scan, masked))
+    return Loops(scan, masked, fori_loop, lambda fun, **_: fun, chain, (scan, masked), scan)
 
 
 def by_python(
@@ -91,7 +93,7 @@ def by_python(
     return carry, jax.tree.map(lambda *y: jnp.stack(y), *(ys[i] for i in range(steps)))
 
 
-def ours(options: dict[str, Any]) -> Loops:
+def ours(options: dict[str, Any], plain: Callable[..., Any] = lax.scan) -> Loops:
     some = {k: v for k, v in options.items() if k in ("checkpoints", "memory")}
     if "storage" in options:  # of one loop, as are no checkpoints on the device
         del some["checkpoints"]
@@ -115,6 +117,7 @@ def ours(options: dict[str, Any]) -> Loops:
         partial(jax_revolve.checkpoint_loops, min_length=2, **some),
         partial(jax_revolve.checkpointed_chain, **some),
         loops(**without_memory),
+        plain,
     )
 
 
@@ -132,9 +135,9 @@ def options_of(program: Program, directory: str) -> dict[str, Any]:
         "least memory": {"memory": 0},
         "some memory": {"memory": 1500},
         "much memory": {"memory": "1MB"},
-        "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3)},
-        "host memory": {"checkpoints": 1, "storage": HostMemory(2)},
-        "disk": {"checkpoints": 1, "storage": Disk(directory, 2)},
+        "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3, transfer=0.1)},
+        "host memory": {"checkpoints": 1, "storage": HostMemory(2, transfer=0.1)},
+        "disk": {"checkpoints": 1, "storage": Disk(directory, 2, transfer=0.1)},
         "progress": {"progress": METER},
     }[program.setting]
 
@@ -269,20 +272,111 @@ def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: An
     return loops.chain(layers, init)
 
 
+def _batched_loop(
+    program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: Any, xs: Any
+) -> Any:
+    """As `_loop`, of a step that computes several examples, some of the arguments the same for
+    all."""
+    of_weights, of_bias, *_, of_xs = (0 if mapped else None for mapped in program.mapped)
+    init = jax.vmap(lambda v, m: {"v": v, "m": m, **_extras(program, v)})(v, m)
+
+    def of_one(weights: Any, bias: Any, carry: Any, x: Any) -> Any:
+        at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % program.length
+        return _step(program, (weights, jnp.cos(weights), bias), carry, x, at)
+
+    def step(carry: Any, x: Any) -> Any:
+        return jax.vmap(of_one, (of_weights, of_bias, 0, of_xs))(weights, bias, carry, x)
+
+    xs = xs if of_xs is None else jnp.moveaxis(xs, 1, 0)
+    return loops.scan(step, init, xs, reverse=program.reverse, unroll=program.unroll)
+
+
+def of_program(program: Program, loops: Loops, *arguments: Any) -> Any:
+    """What is differentiated: one number, that depends on all results of the loop, or a loop of its
+    derivatives."""
+    around = program.body != "the loop"
+    if not program.loop.startswith("rewritten"):
+        run = _of_derivatives if around else total
+        return run(program, loops, *arguments)
+    inside = loops
+    if loops.scan not in (lax.scan, by_python):
+        inside = theirs()._replace(
+            while_loop=_plain_while, fori_loop=_plain_fori, inner=(lax.scan, _plain_while)
+        )
+    more = {"max_steps": 40} if "while" in program.loop else {}
+    if around and (program.seed % 2 or more):  # the loop alone, whose derivatives others take
+        whole = loops.whole(partial(total, program, inside), **more)
+        return _of_derivatives(program, inside, *arguments, inner=whole)
+    run = _of_derivatives if around else total
+    return loops.whole(partial(run, program, inside), **more)(*arguments)
+
+
+def _of_derivatives(
+    program: Program, loops: Loops, *arguments: Any, inner: Callable[..., Any] | None = None
+) -> Any:
+    """A loop whose body takes derivatives of the loop, which begins from the carry or the x."""
+    inner = partial(total, program, loops) if inner is None else inner
+    which = [(2,), (1,), (0, 2), (4,), (1, 2)][program.seed % 5]
+    begins = ["x", "carry", "both"][program.seed // 5 % 3]
+    draw = arguments[2]
+
+    def number(results: Any) -> Any:
+        return sum(jnp.mean(jnp.sin(x)) for x in jax.tree.leaves(results))
+
+    def of_chosen(args: list[Any]) -> Callable[..., Any]:
+        return lambda *chosen: inner(*_with(args, which, chosen))
+
+    def derivative(args: list[Any]) -> Any:
+        f, at = of_chosen(args), [args[i] for i in which]
+        directions = [jnp.cos(x) for x in at]
+        grad = jax.grad(f, tuple(range(len(at))))
+        match program.inner:
+            case "grad":
+                return number(grad(*at))
+            case "jvp":
+                return number(jax.jvp(f, at, directions))
+            case "vmap of grad":
+                return number(jax.vmap(grad)(*(jnp.stack([x, 0.5 * x]) for x in at)))
+            case "jvp of grad":
+                return number(jax.jvp(grad, at, directions)[1])
+        return number(jax.grad(lambda *at: number(grad(*at)))(*at))
+
+    def body(carry: Any, x: Any) -> Any:
+        args = list(arguments)
+        args[2] = {"x": x, "carry": carry, "both": carry}[begins]
+        args[1] = 0.5 * args[1] + x if begins == "both" else args[1]
+        d = derivative(args)
+        return jnp.tanh(carry * (1 + 0.3 * d)) + 0.1 * x, d
+
+    xs = jnp.stack([draw, 0.5 * draw, jnp.cos(draw)])
+    counted = lambda i, c: body(c, lax.dynamic_index_in_dim(xs, i, keepdims=False))[0]  # noqa: E731
+    match program.body:
+        case "lax.scan":
+            results = loops.plain(body, draw, xs)
+        case "scan":
+            results = loops.scan(body, draw, xs)
+        case "lax.fori_loop":
+            start = (draw, jnp.int32(0))
+            step = lambda s, _: ((counted(s[1], s[0]), s[1] + 1), None)  # noqa: E731
+            results = loops.plain(step, start, None, 3)[0][0]
+        case "fori":
+            results = loops.fori_loop(0, 3, counted, draw, 3)
+        case "while":
+            steps = 1 + (jnp.abs(draw[0]) * 50).astype(jnp.int32) % 3
+            step = lambda s: (s[0] + 1, counted(*s))  # noqa: E731
+            results = loops.while_loop(lambda s: s[0] < steps, step, (steps * 0, draw), 4)[1]
+        case "checkpoint":
+            results = jax.checkpoint(body)(draw, xs[1])
+        case _:
+            results = loops.plain(jax.checkpoint(body), draw, xs)
+    return number(results)
+
+
 def total(program: Program, loops: Loops, *arguments: Any) -> Any:
     """One number, that depends on all of the results."""
-    if program.loop.startswith("rewritten"):
-        inside = loops
-        if loops.scan not in (lax.scan, by_python):
-            inside = theirs()._replace(
-                while_loop=_plain_while, fori_loop=_plain_fori, inner=(lax.scan, _plain_while)
-            )
-        more = {"max_steps": 40} if "while" in program.loop else {}
-        run = loops.whole(lambda *args: _loop(program, inside, *args), **more)
-    else:
-        run = partial(_loop, program, loops)
+    run = _batched_loop if program.transformation == "explicit mesh of steps" else _loop
     total = jnp.zeros((), arguments[0].dtype)
-    for leaf in jax.tree.leaves(run(*arguments)):
+    for leaf in jax.tree.leaves(run(program, loops, *arguments)):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf) % 3
         leaf = jnp.sin(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
@@ -370,6 +464,8 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
         "in scan": lambda: grad(in_scan),
         "in cond": lambda: grad(in_cond),
         "explicit mesh": lambda: grad(many(f, axes)),
+        "vmap of grad on an explicit mesh": lambda: jax.vmap(grad(f), axes),
+        "explicit mesh of steps": lambda: grad(f),
         "shard_map": lambda: grad(lambda *args: jnp.sum(sharded(f)(*args))),
         "grad in shard_map": lambda: sharded(grad(f)),
     }
@@ -387,13 +483,13 @@ def arguments(program: Program) -> list[Any]:
     draw = np.random.default_rng(program.seed)
     mapped, name = program.mapped, program.transformation
     lead: list[tuple[int, ...]] = [()] * 5
-    if "vmap" in name or "shard_map" in name or name == "explicit mesh":
+    if "vmap" in name or "shard_map" in name or "explicit mesh" in name:
         lead = [(BATCH,) if m else () for m in mapped]
     if name.count("vmap") == 2:
         rotated = [*mapped[2:], *mapped[:2]]
         lead = [((3,) if r else ()) + own for r, own in zip(rotated, lead, strict=True)]
     shapes = [(SIZE, SIZE), (SIZE,), (SIZE,), (SIZE, SIZE), (program.length, SIZE)]
-    dtype = np.float32 if program.mode == "single" else np.float64
+    dtype = np.float32 if program.single else np.float64
     return [
         np.asarray(draw.normal(size=(*own, *shape)) / 1.5, dtype)
         for own, shape in zip(lead, shapes, strict=True)
@@ -401,10 +497,10 @@ def arguments(program: Program) -> list[Any]:
 
 
 def run(program: Program, loops: Loops, compiler: dict[str, Any]) -> Any:
-    fun = _transformed(program, partial(total, program, loops))
+    fun = _transformed(program, partial(of_program, program, loops))
     fun = jax.jit(fun, compiler_options=compiler) if program.under_jit else fun
     inputs = list(map(jnp.asarray, arguments(program)))
-    if program.transformation != "explicit mesh":
+    if "explicit mesh" not in program.transformation:
         results = fun(*inputs)
     else:
         mesh = jax.make_mesh((BATCH,), ("b",), axis_types=(jax.sharding.AxisType.Explicit,))
@@ -448,7 +544,7 @@ def paths(program: Program) -> Iterator[None]:
 def _numbers(program: Program) -> Iterator[None]:
     """What changes the results, and so holds for both."""
     with ExitStack() as stack:
-        stack.enter_context(jax.enable_x64(program.mode != "single"))
+        stack.enter_context(jax.enable_x64(not program.single))
         if program.mode == "other keys":
             stack.enter_context(jax.default_prng_impl("rbg"))
         yield
@@ -460,7 +556,8 @@ def _run_ours(program: Program, compiler: dict[str, Any]) -> Any:
         options = options_of(program, directory)
         for _ in range(4):
             try:
-                return run(program, ours(options), compiler)
+                loops = ours(options, by_python if program.forgets else lax.scan)
+                return run(program, loops, compiler)
             except ValueError as error:
                 least = LEAST.search(str(error))
                 if least is None or int(least[1]) <= options["memory"]:
@@ -470,7 +567,7 @@ def _run_ours(program: Program, compiler: dict[str, Any]) -> Any:
 
 
 def tolerance(program: Program) -> float:
-    exact = 2e-3 if program.mode == "single" else 1e-7
+    exact = 2e-3 if program.single else 1e-7
     narrow = [NARROW[o.name][o.parameter % 3] for o in program.operations if o.name in NARROW]
     return max([exact, *narrow, *([0.1] if "half" in program.extras else [])])
 
@@ -496,7 +593,23 @@ def _check(program: Program, compiler: dict[str, Any]) -> None:
     expected = run_theirs(program, compiler)
     with _numbers(program), _mode(program, *MODES), paths(program):
         results = _run_ours(program, compiler)
-    compare(program, results, expected)
+    try:
+        compare(program, results, expected)
+    except AssertionError as error:
+        if program.single and _amplifies_rounding(program, compiler, expected):
+            raise Refused("rounding in single precision is amplified") from error
+        raise
+
+
+def _amplifies_rounding(program: Program, compiler: dict[str, Any], expected: Any) -> bool:
+    """Whether the same in double precision is another result."""
+    double = run_theirs(replace(program, single=False), compiler)
+    to_single = lambda x, like: np.asarray(x, like.dtype)  # noqa: E731
+    try:
+        compare(program, jax.tree.map(to_single, double, expected), expected, 0.2)
+    except AssertionError:
+        return True
+    return False
 
 
 def _check_compiler(program: Program) -> None:
@@ -511,17 +624,18 @@ def _check_compiler(program: Program) -> None:
 
 
 def run_theirs(program: Program, compiler: dict[str, Any]) -> Any:
-    forgets = any(o.name == "custom_jvp" for o in program.operations)
+    loops = theirs(by_python) if program.forgets else theirs()
     try:
         with _numbers(program), _mode(program, "strict", "strict ranks", "no jit"):
-            return run(program, theirs(by_python) if forgets else theirs(), compiler)
+            return run(program, loops, compiler)
     except Exception as error:
         raise Refused(str(error)) from error
 
 
-def compare(program: Program, results: Any, expected: Any) -> None:
+def compare(program: Program, results: Any, expected: Any, part: float = 1.0) -> None:
+    """They agree up to the tolerance, or a part of it."""
     largest = max((np.max(np.abs(x), initial=0) for x in jax.tree.leaves(expected)), default=0)
-    close = partial(_assert_close, tolerance(program), float(largest))
+    close = partial(_assert_close, part * tolerance(program), float(largest))
     jax.tree.map(close, results, expected)
 
 

@@ -51,7 +51,6 @@ def trace(
         length=int(leaves[0].shape[0] if length is None else length),
         reverse=bool(reverse),
         unroll=1,
-        split_transpose=False,
         output_types=tuple(scanned.out_avals),
         body_effects=frozenset(),
         plan=None,
