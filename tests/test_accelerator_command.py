@@ -14,6 +14,8 @@ import pytest
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({text!r}); {then}"
 
@@ -281,14 +283,12 @@ def _quickly(*arguments: str) -> Any:
     return json.loads(path.read_text())
 
 
-@pytest.mark.slow
 def test_the_command_runs_a_piece() -> None:
     found = _quickly("--only", "host offload")
     assert found["pieces"]["host offload"]["error"] is None
     assert [r.get("error") for r in found["measurements"]] == [None] * 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2])
 def test_every_piece_of_the_command(part: int, module: Any) -> None:
     found = _quickly("--part", str(part))

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def bay(monkeypatch: pytest.MonkeyPatch) -> ModuleType:

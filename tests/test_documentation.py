@@ -25,6 +25,8 @@ from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule.nested import nests
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -182,7 +184,6 @@ def test_steps_of_higher_derivatives(
     assert len(inside) <= executed + length
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("compile_quickly")
 def test_steps_of_the_third_derivative() -> None:
     thrice = lambda loss: jax.grad(jax.grad(jax.grad(loss)))  # noqa: E731
@@ -263,7 +264,6 @@ def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     assert there == set(re.findall(r"pictures/([\w-]+\.svg)#only-", pages))
 
 
-@pytest.mark.slow
 def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

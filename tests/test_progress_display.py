@@ -13,6 +13,8 @@ import nbclient
 import nbformat
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
@@ -91,7 +93,6 @@ def executed(*cells: str) -> Any:
     return notebook
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_with_widgets() -> None:
     notebook = executed(PROGRAM + RUN.format("scan"), RUN.format("stop_early"))
@@ -104,7 +105,6 @@ def test_notebook_with_widgets() -> None:
     assert all(bar.bar_style == "success" for bar in bars)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_without_widgets() -> None:
     hidden = HIDE.format("ipywidgets")

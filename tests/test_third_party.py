@@ -19,6 +19,8 @@ from jax.experimental.ode import odeint
 
 from jax_revolve import checkpoint_loops, explain_loops
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Program:
@@ -125,12 +127,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
-SLOW = {"diffrax", "flax.nnx", "Bessel functions"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PROGRAMS]
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_third_party_program(name: str) -> None:
     program = PROGRAMS[name]()
     loops = explain_loops(program.fun)(program.argument).loops

@@ -17,6 +17,8 @@ import pytest
 from jax_revolve import checkpointed_scan, plan
 from jax_revolve.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 bathymetry = import_module("tsunami.bathymetry")
 inversion = import_module("tsunami.inversion")

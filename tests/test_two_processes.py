@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("two_processes_program.py")
 HOST_SCAN = Path(__file__).with_name("two_processes_host_scan.py")
 SECONDS = 240
