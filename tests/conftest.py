@@ -1,6 +1,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
@@ -22,6 +23,19 @@ jax.config.update("jax_enable_x64", True)
 # The same examples in every run, however busy the machine is.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To import what only the slow tests need takes seconds."""
+    is_slow = collection_path.name == "slow" and collection_path.is_dir()
+    return True if is_slow and "not slow" in config.getoption("markexpr") else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "slow":
+            item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

@@ -35,6 +35,7 @@ ROOMS: dict[str, set[str]] = {
 }
 """Which rooms each room may import."""
 
+
 def imports(tree: ast.AST) -> set[str]:
     found = set()
     for node in ast.walk(tree):

@@ -40,7 +40,7 @@ def gradient(program: Any, scan: Any) -> Any:
 
 
 @pytest.mark.parametrize("program", [stencil, recurrent])
-@pytest.mark.parametrize("checkpoints", [1, 2, 7, "all", None])
+@pytest.mark.parametrize("checkpoints", [1, 7, "all"])
 def test_gradients_equal_to_the_last_bit(program: Any, checkpoints: Any) -> None:
     scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=1)
     theirs = gradient(program, lax.scan)

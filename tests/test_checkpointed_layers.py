@@ -60,7 +60,7 @@ def leaves_equal(ours: Any, theirs: Any) -> None:
             assert a == b
 
 
-@pytest.mark.parametrize("mode", ["grad", "jvp", "hessian", "vmap"])
+@pytest.mark.parametrize("mode", ["grad", "hessian", "vmap"])
 @quick
 def test_transformations_of_a_model_with_dropout(mode: str) -> None:
     def transformed(model: Any, x: Any) -> Any:

@@ -241,6 +241,7 @@ def test_a_plan_does_without_the_demonstration(
     assert sys.path == path
 
 
+@pytest.mark.slow
 def test_as_a_program() -> None:
     program = [sys.executable, "-m", "jax_revolve", "plan", "--length"]
     done = subprocess.run([*program, "10"], capture_output=True, text=True, check=True)

@@ -105,7 +105,7 @@ def expected_hessian(solver: str) -> Any:
         ("Euler", "t1", "fixed"),
         ("Tsit5", "ts", "adaptive"),
         ("ImplicitEuler", "steps", "fixed"),
-        ("Heun", "subs", "fixed"),
+        pytest.param("Heun", "subs", "fixed", marks=pytest.mark.slow),
         pytest.param("Kvaerno3", "dense", "adaptive", marks=pytest.mark.slow),
         pytest.param("SRA1, SDE", "ts", "fixed", marks=pytest.mark.slow),
     ],
@@ -168,9 +168,8 @@ def test_a_batch_of_solves_of_different_lengths() -> None:
         np.testing.assert_allclose(gradients[i], gradient, rtol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "root_finder", [pytest.param(None, marks=pytest.mark.slow), optimistix.Newton(1e-8, 1e-8)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("root_finder", [None, optimistix.Newton(1e-8, 1e-8)])
 def test_events(root_finder: Any) -> None:
     event = diffrax.Event(lambda t, y, args, **_: y[0] - 0.8, root_finder)
 
@@ -197,6 +196,7 @@ def test_without_a_bound() -> None:
         jax.grad(partial(without, RevolveAdjoint()))(X)
 
 
+@pytest.mark.slow
 def test_a_solve_that_fails() -> None:
     gradient = jax.grad(partial(final, RevolveAdjoint(), max_steps=2))
     with pytest.raises(Exception, match="maximum number of solver steps"):
@@ -205,6 +205,7 @@ def test_a_solve_that_fails() -> None:
     assert solution.result == diffrax.RESULTS.max_steps_reached
 
 
+@pytest.mark.slow
 def test_unsafe_path_has_no_reverse_mode() -> None:
     path = diffrax.UnsafeBrownianPath((), jax.random.key(0))
     noise = diffrax.ControlTerm(lambda t, y, args: args, path)
@@ -222,6 +223,7 @@ def test_unsafe_path_has_no_reverse_mode() -> None:
         jax.grad(ours)(X)
 
 
+@pytest.mark.slow
 def test_solvers_made_of_solvers() -> None:
     term = diffrax.ODETerm(lambda t, y, args: -args * y**2)
 

@@ -375,18 +375,17 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
-    ("length", "asked"),
+    ("loop", "length", "asked"),
     [
-        (1, {}),
-        (57, {}),
-        (2, {"block_size": 7}),
-        (57, {"checkpoints": 3, "block_size": 4}),
-        (57, {"memory": 300}),
-        (30, {"memory": "1MB"}),
+        ("scan", 1, {}),
+        ("scan", 57, {"checkpoints": 3, "block_size": 4}),
+        ("scan", 30, {"memory": "1MB"}),
+        ("while", 57, {}),
+        ("while", 2, {"block_size": 7}),
+        ("while", 57, {"memory": 300}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("loop", ["scan", "while"])
 def test_a_loop_runs_the_plan_that_is_explained(
     loop: str, length: int, asked: dict[str, Any]
 ) -> None:

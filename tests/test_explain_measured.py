@@ -499,8 +499,8 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         measure, "compile_gradient", lambda *args: programs.append(real(*args)) or programs[-1]
     )
-    report = explain(memory=BUDGET, block_size=5)
-    assert len(programs) == len(report.measured) > 2
+    report = explain(memory=BUDGET, block_size=10)
+    assert len(programs) == len(report.measured) > 1
     _, expected = compiled_for(lambda *args, plan: lax.scan(*args), report.plan)
     for program in programs:
         assert_close(program.run(), expected)

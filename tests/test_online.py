@@ -18,7 +18,7 @@ from jax_revolve.schedule import binomial, online
 from jax_revolve.schedule.actions import Store, Tape, revolve
 
 LONGEST = 2000
-CHECKPOINTS = range(3, 13)
+CHECKPOINTS = (3, 4, 7, 12)
 INT32 = jnp.dtype("int32")
 
 
@@ -93,7 +93,7 @@ def test_hardly_any_checkpoints(checkpoints: int, most: float, mean: float) -> N
     assert sum(all_excesses) / LONGEST <= mean
 
 
-@pytest.mark.parametrize("checkpoints", [20, 40, 64])
+@pytest.mark.parametrize("checkpoints", [20, 40])
 def test_many_checkpoints(checkpoints: int) -> None:
     for n, counted in evaluations_along(checkpoints, 20000, stride=97).items():
         assert counted <= 1.002 * optimum(n, checkpoints)
@@ -117,7 +117,7 @@ def _limits(q: int, checkpoints: int) -> list[int]:
     return [binomial.beta(slots, q) for slots in reversed(range(1, checkpoints + 1))]
 
 
-@pytest.mark.parametrize("checkpoints", [1, 3, 7])
+@pytest.mark.parametrize("checkpoints", [1, 5])
 def test_stopping_anywhere_is_what_was_simulated(checkpoints: int) -> None:
     for n, held in held_along(checkpoints, 200):
         assert online.positions_held(n, checkpoints) == held
@@ -139,9 +139,7 @@ def test_landmarks_are_the_offline_schedule(checkpoints: int, level: int) -> Non
     assert [0, *online.landmarks(level, checkpoints)] == [*stored, longest - 1]
 
 
-@pytest.mark.parametrize(
-    ("steps", "checkpoints", "most"), [(90, 12, 0.65), (2000, 10, 0.18), (20000, 60, 0.28)]
-)
+@pytest.mark.parametrize(("steps", "checkpoints", "most"), [(90, 12, 0.65), (2000, 10, 0.18)])
 def test_stores_are_few(steps: int, checkpoints: int, most: float) -> None:
     """At level q, every 2 q steps, but for landmarks and the first checkpoints."""
     held, stores = [0], 0
@@ -161,7 +159,7 @@ def test_never_more_evaluations_than_equinox(checkpoints: int) -> None:
 
 
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize(("steps", "checkpoints"), [(7, 3), (41, 3), (64, 4), (150, 7)])
+@pytest.mark.parametrize(("steps", "checkpoints"), [(41, 3), (150, 7)])
 def test_model_of_equinox(steps: int, checkpoints: int) -> None:
     executed = 0
 
@@ -235,14 +233,13 @@ def _equinox_reverse(steps: int, free: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "steps", "bound"),
+    ("checkpoints", "steps", "bound", "window"),
     [
-        *((2, 9000, None), (3, 3000, 2**31 - 2), (5, 3000, None)),
-        *((12, 3000, 2**31 - 2), (40, 3000, None)),
+        *((2, 9000, None, 2), (3, 3000, 2**31 - 2, 64), (5, 3000, None, 4)),
+        *((12, 3000, 2**31 - 2, 2), (12, 3000, None, 64), (40, 3000, None, 4)),
     ],
 )
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize("window", [2, 4, 64])
 def test_device_agrees_along_a_loop(
     checkpoints: int, steps: int, bound: int | None, window: int
 ) -> None:
@@ -308,7 +305,7 @@ def stack_of(placement: Placement, held: list[int], position: int) -> Stack:
     return Stack(*(jnp.array(x, begun.rows.dtype) for x in (rows, seen, numbers)))
 
 
-@pytest.mark.parametrize("checkpoints", [3, 4, 10, 60])
+@pytest.mark.parametrize("checkpoints", [3, 60])
 def test_device_does_not_overflow(checkpoints: int) -> None:
     """The longest loops that 32 bits can count, and positions all over them."""
     placement = Placement(checkpoints, 2**31 - 2)

@@ -97,7 +97,9 @@ def test_names_and_defaults_are_the_same(loop: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("loop", [scan, fori, while_loop, stack, solve])
+@pytest.mark.parametrize(
+    "loop", [scan, while_loop, stack, pytest.param(solve, marks=pytest.mark.slow)]
+)
 def test_a_plan_is_what_it_says(loop: Any) -> None:
     asked: dict[str, Any] = {"checkpoints": 3, "block_size": 2}
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
@@ -106,7 +108,7 @@ def test_a_plan_is_what_it_says(loop: Any) -> None:
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
 
 
-@pytest.mark.parametrize("loop", [scan, fori, while_loop, stack, solve])
+@pytest.mark.parametrize("loop", [scan, while_loop, stack, solve])
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

@@ -107,8 +107,13 @@ LOOPS = {
 }
 
 
+IN_SLOW_RUN = {"one checkpoint", "one block", "memory", "while, one checkpoint"}
+
+
 @pytest.mark.usefixtures("every_step")
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in IN_SLOW_RUN else n for n in LOOPS]
+)
 def test_every_step_is_reported_once(name: str) -> None:
     loop, forward = LOOPS[name], FORWARD_WHILE if "while" in name else FORWARD
     gradient = jax.jit(jax.grad(loop))
@@ -158,8 +163,8 @@ TRANSFORMATIONS["grad of shard_map"] = (
 
 
 IN_EVERY_RUN = {
-    scan: {"eager", "jvp", "vmap of grad", "jacrev", "linearize", "cond", "grad of shard_map"},
-    while_loop: {"eager grad", "vmap", "grad of vmap", "hessian", "scan", "grad in shard_map"},
+    scan: {"eager", "jvp", "vmap of grad", "linearize", "grad of shard_map"},
+    while_loop: {"eager grad", "hessian", "scan"},
 }
 
 

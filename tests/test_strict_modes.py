@@ -85,7 +85,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("loop", "options"), CASES)
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        pytest.param(*case, marks=[] if i % 2 else pytest.mark.slow, id=f"{case[0].__name__}-{i}")
+        for i, case in enumerate(CASES)
+    ],
+)
 def test_nothing_is_promoted(loop: Callable[..., jax.Array], options: dict[str, Any]) -> None:
     """Whatever is traced and lowered of derivatives, of a batch too: nothing needs to be run."""
 

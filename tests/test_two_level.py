@@ -28,7 +28,7 @@ Cost = tuple[int, int, int]
 is the optimum."""
 
 SLOTS_AND_TRANSFERS = [
-    *((1, 5), (2, 0.25), (3, 1.25), (3, 40), (5, 0.5), (5, 5), (10, 0), (10, 5), (30, 5)),
+    *((1, 5), (2, 0.25), (3, 40), (5, 0.5), (10, 0), (10, 5)),
 ]
 LONGEST = 300
 LONGEST_LIMITED = 60
@@ -153,9 +153,9 @@ def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
             assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
 
 
-@pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize(
-    ("slots", "transfer"), [(1, 0), (1, 0.25), (1, 5), (2, 0.5), (2, 5), (4, 1.25)]
+    ("slots", "transfer", "most"),
+    [(1, 0, 1), (1, 0.25, 5), (1, 5, 2), (2, 0.5, 2), (2, 5, 1), (4, 1.25, 5)],
 )
 def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most: int) -> None:
     expected = optimum(slots, int(4 * transfer), LONGEST_LIMITED + 1, most)
@@ -180,7 +180,7 @@ def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
     assert max(counts.values(), default=0) == p.repetitions
 
 
-@pytest.mark.parametrize("transfer", [1, 2, 3.5, 5])
+@pytest.mark.parametrize("transfer", [1, 5])
 def test_a_thousand_steps(transfer: float) -> None:
     p = plan(1000, 10, storage=HostMemory(transfer=transfer))
     assert (p.advances, p.writes, p.reads) == (1905, 85, 85)

@@ -48,14 +48,15 @@ KINDS: dict[str, Callable[..., Loops]] = {
     "plain": ours,
     "as_while": scan_as_while,
     "blocks": ours_in_blocks,
-    **{place: ours for place in PLACES},
+    **dict.fromkeys(PLACES, ours),
 }
 """Loops of ours: as they are, a scan as a while loop that indexes xs and writes ys, in blocks, and
 with checkpoints beside the device."""
 
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
-    return ALL[transformation](case.program(loops(**case.options)), case.arguments)
+    arguments = tuple(map(jnp.asarray, case.arguments))
+    return ALL[transformation](case.program(loops(**case.options)), arguments)
 
 
 @cache
@@ -143,7 +144,14 @@ def _run_of(case: Case, name: str, kind: str) -> str:
     return _block_run(case, name) if kind == "blocks" else _stored_run(case, name, kind)
 
 
-def _triples() -> list[Any]:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """To make thousands of tests takes seconds, even of those that are not selected."""
+    if "transformation" in metafunc.fixturenames:
+        is_asked = "not exhaustive" not in metafunc.config.getoption("markexpr")
+        metafunc.parametrize(("case", "transformation", "kind"), _triples(exhaustive=is_asked))
+
+
+def _triples(*, exhaustive: bool) -> list[Any]:
     return [
         pytest.param(case, name, kind, id=f"{case.name}-{name}-{kind}", marks=marks)
         for case in CASES.values()
@@ -156,6 +164,7 @@ def _triples() -> list[Any]:
         # JAX cannot export a program that calls Python.
         if not (kind == "disk" and name == "exported")
         for run in [_run_of(case, name, kind)]
+        if exhaustive or run != "exhaustive"
         for marks in [[getattr(pytest.mark, mark) for mark in run.split() if mark != "quick"]]
     ]
 
@@ -175,7 +184,6 @@ def _cond_keeps_keys() -> bool:
     return True
 
 
-@pytest.mark.parametrize(("case", "transformation", "kind"), _triples())
 def test_same_as_lax(case: Case, transformation: str, kind: str, tmp_path: Path) -> None:
     """`lax.scan` is the oracle, and a masked one that of while loops."""
     in_cond = transformation in ("inside_cond", "inside_batched_cond")

@@ -25,9 +25,7 @@ from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule.nested import nests
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_LONG = {README, ROOT / "docs" / "progress.md"}

@@ -14,9 +14,7 @@ import pytest
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({text!r}); {then}"
 
 

@@ -13,9 +13,7 @@ from mkdocs.config import load_config
 from mkdocs.structure.files import Files
 from nbclient.exceptions import CellExecutionError
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

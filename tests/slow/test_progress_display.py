@@ -13,9 +13,7 @@ import nbclient
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import warnings

@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
-
 PROGRAM = Path(__file__).with_name("two_processes_program.py")
 HOST_SCAN = Path(__file__).with_name("two_processes_host_scan.py")
 SECONDS = 240
@@ -30,7 +28,7 @@ def _free_address() -> str:
 def _run(commands: list[list[str]], outputs: list[Path]) -> list[int | None]:
     """What the processes end with; `None` of those that had to be ended, because the time is over
     or another one failed."""
-    paths = [str(PROGRAM.parents[1]), *filter(None, sys.path)]
+    paths = [str(PROGRAM.parents[2]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     last = time.monotonic() + SECONDS
     with ExitStack() as stack:

@@ -17,9 +17,7 @@ import pytest
 from jax_revolve import checkpointed_scan, plan
 from jax_revolve.__main__ import main
 
-pytestmark = pytest.mark.slow
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 bathymetry = import_module("tsunami.bathymetry")
 inversion = import_module("tsunami.inversion")
 job = import_module("tsunami.job")

@@ -19,8 +19,6 @@ from jax.experimental.ode import odeint
 
 from jax_revolve import checkpoint_loops, explain_loops
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class Program:

@@ -14,9 +14,7 @@ import pytest
 import jax_revolve
 from jax_revolve.integrations import diffrax, equinox
 
-pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def _public(module: Any) -> dict[str, Any]:

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def bay(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     return importlib.import_module("bay")
 
 
