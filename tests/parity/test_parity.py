@@ -27,8 +27,8 @@ CORE = [
     "grad_inside_checkpoint",
     "shard_map",
 ]
-"""The transformations with rules of their own, which every case of a scan goes through on the
-oldest and the newest JAX."""
+"""The transformations with rules of their own, which every case of a scan goes through in the slow
+run."""
 
 DISTINCT = {
     *CORE,
@@ -93,7 +93,7 @@ def _has_its_turn(case: Case, transformation: str, *, of: int) -> bool:
 def _scan_run(case: Case, name: str) -> str:
     if name in CORE:
         is_quick = name == "grad" or case.name == QUICK_CASE or _has_its_turn(case, name, of=5)
-        return "core" if is_quick else "core slow"
+        return "quick" if is_quick else "slow"
     if case.name == QUICK_CASE:
         return "quick" if name in DISTINCT else "slow"
     return "slow" if _has_its_turn(case, name, of=6) and name not in COMPOUND else "exhaustive"
@@ -103,14 +103,14 @@ def _while_run(case: Case, name: str) -> str:
     """A while loop goes through the same rules as a scan."""
     of_its_own = case in WHILE_CASES
     if name == "grad":
-        return "core"
+        return "quick"
     if name in CORE and case.name in ("examples", "tree"):
         is_quick = case.name == "examples" or name in ("jvp", "reverse_over_reverse")
-        return "core" if is_quick else "core slow"
+        return "quick" if is_quick else "slow"
     if name in CORE and (of_its_own or case.name == QUICK_CASE):
-        return "core slow"
+        return "slow"
     if name == "forward_over_reverse":
-        return "core" if _has_its_turn(case, name, of=5) else "core slow"
+        return "quick" if _has_its_turn(case, name, of=5) else "slow"
     if case.name == "examples" and name not in COMPOUND:
         return "quick" if name in ("reverse_over_forward", "inside_batched_cond") else "slow"
     return "exhaustive"
@@ -119,7 +119,7 @@ def _while_run(case: Case, name: str) -> str:
 def _block_run(case: Case, name: str) -> str:
     """Their rules are those of single steps but for the two sweeps."""
     if name == "grad":
-        return "core"
+        return "quick"
     if name in CORE and case.name in ("examples", "recurrent", "tree"):
         is_quick = case.name == "recurrent" and name in ("vmap_of_grad", "reverse_over_reverse")
         return "quick" if is_quick else "slow"
@@ -165,7 +165,7 @@ def _triples(*, exhaustive: bool) -> list[Any]:
         if not (kind == "disk" and name == "exported")
         for run in [_run_of(case, name, kind)]
         if exhaustive or run != "exhaustive"
-        for marks in [[getattr(pytest.mark, mark) for mark in run.split() if mark != "quick"]]
+        for marks in [[] if run == "quick" else [getattr(pytest.mark, run)]]
     ]
 
 
