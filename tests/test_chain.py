@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_revolve
 from jax_revolve import checkpointed_chain
 from jax_revolve.layers.layer import Layer
 from jax_revolve.layers.measure import measure
@@ -192,13 +191,6 @@ def test_frozen_layers_have_no_gradient_and_cost_none() -> None:
     close(*gradients)
 
 
-@quick
-def test_inference_mode() -> None:
-    layers = eqx.nn.inference_mode(unlike_layers())
-    layers.pop(3)
-    close(checkpointed_chain(layers, jnp.ones(4)), plain(layers, jnp.ones(4)))
-
-
 # State
 
 
@@ -276,21 +268,6 @@ def test_a_layer_that_is_used_twice_has_one_state() -> None:
     assert new.get(counter.index) == 3
     by_hand = lambda x: jnp.sin(jnp.sin(jnp.tanh(jnp.sin(x) + 1)) + 2) + 3  # noqa: E731
     close(gradient, jax.grad(by_hand)(0.5))
-
-
-@quick
-def test_functions_with_a_state_parameter_get_it() -> None:
-    counter, state = eqx.nn.make_with_state(Counter)()
-
-    class Outer(eqx.Module):
-        inner: Counter
-
-        def __call__(self, x: Any, state: Any) -> Any:
-            return self.inner(x, state)
-
-    x, new = checkpointed_chain([jnp.cos, Outer(counter)], 0.5, state=state)
-    assert new.get(counter.index) == 1
-    close(x, jnp.sin(jnp.cos(0.5)) + 1)
 
 
 # Stacks
@@ -377,15 +354,6 @@ def test_compiled_gradients_keep_to_the_budget(share: float) -> None:
     held = temporaries(partial(checkpointed_chain, memory=memory), layers, x)
     one = temporaries(plain, layers[:1], x)
     assert held <= memory + one + 2 * x.nbytes
-
-
-def test_checkpoints_are_what_is_held() -> None:
-    layers, x = wide_layers(12)
-    one = temporaries(plain, layers[:1], x)
-    for checkpoints in (3,):
-        held = temporaries(partial(checkpointed_chain, checkpoints=checkpoints), layers, x)
-        # Cotangents of a segment's weights, here as large as a carry, are put together in it.
-        assert held <= (checkpoints + 2 + len(layers) / 2) * x.nbytes + one
 
 
 @pytest.mark.parametrize(("count", "checkpoints"), [(1, 1), (9, 3), (7, "all")])
@@ -509,7 +477,3 @@ def test_disable_jit_runs_the_layers_as_they_are() -> None:
     layers = unlike_layers()
     with jax.disable_jit():
         close(checkpointed_chain(layers, jnp.ones(4), key=KEY), plain(layers, jnp.ones(4), key=KEY))
-
-
-def test_public() -> None:
-    assert jax_revolve.checkpointed_chain is checkpointed_chain

@@ -223,49 +223,6 @@ def test_unsafe_path_has_no_reverse_mode() -> None:
         jax.grad(ours)(X)
 
 
-@pytest.mark.slow
-def test_solvers_made_of_solvers() -> None:
-    term = diffrax.ODETerm(lambda t, y, args: -args * y**2)
-
-    def run(adjoint: Any, x: Any) -> Any:
-        arguments: Any = (term, diffrax.HalfSolver(diffrax.Heun()), 0.0, 0.5, 0.1, x[0], x[1])
-        ys: Any = diffrax.diffeqsolve(*arguments, adjoint=adjoint, max_steps=16).ys
-        return ys[-1]
-
-    gradient = jax.jit(jax.grad(partial(run, RevolveAdjoint())))(X)
-    expected = jax.jit(jax.grad(partial(run, diffrax.RecursiveCheckpointAdjoint())))(X)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-9)
-
-
-def temporaries(checkpoints: int, t1: float) -> int:
-    """Bytes of the gradient of a solve with steps of 0.01."""
-
-    def run(y0: Any) -> Any:
-        solution: Any = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: -jnp.sin(y)),
-            diffrax.Euler(),
-            0.0,
-            t1,
-            0.01,
-            y0,
-            adjoint=RevolveAdjoint(checkpoints=checkpoints),
-            max_steps=2**14,
-        )
-        return jnp.sum(solution.ys**2)
-
-    compiled = jax.jit(jax.grad(run)).lower(jnp.ones(10_000)).compile()
-    analysis: Any = compiled.memory_analysis()
-    return analysis.temp_size_in_bytes
-
-
-@pytest.mark.slow
-def test_memory_grows_with_the_checkpoints_alone() -> None:
-    state = 80_000
-    assert temporaries(20, 10.0) == pytest.approx(temporaries(20, 100.0), abs=state / 10)
-    more = temporaries(40, 10.0) - temporaries(20, 10.0)
-    assert more == pytest.approx(20 * state, rel=0.05)
-
-
 def test_the_cotangent_of_a_stage_is_computed_once() -> None:
     """It is added to those of all slopes before, each multiplied by a number. XLA's CPU backend put
     the whole vector field's transpose into the kernel that does so, once for each slope."""

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jax_revolve
-from jax_revolve import Plan, ProgressMeter
+from jax_revolve import Plan
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -211,11 +211,6 @@ def test_leaves_that_change() -> None:
         )
 
 
-def test_structures_that_change_are_refused_by_lax() -> None:
-    with pytest.raises(TypeError, match="same pytree structure"):
-        filter_checkpointed_scan(lambda c, _: ({"x": c["x"]}, None), {"x": 1.0, "f": "a"}, length=2)
-
-
 def test_arguments_are_passed_on() -> None:
     counts: list[None] = []
 
@@ -260,33 +255,3 @@ def test_arguments_of_the_while_loop_are_passed_on() -> None:
     assert run(0.0)[1] == 4
     with pytest.raises(Exception, match="max_steps=4"):
         jax.block_until_ready(run(0.0, throw=True)[0][1])
-
-
-def test_disable_jit() -> None:
-    with jax.disable_jit():
-        np.testing.assert_allclose(by_scan(model()), by_lax(model()))
-        np.testing.assert_allclose(by_while(model()), by_lax(model()))
-
-
-def test_progress_is_passed_on() -> None:
-    shown: list[int] = []
-
-    class Count(ProgressMeter):
-        def start(self, name: str, total: int | None) -> None:
-            pass
-
-        def update(self, bar: None, steps: int) -> None:
-            shown.append(steps)
-
-        def close(self, bar: None) -> None:
-            pass
-
-    meter = Count()
-    step = lambda c, _: ((c[0], c[0](c[1])), None)  # noqa: E731
-    filter_checkpointed_scan(step, (jnp.sin, jnp.ones(2)), None, 7, progress=meter)
-    filter_bounded_while_loop(
-        lambda c: c[1] < 5, lambda c: (c[0], c[1] + 1), (jnp.sin, 0), max_steps=9, progress=meter
-    )
-    jax.effects_barrier()
-    assert shown[-1] == 5
-    assert 7 in shown

@@ -13,7 +13,6 @@ import pytest
 from asked import for_bound, for_scan
 from jax import lax
 from matplotlib import pyplot
-from matplotlib.figure import Figure
 from test_errors import REJECTED
 
 from jax_revolve import (
@@ -263,27 +262,12 @@ def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> No
         assert report.evaluations(p) == cost.evaluations(p, is_while=True)
 
 
-def test_memory_of_a_plan() -> None:
-    report = explain_scan(step, *arguments())
-    sizes = report.sizes
-    for p in report.choices:
-        held = p.checkpoints * sizes.checkpoint + p.block_size * sizes.residuals + sizes.carry
-        assert report.memory(p) == held
-
-
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_shortest_loops(length: int) -> None:
     report = explain_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=length)
     assert report.plan == Plan(length, 1, 1)
     assert report.evaluations(report.plan) == plan(length).evaluations
     assert marked(report)[:2] == ["1", "1"]
-
-
-def test_no_xs_to_step_over() -> None:
-    """The loop does no step, and needs none to know what a step takes."""
-    report = explain_scan(step, *arguments(0))
-    assert report.plan == Plan(0, 1, 1)
-    assert report.sizes.checkpoint == 4 * (WIDTH + 10)
 
 
 # Errors
@@ -353,14 +337,6 @@ def test_plot() -> None:
     assert ax.get_xscale() == ax.get_yscale() == "log"
     assert len(ax.get_legend().get_texts()) == 3
     ax.figure.canvas.draw()
-
-
-def test_plot_into_given_axes() -> None:
-    report = explain_while_loop(going, body, start(), max_steps=LENGTH)
-    ax: Any = Figure().subplots()
-    assert report.plot(ax) is ax
-    assert not pyplot.get_fignums()
-    assert len(ax.lines[1].get_xdata()) == len(report.choices)
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

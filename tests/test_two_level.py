@@ -3,7 +3,6 @@
 import re
 from fractions import Fraction
 from functools import cache
-from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,44 +188,6 @@ def test_a_thousand_steps(transfer: float) -> None:
     assert p.moves == tuple(Move(i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
     assert run_abstract_machine(p) == (1905, 85, 85)
     assert plan(1000, 10).advances == 3640
-
-
-def test_brute_force() -> None:
-    """Every set of stored blocks, and every way to part each segment, for short loops."""
-    for length in range(2, 9):
-        for slots, transfer in [(1, 0), (1, 0.25), (2, 0.25), (2, 1), (3, 0.5)]:
-            t, found = advances(slots), []
-            for stores in subsets(range(1, length)):
-                for tail in [b for b in range(length) if b > max(stores, default=0)]:
-                    total = 4 * (tail + t[length - tail])
-                    segment_ends = pairwise((0, *stores, tail))
-                    for start, stop in segment_ends:
-                        total += int(4 * transfer) + least_segment(t, stop - start, transfer)
-                    found.append(total)
-            p = TwoLevelPlan(length - 1, slots, 1, HostMemory(None, transfer))
-            assert cost(p)[0] == min([4 * t[length], *found])
-
-
-def least_segment(t: list[int], length: int, transfer: float) -> int:
-    """The least over every set of blocks to which a segment's carry is advanced."""
-    totals = []
-    for starts in subsets(range(1, length)):
-        ends = pairwise((0, *starts, length))
-        totals.append(sum(4 * (a + t[b - a]) + int(4 * transfer) for a, b in ends))
-    return min(totals)
-
-
-def subsets(of: range) -> list[tuple[int, ...]]:
-    return [chosen for size in range(len(of) + 1) for chosen in combinations(of, size)]
-
-
-def test_blocks_make_transfers_cheaper() -> None:
-    """A block of ten steps takes ten times as long."""
-    p = plan(1000, 4, block_size=10, storage=HostMemory(transfer=30))
-    single = plan(99, 4, storage=HostMemory(transfer=3))
-    assert (p.stores, p.tail, p.moves) == (single.stores, single.tail, single.moves)
-    assert p.advances == 10 * single.advances
-    assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
 
 
 def test_nothing_in_the_storage() -> None:

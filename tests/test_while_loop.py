@@ -67,11 +67,6 @@ def test_a_batch_runs_as_long_as_its_longest_example() -> None:
     assert evaluations(steps, 10, 4096, of_all) == expected
 
 
-def test_forward_mode_runs_every_step_once() -> None:
-    transform = lambda loss: lambda a, n: jax.jvp(lambda a: loss(a, n), (a,), (a,))  # noqa: E731
-    assert evaluations(20, 3, 100, transform) == 20
-
-
 def test_functions_are_traced_once() -> None:
     traces = []
 
@@ -331,7 +326,7 @@ def test_throw_where_there_is_nothing_but_a_key() -> None:
         draw(jnp.float32(0))
 
 
-@pytest.mark.parametrize("max_steps", [-1, 2**31, 2.0, True, "3", jnp.int32(3)], ids=repr)
+@pytest.mark.parametrize("max_steps", [-1, 2**31, 2.0, True], ids=repr)
 def test_bad_max_steps(max_steps: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="max_steps must be None or an int from 0"):
         _double(max_steps=max_steps)
@@ -389,14 +384,6 @@ def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
         assert plan is not None
         found[bound] = plan.checkpoints
     assert found == {0: 1, 4: 2, 4096: 28, 10**6: 180, 2**31 - 1: 2343}
-
-
-def test_disable_jit() -> None:
-    with jax.disable_jit():
-        assert jax.grad(_power(max_steps=10))(2.0) == 12.0
-        assert jax.grad(_power(max_steps=2))(2.0) == 4.0
-        gradients = jax.vmap(jax.grad(_power(max_steps=10)))(jnp.array([1.0, 2.0]))
-    assert gradients.tolist() == [3.0, 12.0]
 
 
 def test_disable_jit_copies_what_a_body_changes_in_place() -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve import checkpointed_scan
 
 ROOT = Path(__file__).parents[2]
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({text!r}); {then}"
@@ -96,12 +96,6 @@ def test_a_killed_piece_keeps_its_records(
     assert found["measurements"] == [{"piece": "a", "found": 1}]
 
 
-def test_later_records_replace_earlier_ones(module: Any, tmp_path: Path) -> None:
-    pieces, path = module("runner.pieces"), tmp_path / "results.json"
-    found = _run(pieces, path, _program('{"found": 0}\nnull\n' + RECORD), "a")
-    assert found["measurements"] == [{"piece": "a", "found": 1}]
-
-
 def test_a_part_starts_nothing_when_its_time_is_over(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,15 +105,6 @@ def test_a_part_starts_nothing_when_its_time_is_over(
     pieces.run_part([_piece(pieces, "a")], results, _program(RECORD))
     assert not path.exists()
     assert "run the command again" in capsys.readouterr().out
-
-
-def test_a_part_takes_less_than_nine_minutes(module: Any) -> None:
-    pieces = module("runner.pieces")
-    assert pieces.LAST_START <= 8 * 60
-    assert pieces.END < 9 * 60
-    for part in (1, 2):
-        seconds = [piece.seconds for piece in module("accelerator").PIECES if piece.part == part]
-        assert sum(seconds[:-1]) <= pieces.LAST_START, "the last piece would never start"
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -139,14 +124,6 @@ def test_a_contender_that_fails_is_left_out(module: Any) -> None:
     assert [record["difference"] < 1e-6 for record in timed] == [True, True]
     assert failed["contender"] == "too large"
     assert failed["error"] == "MemoryError: RESOURCE_EXHAUSTED: out of memory"
-
-
-def test_nothing_is_compiled_when_the_time_is_over(module: Any) -> None:
-    scans, recurrences = module("contenders.scans"), module("workloads.recurrences")
-    trials = module("runner.tolerant").Trials(recurrences.scanned(recurrences.stencil(4, 8)), 0.0)
-    assert not trials.attempt_all([scans.LAX_SCAN])
-    (record,) = trials.records()
-    assert "no time left" in record["error"]
 
 
 def _step(u: Any, _: Any) -> Any:
@@ -176,14 +153,6 @@ def test_loops_of_dynamic_length(module: Any, options: dict[str, Any], are_stati
     assert facts["loops"] == text.count(" while(")
     assert (facts["dynamic_loops"] == 0) == are_static
     assert facts["fusions_in_loops"] > 0
-
-
-def test_a_while_loop_has_a_dynamic_length(module: Any) -> None:
-    def loss(u: Any) -> Any:
-        return jnp.sum(bounded_while_loop(lambda u: u[0] > 0.1, jnp.sin, u, max_steps=64))
-
-    text = _text(loss)
-    assert module("runner.hlo").ProgramText(text).facts([(8,)])["dynamic_loops"] > 0
 
 
 TEXT = """

@@ -19,7 +19,7 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import actions, checkpoint_loops, explain_scan, explain_while_loop, plan
+from jax_revolve import actions, checkpoint_loops, explain_while_loop, plan
 from jax_revolve.engine import nested
 from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
@@ -203,21 +203,6 @@ def test_figures_in_the_text() -> None:
         assert plan(n, "all").evaluations == 2 * n
         assert plan(n, block_size=n).evaluations == n
     assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
-
-
-def test_options_in_the_table_of_defaults() -> None:
-    shared = {"checkpoints", "block_size", "memory", "storage", "plan", "progress"}
-    taken = {fun: shared & {*inspect.signature(fun).parameters} for fun in PUBLIC if callable(fun)}
-    takes_all = [
-        *(jax_revolve.checkpointed_scan, jax_revolve.checkpointed_fori_loop),
-        *(jax_revolve.bounded_while_loop, jax_revolve.checkpointed_chain),
-        *(jax_revolve.host_scan, diffrax.RevolveAdjoint),
-    ]
-    explains = [explain_scan, explain_while_loop, jax_revolve.explain_fori_loop]
-    assert all(taken[fun] == shared for fun in takes_all)
-    assert all(taken[fun] == shared - {"progress"} for fun in explains)
-    for fun in (checkpoint_loops, jax_revolve.explain_loops):
-        assert taken[fun] == {"checkpoints", "memory"}
 
 
 def test_what_the_readme_says_of_its_results(results: ModuleType) -> None:
