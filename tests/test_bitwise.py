@@ -11,6 +11,8 @@ from jax import lax
 
 from jax_revolve import checkpointed_scan
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 
 def stencil(scan: Any, u: Any, xs: Any) -> Any:
     def step(u: Any, x: Any) -> Any:

@@ -25,6 +25,8 @@ from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.actions import Advance, Tape
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 
 def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
     """The numbers of the steps that value and gradient run, in their order."""

@@ -12,6 +12,8 @@ from workloads import WORKLOADS, Workload
 
 from jax_revolve import checkpointed_scan, explain_scan
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 LENGTH = 300
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Of what `lax.scan` takes, which stores everything."""

@@ -14,6 +14,8 @@ import pytest
 
 from jax_revolve import Checkpointed, checkpoint_layers
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 KEY = jax.random.key(0)
 
 quick = pytest.mark.usefixtures("compile_quickly")

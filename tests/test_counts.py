@@ -12,7 +12,7 @@ from jax_revolve.schedule.actions import Advance, Tape
 from jax_revolve.step import traced
 from jax_revolve.step.loop import Loop
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
 def steps_executed(length: int, checkpoints: Any, transform: Callable[..., Any]) -> list[int]:

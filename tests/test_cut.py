@@ -21,11 +21,13 @@ from jax_revolve._compat import bytes_of
 from jax_revolve.engine.tape import cut, taped
 from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 LENGTH = 12
 
 
-def draw(seed: int, *shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2)
+def draw(seed: int, *shape: int) -> np.ndarray:
+    return (np.random.default_rng(seed).normal(size=shape) / 2).astype(np.float32)
 
 
 def lorenz(_: Any, u: Any, __: Any) -> Any:

@@ -15,7 +15,7 @@ import jax_revolve
 from jax_revolve import Plan
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
 class Model(eqx.Module):
@@ -37,7 +37,7 @@ def model(scale: Any = 1.0) -> Model:
     return Model(scale * jnp.array([0.3, -0.8]), jnp.array([0.2, 0.5]), jnp.tanh, False)
 
 
-XS = jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+XS = np.cos(np.arange(10.0, dtype=np.float32)).reshape(5, 2)
 
 
 def relax(model: Model, x: Any) -> tuple[Model, Any]:
@@ -78,7 +78,7 @@ def of_scale(loss: Callable[[Model], Any]) -> Callable[[Any], Any]:
     return lambda scale: loss(model(scale))
 
 
-SCALE = jnp.array([1.0, 0.7])
+SCALE = np.array([1.0, 0.7], np.float32)
 TRANSFORMED = {
     "value": lambda loss: of_scale(loss)(SCALE),
     "grad": lambda loss: jax.grad(of_scale(loss))(SCALE),

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import matplotlib
+import numpy as np
 import pytest
 from asked import for_bound, for_scan
 from jax import lax
@@ -29,13 +30,15 @@ from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 matplotlib.use("Agg")
 
 LENGTH = 50
 WIDTH = 1000
 
-weight = jnp.linspace(0.5, 1.5, WIDTH, dtype=jnp.float32)
-offset = jnp.arange(3, dtype=jnp.int32)
+weight = np.linspace(0.5, 1.5, WIDTH, dtype=np.float32)
+offset = np.arange(3, dtype=np.int32)
 
 REQUESTS: list[dict[str, Any]] = [
     {},

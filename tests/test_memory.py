@@ -14,6 +14,8 @@ from jax import lax
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.placement import Placement
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 WIDTH = 20000
 CARRY_BYTES = 4 * WIDTH
 

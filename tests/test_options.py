@@ -9,6 +9,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jax_revolve import (
@@ -27,8 +28,10 @@ from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 from jax_revolve.loops.options import Options
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 N = 12
-X = jnp.linspace(0.1, 0.9, 5)
+X = np.linspace(0.1, 0.9, 5, dtype=np.float32)
 LOOPS = [
     checkpointed_scan,
     bounded_while_loop,

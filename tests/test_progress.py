@@ -18,7 +18,7 @@ from jax_revolve.engine import bars as progress
 from jax_revolve.engine import offline, online, reverse
 from jax_revolve.progress.meters import TextMeter
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
 class Record(ProgressMeter):
@@ -124,7 +124,7 @@ def test_every_step_is_reported_once(name: str) -> None:
         assert [bar[2] for bar in meter.bars] == [list(range(1, N + 1))] * 2
 
 
-X = jnp.array([1.0, 4.0, 2.0, 3.0])
+X = np.array([1.0, 4.0, 2.0, 3.0], np.float32)
 BOTH, FORWARD_ONLY = ("forward", "reverse"), ("forward",)
 TRANSFORMATIONS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "eager": (lambda f: lambda x: f(x[0]), FORWARD_ONLY),

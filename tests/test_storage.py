@@ -34,9 +34,11 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.storage import buffers, files
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 quick = pytest.mark.usefixtures("compile_quickly")
 
-X = jnp.linspace(-1.0, 1.0, 16)
+X = np.linspace(-1.0, 1.0, 16, dtype=np.float32)
 
 
 def step(u: jax.Array, t: Any) -> tuple[jax.Array, jax.Array]:
@@ -529,7 +531,7 @@ def test_a_loop_in_a_loop_with_checkpoints_in_the_hosts_memory(outer: dict[str, 
     x = jnp.linspace(0.1, 1, 4)
     ours = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **outer), inner)))(x)
     theirs = jax.jit(jax.grad(partial(loss, lax.scan, lax.scan)))(x)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,4 +540,4 @@ def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(storage_checks, "check_host_memory", tried)
     with jax.disable_jit():
         stored = loss_of_while(X, 3, 5, storage=HostMemory(3), checkpoints=0)
-    np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-10)
+    np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-5)

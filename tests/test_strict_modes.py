@@ -17,6 +17,8 @@ from jax_revolve import (
     checkpointed_scan,
 )
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 LENGTH = 9
 X = np.linspace(0.1, 0.9, 3, dtype=np.float32)
 

@@ -341,33 +341,6 @@ def test_picture_shows_the_actions(p: TwoLevelPlan) -> None:
     assert len(drawing.stored) == p.writes
 
 
-@pytest.mark.parametrize("p", [SHOWN[0], TwoLevelPlan(25, 1, 1, Disk("/tmp", 2, 0.25))], ids=str)
-def test_text_shows_the_actions(p: TwoLevelPlan) -> None:
-    """A line for each sweep, where there are few enough of them."""
-    chart = re.findall(r"^ *\d+  ([@o>#.]+)$", p.show(), re.MULTILINE)
-    cell = len(chart[0]) // p.blocks
-    first, kept, marks = 0, dict[int, int](), []
-    for action in p:
-        match action:
-            case Write(store, position):
-                kept[store] = position
-            case Discard(store):
-                del kept[store]
-            case Read(_, position) | Load(_, position):
-                if not marks:
-                    marks.append((p.length, 0, sorted(kept.values())))
-                first = position
-            case Tape(start, _):
-                marks.append((start, first, sorted(kept.values())))
-            case _:
-                pass
-    for line, (start, source, positions) in zip(chart, marks, strict=True):
-        assert len(line) == cell * min(start + 1, p.length)
-        assert [i // cell for i, c in enumerate(line) if c == "@"] == positions
-        assert "." not in line[cell * source : cell * start]
-        assert ">" not in line[: cell * source]
-
-
 def test_legends() -> None:
     p = plan(1000, 10, storage=HostMemory())
     assert "@ in storage (85 writes, 85 reads)" in p.show().splitlines()

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
-
-from jax_revolve import checkpointed_scan
 
 ROOT = Path(__file__).parents[2]
 WRITES = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({text!r}); {then}"
@@ -124,121 +120,6 @@ def test_a_contender_that_fails_is_left_out(module: Any) -> None:
     assert [record["difference"] < 1e-6 for record in timed] == [True, True]
     assert failed["contender"] == "too large"
     assert failed["error"] == "MemoryError: RESOURCE_EXHAUSTED: out of memory"
-
-
-def _step(u: Any, _: Any) -> Any:
-    return jnp.sin(u), None
-
-
-def _text(loss: Any) -> str:
-    text = jax.jit(jax.grad(loss)).lower(jnp.ones(8)).compile().as_text()
-    assert text is not None
-    return text
-
-
-@pytest.mark.parametrize(
-    ("options", "are_static"),
-    [
-        ({"checkpoints": "all"}, True),
-        ({"checkpoints": 7, "block_size": 8}, True),
-        ({"checkpoints": 6, "block_size": 8}, False),
-        ({"checkpoints": 3}, False),
-    ],
-    ids=str,
-)
-def test_loops_of_dynamic_length(module: Any, options: dict[str, Any], are_static: bool) -> None:
-    loss = lambda u: jnp.sum(checkpointed_scan(_step, u, length=64, **options)[0])  # noqa: E731
-    text = _text(loss)
-    facts = module("runner.hlo").ProgramText(text).facts([(8,)])
-    assert facts["loops"] == text.count(" while(")
-    assert (facts["dynamic_loops"] == 0) == are_static
-    assert facts["fusions_in_loops"] > 0
-
-
-TEXT = """
-%condition (s: (s32[], f32[4,8]{1,0})) -> pred[] {
-  %s = (s32[], f32[4,8]{1,0}) parameter(0)
-  %i = s32[] get-tuple-element(%s), index=0
-  %end = s32[] constant(5)
-  ROOT %less = pred[] compare(%i, %end), direction=LT
-}
-
-%body (s.1: (s32[], f32[4,8]{1,0})) -> (s32[], f32[4,8]{1,0}) {
-  %s.1 = (s32[], f32[4,8]{1,0}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%s.1), index=0
-  %slots = f32[4,8]{1,0} get-tuple-element(%s.1), index=1
-  %copied = f32[4,8]{1,0} copy(%slots)
-  %moved = (f32[4,8]{1,0:S(5)}, f32[4,8]{1,0}, u32[]) copy-start(%copied)
-  %next = s32[] fusion(%i.1), kind=kLoop, calls=%plus
-  ROOT %out = (s32[], f32[4,8]{1,0}) tuple(%next, %copied)
-}
-
-ENTRY %main (slots.1: f32[4,8]) -> f32[4,8] {
-  %slots.1 = f32[4,8]{1,0} parameter(0)
-  %zero = s32[] START
-  %start = (s32[], f32[4,8]{1,0}) tuple(%zero, %slots.1)
-  %loop = (s32[], f32[4,8]{1,0}) while(%start), condition=%condition, body=%body
-  ROOT %result = f32[4,8]{1,0} get-tuple-element(%loop), index=1
-}
-"""
-
-
-@pytest.mark.parametrize(("start", "dynamic"), [("constant(0)", 0), ("parameter(1)", 1)])
-def test_a_program_that_does_not_tell_its_trip_counts(
-    module: Any, start: str, dynamic: int
-) -> None:
-    """As those for a TPU."""
-    facts = module("runner.hlo").ProgramText(TEXT.replace("START", start)).facts([(8,)])
-    assert facts == {
-        "loops": 1,
-        "dynamic_loops": dynamic,
-        "fusions_in_loops": 1,
-        "custom_calls_in_loops": 0,
-        "copies_of_buffers": 2,
-        "transfers": 1,
-    }
-
-
-def _event(pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "X", "pid": pid, "tid": tid, "name": name}
-
-
-def test_kernels_and_waits_are_counted_in_a_trace(module: Any) -> None:
-    told = {"process_name": [(1, 0, "/device:GPU:0 gpu"), (2, 0, "/host:CPU")]}
-    told["thread_name"] = [(1, 5, "Stream #13(Compute)"), (1, 6, "XLA Ops"), (1, 7, "Steps")]
-    named = [
-        {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}
-        for kind, names in told.items()
-        for pid, tid, name in names
-    ]
-    happened = [
-        *(_event(1, 5, name) for name in ("fusion_1", "gemm", "MemcpyD2H", "MemcpyD2D")),
-        *(_event(1, 7, name) for name in ("0", "1")),
-        *(_event(2, 9, name) for name in ("cuStreamSynchronize", "cuLaunchKernel")),
-        {},
-    ]
-    counts = module("runner.trace").counts
-    assert counts([*named, *happened]) == {"kernels": 2, "waits": 2}
-    assert counts(_event(2, 9, "cuStreamSynchronize") for _ in "ab") == {
-        "kernels": None,
-        "waits": None,
-    }
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        "tests/test_a.py::test_b[1 + 2] PASSED   [ 50%]\ntests/test_a.py::test_c FAILED [100%]\n",
-        "[gw0] [ 50%] PASSED tests/test_a.py::test_b[1 + 2] \n"
-        "tests/test_a.py::test_c \n[gw1] [100%] FAILED tests/test_a.py::test_c \n",
-    ],
-)
-def test_outcomes_of_tests(module: Any, output: str) -> None:
-    outcomes = module("runner.pytests").outcomes
-    known = {"passed": 1, "failed": ["tests/test_a.py::test_c"]}
-    assert outcomes(output) == {"summary": None, **known}
-    summary = "1 failed, 1 passed in 3.21s"
-    assert outcomes(f"{output}==== {summary} ====\n") == {"summary": summary, **known}
 
 
 def _quickly(*arguments: str) -> Any:
