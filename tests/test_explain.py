@@ -14,7 +14,6 @@ import pytest
 from asked import for_bound, for_scan
 from jax import lax
 from matplotlib import pyplot
-from test_errors import REJECTED
 
 from jax_revolve import (
     Plan,
@@ -301,25 +300,6 @@ def test_too_little_memory() -> None:
     assert (enough.plan, enough.memory(enough.plan)) == (Plan(LENGTH, 1, 1), least)
     with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here"):
         explain_scan(step, *arguments(), memory=least - 1)
-
-
-# `explain_scan` has no `unroll`, and Python values become arrays.
-OTHERS = {"unroll", "unroll_type", "disable_jit_of_no_step", "scalar_xs", "string_carry"}
-
-
-@pytest.mark.parametrize("name", [name for name in REJECTED if name not in OTHERS])
-def test_same_error_as_lax_scan(name: str) -> None:
-    try:
-        REJECTED[name](lambda *args: jax.eval_shape(lambda: lax.scan(*args)))
-    except Exception as error:
-        expected = error
-    else:
-        pytest.skip("this version of lax.scan accepts it")
-    with pytest.raises(type(expected)) as raised:
-        REJECTED[name](explain_scan)
-    assert raised.type is type(expected)
-    of_lax, ours = (str(error).split("\n-----")[0] for error in (expected, raised.value))
-    assert ours == of_lax
 
 
 # The picture

@@ -20,7 +20,7 @@ TESTS: dict[str, tuple[list[str], ...]] = {
     "parity": (
         [_PARITY],
         [_PARITY, "-k", "grad"],
-        [f"{_PARITY}/test_parity.py::test_scan[recurrent-grad]"],
+        [f"{_PARITY}/test_parity.py::test_same_as_lax[recurrent-grad-plain]"],
     ),
 }
 

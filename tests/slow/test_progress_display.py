@@ -101,15 +101,3 @@ def test_notebook_with_widgets() -> None:
     bars = [w.state for w in widgets.values() if w.model_name == "FloatProgressModel"]
     assert sorted(bar.value for bar in bars if bar.max > 1) == [321, 2000, 2000]
     assert all(bar.bar_style == "success" for bar in bars)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_notebook_without_widgets() -> None:
-    hidden = HIDE.format("ipywidgets")
-    notebook = executed(hidden + PROGRAM + RUN.format("scan"), RUN.format("stop_early"))
-    for cell, steps in zip(notebook.cells, (2000, 321), strict=True):
-        assert {output.name for output in cell.outputs} == {"stderr"}
-        lines = "".join(output.text for output in cell.outputs).strip().split("\n")
-        last = [line.rsplit("\r", maxsplit=1)[-1] for line in lines]
-        assert [line.split(":")[0] for line in last] == ["forward", "reverse"]
-        assert f"{steps}/{steps}" in last[1]
