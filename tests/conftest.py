@@ -57,8 +57,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def default_precision() -> Iterator[None]:
     """What users have: JAX's default. Tests whose tolerance needs it are in double precision."""
-    with jax.enable_x64(False):
-        yield
+    jax.config.update("jax_enable_x64", False)
+    yield
+    jax.config.update("jax_enable_x64", True)
 
 
 @pytest.fixture

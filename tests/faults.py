@@ -256,7 +256,7 @@ def try_fault(fault: Fault, *, everything: bool) -> str | None:
         ran = subprocess.run(
             [*command, *tests], cwd=copy, capture_output=True, text=True, timeout=SECONDS
         )
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", ran.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+::\S+)", ran.stdout, re.MULTILINE)
     if failed is None and ran.returncode != 0:
         sys.exit(f"{fault.name}: pytest ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
     return failed and failed[1]

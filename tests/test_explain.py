@@ -368,7 +368,9 @@ def test_a_loop_runs_the_plan_that_is_explained(
 
     def total(factor: Any, u: Any, xs: Any) -> Any:
         results = run(factor, u, xs, checkpointed_scan, bounded_while_loop)
-        return sum(jnp.sum(x) for x in jax.tree.leaves(results) if x.dtype == float)
+        return sum(
+            jnp.sum(x) for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.floating)
+        )
 
     report = run(jnp.ones(3), jnp.ones(3), xs, explain_scan, explain_while_loop)
     assert length == 1 or not ({"block_size", "memory"} & {*asked}) or report.plan.block_size > 1

@@ -401,7 +401,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(
-        Exception, match=r"checkpoint of 128 bytes could not be written to .*No space"
+        Exception, match=r"checkpoint of 64 bytes could not be written to .*No space"
     ):
         jax.grad(on_disk(tmp_path))(X)
     assert not list(tmp_path.glob("*/*"))

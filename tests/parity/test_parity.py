@@ -167,15 +167,8 @@ def _triples(*, exhaustive: bool) -> list[Any]:
         if not (kind == "disk" and name == "exported")
         for run in [_run_of(case, name, kind)]
         if exhaustive or run != "exhaustive"
-        for marks in [_marks(case, run)]
+        for marks in [[] if run == "quick" else [getattr(pytest.mark, run)]]
     ]
-
-
-def _marks(case: Case, run: str) -> list[pytest.MarkDecorator]:
-    in_run = [] if run == "quick" else [getattr(pytest.mark, run)]
-    if case.name not in IN_DEFAULT_PRECISION:
-        return in_run
-    return [*in_run, pytest.mark.usefixtures("default_precision")]
 
 
 @cache
@@ -193,8 +186,12 @@ def _cond_keeps_keys() -> bool:
     return True
 
 
-def test_same_as_lax(case: Case, transformation: str, kind: str, tmp_path: Path) -> None:
+def test_same_as_lax(
+    case: Case, transformation: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """`lax.scan` is the oracle, and a masked one that of while loops."""
+    if case.name in IN_DEFAULT_PRECISION:
+        request.getfixturevalue("default_precision")
     in_cond = transformation in ("inside_cond", "inside_batched_cond")
     if case.name in ("random", "examples") and in_cond and not _cond_keeps_keys():
         pytest.skip("this JAX cannot keep a PRNG key for the derivative of a cond")
