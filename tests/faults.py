@@ -188,7 +188,7 @@ FAULTS = [
         "bytes are counted as if numbers had four",
         "return sum(prod(shape_on_a_device(aval)) * aval.dtype.itemsize for aval in avals)",
         "return sum(prod(shape_on_a_device(aval)) * 4 for aval in avals)",
-        "test_explain.py -k test_bytes",
+        "test_checkpoint_loops.py -k what_is_known",
     ),
     Fault(
         "the residuals that a step computes again are not counted",

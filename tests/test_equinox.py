@@ -1,7 +1,7 @@
 """The filtered loops, against lax's on the arrays alone."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -56,7 +56,7 @@ def by_scan(model: Model) -> Any:
 def by_while(model: Model) -> Any:
     def body(state: Any) -> Any:
         i, model, total = state
-        model, y = relax(model, XS[i])
+        model, y = relax(model, jnp.asarray(XS)[i])
         return i + 1, model, total + jnp.sum(y**3)
 
     _, last, total = filter_bounded_while_loop(
@@ -127,7 +127,8 @@ FILTERED = [name for name in TRANSFORMED if name.startswith("filter")]
     ],
 )
 def test_transformations(loss: Any, name: str) -> None:
-    jax.tree.map(np.testing.assert_allclose, transformed(loss, name), expected(name))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, transformed(loss, name), expected(name))
 
 
 @pytest.mark.parametrize("order", [jax.grad, jax.hessian])
@@ -143,7 +144,7 @@ def test_a_model_closed_over(order: Any) -> None:
         jax.jit(order(lambda scale, scan=scan: loss(scan, scale)))(SCALE)
         for scan in (scan, lax.scan)
     )
-    np.testing.assert_allclose(ours, theirs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_leaves_of_xs_and_ys_that_are_not_arrays() -> None:
@@ -155,8 +156,8 @@ def test_leaves_of_xs_and_ys_that_are_not_arrays() -> None:
 
     xs = {"values": np.arange(4.0), "function": jnp.sin, "name": "xs", "number": 3, "none": None}
     total, ys = filter_checkpointed_scan(step, 0.0, xs, checkpoints=2)
-    np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))))
-    np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))))
+    np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))), rtol=1e-5)
+    np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))), rtol=1e-5)
     assert ys["function"] is jnp.cos
     assert ys["label"] == "ys"
     np.testing.assert_array_equal(ys["number"], np.full(4, 2.0))
@@ -231,7 +232,7 @@ def test_arguments_are_passed_on() -> None:
         last, ys = lax.scan(lambda u, x: (jnp.sin(u + x), u), u, xs, reverse=True)
         return last + jnp.sum(ys)
 
-    np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3))
+    np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3), rtol=1e-5)
     jax.effects_barrier()
     assert len(counts) == plan.evaluations
 
