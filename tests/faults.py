@@ -145,13 +145,13 @@ FAULTS = [
         "a checkpoint lacks what only the condition reads",
         "needed = _either(needed, going)",
         "needed = list(needed)",
-        PARITY + "examples-grad-plain",
+        "test_while_loop.py -k condition_alone",
     ),
     Fault(
         "a checkpoint lacks what is needed a step later",
         "if (grown := _either(needed, carry)) == needed:",
         "if (grown := _either(needed, carry)) is not needed:",
-        "test_while_loop.py parity/test_parity.py -k 'tree-grad-plain or written_twice'",
+        "test_while_loop.py -k delay_line",
     ),
     Fault(
         "a carry that depends on a weight after a step has no derivative",

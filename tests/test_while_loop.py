@@ -198,6 +198,43 @@ def test_a_location_written_twice_and_read_back() -> None:
         _assert_close(*results)
 
 
+def test_a_delay_line() -> None:
+    """The linearized step reads one leaf, which becomes another one's value a step later, and so
+    on: a checkpoint holds all three."""
+
+    def run(loop: Callable[..., Any], x: Any) -> Any:
+        a, b, c = loop(lambda s: (jnp.sin(s[1]), 1.1 * s[2], s[0]), (x, 2 * x, 3 * x))
+        return a + b * c
+
+    def ours(body: Any, state: Any) -> Any:
+        body, going = (lambda s, b=body: (s[0] + 1, b(s[1]))), (lambda s: s[0] < 9)
+        return bounded_while_loop(going, body, (0, state), max_steps=12, checkpoints=2)[1]
+
+    def scanned(body: Any, state: Any) -> Any:
+        return lax.scan(lambda s, _: (body(s), None), state, None, 9)[0]
+
+    _assert_close(*(jax.jit(jax.grad(partial(run, f)))(0.7) for f in (ours, scanned)))
+
+
+def test_a_batch_whose_condition_alone_reads_a_leaf() -> None:
+    """Nothing but the condition depends on the counter, and without it no step says for which
+    examples it counts."""
+
+    def run(steps: Any, x: Any) -> Any:
+        body = lambda s: (s[0] + 1, jnp.sin(s[1]))  # noqa: E731
+        return bounded_while_loop(lambda s: s[0] < steps, body, (0, x), max_steps=8, checkpoints=2)
+
+    steps, x = jnp.array([0, 1, 3, 7]), jnp.array([0.5, 0.6, 0.7, 0.8])
+    gradient = jax.jit(jax.vmap(jax.grad(lambda x, n: run(n, x)[1])))(x, steps)
+    expected = []
+    for n, value in zip(steps.tolist(), x.tolist(), strict=True):
+        slope = 1.0
+        for _ in range(n):
+            slope, value = slope * np.cos(value), np.sin(value)
+        expected.append(slope)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
 # Arrays of which a step writes entries
 
 IN_PLACE: dict[str, Callable[..., Any]] = {
