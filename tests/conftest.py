@@ -37,7 +37,7 @@ settings.load_profile("reproducible")
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """To import what only the slow tests need takes seconds."""
     is_slow = collection_path.name == "slow" and collection_path.is_dir()
-    return True if is_slow and "not slow" in config.getoption("markexpr") else None
+    return True if is_slow and "not slow" in str(config.getoption("markexpr")) else None
 
 
 @pytest.hookimpl(tryfirst=True)

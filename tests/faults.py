@@ -263,7 +263,7 @@ def _arguments(tests: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Put faults back into the package, one at a time.")
     parser.add_argument("--only", default="", help="faults whose names contain this")
     parser.add_argument("--everything", action="store_true", help="run all quick tests for each")
     given = parser.parse_args()

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("default_precision")
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
-X = np.linspace(-1.0, 1.0, 16, dtype=np.float32)
+X: Any = np.linspace(-1.0, 1.0, 16, dtype=np.float32)
 
 
 def step(u: jax.Array, t: Any) -> tuple[jax.Array, jax.Array]:
