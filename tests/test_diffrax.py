@@ -104,7 +104,7 @@ def expected_hessian(solver: str) -> Any:
     [
         ("Euler", "t1", "fixed"),
         ("Tsit5", "ts", "adaptive"),
-        ("ImplicitEuler", "steps", "fixed"),
+        pytest.param("ImplicitEuler", "steps", "fixed", marks=pytest.mark.slow),
         pytest.param("Heun", "subs", "fixed", marks=pytest.mark.slow),
         pytest.param("Kvaerno3", "dense", "adaptive", marks=pytest.mark.slow),
         pytest.param("SRA1, SDE", "ts", "fixed", marks=pytest.mark.slow),
