@@ -1,11 +1,21 @@
+"""Flags of the compiler, precision, and what is collected, for all tests."""
+
 import gc
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-    + " --xla_cpu_parallel_codegen_split_count=1"  # small programs compile quicker in one piece
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=8",
+        "--xla_cpu_parallel_codegen_split_count=1",  # small programs compile quicker in one piece
+        # In two thirds of the time. The newest JAX has no other emitters than those users have.
+        "--xla_cpu_use_fusion_emitters=false"
+        if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 12)
+        else "",
+        os.environ.get("XLA_FLAGS", ""),
+    ]
 )
 
 import jax
@@ -24,11 +34,32 @@ settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To import what only the slow tests need takes seconds."""
+    is_slow = collection_path.name == "slow" and collection_path.is_dir()
+    return True if is_slow and "not slow" in str(config.getoption("markexpr")) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "slow":
+            item.add_marker("slow")
+
+
 def pytest_collection_finish() -> None:
     """A traced program is many small objects, and what is imported stays."""
     gc.set_threshold(50000, 20, 100)
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def default_precision() -> Iterator[None]:
+    """What users have: JAX's default. Tests whose tolerance needs it are in double precision."""
+    jax.config.update("jax_enable_x64", False)
+    yield
+    jax.config.update("jax_enable_x64", True)
 
 
 @pytest.fixture

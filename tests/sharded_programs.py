@@ -164,17 +164,6 @@ def _pmap(scan: Scan) -> Program:
     return lambda *arrays: jnp.mean(every(*arrays))
 
 
-def _vmap(scan: Scan) -> Program:
-    """An example for each row of the carry."""
-
-    def of(w: Any, h: Any, xs: Any) -> Any:
-        step = Step(total=lambda x: lax.psum(jnp.sum(x), "i"))
-        one = program(of_all(scan, len(h)), step)
-        return jnp.mean(jax.vmap(one, axis_name="i", in_axes=(None, 0, 1))(w, h, xs))
-
-    return of
-
-
 def _vmap_over_devices(scan: Scan) -> Program:
     """The examples are divided over the devices, and each of them over some."""
 
@@ -194,13 +183,10 @@ _ROWS = (P(), P("data"), P(None, "data"))
 
 SETTINGS = {
     "auto": Setting(program),
-    "divided_in_time": Setting(program, (P(None, "model"), P("data"), P("data"))),
     "constrained": Setting(_constrained, (P(), P(), P()), is_set=True),
     "explicit": Setting(_explicit, (P(), CARRY, P(None, *CARRY)), EXPLICIT, is_set=True),
     "shard_map": Setting(_shard_map()),
-    "shard_map_unchecked": Setting(_shard_map(check_vma=False)),
     "shard_map_over_one_axis": Setting(_shard_map_over_one_axis, _ROWS),
-    "vmap": Setting(_vmap, _ROWS),
     "vmap_over_devices": Setting(_vmap_over_devices, _ROWS),
     "pmap": Setting(_pmap, (P(), P(), P())),
 }

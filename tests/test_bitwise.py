@@ -11,6 +11,8 @@ from jax import lax
 
 from jax_revolve import checkpointed_scan
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 
 def stencil(scan: Any, u: Any, xs: Any) -> Any:
     def step(u: Any, x: Any) -> Any:
@@ -40,7 +42,7 @@ def gradient(program: Any, scan: Any) -> Any:
 
 
 @pytest.mark.parametrize("program", [stencil, recurrent])
-@pytest.mark.parametrize("checkpoints", [1, 2, 7, "all", None])
+@pytest.mark.parametrize("checkpoints", [1, 7, "all"])
 def test_gradients_equal_to_the_last_bit(program: Any, checkpoints: Any) -> None:
     scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=1)
     theirs = gradient(program, lax.scan)

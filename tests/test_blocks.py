@@ -25,6 +25,8 @@ from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.actions import Advance, Tape
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 
 def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
     """The numbers of the steps that value and gradient run, in their order."""
@@ -38,7 +40,7 @@ def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
     return order
 
 
-PLANS = [(2, 1, 2), (7, 1, 3), (12, 2, 4), (30, 9, 3), (41, 4, 2)]
+PLANS = [(2, 1, 2), (7, 1, 3), (41, 4, 3)]
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -60,7 +62,7 @@ def test_executed_order_is_the_schedule(length: int, checkpoints: int, block_siz
             expected.extend(range(action.start, action.stop))
     order = executed(loss)
     assert order == expected
-    assert len(order) == chosen.evaluations == chosen.evaluations
+    assert len(order) == chosen.evaluations
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -96,8 +98,7 @@ def test_a_hundred_states_take_two_evaluations_per_step() -> None:
     assert held <= 102 * CARRY_BYTES
 
 
-@pytest.mark.parametrize("block_size", [2, 10, 37])
-@pytest.mark.parametrize("checkpoints", [3, 10])
+@pytest.mark.parametrize(("checkpoints", "block_size"), [(3, 2), (10, 37)])
 def test_gradient_holds_checkpoints_and_a_tape(checkpoints: int, block_size: int) -> None:
     scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=block_size)
     held = temporaries(jax.grad(stencil(scan, 997)), state())
@@ -106,7 +107,7 @@ def test_gradient_holds_checkpoints_and_a_tape(checkpoints: int, block_size: int
     assert held <= promised + (1.1 if block_size == 2 else 0.1) * CARRY_BYTES
 
 
-@pytest.mark.parametrize(("length", "block_size"), [(100, 50), (100, 100), (100, 60)])
+@pytest.mark.parametrize(("length", "block_size"), [(100, 100), (100, 60)])
 def test_one_or_two_blocks_hold_one_tape(length: int, block_size: int) -> None:
     """XLA unrolls a loop around a single block, and once held two tapes then."""
     held = temporaries(
@@ -214,8 +215,8 @@ def per_example(p: Any, h: Any, x: Any) -> Any:
 
 
 def half(p: Any, h: Any, x: Any) -> Any:
-    narrow = p["w"].astype(jnp.float32)
-    return jnp.tanh((h.astype(jnp.float32) @ narrow).astype(h.dtype) + x @ p["v"])
+    narrow = p["w"].astype(jnp.bfloat16)
+    return jnp.tanh((h.astype(jnp.bfloat16) @ narrow).astype(h.dtype) + x @ p["v"])
 
 
 def squared_often(p: Any, h: Any, x: Any) -> Any:
@@ -226,20 +227,20 @@ def squared_often(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(h @ w + x @ p["v"])
 
 
-STEPS: dict[Callable[..., Any], tuple[int, float]] = {
-    dense: (2, 1e-12),
-    twice: (2, 1e-12),
-    made_of_weights: (2, 1e-12),
-    in_pieces: (2, 1e-12),
-    vectors: (2, 1e-12),
-    batched: (2, 1e-12),
-    per_example: (2, 1e-12),
-    with_effects: (2, 1e-12),
-    of_the_tape: (1, 1e-12),
-    half: (2, 1e-5),
-    squared_often: (2, 1e-12),
+STEPS: dict[Callable[..., Any], int] = {
+    dense: 2,
+    twice: 2,
+    made_of_weights: 2,
+    in_pieces: 2,
+    vectors: 2,
+    batched: 2,
+    per_example: 2,
+    with_effects: 2,
+    of_the_tape: 1,
+    half: 2,
+    squared_often: 2,
 }
-"""How many weights' cotangents are products over a block, and how exact the result is."""
+"""How many weights' cotangents are products over a block."""
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
@@ -261,9 +262,10 @@ def test_cotangents_of_weights_are_products_over_a_block(
     monkeypatch.setitem(defaults, "least_weight", 0)
     monkeypatch.setitem(defaults, "most_kept", float("inf"))
     monkeypatch.setitem(defaults, "most_steps", 2)
-    draw = lambda i, *shape: jax.random.normal(jax.random.key(i), shape) / 2  # noqa: E731
-    p = {"w": draw(0, 4, 4), "v": draw(1, 4, 4), "b": draw(2, 4)}
-    h, xs = draw(3, 3, 4), draw(4, 11, 3, 4)
+    normal = np.random.default_rng(0).normal
+    draw = lambda *shape: jnp.asarray(normal(size=shape) / 2)  # noqa: E731
+    p = {"w": draw(4, 4), "v": draw(4, 4), "b": draw(4)}
+    h, xs = draw(3, 4), draw(11, 3, 4)
 
     def loss(scan: Any, p: Any, h: Any, xs: Any) -> Any:
         h, ys = scan(lambda h, x: (step(p, h, x), h[0]), h, xs, reverse=reverse)
@@ -274,9 +276,9 @@ def test_cotangents_of_weights_are_products_over_a_block(
     ours = jax.jit(jax.grad(partial(loss, scan), (0, 1, 2)))(p, h, xs)
     theirs = jax.jit(jax.grad(partial(loss, lax.scan), (0, 1, 2)))(p, h, xs)
     jax.effects_barrier()
-    close = partial(np.testing.assert_allclose, rtol=STEPS[step][1], atol=STEPS[step][1])
-    jax.tree.map(close, ours, theirs)
-    assert sum(deferred) == STEPS[step][0]
+    tolerance = 0.05 if step is half else 1e-5
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), ours, theirs)
+    assert sum(deferred) == STEPS[step]
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -284,7 +286,8 @@ def test_cotangents_of_weights_are_products_over_a_block(
 def test_an_ensemble_of_networks_at_default_settings(transformed: str) -> None:
     """Its gradient did not compile: the batch of a product was forgotten where it is added up over
     a block."""
-    w, x = jax.random.normal(jax.random.key(0), (3, 128, 128), jnp.float32), jnp.ones((3, 128))
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 128, 128)), jnp.float32)
+    x = jnp.ones((3, 128))
 
     def run(scan: Any, w: Any, x: Any) -> Any:
         step = lambda x, _: (jnp.tanh(x @ w / 12), None)  # noqa: E731

@@ -12,6 +12,8 @@ from workloads import WORKLOADS, Workload
 
 from jax_revolve import checkpointed_scan, explain_scan
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 LENGTH = 300
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Of what `lax.scan` takes, which stores everything."""
@@ -27,15 +29,17 @@ def temporaries(workload: Workload, scan: Any, length: int) -> int:
 
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
-    "shares",
+    ("workload", "shares"),
     [
-        SHARES[1:2],
-        pytest.param(SHARES[::3], marks=pytest.mark.slow),
-        pytest.param(SHARES[2::2], marks=pytest.mark.exhaustive),
+        pytest.param(workload, shares, id=f"{workload.name}-{shares}", marks=marks)
+        for i, workload in enumerate(WORKLOADS)
+        for shares, marks in (
+            (SHARES[1:2], [] if i % 3 == 0 else [pytest.mark.slow]),
+            (SHARES[::3], [pytest.mark.slow]),
+            (SHARES[2::2], [pytest.mark.exhaustive]),
+        )
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_gradient_keeps_to_its_budget(workload: Workload, shares: tuple[float, ...]) -> None:
     """The budget covers the checkpoints, the tape and a carry. The allowance is what no plan can
     change: what the gradient of a single step takes for itself, the cotangents of closed-over

@@ -81,7 +81,7 @@ def random_layers(count: int, seed: int, most: int = 9) -> Layers:
     return Layers(work=numbers(1), carry=numbers(0), residuals=numbers(0))
 
 
-@pytest.mark.parametrize("count", range(1, 7))
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
 def test_least_work_within_memory_is_that_of_brute_force(count: int) -> None:
     for seed in range(3):
         layers = random_layers(count, seed)
@@ -96,7 +96,7 @@ def test_least_work_within_memory_is_that_of_brute_force(count: int) -> None:
             chain.within(layers, least - 1)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 13, 24, 48, 90])
+@pytest.mark.parametrize("count", [1, 2, 5, 13, 48])
 def test_equal_layers_are_reversed_by_revolve(count: int) -> None:
     layers = Layers((1,) * count, (1,) * count, (100,) * count)
     for checkpoints in {1, 2, 3, 5, 10, count - 1, count, count + 1} - {0}:

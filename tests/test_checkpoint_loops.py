@@ -120,7 +120,13 @@ TWICE = {"here", "while", "cond", "ours", "shard_map"}
 """Where second derivatives are compared, too: what a loop is replaced by is the same everywhere."""
 
 
-@pytest.mark.parametrize("name", PLACES)
+SLOW = {"here", "fori", "map", "scan", "checkpoint", "vmap", "ours", "stack", "module", "twice"}
+"""What others are made of, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in PLACES]
+)
 @quick
 def test_loops_are_found_wherever_they_are(name: str) -> None:
     fun = PLACES[name]
@@ -152,7 +158,13 @@ TRANSFORMATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("vmap of grad", "itself") else pytest.mark.slow)
+        for n in TRANSFORMATIONS
+    ],
+)
 @quick
 def test_every_transformation(name: str) -> None:
     transformed = TRANSFORMATIONS[name]
@@ -364,7 +376,7 @@ def plain_three_loops() -> tuple[Any, Any, int]:
     return u, *gradient_and_temporaries(three_loops, u)
 
 
-@pytest.mark.parametrize("carries", [20, pytest.param(60, marks=pytest.mark.exhaustive), 1000])
+@pytest.mark.parametrize("carries", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_loops_share_the_memory(carries: int) -> None:
     u, expected, plain = plain_three_loops()
     size = u.nbytes

@@ -12,7 +12,7 @@ from jax_revolve.schedule.actions import Advance, Tape
 from jax_revolve.step import traced
 from jax_revolve.step.loop import Loop
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
 def steps_executed(length: int, checkpoints: Any, transform: Callable[..., Any]) -> list[int]:
@@ -36,10 +36,9 @@ def check_count(length: int, checkpoints: int) -> None:
     assert len(steps_executed(length, checkpoints, jax.value_and_grad)) == p.evaluations
 
 
-@pytest.mark.parametrize("length", [1, 2, 5])
-def test_short_loops(length: int) -> None:
-    for checkpoints in range(1, length + 3):
-        check_count(length, checkpoints)
+@pytest.mark.parametrize(("length", "checkpoints"), [(1, 1), (2, 1), (2, 2), (5, 2), (5, 7)])
+def test_short_loops(length: int, checkpoints: int) -> None:
+    check_count(length, checkpoints)
 
 
 @pytest.mark.slow
@@ -50,7 +49,7 @@ def test_long_loops(length: int, checkpoints: int) -> None:
     check_count(length, checkpoints)
 
 
-@pytest.mark.parametrize(("length", "checkpoints"), [(13, 3), (20, 1), (30, 5), (12, 12)])
+@pytest.mark.parametrize(("length", "checkpoints"), [(13, 3), (5, 1), (12, 12)])
 def test_executed_order_is_the_schedule(length: int, checkpoints: int) -> None:
     """Also for a body that reads xs by the step number, replayed out of order."""
     expected = []

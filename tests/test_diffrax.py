@@ -104,8 +104,8 @@ def expected_hessian(solver: str) -> Any:
     [
         ("Euler", "t1", "fixed"),
         ("Tsit5", "ts", "adaptive"),
-        ("ImplicitEuler", "steps", "fixed"),
-        ("Heun", "subs", "fixed"),
+        pytest.param("ImplicitEuler", "steps", "fixed", marks=pytest.mark.slow),
+        pytest.param("Heun", "subs", "fixed", marks=pytest.mark.slow),
         pytest.param("Kvaerno3", "dense", "adaptive", marks=pytest.mark.slow),
         pytest.param("SRA1, SDE", "ts", "fixed", marks=pytest.mark.slow),
     ],
@@ -168,9 +168,8 @@ def test_a_batch_of_solves_of_different_lengths() -> None:
         np.testing.assert_allclose(gradients[i], gradient, rtol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "root_finder", [pytest.param(None, marks=pytest.mark.slow), optimistix.Newton(1e-8, 1e-8)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("root_finder", [None, optimistix.Newton(1e-8, 1e-8)])
 def test_events(root_finder: Any) -> None:
     event = diffrax.Event(lambda t, y, args, **_: y[0] - 0.8, root_finder)
 
@@ -197,6 +196,7 @@ def test_without_a_bound() -> None:
         jax.grad(partial(without, RevolveAdjoint()))(X)
 
 
+@pytest.mark.slow
 def test_a_solve_that_fails() -> None:
     gradient = jax.grad(partial(final, RevolveAdjoint(), max_steps=2))
     with pytest.raises(Exception, match="maximum number of solver steps"):
@@ -205,6 +205,7 @@ def test_a_solve_that_fails() -> None:
     assert solution.result == diffrax.RESULTS.max_steps_reached
 
 
+@pytest.mark.slow
 def test_unsafe_path_has_no_reverse_mode() -> None:
     path = diffrax.UnsafeBrownianPath((), jax.random.key(0))
     noise = diffrax.ControlTerm(lambda t, y, args: args, path)
@@ -220,48 +221,6 @@ def test_unsafe_path_has_no_reverse_mode() -> None:
     np.testing.assert_allclose(jax.jacfwd(ours)(X), expected)
     with pytest.raises(Exception, match="UnsafeBrownianPath"):
         jax.grad(ours)(X)
-
-
-def test_solvers_made_of_solvers() -> None:
-    term = diffrax.ODETerm(lambda t, y, args: -args * y**2)
-
-    def run(adjoint: Any, x: Any) -> Any:
-        arguments: Any = (term, diffrax.HalfSolver(diffrax.Heun()), 0.0, 0.5, 0.1, x[0], x[1])
-        ys: Any = diffrax.diffeqsolve(*arguments, adjoint=adjoint, max_steps=16).ys
-        return ys[-1]
-
-    gradient = jax.jit(jax.grad(partial(run, RevolveAdjoint())))(X)
-    expected = jax.jit(jax.grad(partial(run, diffrax.RecursiveCheckpointAdjoint())))(X)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-9)
-
-
-def temporaries(checkpoints: int, t1: float) -> int:
-    """Bytes of the gradient of a solve with steps of 0.01."""
-
-    def run(y0: Any) -> Any:
-        solution: Any = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: -jnp.sin(y)),
-            diffrax.Euler(),
-            0.0,
-            t1,
-            0.01,
-            y0,
-            adjoint=RevolveAdjoint(checkpoints=checkpoints),
-            max_steps=2**14,
-        )
-        return jnp.sum(solution.ys**2)
-
-    compiled = jax.jit(jax.grad(run)).lower(jnp.ones(10_000)).compile()
-    analysis: Any = compiled.memory_analysis()
-    return analysis.temp_size_in_bytes
-
-
-@pytest.mark.slow
-def test_memory_grows_with_the_checkpoints_alone() -> None:
-    state = 80_000
-    assert temporaries(20, 10.0) == pytest.approx(temporaries(20, 100.0), abs=state / 10)
-    more = temporaries(40, 10.0) - temporaries(20, 10.0)
-    assert more == pytest.approx(20 * state, rel=0.05)
 
 
 def test_the_cotangent_of_a_stage_is_computed_once() -> None:

@@ -1,7 +1,7 @@
 """The filtered loops, against lax's on the arrays alone."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 import jax_revolve
-from jax_revolve import Plan, ProgressMeter
+from jax_revolve import Plan
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
+pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
 class Model(eqx.Module):
@@ -37,7 +37,7 @@ def model(scale: Any = 1.0) -> Model:
     return Model(scale * jnp.array([0.3, -0.8]), jnp.array([0.2, 0.5]), jnp.tanh, False)
 
 
-XS = jnp.cos(jnp.arange(10.0)).reshape(5, 2)
+XS = np.cos(np.arange(10.0, dtype=np.float32)).reshape(5, 2)
 
 
 def relax(model: Model, x: Any) -> tuple[Model, Any]:
@@ -56,7 +56,7 @@ def by_scan(model: Model) -> Any:
 def by_while(model: Model) -> Any:
     def body(state: Any) -> Any:
         i, model, total = state
-        model, y = relax(model, XS[i])
+        model, y = relax(model, jnp.asarray(XS)[i])
         return i + 1, model, total + jnp.sum(y**3)
 
     _, last, total = filter_bounded_while_loop(
@@ -78,7 +78,7 @@ def of_scale(loss: Callable[[Model], Any]) -> Callable[[Any], Any]:
     return lambda scale: loss(model(scale))
 
 
-SCALE = jnp.array([1.0, 0.7])
+SCALE = np.array([1.0, 0.7], np.float32)
 TRANSFORMED = {
     "value": lambda loss: of_scale(loss)(SCALE),
     "grad": lambda loss: jax.grad(of_scale(loss))(SCALE),
@@ -122,12 +122,13 @@ FILTERED = [name for name in TRANSFORMED if name.startswith("filter")]
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
-        *((by_scan, name) for name in TRANSFORMED),
-        *((by_while, name) for name in ["grad", "forward over reverse", "vmap of grad", *FILTERED]),
+        *((by_scan, name) for name in ["value", "grad", "reverse over reverse", *FILTERED[::2]]),
+        *((by_while, name) for name in ["forward over reverse", "vmap of grad", *FILTERED[1::2]]),
     ],
 )
 def test_transformations(loss: Any, name: str) -> None:
-    jax.tree.map(np.testing.assert_allclose, transformed(loss, name), expected(name))
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, transformed(loss, name), expected(name))
 
 
 @pytest.mark.parametrize("order", [jax.grad, jax.hessian])
@@ -143,7 +144,7 @@ def test_a_model_closed_over(order: Any) -> None:
         jax.jit(order(lambda scale, scan=scan: loss(scan, scale)))(SCALE)
         for scan in (scan, lax.scan)
     )
-    np.testing.assert_allclose(ours, theirs)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_leaves_of_xs_and_ys_that_are_not_arrays() -> None:
@@ -155,8 +156,8 @@ def test_leaves_of_xs_and_ys_that_are_not_arrays() -> None:
 
     xs = {"values": np.arange(4.0), "function": jnp.sin, "name": "xs", "number": 3, "none": None}
     total, ys = filter_checkpointed_scan(step, 0.0, xs, checkpoints=2)
-    np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))))
-    np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))))
+    np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))), rtol=1e-5)
+    np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))), rtol=1e-5)
     assert ys["function"] is jnp.cos
     assert ys["label"] == "ys"
     np.testing.assert_array_equal(ys["number"], np.full(4, 2.0))
@@ -211,11 +212,6 @@ def test_leaves_that_change() -> None:
         )
 
 
-def test_structures_that_change_are_refused_by_lax() -> None:
-    with pytest.raises(TypeError, match="same pytree structure"):
-        filter_checkpointed_scan(lambda c, _: ({"x": c["x"]}, None), {"x": 1.0, "f": "a"}, length=2)
-
-
 def test_arguments_are_passed_on() -> None:
     counts: list[None] = []
 
@@ -236,7 +232,7 @@ def test_arguments_are_passed_on() -> None:
         last, ys = lax.scan(lambda u, x: (jnp.sin(u + x), u), u, xs, reverse=True)
         return last + jnp.sum(ys)
 
-    np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3))
+    np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3), rtol=1e-5)
     jax.effects_barrier()
     assert len(counts) == plan.evaluations
 
@@ -260,33 +256,3 @@ def test_arguments_of_the_while_loop_are_passed_on() -> None:
     assert run(0.0)[1] == 4
     with pytest.raises(Exception, match="max_steps=4"):
         jax.block_until_ready(run(0.0, throw=True)[0][1])
-
-
-def test_disable_jit() -> None:
-    with jax.disable_jit():
-        np.testing.assert_allclose(by_scan(model()), by_lax(model()))
-        np.testing.assert_allclose(by_while(model()), by_lax(model()))
-
-
-def test_progress_is_passed_on() -> None:
-    shown: list[int] = []
-
-    class Count(ProgressMeter):
-        def start(self, name: str, total: int | None) -> None:
-            pass
-
-        def update(self, bar: None, steps: int) -> None:
-            shown.append(steps)
-
-        def close(self, bar: None) -> None:
-            pass
-
-    meter = Count()
-    step = lambda c, _: ((c[0], c[0](c[1])), None)  # noqa: E731
-    filter_checkpointed_scan(step, (jnp.sin, jnp.ones(2)), None, 7, progress=meter)
-    filter_bounded_while_loop(
-        lambda c: c[1] < 5, lambda c: (c[0], c[1] + 1), (jnp.sin, 0), max_steps=9, progress=meter
-    )
-    jax.effects_barrier()
-    assert shown[-1] == 5
-    assert 7 in shown

@@ -12,10 +12,12 @@ from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, plan
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 Scan = Callable[..., Any]
 
 same = lambda c, x: (c, x)  # noqa: E731
-xs = jnp.arange(3.0)
+xs = np.arange(3.0, dtype=np.float32)
 double = lambda x: 2 * x  # noqa: E731
 small = lambda x: x < 9.0  # noqa: E731
 always = lambda x: True  # noqa: E731

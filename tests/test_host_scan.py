@@ -92,8 +92,14 @@ def assert_same(ours: Any, theirs: Any, rtol: float = 1e-11) -> None:
         np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "reverse"),
+    [
+        pytest.param(name, reverse, marks=[] if (i + reverse) % 3 == 1 else pytest.mark.slow)
+        for i, name in enumerate(OPTIONS)
+        for reverse in (False, True)
+    ],
+)
 def test_gradients_are_those_of_lax_scan(name: str, reverse: bool, tmp_path: Path) -> None:
     for body in BODIES.values():
         scan = partial(host_scan, reverse=reverse, **options_of(name, tmp_path))
@@ -107,7 +113,7 @@ def test_gradients_are_those_of_lax_scan(name: str, reverse: bool, tmp_path: Pat
     assert not list(tmp_path.rglob("*.checkpoint"))
 
 
-@pytest.mark.parametrize("active", [(0,), (1,), (2,), (0, 2)])
+@pytest.mark.parametrize("active", [(1,), (0, 2)])
 def test_some_derivatives(active: tuple[int, ...]) -> None:
     ours = jax.grad(partial(mixed, partial(host_scan, checkpoints=2)), active)(*arguments())
     assert_same(ours, jax.grad(partial(mixed, lax.scan), active)(*arguments()))

@@ -16,7 +16,7 @@ from programs.running import Refused
 
 from jax_revolve import host_scan
 
-FIRST, FEW, MANY, PARITY, ROOM = 900_000, 3, 100, 40, 25
+FIRST, FEW, MANY, PARITY, ROOM = 900_000, 2, 100, 40, 25
 """The first of the programs, how many there are and of how many the bits are compared, and after
 how many a process has no room for what they compiled."""
 
@@ -62,7 +62,8 @@ def test_a_random_program(seed: int) -> None:
         running.compare(program, running.run(program, loops(host_scan, **options), {}), expected)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(PARITY, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [PARITY])
 def test_same_bits_as_checkpointed_scan(count: int) -> None:
     """Where both run the same compiled step. By default, XLA fuses a step with what is around it,
     and a few numbers then differ by rounding, mostly in gradients."""

@@ -1,5 +1,6 @@
 """Bytes and instructions of compiled programs: exact, so they are asserted."""
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,8 @@ from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.placement import Placement
+
+pytestmark = pytest.mark.usefixtures("default_precision")
 
 WIDTH = 20000
 CARRY_BYTES = 4 * WIDTH
@@ -45,7 +48,7 @@ def residuals_of_one_step() -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pullback))
 
 
-@pytest.mark.parametrize(("length", "checkpoints"), [(1000, 5), (997, 10), (1000, 30), (997, 63)])
+@pytest.mark.parametrize(("length", "checkpoints"), [(997, 10), (1000, 30)])
 def test_gradient_holds_the_checkpoints_and_one_step(length: int, checkpoints: int) -> None:
     scan = partial(checkpointed_scan, checkpoints=checkpoints)
     held = temporaries(jax.grad(stencil(scan, length)), state())
@@ -112,14 +115,13 @@ def instructions_and_constants(length: int, checkpoints: int) -> tuple[int, int]
     scan = partial(checkpointed_scan, checkpoints=checkpoints)
     text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
     shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
-    sizes = [jnp.prod(jnp.array([int(d) for d in s.split(",") if d])) for s in shapes]
-    return instructions(text), int(max(sizes))
+    sizes = [math.prod(int(d) for d in s.split(",") if d) for s in shapes]
+    return instructions(text), max(sizes)
 
 
 def test_program_of_single_steps_has_one_size_for_all_lengths_and_checkpoints() -> None:
     sizes = {
-        (n, s): instructions_and_constants(n, s)
-        for n, s in [(10**2, 10), (997, 10), (10**4, 10), (10**6, 50), (10**6, 10), (10**6, 200)]
+        (n, s): instructions_and_constants(n, s) for n, s in [(10**2, 10), (997, 10), (10**6, 200)]
     }
     counts = {count for count, _ in sizes.values()}
     assert len(counts) == 1, sizes
@@ -166,7 +168,7 @@ def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]
 LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
 
 
-@pytest.mark.parametrize("checkpoints", [5, 30])
+@pytest.mark.parametrize("checkpoints", [30])
 def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step(checkpoints: int) -> None:
     held = temporaries(jax.grad(while_stencil(checkpoints)), state(), LIMIT)
     assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
@@ -310,9 +312,20 @@ def along(loss: Any) -> Any:
     return lambda x, steps: jax.jvp(lambda x: loss(x, steps), (x,), (x,))
 
 
-@pytest.mark.parametrize("loss", [write_trajectory, scan_trajectory])
-@pytest.mark.parametrize("transform", [lambda f: f, along, jax.grad])
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "transform", "batched"),
+    [
+        (write_trajectory, along, True),
+        (write_trajectory, jax.grad, True),
+        (scan_trajectory, jax.grad, False),
+        *(
+            pytest.param(loss, transform, batched, marks=pytest.mark.slow)
+            for loss in (write_trajectory, scan_trajectory)
+            for transform in (lambda f: f, along, jax.grad)
+            for batched in (False, True)
+        ),
+    ],
+)
 def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -> None:
     """No loop copies, adds or selects a whole array to change one entry: it would take quadratic
     time. Examples that are done are no exception, nor are cotangents."""
@@ -325,7 +338,7 @@ def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -
     assert not {"copy", "select", "add"} & made
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 7])
+@pytest.mark.parametrize("block_size", [1, 7])
 def test_a_slot_for_every_block_needs_no_decision(block_size: int) -> None:
     """Every loop has a number of turns that XLA knows: on a GPU it waits for nobody then."""
 

@@ -4,10 +4,8 @@ import math
 import random
 from collections.abc import Iterator
 from functools import cache, partial
-from itertools import islice, pairwise
-from typing import Any
+from itertools import pairwise
 
-import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import pytest
@@ -18,7 +16,7 @@ from jax_revolve.schedule import binomial, online
 from jax_revolve.schedule.actions import Store, Tape, revolve
 
 LONGEST = 2000
-CHECKPOINTS = range(3, 13)
+CHECKPOINTS = (3, 4, 7, 12)
 INT32 = jnp.dtype("int32")
 
 
@@ -73,19 +71,6 @@ def test_longer_loops_are_near_the_optimum(checkpoints: int) -> None:
     assert max(beyond) <= 0.06
 
 
-def test_three_checkpoints_cannot_stay_within_three_percent() -> None:
-    """Every online schedule there is: at each position it stores or not, and drops any other."""
-    schedules = {(0,)}
-    for n in range(1, math.comb(6, 3) - 3):
-        limit = 1.03 * optimum(n, 3)
-        near = {p for p in schedules if n + online.reverse_evaluations(p, n, 3) <= limit}
-        room = {p for p in near if len(p) < 3} | {
-            (*p[:j], *p[j + 1 :]) for p in near for j in range(1, len(p))
-        }
-        schedules = near | {(*p, n) for p in room}
-    assert not schedules
-
-
 @pytest.mark.parametrize(("checkpoints", "most", "mean"), [(2, 0.11, 0.015), (1, 0, 0)])
 def test_hardly_any_checkpoints(checkpoints: int, most: float, mean: float) -> None:
     all_excesses = excesses(checkpoints, 1, LONGEST)
@@ -93,7 +78,7 @@ def test_hardly_any_checkpoints(checkpoints: int, most: float, mean: float) -> N
     assert sum(all_excesses) / LONGEST <= mean
 
 
-@pytest.mark.parametrize("checkpoints", [20, 40, 64])
+@pytest.mark.parametrize("checkpoints", [20, 40])
 def test_many_checkpoints(checkpoints: int) -> None:
     for n, counted in evaluations_along(checkpoints, 20000, stride=97).items():
         assert counted <= 1.002 * optimum(n, checkpoints)
@@ -117,7 +102,7 @@ def _limits(q: int, checkpoints: int) -> list[int]:
     return [binomial.beta(slots, q) for slots in reversed(range(1, checkpoints + 1))]
 
 
-@pytest.mark.parametrize("checkpoints", [1, 3, 7])
+@pytest.mark.parametrize("checkpoints", [1, 5])
 def test_stopping_anywhere_is_what_was_simulated(checkpoints: int) -> None:
     for n, held in held_along(checkpoints, 200):
         assert online.positions_held(n, checkpoints) == held
@@ -139,9 +124,7 @@ def test_landmarks_are_the_offline_schedule(checkpoints: int, level: int) -> Non
     assert [0, *online.landmarks(level, checkpoints)] == [*stored, longest - 1]
 
 
-@pytest.mark.parametrize(
-    ("steps", "checkpoints", "most"), [(90, 12, 0.65), (2000, 10, 0.18), (20000, 60, 0.28)]
-)
+@pytest.mark.parametrize(("steps", "checkpoints", "most"), [(90, 12, 0.65), (2000, 10, 0.18)])
 def test_stores_are_few(steps: int, checkpoints: int, most: float) -> None:
     """At level q, every 2 q steps, but for landmarks and the first checkpoints."""
     held, stores = [0], 0
@@ -150,99 +133,17 @@ def test_stores_are_few(steps: int, checkpoints: int, most: float) -> None:
     assert stores <= most * steps
 
 
-# Equinox
-
-
-@pytest.mark.parametrize("checkpoints", CHECKPOINTS)
-def test_never_more_evaluations_than_equinox(checkpoints: int) -> None:
-    counted = evaluations_along(checkpoints)
-    for n, theirs in equinox_evaluations(checkpoints, LONGEST).items():
-        assert counted[n] <= theirs
-
-
-@pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize(("steps", "checkpoints"), [(7, 3), (41, 3), (64, 4), (150, 7)])
-def test_model_of_equinox(steps: int, checkpoints: int) -> None:
-    executed = 0
-
-    def count() -> None:
-        nonlocal executed
-        executed += 1
-
-    def body(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        i, u = state
-        jax.debug.callback(count, ordered=False)
-        return i + 1, jnp.sin(u)
-
-    def loss(u: Any) -> Any:
-        loop = partial(eqxi.while_loop, kind="checkpointed", checkpoints=checkpoints)
-        return loop(lambda state: state[0] < steps, body, (jnp.int32(0), u))[1]
-
-    jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(1.0))
-    jax.effects_barrier()
-    assert executed == equinox_evaluations(checkpoints, steps)[steps]
-
-
-def equinox_evaluations(checkpoints: int, longest: int) -> dict[int, int]:
-    """Body evaluations of the gradient of Equinox's checkpointed while loop, by number of steps."""
-    counted, slots = {}, [online.NEVER] * checkpoints
-    stores = islice(_equinox_stores(checkpoints, slots), longest)
-    for n, (slot, position) in enumerate(stores, start=1):
-        if slot is not None:
-            slots[slot] = position
-        held = sorted(p for p in slots if p != online.NEVER)
-        gaps = enumerate(stop - start for start, stop in pairwise([*held, n]))
-        counted[n] = n + sum(_equinox_reverse(gap, checkpoints - 1 - i) for i, gap in gaps)
-    return counted
-
-
-def _equinox_stores(checkpoints: int, slots: list[int]) -> Iterator[tuple[int | None, int]]:
-    """For each step in turn, the slot it stores into, if any, and its position."""
-    slot, last, turn, storing = 0, checkpoints, checkpoints, True
-    exact = math.comb(checkpoints + 2, 2) - 1
-    for step in range(exact):
-        yield (slot if storing else None), step
-        if storing:
-            slot = 1 if slot == last else slot + 1
-        if step == turn:
-            turn, last = turn + last, last - 1
-            slot, storing = last, last > 0
-        elif step + 1 == turn:
-            storing = False
-    levels, dispensable = [online.NEVER, *[0] * (checkpoints - 1)], set[int]()
-    for step in range(exact, online.NEVER):
-        slot = max(dispensable or range(checkpoints), key=lambda k: slots[k])
-        if dispensable:
-            dispensable.remove(slot)
-            levels[slot] = 0
-        else:
-            dispensable |= {k for k in range(checkpoints) if levels[k] < levels[slot]}
-            levels[slot] += 1
-        yield slot, step
-
-
-@cache
-def _equinox_reverse(steps: int, free: int) -> int:
-    """Evaluations that reverse a gap: halved as long as there are free slots, stored step by step
-    as soon as there are enough."""
-    if steps <= 2 or free == 0:
-        return steps * (steps + 1) // 2
-    first = 1 if steps - 2 <= free else steps // 2
-    return first + _equinox_reverse(steps - first, free - 1) + _equinox_reverse(first, free)
-
-
 # The device
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "steps", "bound"),
+    ("checkpoints", "steps", "bound", "window"),
     [
-        *((2, 9000, None), (3, 3000, 2**31 - 2), (5, 3000, None)),
-        *((12, 3000, 2**31 - 2), (40, 3000, None)),
+        *((2, 9000, None, 2), (3, 3000, 2**31 - 2, 64), (5, 3000, None, 4)),
+        *((12, 3000, 2**31 - 2, 2), (12, 3000, None, 64), (40, 3000, None, 4)),
     ],
 )
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize("window", [2, 4, 64])
 def test_device_agrees_along_a_loop(
     checkpoints: int, steps: int, bound: int | None, window: int
 ) -> None:
@@ -308,7 +209,7 @@ def stack_of(placement: Placement, held: list[int], position: int) -> Stack:
     return Stack(*(jnp.array(x, begun.rows.dtype) for x in (rows, seen, numbers)))
 
 
-@pytest.mark.parametrize("checkpoints", [3, 4, 10, 60])
+@pytest.mark.parametrize("checkpoints", [3, 60])
 def test_device_does_not_overflow(checkpoints: int) -> None:
     """The longest loops that 32 bits can count, and positions all over them."""
     placement = Placement(checkpoints, 2**31 - 2)

@@ -30,7 +30,7 @@ from jax_revolve.schedule.selection import (
 )
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
-LONGEST_IN_BLOCKS = 60
+LONGEST_IN_BLOCKS = 40
 
 lengths = st.integers(0, 10**6)
 short = st.integers(0, 64)
@@ -41,7 +41,7 @@ few_bytes = st.integers(0, 12)
 # The schedule in blocks
 
 
-@pytest.mark.parametrize("checkpoints", range(1, 9))
+@pytest.mark.parametrize("checkpoints", [1, 2, 3, 8])
 def test_schedule_in_blocks(checkpoints: int) -> None:
     """The machine checks every action, that all steps are taped in blocks, and the slots."""
     for length in range(LONGEST_IN_BLOCKS + 1):
@@ -259,7 +259,7 @@ def every_plan(length: int) -> list[Plan]:
 
 @given(short, few_bytes, few_bytes, st.integers(0, 400))
 @example(7, 1, 1, 4)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_budget_is_kept_and_made_the_most_of(
     length: int, state: int, residuals: int, memory: int
 ) -> None:
@@ -276,6 +276,7 @@ def test_budget_is_kept_and_made_the_most_of(
 
 
 @given(st.integers(0, 10**6), few_bytes, few_bytes, st.lists(st.integers(0, 10**6), min_size=2))
+@settings(max_examples=30)
 def test_more_memory_never_takes_more_evaluations(
     length: int, state: int, residuals: int, more: Sequence[int]
 ) -> None:
@@ -344,7 +345,7 @@ def test_memory_in_words() -> None:
 # Loops that stop by themselves
 
 
-@pytest.mark.parametrize("checkpoints", [1, 2, 3, 5, 8, 20])
+@pytest.mark.parametrize("checkpoints", [1, 3, 8])
 def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
     """Once for the value, once taped, and what reversing each gap between checkpoints takes."""
     for length in range(80):
@@ -481,7 +482,7 @@ def test_contenders_are_predicted_to_be_about_as_quick() -> None:
 
 
 @given(st.integers(0, 10**6), few_bytes, few_bytes)
-@settings(max_examples=50)
+@settings(max_examples=10)
 def test_more_memory_is_fewer_evaluations(length: int, state: int, residuals: int) -> None:
     """Where evaluations are all that counts."""
     sizes = Sizes(state, residuals, residuals, state)

@@ -75,7 +75,7 @@ def run_abstract_machine(
     return advances
 
 
-@pytest.mark.parametrize("checkpoints", range(1, 13))
+@pytest.mark.parametrize("checkpoints", [1, 2, 3, 7, 12])
 def test_schedule_meets_the_dynamic_program(checkpoints: int) -> None:
     for length in range(161):
         expected = optimal_advances(length, checkpoints)

@@ -31,13 +31,14 @@ from jax_revolve._compat import default_device, to_device
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.storage import buffers, files
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 quick = pytest.mark.usefixtures("compile_quickly")
 
-X = jnp.linspace(-1.0, 1.0, 16)
+X: Any = np.linspace(-1.0, 1.0, 16, dtype=np.float32)
 
 
 def step(u: jax.Array, t: Any) -> tuple[jax.Array, jax.Array]:
@@ -82,9 +83,13 @@ def on_device(length: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("block_size", "lengths"), [(1, (2, 40)), (3, (1, 41))], ids=["steps", "blocks"]
+    ("place", "block_size", "lengths"),
+    [
+        pytest.param(place, k, lengths, marks=[] if (i + k) % 2 else pytest.mark.slow)
+        for i, place in enumerate(PLACES)
+        for k, lengths in ((1, (2, 40)), (4, (1, 41)))
+    ],
 )
-@pytest.mark.parametrize("place", PLACES)
 def test_gradients_are_those_of_the_device_bit_for_bit(
     place: str, block_size: int, lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -102,7 +107,7 @@ def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
     value_and_grad = jax.value_and_grad(loss_of_while)
     run = jax.jit(partial(value_and_grad, max_steps=30, **options))
     on_device = jax.jit(partial(value_and_grad, max_steps=30, checkpoints=4))
-    for steps in range(33):
+    for steps in (0, 1, 2, 3, 4, 7, 12, 13, 21, 28, 29, 30, 31, 32):
         jax.tree.map(np.testing.assert_array_equal, run(X, steps), on_device(X, steps))
     assert not list(tmp_path.glob("*/*"))
 
@@ -122,9 +127,7 @@ def test_fori_loops(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "checkpoints", "storage", "block_size"),
     [
-        (200, 3, HostMemory(transfer=5), 1),
         (200, 3, HostMemory(transfer=5), 4),
-        (60, 2, HostMemory(3, 0.5), 4),
         (61, 1, HostMemory(transfer=0), 1),
     ],
 )
@@ -166,7 +169,7 @@ def test_it_runs_as_often_as_the_plan_says(
         assert count == expected
 
 
-@pytest.mark.parametrize(("transfer", "checkpoints"), [(1, None), (0.25, None), (0.5, 4)])
+@pytest.mark.parametrize(("transfer", "checkpoints"), [(0.25, None), (0.5, 4)])
 def test_files_are_written_and_read_as_the_plan_says(
     transfer: float, checkpoints: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,12 +231,6 @@ def test_a_backend_that_computes_wrong_gradients_is_refused(
     assert np.isfinite(jax.grad(partial(loss, checkpoints=0, storage=HostMemory(3)))(X)).all()
 
 
-def test_programs_that_round_differently_are_not_taken_for_wrong_ones() -> None:
-    """What is compared is the same however XLA fuses it: every number is an integer."""
-    gradient = storage_checks._gradient(Plan(storage_checks._LENGTH, 3))
-    assert set(np.abs(gradient)) == set(range(256))
-
-
 def test_host_memory_is_tried_where_transfers_are_refused() -> None:
     storage_checks.check_host_memory.cache_clear()
     with jax.transfer_guard("disallow"):
@@ -283,14 +280,6 @@ def test_two_budgets() -> None:
 
     gradients = [jax.jit(jax.grad(partial(run, **options)))(x) for options in (budgets, {})]
     np.testing.assert_array_equal(*gradients)
-
-
-def test_two_budgets_of_a_loop_that_stops_by_itself() -> None:
-    wanted = for_bound(1000, None, memory=30_000, storage=HostMemory(memory=20_000))
-    assert isinstance(wanted, Request)
-    chosen = wanted.resolve(cost.Sizes(1000, 1000, 1000, 1000, 0, 100.0))
-    assert isinstance(chosen, TwoLevelPlan)
-    assert len(chosen.stores) + 1 <= 20, "its tail is stored, too"
 
 
 def test_a_transfer_takes_what_the_device_says() -> None:
@@ -412,7 +401,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(
-        Exception, match=r"checkpoint of 128 bytes could not be written to .*No space"
+        Exception, match=r"checkpoint of 64 bytes could not be written to .*No space"
     ):
         jax.grad(on_disk(tmp_path))(X)
     assert not list(tmp_path.glob("*/*"))
@@ -476,6 +465,7 @@ if sys.argv[2] != "unused":
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_that_a_later_one_takes(tmp_path: Path) -> None:
     def run(how: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", KILLED, str(tmp_path), how]
@@ -492,6 +482,7 @@ def test_a_killed_run_leaves_nothing_that_a_later_one_takes(tmp_path: Path) -> N
     assert sorted(tmp_path.glob("*/*")) == before, "its own are gone, the others as they were"
 
 
+@pytest.mark.slow
 def test_what_nobody_reads_is_removed_at_exit(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), "unused"]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
@@ -515,6 +506,7 @@ assert not kept.any()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
     """It had its parent's numbers, wrote over its files, and removed them when it ended."""
@@ -539,7 +531,7 @@ def test_a_loop_in_a_loop_with_checkpoints_in_the_hosts_memory(outer: dict[str, 
     x = jnp.linspace(0.1, 1, 4)
     ours = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **outer), inner)))(x)
     theirs = jax.jit(jax.grad(partial(loss, lax.scan, lax.scan)))(x)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -548,7 +540,7 @@ def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(storage_checks, "check_host_memory", tried)
     with jax.disable_jit():
         stored = loss_of_while(X, 3, 5, storage=HostMemory(3), checkpoints=0)
-    np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-10)
+    np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("compile_quickly")

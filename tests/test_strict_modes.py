@@ -17,6 +17,8 @@ from jax_revolve import (
     checkpointed_scan,
 )
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 LENGTH = 9
 X = np.linspace(0.1, 0.9, 3, dtype=np.float32)
 
@@ -85,7 +87,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("loop", "options"), CASES)
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        pytest.param(*case, marks=[] if i % 2 else pytest.mark.slow, id=f"{case[0].__name__}-{i}")
+        for i, case in enumerate(CASES)
+    ],
+)
 def test_nothing_is_promoted(loop: Callable[..., jax.Array], options: dict[str, Any]) -> None:
     """Whatever is traced and lowered of derivatives, of a batch too: nothing needs to be run."""
 

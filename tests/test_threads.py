@@ -13,6 +13,8 @@ from jax_revolve._compat import LoopEquation, run_around_loop
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.once import once
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 
 class Closed(ProgressMeter):
     """Which bars were shown to their end."""

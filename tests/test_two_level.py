@@ -3,7 +3,6 @@
 import re
 from fractions import Fraction
 from functools import cache
-from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ Cost = tuple[int, int, int]
 is the optimum."""
 
 SLOTS_AND_TRANSFERS = [
-    *((1, 5), (2, 0.25), (3, 1.25), (3, 40), (5, 0.5), (5, 5), (10, 0), (10, 5), (30, 5)),
+    *((1, 5), (2, 0.25), (3, 40), (5, 0.5), (10, 0), (10, 5)),
 ]
 LONGEST = 300
 LONGEST_LIMITED = 60
@@ -153,9 +152,9 @@ def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
             assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
 
 
-@pytest.mark.parametrize("most", [1, 2, 5])
 @pytest.mark.parametrize(
-    ("slots", "transfer"), [(1, 0), (1, 0.25), (1, 5), (2, 0.5), (2, 5), (4, 1.25)]
+    ("slots", "transfer", "most"),
+    [(1, 0, 1), (1, 0.25, 5), (1, 5, 2), (2, 0.5, 2), (2, 5, 1), (4, 1.25, 5)],
 )
 def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most: int) -> None:
     expected = optimum(slots, int(4 * transfer), LONGEST_LIMITED + 1, most)
@@ -180,7 +179,7 @@ def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
     assert max(counts.values(), default=0) == p.repetitions
 
 
-@pytest.mark.parametrize("transfer", [1, 2, 3.5, 5])
+@pytest.mark.parametrize("transfer", [1, 5])
 def test_a_thousand_steps(transfer: float) -> None:
     p = plan(1000, 10, storage=HostMemory(transfer=transfer))
     assert (p.advances, p.writes, p.reads) == (1905, 85, 85)
@@ -189,44 +188,6 @@ def test_a_thousand_steps(transfer: float) -> None:
     assert p.moves == tuple(Move(i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
     assert run_abstract_machine(p) == (1905, 85, 85)
     assert plan(1000, 10).advances == 3640
-
-
-def test_brute_force() -> None:
-    """Every set of stored blocks, and every way to part each segment, for short loops."""
-    for length in range(2, 9):
-        for slots, transfer in [(1, 0), (1, 0.25), (2, 0.25), (2, 1), (3, 0.5)]:
-            t, found = advances(slots), []
-            for stores in subsets(range(1, length)):
-                for tail in [b for b in range(length) if b > max(stores, default=0)]:
-                    total = 4 * (tail + t[length - tail])
-                    segment_ends = pairwise((0, *stores, tail))
-                    for start, stop in segment_ends:
-                        total += int(4 * transfer) + least_segment(t, stop - start, transfer)
-                    found.append(total)
-            p = TwoLevelPlan(length - 1, slots, 1, HostMemory(None, transfer))
-            assert cost(p)[0] == min([4 * t[length], *found])
-
-
-def least_segment(t: list[int], length: int, transfer: float) -> int:
-    """The least over every set of blocks to which a segment's carry is advanced."""
-    totals = []
-    for starts in subsets(range(1, length)):
-        ends = pairwise((0, *starts, length))
-        totals.append(sum(4 * (a + t[b - a]) + int(4 * transfer) for a, b in ends))
-    return min(totals)
-
-
-def subsets(of: range) -> list[tuple[int, ...]]:
-    return [chosen for size in range(len(of) + 1) for chosen in combinations(of, size)]
-
-
-def test_blocks_make_transfers_cheaper() -> None:
-    """A block of ten steps takes ten times as long."""
-    p = plan(1000, 4, block_size=10, storage=HostMemory(transfer=30))
-    single = plan(99, 4, storage=HostMemory(transfer=3))
-    assert (p.stores, p.tail, p.moves) == (single.stores, single.tail, single.moves)
-    assert p.advances == 10 * single.advances
-    assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
 
 
 def test_nothing_in_the_storage() -> None:
@@ -379,33 +340,6 @@ def test_picture_shows_the_actions(p: TwoLevelPlan) -> None:
     assert set(drawing.stored) == stored
     assert set(drawing.held) == held
     assert len(drawing.stored) == p.writes
-
-
-@pytest.mark.parametrize("p", [SHOWN[0], TwoLevelPlan(25, 1, 1, Disk("/tmp", 2, 0.25))], ids=str)
-def test_text_shows_the_actions(p: TwoLevelPlan) -> None:
-    """A line for each sweep, where there are few enough of them."""
-    chart = re.findall(r"^ *\d+  ([@o>#.]+)$", p.show(), re.MULTILINE)
-    cell = len(chart[0]) // p.blocks
-    first, kept, marks = 0, dict[int, int](), []
-    for action in p:
-        match action:
-            case Write(store, position):
-                kept[store] = position
-            case Discard(store):
-                del kept[store]
-            case Read(_, position) | Load(_, position):
-                if not marks:
-                    marks.append((p.length, 0, sorted(kept.values())))
-                first = position
-            case Tape(start, _):
-                marks.append((start, first, sorted(kept.values())))
-            case _:
-                pass
-    for line, (start, source, positions) in zip(chart, marks, strict=True):
-        assert len(line) == cell * min(start + 1, p.length)
-        assert [i // cell for i, c in enumerate(line) if c == "@"] == positions
-        assert "." not in line[cell * source : cell * start]
-        assert ">" not in line[: cell * source]
 
 
 def test_legends() -> None:

@@ -10,6 +10,8 @@ from jax import lax
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step import work
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 
 def estimate(fun: Any, *shapes: tuple[int, ...]) -> float:
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

@@ -18,9 +18,9 @@ TESTS: dict[str, tuple[list[str], ...]] = {
         [f"{_MEMORY}::test_a_store_of_the_online_schedule_is_small"],
     ),
     "parity": (
-        [_PARITY, "-m", "core"],
-        [_PARITY, "-m", "core and not slow", "-k", "grad"],
-        [f"{_PARITY}/test_parity.py::test_scan[recurrent-grad]"],
+        [_PARITY],
+        [_PARITY, "-k", "grad"],
+        [f"{_PARITY}/test_parity.py::test_same_as_lax[recurrent-grad-plain]"],
     ),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from parity.loops import Loops
 
@@ -15,7 +16,7 @@ WhileLoop = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """`program(loops)` is a function of `arguments`, floating-point arrays, that returns a tree.
+    """`program(loops)` is a function of `arguments`, made of NumPy's, that returns a tree.
 
     `forward_mode` is false where `lax.scan` itself has no forward mode. `rtol` is for the least
     precise dtype in the result. `options` are for the loop that the case is about.
@@ -29,8 +30,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def _array(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape) / 2
+def _array(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape) / 2
 
 
 def _recurrent(scan: Scan) -> Callable[..., Any]:
@@ -276,7 +277,7 @@ def _both_loops(loops: Loops) -> Callable[..., Any]:
 
 
 _XS = _array(1, 7)
-_A = jnp.float64(0.4)
+_A = np.float64(0.4)
 
 SCAN_CASES = [
     Case("recurrent", _of_scan(_recurrent), (_array(2, 2, 2), _array(3, 2), _array(4, 5, 2))),

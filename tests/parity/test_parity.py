@@ -27,41 +27,43 @@ CORE = [
     "grad_inside_checkpoint",
     "shard_map",
 ]
-"""The transformations that every case goes through, with either loop."""
+"""The transformations with rules of their own, which every case of a scan goes through in the slow
+run."""
 
-EVERY_VERSION = {"grad", "jvp", "forward_over_reverse", "vmap_of_grad"}
-"""Those that a while loop goes through on the oldest and the newest JAX, too."""
-
-BOTH_MODES = {"grad", "forward_over_reverse"}
-"""Those of them that it goes through whatever the case."""
-
-SEVERAL = {"examples", "recurrent", "tree"}
-"""The cases that while loops go through all of `CORE` with, in every run."""
-
-IN_BLOCKS = {"grad", "vmap_of_grad", "reverse_over_reverse", "shard_map"}
-"""Those that loops go through in blocks, in every run. Their rules are those of single steps but
-for the two sweeps."""
-
-QUICK = "recurrent"
-"""The case of a scan that goes through all transformations in every run. Of the others every sixth
-pair does, and every third of `CORE`, so that each case and each transformation has its turn."""
-
-STORED = ["shard_map", "vmap_of_grad", "grad", "grad_of_vmap", "grad_inside_checkpoint"]
-"""Those that loops go through with checkpoints beside the device, the first two in every run."""
-
-STORED_CASES = ["examples", "recurrent", "random"]
-PLACES = ["host", "two levels", "disk"]
+DISTINCT = {
+    *CORE,
+    *("evaluate", "grad_of_first", "linearize", "reverse_over_forward", "vmap_of_first"),
+    *("vmap_of_last_axis", "grad_of_vmap", "grad_inside_scan", "inside_cond"),
+}
+"""Those that the others are made of. One case goes through them in every run, the others in the
+slow one."""
 
 CASES = {case.name: case for case in (*SCAN_CASES, *WHILE_CASES)}
+QUICK_CASE = "recurrent"
+IN_DEFAULT_PRECISION = {"recurrent", "random", "custom_vjp", "nested", "weak"}
+SINGLE_RTOL = 1e-4
+STORED_CASES = ["examples", "recurrent", "random"]
+STORED = ["shard_map", "vmap_of_grad", "grad", "grad_of_vmap", "grad_inside_checkpoint"]
+PLACES = ["host", "two levels", "disk"]
+
+KINDS: dict[str, Callable[..., Loops]] = {
+    "plain": ours,
+    "as_while": scan_as_while,
+    "blocks": ours_in_blocks,
+    **dict.fromkeys(PLACES, ours),
+}
+"""Loops of ours: as they are, a scan as a while loop that indexes xs and writes ys, in blocks, and
+with checkpoints beside the device."""
 
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
-    return ALL[transformation](case.program(loops(**case.options)), case.arguments)
+    arguments = tuple(map(jnp.asarray, case.arguments))
+    return ALL[transformation](case.program(loops(**case.options)), arguments)
 
 
 @cache
 def _expected(case: str, transformation: str) -> Any:
-    """One oracle for several loops."""
+    """One oracle for several kinds of loops, which are tested one after the other."""
     return _outcome(CASES[case], transformation, reference)
 
 
@@ -84,80 +86,89 @@ def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True)
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
 
 
-def _pairs(
-    cases: list[Case], marks: Callable[[Case, str], list[pytest.MarkDecorator]]
-) -> list[Any]:
-    return [
-        pytest.param(case, name, id=f"{case.name}-{name}", marks=marks(case, name))
-        for case in cases
-        for name in ALL
-        if case.forward_mode or name not in FORWARD_MODE
-        # As lax.scan: a Python loop cannot find the result types of no step at all.
-        if not (name == "disable_jit" and case.name.startswith("lengths"))
-    ]
-
-
 def _has_its_turn(case: Case, transformation: str, *, of: int) -> bool:
+    """Some pairs, so that each case and each transformation is in one."""
     names = CORE if transformation in CORE else [*ALL]
     return ([*CASES].index(case.name) + names.index(transformation)) % of == 0
 
 
-def _scan_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
-    if transformation in CORE:
-        is_quick = transformation == "grad" or case.name == QUICK
-        is_quick = is_quick or _has_its_turn(case, transformation, of=3)
-        return [pytest.mark.core, *([] if is_quick else [pytest.mark.slow])]
-    if case.name == QUICK:
-        return [pytest.mark.slow] if transformation in COMPOUND else []
-    is_quick = _has_its_turn(case, transformation, of=6) and transformation not in COMPOUND
-    return [] if is_quick else [pytest.mark.exhaustive]
+def _scan_run(case: Case, name: str) -> str:
+    if name in CORE:
+        is_quick = name == "grad" or case.name == QUICK_CASE or _has_its_turn(case, name, of=5)
+        return "quick" if is_quick else "slow"
+    if case.name == QUICK_CASE:
+        return "quick" if name in DISTINCT else "slow"
+    return "slow" if _has_its_turn(case, name, of=6) and name not in COMPOUND else "exhaustive"
 
 
-def _while_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
-    """A while loop goes through the same rules as a scan; the rest of its pairs is for changes."""
-    if case.name in ("both_loops", "trip_counts") and transformation in CORE:
-        is_quick = transformation in ("grad", "jvp")
-        return [pytest.mark.core if is_quick else pytest.mark.slow]
-    if transformation in EVERY_VERSION and case.name in SEVERAL:
-        return [pytest.mark.core]
-    if transformation in BOTH_MODES:
-        is_quick = transformation == "grad" or _has_its_turn(case, transformation, of=3)
-        return [pytest.mark.core, *([] if is_quick else [pytest.mark.slow])]
-    if transformation in CORE and case.name in SEVERAL:
-        return []
-    if case.name == "examples" and transformation not in COMPOUND:
-        return [] if _has_its_turn(case, transformation, of=3) else [pytest.mark.slow]
-    return [pytest.mark.exhaustive]
+def _while_run(case: Case, name: str) -> str:
+    """A while loop goes through the same rules as a scan."""
+    of_its_own = case in WHILE_CASES
+    if name == "grad":
+        return "quick"
+    if name in CORE and case.name in ("examples", "tree"):
+        is_quick = case.name == "examples" or name in ("jvp", "reverse_over_reverse")
+        return "quick" if is_quick else "slow"
+    if name in CORE and (of_its_own or case.name == QUICK_CASE):
+        return "slow"
+    if name == "forward_over_reverse":
+        return "quick" if _has_its_turn(case, name, of=5) else "slow"
+    if case.name == "examples" and name not in COMPOUND:
+        return "quick" if name in ("reverse_over_forward", "inside_batched_cond") else "slow"
+    return "exhaustive"
 
 
-def _block_marks(case: Case, transformation: str) -> list[pytest.MarkDecorator]:
-    if transformation == "grad":
-        return [pytest.mark.core]
-    if transformation in IN_BLOCKS and case.name in SEVERAL:
-        return [] if case.name == "recurrent" else [pytest.mark.slow]
-    return [pytest.mark.exhaustive]
+def _block_run(case: Case, name: str) -> str:
+    """Their rules are those of single steps but for the two sweeps."""
+    if name == "grad":
+        return "quick"
+    if name in CORE and case.name in ("examples", "recurrent", "tree"):
+        is_quick = case.name == "recurrent" and name in ("vmap_of_grad", "reverse_over_reverse")
+        return "quick" if is_quick else "slow"
+    return "exhaustive"
 
 
-def _stored_triples() -> Any:
-    """Each two of case, transformation and place meet in the slow run, and the first and the last
-    in every run."""
+def _stored_run(case: Case, name: str, place: str) -> str:
+    """Each two of case, transformation and place meet in the slow run."""
+    if name not in STORED or case.name not in STORED_CASES:
+        return "exhaustive"
+    i, j, k = STORED_CASES.index(case.name), PLACES.index(place), STORED.index(name)
+    if i == j and k == (1 if place != "host" else 0):
+        return "quick"
+    return "slow" if (i + j + k) % 3 == 0 or (i + j) % 2 == k else "exhaustive"
 
-    def marks(case: Case, transformation: str, place: str) -> list[pytest.MarkDecorator]:
-        if transformation not in STORED or case.name not in STORED_CASES:
-            return [pytest.mark.exhaustive]
-        i, j = STORED_CASES.index(case.name), PLACES.index(place)
-        if (i + j) % 2 == STORED.index(transformation):
-            return []
-        is_slow = (i + j + STORED.index(transformation)) % 3 == 0
-        return [pytest.mark.slow if is_slow else pytest.mark.exhaustive]
 
-    triples = [
-        pytest.param(case, name, place, id=f"{pair.id}-{place}", marks=marks(case, name, place))
-        for pair in _pairs([*SCAN_CASES, *WHILE_CASES], lambda *_: [])
-        for case, name in [pair.values]
-        for place in PLACES
+def _run_of(case: Case, name: str, kind: str) -> str:
+    if kind == "plain":
+        return (_while_run if case in WHILE_CASES else _scan_run)(case, name)
+    if kind == "as_while":
+        return _while_run(case, name)
+    return _block_run(case, name) if kind == "blocks" else _stored_run(case, name, kind)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """To make thousands of tests takes seconds, even of those that are not selected."""
+    if "transformation" in metafunc.fixturenames:
+        is_asked = "not exhaustive" not in str(metafunc.config.getoption("markexpr"))
+        metafunc.parametrize(("case", "transformation", "kind"), _triples(exhaustive=is_asked))
+
+
+def _triples(*, exhaustive: bool) -> list[Any]:
+    return [
+        pytest.param(case, name, kind, id=f"{case.name}-{name}-{kind}", marks=marks)
+        for case in CASES.values()
+        for name in ALL
+        if case.forward_mode or name not in FORWARD_MODE
+        # As lax.scan: a Python loop cannot find the result types of no step at all.
+        if not (name == "disable_jit" and case.name.startswith("lengths"))
+        for kind in KINDS
+        if not (kind == "as_while" and case in WHILE_CASES)
+        # JAX cannot export a program that calls Python.
+        if not (kind == "disk" and name == "exported")
+        for run in [_run_of(case, name, kind)]
+        if exhaustive or run != "exhaustive"
+        for marks in [[] if run == "quick" else [getattr(pytest.mark, run)]]
     ]
-    return pytest.mark.parametrize(("case", "transformation", "place"), triples)
 
 
 @cache
@@ -175,49 +186,25 @@ def _cond_keeps_keys() -> bool:
     return True
 
 
-def _check(case: Case, transformation: str, loops: Callable[..., Loops], **options: bool) -> None:
+def test_same_as_lax(
+    case: Case, transformation: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """`lax.scan` is the oracle, and a masked one that of while loops."""
+    if case.name in IN_DEFAULT_PRECISION:
+        request.getfixturevalue("default_precision")
     in_cond = transformation in ("inside_cond", "inside_batched_cond")
     if case.name in ("random", "examples") and in_cond and not _cond_keeps_keys():
         pytest.skip("this JAX cannot keep a PRNG key for the derivative of a cond")
+    loops = KINDS[kind]
+    if kind in PLACES:
+        storage, checkpoints = {
+            "host": (HostMemory(checkpoints=5), 0),
+            "two levels": (HostMemory(transfer=0), 2),
+            "disk": (Disk(tmp_path, transfer=0), 2),
+        }[kind]
+        loops = partial(ours_stored, storage, checkpoints)
     theirs = _expected(case.name, transformation)
-    assert_same(_outcome(case, transformation, loops), theirs, case.rtol, **options)
-
-
-@pytest.mark.parametrize(("case", "transformation"), _pairs(SCAN_CASES, _scan_marks))
-def test_scan(case: Case, transformation: str) -> None:
-    """`lax.scan` is the oracle."""
-    _check(case, transformation, ours)
-
-
-@pytest.mark.parametrize(("case", "transformation"), _pairs(WHILE_CASES, _while_marks))
-def test_while_loop(case: Case, transformation: str) -> None:
-    """A masked `lax.scan` is the oracle."""
-    _check(case, transformation, ours)
-
-
-@pytest.mark.parametrize(("case", "transformation"), _pairs(SCAN_CASES, _while_marks))
-def test_scan_as_while_loop(case: Case, transformation: str) -> None:
-    """`lax.scan` is the oracle of a while loop that indexes xs and writes ys."""
-    _check(case, transformation, scan_as_while, weak_types=False)
-
-
-@pytest.mark.parametrize(
-    ("case", "transformation"), _pairs([*SCAN_CASES, *WHILE_CASES], _block_marks)
-)
-def test_blocks(case: Case, transformation: str) -> None:
-    """The oracles of either loop."""
-    _check(case, transformation, ours_in_blocks)
-
-
-@_stored_triples()
-def test_stored(case: Case, transformation: str, place: str, tmp_path: Path) -> None:
-    """The oracles of either loop, for one whose checkpoints are beside the device."""
-    if place == "disk" and transformation in ("exported",):
-        pytest.skip("JAX cannot export a program that calls Python")
-    storage, checkpoints = {
-        "host": (HostMemory(checkpoints=5), 0),
-        "two levels": (HostMemory(transfer=0), 2),
-        "disk": (Disk(tmp_path, transfer=0), 2),
-    }[place]
-    _check(case, transformation, partial(ours_stored, storage, checkpoints))
+    found = _outcome(case, transformation, loops)
+    rtol = SINGLE_RTOL if case.name in IN_DEFAULT_PRECISION else case.rtol
+    assert_same(found, theirs, rtol, weak_types=kind != "as_while")
     assert not list(tmp_path.glob("*/*"))

@@ -163,7 +163,7 @@ def jacfwd(program: Program, arguments: Arguments) -> Any:
 @transformation
 def jacrev(program: Program, arguments: Arguments) -> Any:
     def real_leaves(*arguments: Any) -> Any:
-        return [jnp.real(x).astype(jnp.float64) for x in inexact_leaves(program(*arguments))]
+        return [jnp.real(x).astype(float) for x in inexact_leaves(program(*arguments))]
 
     return jax.jit(jax.jacrev(real_leaves))(*arguments)
 

@@ -8,7 +8,7 @@ import pytest
 from programs.program import Program, chosen
 from programs.running import Refused, check
 
-FIRST, FEW, MANY = 700_000, 28, 160
+FIRST, FEW, MANY = 700_000, 12, 100
 
 
 @pytest.mark.usefixtures("compile_quickly")

@@ -110,27 +110,10 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
         100,
         1,
     ),
-    "associative_scan": lambda: Program(
-        lambda x: jnp.sum(lax.associative_scan(lambda a, b: a * b + a, x)), numbers(100), 1, 0
-    ),
-    "matrix exponential": lambda: Program(
-        lambda x: jnp.sum(jax.scipy.linalg.expm(x)), 0.3 * numbers(5, 5, dtype=float), 1, 1
-    ),
-    "Bessel functions": lambda: Program(
-        lambda x: jnp.sum(jax.scipy.special.bessel_jn(x, v=5)), numbers(50, dtype=float) ** 2, 1, 1
-    ),
-    "interpolation": lambda: Program(
-        lambda x: jnp.sum(jnp.interp(x, jnp.arange(9.0), jnp.arange(9.0) ** 2)), numbers(5), 1, 0
-    ),
 }
 
 
-SLOW = {"diffrax", "flax.nnx", "Bessel functions"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in PROGRAMS]
-)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_third_party_program(name: str) -> None:
     program = PROGRAMS[name]()
     loops = explain_loops(program.fun)(program.argument).loops

@@ -19,13 +19,13 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import actions, checkpoint_loops, explain_scan, explain_while_loop, plan
+from jax_revolve import actions, checkpoint_loops, explain_while_loop, plan
 from jax_revolve.engine import nested
 from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule.nested import nests
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_LONG = {README, ROOT / "docs" / "progress.md"}
@@ -183,7 +183,6 @@ def test_steps_of_higher_derivatives(
     assert len(inside) <= executed + length
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("compile_quickly")
 def test_steps_of_the_third_derivative() -> None:
     thrice = lambda loss: jax.grad(jax.grad(jax.grad(loss)))  # noqa: E731
@@ -205,21 +204,6 @@ def test_figures_in_the_text() -> None:
         assert plan(n, "all").evaluations == 2 * n
         assert plan(n, block_size=n).evaluations == n
     assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
-
-
-def test_options_in_the_table_of_defaults() -> None:
-    shared = {"checkpoints", "block_size", "memory", "storage", "plan", "progress"}
-    taken = {fun: shared & {*inspect.signature(fun).parameters} for fun in PUBLIC if callable(fun)}
-    takes_all = [
-        *(jax_revolve.checkpointed_scan, jax_revolve.checkpointed_fori_loop),
-        *(jax_revolve.bounded_while_loop, jax_revolve.checkpointed_chain),
-        *(jax_revolve.host_scan, diffrax.RevolveAdjoint),
-    ]
-    explains = [explain_scan, explain_while_loop, jax_revolve.explain_fori_loop]
-    assert all(taken[fun] == shared for fun in takes_all)
-    assert all(taken[fun] == shared - {"progress"} for fun in explains)
-    for fun in (checkpoint_loops, jax_revolve.explain_loops):
-        assert taken[fun] == {"checkpoints", "memory"}
 
 
 def test_what_the_readme_says_of_its_results(results: ModuleType) -> None:
@@ -264,7 +248,6 @@ def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     assert there == set(re.findall(r"pictures/([\w-]+\.svg)#only-", pages))
 
 
-@pytest.mark.slow
 def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -13,7 +13,7 @@ from mkdocs.config import load_config
 from mkdocs.structure.files import Files
 from nbclient.exceptions import CellExecutionError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -70,7 +70,6 @@ def test_notebook_is_stored_with_its_outputs(path: Path) -> None:
     assert any(pictures(cell) for cell in cells)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs_and_prints_what_it_stores(path: Path, outputs: ModuleType) -> None:
@@ -90,7 +89,6 @@ plt.show()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_page_of_a_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: ModuleType
@@ -112,7 +110,6 @@ def test_page_of_a_notebook(
     assert files.src_uris[picture].content_bytes.startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_notebook_that_raises_or_warns_is_not_stored(tmp_path: Path, outputs: ModuleType) -> None:
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):

@@ -28,7 +28,7 @@ def _free_address() -> str:
 def _run(commands: list[list[str]], outputs: list[Path]) -> list[int | None]:
     """What the processes end with; `None` of those that had to be ended, because the time is over
     or another one failed."""
-    paths = [str(PROGRAM.parents[1]), *filter(None, sys.path)]
+    paths = [str(PROGRAM.parents[2]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     last = time.monotonic() + SECONDS
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from jax_revolve import checkpointed_scan
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 URLS = PROJECT["urls"]
 PAGES = [

@@ -14,7 +14,7 @@ import pytest
 import jax_revolve
 from jax_revolve.integrations import diffrax, equinox
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def _public(module: Any) -> dict[str, Any]:
@@ -84,7 +84,6 @@ print(*set(sys.modules) - before)
     assert not done.stderr
 
 
-@pytest.mark.slow
 def test_wheel_and_sdist(tmp_path: Path) -> None:
     """Every module is in both, with the mark that types are there, and nothing of the tests is in
     the wheel, which is made from the sdist."""

@@ -14,7 +14,7 @@ from jax import lax
 
 @pytest.fixture
 def bay(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     return importlib.import_module("bay")
 
 
