@@ -15,7 +15,9 @@ from jax_revolve.step.loop import Loop
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
-def steps_executed(length: int, checkpoints: Any, transform: Callable[..., Any]) -> list[int]:
+def steps_executed(
+    length: int, checkpoints: Any, transform: Callable[..., Any], **options: Any
+) -> list[int]:
     """The numbers of the steps that the transformed loop runs, in the order in which it does."""
     executed: list[int] = []
 
@@ -24,7 +26,8 @@ def steps_executed(length: int, checkpoints: Any, transform: Callable[..., Any])
             jax.debug.callback(lambda i: executed.append(int(i)), i, ordered=False)
             return jnp.sin(u), None
 
-        return checkpointed_scan(step, a, jnp.arange(length), checkpoints=checkpoints)[0]
+        xs = jnp.arange(length)
+        return checkpointed_scan(step, a, xs, checkpoints=checkpoints, **options)[0]
 
     jax.block_until_ready(jax.jit(transform(loss))(1.0))
     jax.effects_barrier()

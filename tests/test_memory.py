@@ -229,21 +229,6 @@ def test_a_batch_holds_the_checkpoints_of_every_example(inside: bool) -> None:
     assert not {"select", "conditional"} & set(made)
 
 
-def test_branches_of_the_nested_form_stay_branches_under_vmap() -> None:
-    """A batched predicate would make each of them a select over two evaluated branches."""
-
-    def branches(batch: int | None) -> int:
-        loss = while_stencil(3, 64)
-        product = lambda u, n: jax.jvp(jax.grad(lambda u: loss(u, n)), (u,), (u,))[1]  # noqa: E731
-        shape = () if batch is None else (batch,)
-        u = jax.ShapeDtypeStruct((*shape, 10), jnp.float32)
-        n = jax.ShapeDtypeStruct(shape, jnp.int32)
-        program = jax.jit(product if batch is None else jax.vmap(product)).lower(u, n)
-        return program.as_text().count("stablehlo.case")
-
-    assert branches(4) == branches(None) > 0
-
-
 def test_program_size_does_not_depend_on_the_bound() -> None:
     def count(max_steps: int, checkpoints: int) -> int:
         gradient = jax.grad(while_stencil(checkpoints, max_steps))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import cache
 from itertools import takewhile
-from math import comb, prod
+from math import comb
 
 import jax.numpy as jnp
 import pytest
@@ -14,7 +14,6 @@ from jax_revolve import Plan, plan
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import Action, Advance, Free, Load, Store, Tape, revolve
-from jax_revolve.schedule.nested import in_base
 
 ORACLES = [
     # length, checkpoints, repetitions, advances
@@ -186,13 +185,3 @@ def test_bad_length(length: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="length must be an int >= 0") as caught:
         plan(length)  # pyright: ignore[reportArgumentType]
     assert repr(length) in str(caught.value)
-
-
-@given(st.integers(1, 10**5), st.integers(1, 4))
-def test_nests_add_up_and_stay_small(length: int, levels: int) -> None:
-    parts = in_base(length, levels)
-    base = max(max(part) for part in parts)
-    assert sum(map(prod, parts)) == length
-    assert all(len(part) <= levels for part in parts)
-    least = next(b for b in range(1, length + 1) if b**levels >= length)
-    assert base <= 1.5 * least

@@ -83,7 +83,8 @@ def run_forward_sweep(
     traced, held = once(bare, ("forward sweep", *types), find)
     out_avals = tuple(traced.out_avals)
     sweep = bare._replace(held=held, output_types=out_avals, moves=_compat.moves_of(out_avals))
-    once(sweep, ("sweep", *types), lambda: traced)  # it is not traced again where it is run
+    bare = sweep._replace(output_types=())
+    once(bare, ("sweep", *types), lambda: traced)  # it is not traced again where it is run
     flat = _forward.run(sweep, operands)
     count = len(flat) - held.num_leaves
     return flat[:count], jax.tree.unflatten(held, flat[count:])
@@ -126,6 +127,7 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
     if not all(kept):
         vmaps = (v._replace(dims_out=tuple(pick(v.dims_out, kept[:count]))) for v in function.vmaps)
         function = function._replace(
+            tapes=False,
             held=jax.tree.structure(held._replace(tape=None)),
             vmaps=tuple(vmaps),
             output_types=tuple(pick(function.output_types, kept[:count])),
@@ -160,7 +162,7 @@ class _Forward(SweepFamily[Sweep]):
         if function.vmaps or activity.operands != function.activity.operands:
             return None, None, function
         results = self.run(function, operands)
-        return results, results[-function.held.num_leaves :], function
+        return results, results[len(results) - function.held.num_leaves :], function
 
     def run_jvp(
         self, function: Sweep, activity: Active, operands: Flat, tangents: Flat
@@ -173,12 +175,11 @@ class _Forward(SweepFamily[Sweep]):
     def pull_back(
         self, function: Sweep, activity: Active, operands: Flat, held: Any, cotangents: Flat
     ) -> Flat:
-        """What is held has no cotangents: the reverse sweep's result depends on the operands and
-        its cotangents alone, the slots only make it cheap."""
+        """What is held has no cotangents, or zeros: the reverse sweep's result depends on the
+        operands and its cotangents alone, the slots only make it cheap."""
         count = len(function.output_types) - function.held.num_leaves
         given = iter(cotangents)
         cts = [next(given) if active else None for active in activity.results[:count]]
-        assert all(map(_compat.is_zero, given))
         if held is not None:
             of_loop, first = function.activity, function.loop.num_carry
             ys = substitute([None] * len(function.keep_ys), function.keep_ys, cts[first:])

@@ -69,7 +69,8 @@ class SweepFamily(Family[F]):
         def trace() -> ClosedJaxpr:
             return jax.make_jaxpr(mapped(partial(self.of_one, function), function.vmaps))(*flat)
 
-        return once(function, ("sweep", *map(jax.typeof, flat)), trace)
+        bare = function._replace(output_types=())
+        return once(bare, ("sweep", *map(jax.typeof, flat)), trace)
 
     def silent(self, function: F) -> F:
         return function._replace(loop=function.loop._replace(progress=None))
@@ -98,16 +99,17 @@ class SweepFamily(Family[F]):
     def _batch_sweep(self, axis: Any, flat: Flat, dims: Flat, function: F) -> Batched:
         flat = list(map(as_array, flat))
 
-        def find() -> F:
+        def find() -> tuple[Vmap, tuple[Any, ...]]:
             run = mapped(partial(self.of_one, function), function.vmaps)
             dims_out = tuple(batched_dims(axis, run, flat, dims))
-            vmaps = (*function.vmaps, Vmap(axis, tuple(dims), dims_out))
-            outer = function._replace(vmaps=vmaps, output_types=())
-            return outer._replace(output_types=tuple(self.traced(outer, flat).out_avals))
+            vmap = Vmap(axis, tuple(dims), dims_out)
+            outer = function._replace(vmaps=(*function.vmaps, vmap), output_types=())
+            return vmap, tuple(self.traced(outer, flat).out_avals)
 
         key = ("batched sweep", axis, tuple(dims), *map(jax.typeof, flat))
-        outer = once(function, key, find)
-        return self.run(outer, flat), outer.vmaps[-1].dims_out
+        vmap, types = once(function, key, find)
+        outer = function._replace(vmaps=(*function.vmaps, vmap), output_types=types)
+        return self.run(outer, flat), vmap.dims_out
 
     def _batch_jvp(self, axis: Any, flat: Flat, dims: Flat, function: F, activity: Any) -> Batched:
         return self._batch_directions(axis, flat, dims, function, activity)

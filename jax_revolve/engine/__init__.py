@@ -3,8 +3,8 @@
 Begin with the docstring of `slots`, then read `offline` and `reverse`. There are three engines:
 
 - `plain`: `lax.scan` or `lax.while_loop` itself, used unless the loop is differentiated in reverse.
-- `nested`: scans inside scans under `jax.checkpoint`. JAX transforms it any number of times, so it
-  computes derivatives of gradients. It recomputes more than the optimal schedule.
+- `nested`: a scan inside a scan under `jax.checkpoint`. JAX differentiates it. It computes
+  derivatives of gradients where a step has derivative rules that need not be derivatives.
 - `slots`: the optimal schedule, with checkpoints in one buffer. The forward sweep is in `offline`
   for loops of known length, and in `online` for while loops. `reverse` is the reverse sweep.
 

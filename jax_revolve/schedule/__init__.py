@@ -9,7 +9,6 @@ Schedules:
 - `actions`: the actions of a schedule, one by one.
 - `online`: checkpoints of loops whose number of steps is unknown.
 - `multistage`: the formulas for checkpoints on two levels, the device and a storage.
-- `nested`: the lengths of scans inside scans.
 - `chain`: layers of different sizes.
 
 Plans:

@@ -1,0 +1,240 @@
+"""Derivatives of gradients: by the same engine, with the same schedule and budget."""
+
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_counts import steps_executed
+
+from jax_revolve import (
+    HostMemory,
+    bounded_while_loop,
+    checkpointed_chain,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    plan,
+)
+from jax_revolve._compat import has_rule_of_user
+
+quick = pytest.mark.usefixtures("compile_quickly")
+
+
+# A gradient that is taken in the body of a loop
+
+
+def by_scan(scan: Any, q: Any, th: Any) -> Any:
+    return scan(lambda c, _: (jnp.sin(th * c), None), q, length=8)[0]
+
+
+def by_while(q: Any, th: Any) -> Any:
+    step = lambda s: (s[0] + 1, jnp.sin(th * s[1]))  # noqa: E731
+    return bounded_while_loop(lambda s: s[0] < 8, step, (0, q), max_steps=10, checkpoints=3)[1]
+
+
+def by_chain(q: Any, th: Any) -> Any:
+    return checkpointed_chain([lambda c: jnp.sin(th * c)] * 8, q, checkpoints=3)
+
+
+INNER: dict[str, Callable[..., Any]] = {
+    "default": partial(by_scan, checkpointed_scan),
+    "slots": partial(by_scan, partial(checkpointed_scan, checkpoints=3)),
+    "blocks": partial(by_scan, partial(checkpointed_scan, checkpoints=2, block_size=3)),
+    "host": partial(
+        by_scan, partial(checkpointed_scan, checkpoints=1, storage=HostMemory(2, transfer=0.1))
+    ),
+    "while": by_while,
+    "chain": by_chain,
+}
+
+
+def of_scan(scan: Any, step: Any, x: Any) -> Any:
+    return scan(lambda x, t: (step(x, t), None), x, jnp.linspace(0.1, 1.0, 4))[0]
+
+
+def of_fori_loop(fori_loop: Any, step: Any, x: Any) -> Any:
+    return fori_loop(0, 4, lambda i, x: step(x, 0.1 + 0.3 * i), x)
+
+
+OUTER: dict[str, Callable[..., Any]] = {
+    "lax.scan": partial(of_scan, lax.scan),
+    "lax.fori_loop": partial(of_fori_loop, lax.fori_loop),
+    "checkpointed_scan": partial(of_scan, checkpointed_scan),
+    "checkpointed_fori_loop": partial(of_fori_loop, checkpointed_fori_loop),
+    "checkpoint": lambda step, x: of_scan(lax.scan, jax.checkpoint(step), x),
+}
+
+
+def penalized(outer: Any, inner: Any, z: Any) -> Any:
+    step = lambda x, t: x * (1 + 0.1 * jax.grad(inner)(t, z[1]))  # noqa: E731
+    return outer(step, z[0])
+
+
+DERIVATIVES: dict[str, Callable[..., Any]] = {
+    "jacfwd of grad": lambda f: jax.jacfwd(jax.grad(f)),
+    "grad of grad": lambda f: jax.jacrev(jax.grad(f)),
+    "vmap": lambda f: lambda z: jax.vmap(jax.hessian(f))(jnp.stack([z, 2 * z])),
+    "third order": lambda f: jax.jacrev(jax.jacfwd(jax.grad(f))),
+}
+
+
+@functools.cache
+def expected(derivative: str) -> Any:
+    f = partial(penalized, OUTER["lax.scan"], partial(by_scan, lax.scan))
+    return jax.jit(DERIVATIVES[derivative](f))(jnp.array([0.7, 1.3]))
+
+
+def _pairs() -> Any:
+    for inner in INNER:
+        for outer in OUTER:
+            for derivative in DERIVATIVES:
+                common = inner in ("slots", "while") and outer == "lax.scan"
+                first = (inner, outer, derivative) == ("blocks", "checkpoint", "jacfwd of grad")
+                marks = [] if common or first else [pytest.mark.slow]
+                yield pytest.param(inner, outer, derivative, marks=[*marks, pytest.mark.core])
+
+
+@quick
+@pytest.mark.parametrize(("inner", "outer", "derivative"), _pairs())
+def test_gradients_in_the_body_of_a_loop(inner: str, outer: str, derivative: str) -> None:
+    """Up to 0.10, JAX took the reverse sweep apart where it linearized a `lax.scan`, and a mixed
+    derivative was 1.604 in place of -0.471, without a word."""
+    f = partial(penalized, OUTER[outer], INNER[inner])
+    result = jax.jit(DERIVATIVES[derivative](f))(jnp.array([0.7, 1.3]))
+    np.testing.assert_allclose(result, expected(derivative), rtol=1e-10, atol=1e-12)
+
+
+# Schedule and memory
+
+
+def product(loss: Any) -> Any:
+    return lambda a: jax.jvp(jax.grad(loss), (a,), (a,))[1]
+
+
+@quick
+@pytest.mark.parametrize(("length", "checkpoints"), [(30, 4), (13, 1)])
+def test_products_run_the_plan(length: int, checkpoints: int) -> None:
+    """One forward and one reverse sweep of values and tangents, and nothing twice."""
+    p = plan(length, checkpoints)
+    for transform in (product, jax.hessian):
+        assert len(steps_executed(length, checkpoints, transform)) == p.evaluations
+    twice = lambda loss: jax.grad(jax.grad(loss))  # noqa: E731
+    most = 3 * p.evaluations - length
+    assert len(steps_executed(length, checkpoints, twice)) == most
+
+
+@quick
+def test_products_tape_the_last_block_again() -> None:
+    """It is taped with what the derivative needs, from the newest checkpoint."""
+    p = plan(40, 10, block_size=5)
+    assert len(steps_executed(40, 10, product, block_size=5)) == p.evaluations + 10
+
+
+def stencil(scan: Any, length: int, u: Any) -> Any:
+    step = lambda u, _: (jnp.sin(u) + 0.1 * jnp.roll(u, 1), None)  # noqa: E731
+    return jnp.sum(scan(step, u, length=length)[0] ** 2)
+
+
+def temporaries(fun: Any, *arguments: Any) -> int:
+    return jax.jit(fun).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_does_not_grow_with_the_length() -> None:
+    """Ten pairs of carries, whatever the length; the same for both orders of the derivatives."""
+    scan, u = partial(checkpointed_scan, checkpoints=10), jnp.zeros(2000, jnp.float32)
+
+    def forward_over_reverse(length: int) -> int:
+        gradient = jax.grad(partial(stencil, scan, length))
+        return temporaries(lambda u, v: jax.jvp(gradient, (u,), (v,))[1], u, u)
+
+    def reverse_over_forward(length: int) -> int:
+        along = lambda u, v: jax.jvp(partial(stencil, scan, length), (u,), (v,))[1]  # noqa: E731
+        return temporaries(jax.grad(along), u, u)
+
+    assert forward_over_reverse(500) == forward_over_reverse(4000)
+    assert forward_over_reverse(500) <= 1.1 * reverse_over_forward(500) <= 1.1 * 30 * u.nbytes
+    small = jnp.zeros(4, jnp.float32)
+    hessian = lambda length: temporaries(jax.hessian(partial(stencil, scan, length)), small)  # noqa: E731
+    assert hessian(500) == hessian(4000)
+
+
+def test_values_are_stored_once_for_all_directions() -> None:
+    u, directions = jnp.zeros(2000, jnp.float32), jnp.zeros((8, 2000), jnp.float32)
+    gradient = jax.grad(partial(stencil, partial(checkpointed_scan, checkpoints=20), 100))
+    along = lambda u, v: jax.jvp(gradient, (u,), (v,))[1]  # noqa: E731
+    of_all = temporaries(jax.vmap(along, in_axes=(None, 0)), u, directions)
+    assert of_all <= (20 + 8 * 20 + 40) * u.nbytes
+
+
+# Rules that need not be derivatives
+
+
+@jax.custom_jvp
+def of_user(x: Any) -> Any:
+    return jnp.round(x)
+
+
+of_user.defjvp(lambda primals, tangents: (of_user(*primals), tangents[0]))
+
+of_user_for_jax = jax.custom_jvp(jnp.sign)
+of_user_for_jax.defjvps(lambda tangent, ans, x: tangent)
+
+compiled_rule = jax.custom_jvp(jnp.sign)
+compiled_rule.defjvp(jax.jit(lambda primals, tangents: (jnp.sign(primals[0]), tangents[0])))
+
+
+@jax.custom_vjp
+def with_reverse_rule(x: Any) -> Any:
+    return x
+
+
+with_reverse_rule.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("function", "is_of_user"),
+    [
+        (jnp.sin, False),
+        (jax.nn.relu, False),
+        (jax.scipy.special.logsumexp, False),
+        (jax.scipy.special.expi, False),
+        (lambda x: jnp.logaddexp(x, x), False),
+        (of_user, True),
+        (of_user_for_jax, True),
+        (compiled_rule, True),
+        (with_reverse_rule, True),
+        (eqx.internal.nondifferentiable, True),
+        (jax.vmap(of_user), True),
+        (lambda x: lax.scan(lambda c, _: (of_user_for_jax(c), None), x, length=2)[0], True),
+        (lambda x: jax.checkpoint(jax.nn.relu)(x), False),
+    ],
+)
+def test_whose_rule_it_is(function: Any, is_of_user: bool) -> None:
+    """A function of JAX may have a rule of a user, and a rule may be compiled."""
+    traced = jax.make_jaxpr(function)(jnp.ones(3))
+    assert has_rule_of_user(traced) == is_of_user
+    again = jax.make_jaxpr(jax.jit(jax.extend.core.jaxpr_as_fun(traced)))(jnp.ones(3))
+    assert has_rule_of_user(again) == is_of_user
+
+
+@quick
+@pytest.mark.parametrize("function", [jax.nn.relu, lambda x: jax.nn.logsumexp(jnp.stack([x, x]))])
+def test_rules_of_jax_follow_the_schedule(function: Any) -> None:
+    def loss(scan: Any, z: Any) -> Any:
+        step = lambda c, x: (function(c * z[1] + x) * 0.9, c * x)  # noqa: E731
+        c, ys = scan(step, z[0], jnp.linspace(-1.0, 1.0, 7))
+        return c**2 + jnp.sum(jnp.sin(ys))
+
+    z = jnp.array([0.3, 1.2])
+    ours, theirs = (jax.hessian(partial(loss, scan)) for scan in (SCAN, lax.scan))
+    np.testing.assert_allclose(ours(z), theirs(z), rtol=1e-12)
+
+
+SCAN = partial(checkpointed_scan, checkpoints=3)
