@@ -36,7 +36,7 @@ from benchmarks.runner.benchmark import summary
 from benchmarks.runner.comparison import Record
 from benchmarks.runner.hlo import ProgramText
 from benchmarks.runner.launches import A100, H100, Device, launches
-from benchmarks.runner.programs import Compiler, Contender, Program, Workload
+from benchmarks.runner.programs import Compiler, Contender, Program, Workload, bytes_of
 from benchmarks.runner.timing import describe_machine
 from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
 from jax_revolve import HostMemory, Plan, checkpointed_scan, explain_scan, plan
@@ -127,7 +127,9 @@ def of_scan(compiler: CompilerFor, shares: tuple[Any, ...]) -> Iterator[Record]:
         yield from leanest_nested(compiler, share, compiler(ours).temp_bytes)
         if share == 0.1 and compiler.device is H100:
             # It stores about two states for a checkpoint.
-            checkpoints = max(chosen.checkpoints // 2, 1)
+            inputs = compiler.workload.active | compiler.workload.passive
+            states = compiler(ours).temp_bytes // max(bytes_of(inputs["init"]), 1)
+            checkpoints = min(max(states // 2, 1), compiler.workload.length)
             runs = plan(compiler.workload.length, checkpoints).evaluations
             yield compiler.record(equinox(checkpoints), share, runs)
 
@@ -209,9 +211,8 @@ def measured(quick: bool, only: str | None) -> Iterator[Record]:
         for make, shape in QUICK_SHAPES if quick else SHAPES:
             if only is None or only in make.__name__:
                 yield from of_scan(CompilerFor(scanned(make(*shape)), device), SHARES[name])
-        small = quick or only
-        if only in (None, "stencil"):
-            one = stencil(*((16, 16) if small else (1000, 20_000)))
+        if only in (None, "host"):
+            one = stencil(*((16, 16) if quick else (1000, 20_000)))
             yield from of_host_memory(CompilerFor(scanned(one), device))
         if only in (None, "while"):
             bound = 32 if quick else 4096

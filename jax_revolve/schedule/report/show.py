@@ -7,8 +7,8 @@ from textwrap import wrap
 from typing import Any, TypeAlias
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.actions import Action, Advance, Free, Store, Tape
+from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.report.parts import Actions, Part, Parts, stores
 from jax_revolve.schedule.two_level import TwoLevelPlan
