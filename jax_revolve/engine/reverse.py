@@ -183,7 +183,7 @@ class _Parts:
             below = self._levels[depth + 1]
             held = held._replace(slots=self._fill(below, first, restarted, held.slots))
             state = held, reversal
-            return self._reverse_parts(bar, depth + 1, slot_of(part), first, below.count, state)
+            return self._reverse_parts(bar, depth + 1, slot_of(part), first, below.parts, state)
 
         def checkpoint(part: Any, held: Held) -> list[Any]:
             return at_level(slot_of(part), self._steps.initial(), held)
@@ -219,7 +219,7 @@ class _Parts:
             restarted = self._steps.advance_by(level.size, first + level.size * j, restarted)
             return restarted, write_slot(slots, restarted, level.base + 1 + j)
 
-        return lax.fori_loop(0, level.count - 1, advance, (restarted, slots))[1]
+        return lax.fori_loop(0, level.parts - 1, advance, (restarted, slots))[1]
 
     def _by_schedule(self, first: Any, blocks: Any, state: State) -> State:
         """`reverse` with decisions of the schedule, which are made on the device."""

@@ -100,8 +100,7 @@ def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
     was begun, it starts from the newest checkpoint that was held throughout the row: at its
     beginning and at its end.
     """
-    is_on_levels = isinstance(plan, Plan) and plan.levels
-    parts = Actions(plan) if is_on_levels else Parts(plan)
+    parts = Actions(plan) if isinstance(plan, Plan) and plan.levels else Parts(plan)
     before, columns = [0], rows * cell
     least, end = max(plan.blocks // (16 * columns), 1), columns
     stored = stores(plan)
