@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import is_on_host
+from jax_revolve._compat import is_on_host, varying_axes
 from jax_revolve.engine.bars import Bar
 from jax_revolve.engine.slots import Held, at_level, empty, tapes_the_last_block, write_slot
 from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way
@@ -19,7 +19,7 @@ from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, Move, TwoLevelPlan
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import Operands, pick
+from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers
@@ -283,12 +283,23 @@ def _turns(run: Callable[..., T], turns: Any, body: Callable[..., T], state: T) 
         return run(turns, body, state)
 
     def once(state: T) -> T:
-        return run(1, body, lax.optimization_barrier(state))
+        return run(1, body, _barrier(state))
 
     def hidden(state: T) -> T:
         return run(lax.optimization_barrier(jnp.int32(1)), body, state)
 
     return lax.platform_dependent(state, cpu=hidden, default=once)
+
+
+def _barrier(state: T) -> T:
+    """A barrier between what made the values and what uses them. Values that vary over different
+    device axes have one each, because its results vary over the axes of all its operands."""
+    leaves, treedef = jax.tree.flatten(state)
+    axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
+    for each in set(axes):
+        alike = [a == each for a in axes]
+        leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
