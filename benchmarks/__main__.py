@@ -27,11 +27,13 @@ Two run only by name, because they need packages that the project does not depen
 - `third_party`: gradients of programs of other packages
 - `tpu_programs`: gradients compiled for a TPU, without one
 
-One is a command of its own, with options that `--help` lists:
+Two are commands of their own, with options that `--help` lists:
 
+- `gpu_programs`: gradients compiled for GPUs, without one; it needs `jax_revolve[gpu-programs]`
 - `accelerator`: what is to be known of an accelerator, in two parts of less than nine minutes
 
     python -m benchmarks accelerator
+    python -m benchmarks gpu_programs
 """
 
 import argparse
@@ -46,7 +48,7 @@ BENCHMARKS = (
     *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan"),
 )
 BY_NAME = ("third_party", "tpu_programs")
-COMMANDS = ("accelerator",)
+COMMANDS = ("accelerator", "gpu_programs")
 
 
 def main() -> None:

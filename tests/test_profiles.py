@@ -140,7 +140,7 @@ def test_plans_follow_the_profile() -> None:
     memory = 100 * 4000
     waiting = sizes._replace(profile=replace(CPU, waiting=10_000.0))
     by_default, other = (quickest(1000, s, memory) for s in (sizes, waiting))
-    assert other.stores_every_block(is_while=False)
+    assert other.static_levels
     heavy = waiting._replace(work=1e9)
     assert quickest(1000, heavy, memory).evaluations <= other.evaluations
     assert cost.time(other, waiting) < cost.time(Plan(1000, 20, 1), waiting)

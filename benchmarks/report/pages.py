@@ -6,11 +6,15 @@ from pathlib import Path
 from benchmarks.report.accelerators import ACCELERATORS
 from benchmarks.report.figures import FIGURES
 from benchmarks.report.fronts import FRONTS
+from benchmarks.report.gpu import GPU
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
-TABLES = LOOPS | FRONTS | PROGRAMS | ACCELERATORS
+MEASURED = {name: table for name, table in ACCELERATORS.items() if table.files}
+"""Nothing has been measured on an accelerator yet."""
+
+TABLES = LOOPS | FRONTS | PROGRAMS | GPU | MEASURED
 BLOCK = re.compile(
     r"(<!-- table of (?P<name>[\w-]+), made by benchmarks/report -->\n+)"
     r".*?(\n+<!-- end of table -->)",

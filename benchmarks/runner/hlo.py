@@ -8,6 +8,7 @@ counter starts from a constant.
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from math import prod
 from typing import Any, NamedTuple
 
 HOST = "S(5)"
@@ -51,19 +52,21 @@ class ProgramText:
     """The computations of a program as lists of instructions."""
 
     def __init__(self, text: str) -> None:
-        self._computations: dict[str, dict[str, Instruction]] = {}
+        self.computations: dict[str, dict[str, Instruction]] = {}
+        self.entry = ""
         current: dict[str, Instruction] = {}
         for line in text.splitlines():
             if header := COMPUTATION.match(line):
-                current = self._computations.setdefault(header[1], {})
+                current = self.computations.setdefault(header[1], {})
+                self.entry = header[1] if line.startswith("ENTRY") else self.entry
             elif head := INSTRUCTION.match(line):
                 current[head[2]] = _instruction(line, head)
 
     @cached_property
     def loops(self) -> list[Loop]:
         return [
-            Loop(_named(each.line, "body"), self._is_static(each, computation))
-            for computation in self._computations.values()
+            Loop(attribute(each.line, "body"), self._is_static(each, computation))
+            for computation in self.computations.values()
             for each in computation.values()
             if each.opcode == "while"
         ]
@@ -85,7 +88,7 @@ class ProgramText:
         wanted = set(shapes)
         return sum(
             each.opcode in COPIES and len(dims) > 1 and dims[0] > 1 and dims[1:] in wanted
-            for computation in self._computations.values()
+            for computation in self.computations.values()
             for each in computation.values()
             for dims in [_dimensions(each.type.lstrip("("))]
         )
@@ -96,7 +99,7 @@ class ProgramText:
         return sum(
             each.opcode in MOVES
             and any(HOST in type for type in (each.type, *self._types(each, computation)))
-            for computation in self._computations.values()
+            for computation in self.computations.values()
             for each in computation.values()
         )
 
@@ -106,7 +109,7 @@ class ProgramText:
 
     def _run_by(self, name: str) -> Iterator[Instruction]:
         """The instructions of a computation and of those it calls, not of loops inside it."""
-        for each in self._computations.get(name, {}).values():
+        for each in self.computations.get(name, {}).values():
             yield each
             if each.opcode in ("call", "conditional"):
                 branches = ",".join(BRANCHES.findall(each.line))
@@ -116,7 +119,7 @@ class ProgramText:
     def _is_static(self, loop: Instruction, around: dict[str, Instruction]) -> bool:
         if TRIPS.search(loop.line):
             return True
-        inside = self._computations[_named(loop.line, "condition")]
+        inside = self.computations[attribute(loop.line, "condition")]
         root = _source(next(each for each in inside.values() if each.is_root), inside)
         if root.opcode != "compare":
             return False
@@ -127,7 +130,7 @@ class ProgramText:
         start = _source(around[loop.operands[0]], around)
         if start.opcode != "tuple":
             return False
-        at = int(_named(counters[0].line, "index"))
+        at = int(attribute(counters[0].line, "index"))
         return _source(around[start.operands[at]], around).opcode == "constant"
 
 
@@ -149,7 +152,7 @@ def _closing(text: str) -> int:
     return len(text)
 
 
-def _named(line: str, attribute: str) -> str:
+def attribute(line: str, attribute: str) -> str:
     found = re.search(rf"\b{attribute}=(%?[\w.-]+)", line)
     assert found is not None, line
     return found[1]
@@ -159,6 +162,16 @@ def _source(each: Instruction, among: dict[str, Instruction]) -> Instruction:
     while each.opcode in SAME and each.operands[0] in among:
         each = among[each.operands[0]]
     return each
+
+
+def bytes_of_type(type: str) -> int:
+    """The bytes of an array, or of all arrays of a tuple."""
+    found = re.findall(r"\b(pred|[a-z]+\d+)\w*\[([\d,]*)\]", type)
+    return sum(_width(name) * prod(map(int, filter(None, dims.split(",")))) for name, dims in found)
+
+
+def _width(name: str) -> int:
+    return 1 if name == "pred" else max(int(re.sub(r"\D", "", name)) // 8, 1)
 
 
 def _dimensions(type: str) -> tuple[int, ...]:

@@ -90,12 +90,12 @@ def _write_and_advance(
 
 
 class _Run(NamedTuple):
-    """`count` advances of `size` steps each, one after the other, from step `start` on. The carry
+    """So many advances of `size` steps each, one after the other, from step `start` on. The carry
     that enters the first is stored as number `first`, the one of advance j > 0 as `base + j`."""
 
     start: int
     size: int
-    count: int
+    advances: int
     first: int
     base: int
 
@@ -160,7 +160,7 @@ def _advance_in_runs(
         before = lambda j, run=run: run.start + run.size * j  # noqa: E731
         is_end = ends and run is runs[-1]
         state = bar.outer_loop(
-            run.count, keep_and_advance, state, size=run.size, before=before, ends=is_end
+            run.advances, keep_and_advance, state, size=run.size, before=before, ends=is_end
         )
     return state
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_revolve._compat import is_on_host, varying_axes
 from jax_revolve.engine.bars import Bar
 from jax_revolve.engine.offline import tape_the_last_block
 from jax_revolve.engine.slots import Held, at_level, empty, tapes_the_last_block, write_slot
@@ -19,7 +20,7 @@ from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import Operands, pick
+from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers
@@ -172,23 +173,43 @@ class _Parts:
         level, taken, block_size = self._levels[depth], state[0].steps, self._plan.block_size
         blocks = level.size // block_size
 
-        def reverse_part(bar: Bar, turn: Any, state: State) -> State:
-            part = count - 1 - turn
-            slot, first = level.base + part, start + blocks * part
-            if not (isinstance(enclosing, int) and enclosing == level.base):
-                slot = jnp.where(part == 0, enclosing, slot)
+        def slot_of(part: Any) -> Any:
+            if isinstance(enclosing, int) and enclosing == level.base:
+                return level.base + part
+            return jnp.where(part == 0, enclosing, level.base + part)
+
+        def reverse_from(bar: Bar, part: Any, restarted: list[Any], state: State) -> State:
             held, reversal = state
-            restarted = at_level(slot, self._steps.initial(), held)
+            first = start + blocks * part
             if depth + 1 == len(self._levels):
                 return held, self._by.reverse(bar, restarted, first, reversal)
             below = self._levels[depth + 1]
             held = held._replace(slots=self._fill(below, first, restarted, held.slots))
-            return self._reverse_parts(bar, depth + 1, slot, first, below.count, (held, reversal))
+            state = held, reversal
+            return self._reverse_parts(bar, depth + 1, slot_of(part), first, below.parts, state)
+
+        def checkpoint(part: Any, held: Held) -> list[Any]:
+            return at_level(slot_of(part), self._steps.initial(), held)
+
+        def reverse_part(bar: Bar, turn: Any, state: State) -> State:
+            part = count - 1 - turn
+            return reverse_from(bar, part, checkpoint(part, state[0]), state)
+
+        def fetch_and_reverse(
+            bar: Bar, turn: Any, fetched: tuple[list[Any], State]
+        ) -> tuple[list[Any], State]:
+            part, (restarted, state) = count - 1 - turn, fetched
+            ahead = checkpoint(jnp.maximum(part - 1, 0), state[0])
+            return ahead, reverse_from(bar, part, restarted, state)
 
         def transposed(turn: jax.Array) -> jax.Array:
             return jnp.maximum(taken - block_size * start - level.size * (count - turn), 0)
 
         run = partial(bar.outer_loop, size=level.size, before=transposed, ends=start == 0)
+        if any(map(is_on_host, state[0].slots)):
+            # The next checkpoint is on its way while this part is reversed.
+            fetched = checkpoint(count - 1, state[0])
+            return _turns(run, count, fetch_and_reverse, (fetched, state))[1]
         return _turns(run, count, reverse_part, state)
 
     def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
@@ -201,7 +222,7 @@ class _Parts:
             restarted = self._steps.advance_by(level.size, first + level.size * j, restarted)
             return restarted, write_slot(slots, restarted, level.base + 1 + j)
 
-        return lax.fori_loop(0, level.count - 1, advance, (restarted, slots))[1]
+        return lax.fori_loop(0, level.parts - 1, advance, (restarted, slots))[1]
 
     def _by_schedule(self, first: Any, blocks: Any, state: State) -> State:
         """`reverse` with decisions of the schedule, which are made on the device."""
@@ -265,12 +286,23 @@ def _turns(run: Callable[..., T], turns: Any, body: Callable[..., T], state: T) 
         return run(turns, body, state)
 
     def once(state: T) -> T:
-        return run(1, body, lax.optimization_barrier(state))
+        return run(1, body, _barrier(state))
 
     def hidden(state: T) -> T:
         return run(lax.optimization_barrier(jnp.int32(1)), body, state)
 
     return lax.platform_dependent(state, cpu=hidden, default=once)
+
+
+def _barrier(state: T) -> T:
+    """A barrier between what made the values and what uses them. Values that vary over different
+    device axes have one each, because its results vary over the axes of all its operands."""
+    leaves, treedef = jax.tree.flatten(state)
+    axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
+    for each in set(axes):
+        alike = [a == each for a in axes]
+        leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:

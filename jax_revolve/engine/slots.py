@@ -90,7 +90,7 @@ def read_slot(slots: list[Any], slot: Any) -> list[Any]:
     return read(slots, jnp.maximum(slot - 1, 0))
 
 
-def write_slot(slots: list[Any], carry: list[Any], slot: jax.Array) -> list[Any]:
+def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
     """Store into a slot. Slot 0 is not in the buffer: a carry for it goes to slot 1, which is
     overwritten before it is first read."""
     if slots and slots[0].shape[0] == 0:

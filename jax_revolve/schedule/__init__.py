@@ -8,6 +8,7 @@ Schedules:
 - `binomial`: the formulas for checkpoints on one level.
 - `actions`: the actions of a schedule, one by one.
 - `online`: checkpoints of loops whose number of steps is unknown.
+- `levels`: checkpoints on several levels, in loops of static length.
 - `multistage`: the formulas for checkpoints on two levels, the device and a storage.
 - `chain`: layers of different sizes.
 

@@ -25,11 +25,11 @@ MOST_LEVELS = 12
 
 class Level(NamedTuple):
     """One level: its parts have `size` steps, and slot `base + j` holds the carry that enters part
-    j > 0. There are `count` parts of it in one part of the level above, and `last` in the last."""
+    j > 0. There are `parts` of it in one part of the level above, and `last` in the last."""
 
     size: int
     base: int
-    count: int
+    parts: int
     last: int
 
     def slot(self, part: int, enclosing: int) -> int:
@@ -63,7 +63,7 @@ def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
     found = block_size * (blocks - 1) if block_size > 1 else length
     levels = levels_of(length, counts, block_size)
     for outer, inner in pairwise(levels):
-        found += (-(-length // outer.size) - 1) * (inner.count - 1) * inner.size
+        found += (-(-length // outer.size) - 1) * (inner.parts - 1) * inner.size
     return found
 
 
@@ -102,10 +102,10 @@ def _reverse(levels: list[Level], depth: int, slot: int, start: int) -> Iterator
         yield Tape(start, start + levels[-1].size)
         return
     level = levels[depth]
-    for part in range(1, level.count):
+    for part in range(1, level.parts):
         yield Advance(start + (part - 1) * level.size, start + part * level.size)
         yield Store(level.slot(part, slot), start + part * level.size)
-    for part in reversed(range(level.count)):
+    for part in reversed(range(level.parts)):
         yield from _reverse(levels, depth + 1, level.slot(part, slot), start + part * level.size)
         if part:
             yield Free(level.slot(part, slot))

@@ -79,18 +79,22 @@ class Tape:
         told how many steps of the block were pulled back before it.
 
         The block is pulled back in pieces: what is kept for products of weights is kept for a piece
-        only. The first one may be shorter. The buffers then have entries of further steps, which
+        only. The first one may be shorter, and is then pulled back by itself if `count` is known,
+        so that all loops have a static length. The buffers have entries of further steps, which
         count nothing, because what is kept of them is zero."""
         weights, size = self._gradients, self._block_size
         piece = weights.piece(size)
         pieces = 1 if piece == size else -(-count // piece)
+        is_known = isinstance(count, int)
         fixed = [*self._step.fixed(self._shared, same), *self._step.cotangent_types]
 
         def pull_back_piece(
             number: Any, state: tuple[Operands, Buffers]
         ) -> tuple[Operands, Buffers]:
             first = piece * (pieces - 1 - number)
-            stop, base = _least(first + piece, count), _least(first, size - piece)
+            is_short = is_known and count % piece and isinstance(number, int)
+            stop = _least(first + piece, count) if is_short or not is_known else first + piece
+            base = _least(first, size - piece)
 
             def step(i: jax.Array, state: tuple[Operands, Buffers]) -> tuple[Operands, Buffers]:
                 gradient, kept = state
@@ -99,8 +103,8 @@ class Tape:
                 gradient, new = self.pull_back_step(taped, same, start + entry, gradient, ct_ys)
                 return gradient, write(kept, new, entry - base)
 
-            is_static = isinstance(count, int) and count % piece == 0
-            gradient, kept = loop(piece if is_static else stop - first, step, state, count - stop)
+            length = piece if is_known and not is_short else stop - first
+            gradient, kept = loop(length, step, state, count - stop)
             entries = [lax.dynamic_slice_in_dim(x, base, piece) for x in tape]
             totals = weights.of_piece(entries, kept, fixed)
             sums = add(pick(gradient.consts, weights.deferred), totals)
@@ -110,7 +114,10 @@ class Tape:
         state = (gradient, _buffers(weights.types, piece))
         if piece == size:
             return pull_back_piece(0, state)[0]
-        return lax.fori_loop(0, pieces, pull_back_piece, state)[0]
+        if not is_known or not count % piece:
+            return lax.fori_loop(0, pieces, pull_back_piece, state)[0]
+        state = pull_back_piece(0, state)
+        return lax.fori_loop(1, pieces, pull_back_piece, state)[0]
 
     def pull_back_step(
         self, taped: list[Any], same: list[Any], step: Any, gradient: Operands, ct_ys: list[Any]

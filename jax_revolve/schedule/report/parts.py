@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jax_revolve.schedule import binomial
-from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.actions import Action, Advance, Free, Store, Tape
+from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
 
@@ -77,6 +78,49 @@ class Parts:
         if slots == 1:
             self.push(start, target, slots)
         return [*positions, start] if held else positions, lowest
+
+
+class Actions:
+    """What `Parts` tells, of a plan on levels: found by running its actions."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._actions = plan, iter(plan)
+        self._slots: dict[int, int] = {}
+        self._last: Free | Action | None = None
+        self.left = plan.evaluations
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks whose starts are in slots."""
+        return sorted(self._slots.values())
+
+    def leave(self, target: int, least: int) -> tuple[list[int], int | None]:
+        """Run until the block `target` has been taped, or the end of the loop reached. Returns the
+        checkpoints that were held before."""
+        del least
+        size, held = self._plan.block_size, self.held
+        is_reached = False
+        while True:
+            action = self._last or next(self._actions, None)
+            self._last = None
+            if action is None or (is_reached and not isinstance(action, Free)):
+                self._last = action
+                return held, None
+            match action:
+                case Store(slot, position):
+                    self._slots[slot] = position // size
+                case Free(slot):
+                    del self._slots[slot]
+                case Advance(start, stop):
+                    self.left -= stop - start
+                    if target == self._plan.blocks and stop == self._plan.length:
+                        is_reached, held = True, self.held
+                case Tape(start, stop):
+                    self.left -= stop - start
+                    if start == size * target:
+                        is_reached, held = True, self.held
+                case _:
+                    pass
 
 
 def stores(plan: Reversal) -> tuple[int, ...]:

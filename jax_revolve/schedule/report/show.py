@@ -1,15 +1,16 @@
 """A schedule as text for a terminal, and as a picture, from its `parts`."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from textwrap import wrap
 from typing import Any, TypeAlias
 
 from jax_revolve.schedule import binomial
+from jax_revolve.schedule.actions import Action, Advance, Free, Store, Tape
 from jax_revolve.schedule.arguments import check_integer
-from jax_revolve.schedule.plan import Reversal
-from jax_revolve.schedule.report.parts import Part, Parts, stores
+from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.report.parts import Actions, Part, Parts, stores
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
 Line: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
@@ -99,7 +100,8 @@ def _rows(plan: Reversal, rows: int, cell: int) -> Iterator[tuple[str, int]]:
     was begun, it starts from the newest checkpoint that was held throughout the row: at its
     beginning and at its end.
     """
-    parts, before, columns = Parts(plan), [0], rows * cell
+    parts = Actions(plan) if isinstance(plan, Plan) and plan.levels else Parts(plan)
+    before, columns = [0], rows * cell
     least, end = max(plan.blocks // (16 * columns), 1), columns
     stored = stores(plan)
     targets = [plan.blocks * i // rows for i in reversed(range(rows))]
@@ -177,7 +179,7 @@ class Drawing:
     def __init__(self, plan: Reversal) -> None:
         self.block_size, self.length, self.total = plan.block_size, plan.length, plan.evaluations
         self.narrow, self.low = self.total // RESOLUTION, max(plan.blocks // RESOLUTION, 1)
-        self.parts = Parts(plan)
+        self.parts = Parts(replace(plan, levels=()) if isinstance(plan, Plan) else plan)
         self.held: list[Line] = []
         self.advanced: list[Line] = []
         self.taped: list[Line] = []
@@ -187,8 +189,31 @@ class Drawing:
             if position // self.low > drawn:
                 self.stores.add(position)
                 drawn = position // self.low
+        if isinstance(plan, Plan) and plan.levels:
+            self.run(plan)
+            return
         while self.parts.stack:
             self.reverse(self.parts.stack.pop())
+
+    def run(self, actions: Iterable[Action]) -> None:
+        """Draw a plan on levels, action by action."""
+        clock, stored = 0, dict[int, tuple[int, int]]()
+        for action in actions:
+            match action:
+                case Store(slot, position):
+                    stored.setdefault(slot, (clock, position))
+                case Free(slot):
+                    begin, position = stored.pop(slot)
+                    if clock - begin > self.narrow:
+                        self.held.append(_level(position, begin, clock))
+                case Advance(start, stop):
+                    begin, clock = clock, clock + stop - start
+                    _draw(self.advanced, ((begin, start), (clock, stop)), self.total)
+                case Tape(start, stop):
+                    begin, clock = clock, clock + stop - start
+                    _draw(self.taped, ((begin, stop), (clock, start)), self.narrow)
+                case _:
+                    pass
 
     def reverse(self, part: Part) -> None:
         """Draw the uppermost piece of a part, and push the rest of it as parts."""

@@ -1,0 +1,241 @@
+"""What gradients compiled for a GPU launch and hold, without a GPU.
+
+    python -m benchmarks gpu_programs                  # about an hour
+    python -m benchmarks gpu_programs --only lorenz    # one workload
+    python -m benchmarks gpu_programs --quick          # tiny loops; nothing is written
+
+Nothing runs. XLA compiles for a GPU that is described to it, and the text of the program tells its
+kernels, loops, copies and transfers. The times are those of a launch model (`runner.launches`). Run
+it in an environment of its own: `pip install -e ".[gpu-programs]"`.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.contenders import names
+from benchmarks.contenders.budgets import plan_within
+from benchmarks.contenders.nested import TOLERANCE, blockings, expected_bytes
+from benchmarks.contenders.scans import LAX_SCAN, equinox, nested
+from benchmarks.contenders.while_loops import equinox as equinox_while
+from benchmarks.contenders.while_loops import jax_revolve as revolve_while
+from benchmarks.contenders.while_loops import masked
+from benchmarks.fronts import QUICK_SHAPES, SHAPES
+from benchmarks.report import pages
+from benchmarks.report.results import FOLDER
+from benchmarks.runner.benchmark import summary
+from benchmarks.runner.comparison import Record
+from benchmarks.runner.hlo import ProgramText
+from benchmarks.runner.launches import A100, H100, Device, launches
+from benchmarks.runner.programs import Compiler, Contender, Program, Workload, bytes_of
+from benchmarks.runner.timing import describe_machine
+from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
+from jax_revolve import HostMemory, Plan, checkpointed_scan, explain_scan, plan
+from jax_revolve.profiles import in_force
+from jax_revolve.schedule import cost
+
+SHARES = {"H100": ("default", 0.3, 0.1, 0.05, 0.02), "A100": ("default", 0.1)}
+"""Of the memory of `lax.scan`."""
+
+TRIED = 2
+RESULTS = FOLDER / "programs-gpu.json"
+
+DESCRIBED = {"H100": H100, "A100": A100}
+
+
+class CompilerFor(Compiler):
+    """Compiles for a device that is described."""
+
+    def __init__(self, workload: Workload, device: Device) -> None:
+        super().__init__(workload, "gradient")
+        self.device = device
+        topology = topologies.get_topology_desc(
+            topology_name="", platform="cuda", target_config=device.description, topology="1x1x1"
+        )
+        mesh = Mesh(np.array(topology.devices).reshape(1), ("x",))
+        self._sharding = NamedSharding(mesh, PartitionSpec())
+        # The planner asks for the kind of device that JAX uses, which would be the CPU.
+        described = SimpleNamespace(platform="gpu", device_kind=device.name)
+        in_force.default_device = lambda: described
+        self._compiled: dict[Contender, Program] = {}
+
+    def __call__(self, contender: Contender) -> Program:
+        if contender not in self._compiled:
+            shapes = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding),
+                self.arguments,
+            )
+            compiled: Any = jax.jit(self.traceable(contender)).lower(*shapes).compile()
+            size = compiled.memory_analysis().temp_size_in_bytes
+            self._compiled[contender] = Program(contender, compiled, (), int(size))
+        return self._compiled[contender]
+
+    def record(self, contender: Contender, share: Any, iterations: int = 0, **more: Any) -> Record:
+        """What the program takes and launches. `iterations` is how many its loops of unknown
+        length run in all."""
+        program = self(contender)
+        compiled: Any = program.compiled
+        text = ProgramText(compiled.as_text())
+        found = launches(text, self.device, iterations)
+        inputs = self.workload.active | self.workload.passive
+        shapes = {x.shape for x in jax.tree.leaves(inputs.get("init"))}
+        facts = text.facts(shapes)
+        return {
+            "device": self.device.name,
+            "workload": self.workload.name,
+            "length": self.workload.length,
+            "contender": contender.name,
+            "share": share,
+            "detail": contender.detail,
+            "temp_bytes": program.temp_bytes,
+            "host_bytes": int(compiled.memory_analysis().host_temp_size_in_bytes),
+            "kernels": round(found.kernels),
+            "waits": round(found.waits),
+            "predicted_ms": 1e3 * found.seconds,
+            "loops": facts["loops"],
+            "dynamic_loops": facts["dynamic_loops"],
+            "copies_of_buffers": facts["copies_of_buffers"],
+            "transfers": facts["transfers"],
+            **more,
+        }
+
+
+def of_scan(compiler: CompilerFor, shares: tuple[Any, ...]) -> Iterator[Record]:
+    """`lax.scan`, and for each share of its memory ours, the nested scans with the fewest kernels
+    that need no more, and Equinox's loop with as many checkpoints."""
+    yield compiler.record(LAX_SCAN, None)
+    everything = compiler(LAX_SCAN).temp_bytes
+    for share in shares:
+        chosen = default_plan(compiler.workload)
+        loop = checkpointed_scan
+        if isinstance(share, float):
+            chosen = plan_within(compiler.workload, int(share * everything))
+            loop = partial(checkpointed_scan, memory=int(share * everything))
+        if chosen is None:
+            continue
+        ours = Contender(names.JAX_REVOLVE, loop, detail=described(chosen))
+        yield compiler.record(ours, share, unknown(chosen), evaluations=chosen.evaluations)
+        yield from leanest_nested(compiler, share, compiler(ours).temp_bytes)
+        if share == 0.1 and compiler.device is H100:
+            # It stores about two states for a checkpoint.
+            inputs = compiler.workload.active | compiler.workload.passive
+            states = compiler(ours).temp_bytes // max(bytes_of(inputs["init"]), 1)
+            checkpoints = min(max(states // 2, 1), compiler.workload.length)
+            runs = plan(compiler.workload.length, checkpoints).evaluations
+            yield compiler.record(equinox(checkpoints), share, runs)
+
+
+def default_plan(workload: Workload) -> Plan:
+    plans: list[Any] = []
+
+    def loop(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, None]:
+        plans.append(explain_scan(body, init, xs, length).plan)
+        return init, None
+
+    workload.loss(loop, workload.active, workload.passive)
+    return plans[0]
+
+
+def unknown(chosen: Plan) -> int:
+    """The iterations of its loops of unknown length."""
+    return 0 if chosen.static_levels else chosen.evaluations
+
+
+def described(chosen: Plan) -> str:
+    levels = " x ".join(map(str, chosen.levels)) or str(chosen.checkpoints)
+    return f"{levels} checkpoints, blocks of {chosen.block_size}"
+
+
+def leanest_nested(compiler: CompilerFor, share: Any, limit: int) -> Iterator[Record]:
+    """Those of the fewest levels that fit, and of these the one with the fewest kernels."""
+    expected = expected_bytes(compiler)
+    for levels in range(2, 6):
+        choices = sorted(
+            (-blocks[-1], blocks, taped)
+            for taped in (True, False)
+            for blocks in blockings(compiler.workload.length, levels)
+            if expected(blocks, taped) <= 1.1 * limit
+        )
+        fit = []
+        for _, blocks, taped in choices[:TRIED]:
+            contender = nested(blocks, taped)
+            if compiler(contender).temp_bytes <= TOLERANCE * limit:
+                fit.append(compiler.record(contender, share))
+        if fit:
+            yield min(fit, key=lambda record: record["kernels"])
+            return
+
+
+def of_while_loop(compiler: CompilerFor, bound: int) -> Iterator[Record]:
+    """A loop whose examples stop at different steps. All loops of unknown length run as often as
+    the example that takes the most steps needs."""
+    ours = revolve_while(bound)
+    assert ours.checkpoints is not None
+    steps = compiler.workload.length
+    taken = Plan(steps, min(ours.checkpoints, steps))
+    yield compiler.record(masked(bound), None)
+    yield compiler.record(ours, "default", cost.evaluations(taken, is_while=True))
+    runs = plan(steps, ours.checkpoints).evaluations
+    yield compiler.record(equinox_while(bound, ours.checkpoints), "default", runs)
+
+
+def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
+    """Checkpoints in the host's memory, one for each block, and as many as are worth it."""
+    n = compiler.workload.length
+    size = max(n // 50, 1)
+    for name, options in {
+        f"HostMemory, blocks of {size}": {
+            "checkpoints": 0,
+            "storage": HostMemory(-(-n // size)),
+            "block_size": size,
+        },
+        "HostMemory": {"checkpoints": 0, "storage": HostMemory(30)},
+    }.items():
+        loop = partial(checkpointed_scan, **options)
+        chosen = plan(n, **options)
+        ours = Contender(names.JAX_REVOLVE, loop, detail=name)
+        yield compiler.record(ours, "host", unknown(chosen), evaluations=chosen.evaluations)
+
+
+def measured(quick: bool, only: str | None) -> Iterator[Record]:
+    for name, device in DESCRIBED.items():
+        for make, shape in QUICK_SHAPES if quick else SHAPES:
+            if only is None or only in make.__name__:
+                yield from of_scan(CompilerFor(scanned(make(*shape)), device), SHARES[name])
+        if only in (None, "host"):
+            one = stencil(*((16, 16) if quick else (1000, 20_000)))
+            yield from of_host_memory(CompilerFor(scanned(one), device))
+        if only in (None, "while"):
+            bound = 32 if quick else 4096
+            one = under_vmap(stencil(*((5, 16) if quick else (64, 2000))), bound)
+            yield from of_while_loop(CompilerFor(one, device), bound)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks gpu_programs", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny loops; nothing is written")
+    parser.add_argument("--only", help="workloads whose name contains this; the others stay")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    records: list[Record] = []
+    if options.only and RESULTS.exists() and not options.quick:
+        records = json.loads(RESULTS.read_text())["measurements"]
+    for record in measured(options.quick, options.only):
+        print(summary([record]), end="\n\n", flush=True)
+        same = ("device", "workload", "contender", "share")
+        keyed = {tuple(map(str, map(r.get, same))): r for r in [*records, record]}
+        records = list(keyed.values())
+        if not options.quick:
+            written = {"machine": describe_machine(), "measurements": records}
+            RESULTS.write_text(json.dumps(written, indent=1) + "\n")
+    if not options.quick:
+        pages.write()

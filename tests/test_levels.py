@@ -1,0 +1,379 @@
+"""Plans on several levels: their actions, and gradients whose loops all have a static length."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+from matplotlib import pyplot
+from test_blocks import executed
+
+from jax_revolve import (
+    HostMemory,
+    Plan,
+    bounded_while_loop,
+    checkpointed_scan,
+    explain_scan,
+    plan,
+)
+from jax_revolve.profiles.profile import CPU, of_platform
+from jax_revolve.schedule import cost, levels
+from jax_revolve.schedule.actions import Advance, Free, Load, Store, Tape
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.selection import quickest
+
+matplotlib.use("Agg")
+
+GPU = of_platform("gpu")
+
+CASES = [(24, (2, 3), 4), (23, (2, 3), 4), (11, (3, 4), 1), (41, (2, 3, 4), 2), (9, (2, 3), 4)]
+"""Lengths, levels and block sizes: lengths that divide, and others."""
+
+shapes = st.tuples(st.lists(st.integers(2, 6), min_size=1, max_size=4), st.integers(1, 5))
+
+
+def run_abstract_machine(p: Plan) -> list[int]:
+    """Run a plan, check every action, and return how often each step is advanced."""
+    slots: dict[int, int] = {}
+    current: int | None = 0
+    still_to_tape, advanced = p.length, [0] * p.length
+    for action in p:
+        match action:
+            case Store(slot, position):
+                assert current == position
+                assert slots.get(slot, position) == position
+                assert slot < p.checkpoints
+                slots[slot] = position
+            case Load(slot, position):
+                assert slots[slot] == position
+                current = position
+            case Advance(start, stop):
+                assert current == start < stop <= still_to_tape
+                for step in range(start, stop):
+                    advanced[step] += 1
+                current = stop
+            case Tape(start, stop):
+                assert current == start
+                assert stop == still_to_tape
+                assert start == p.block_size * ((stop - 1) // p.block_size)
+                still_to_tape, current = start, None
+            case Free(slot):
+                assert slots.pop(slot) == still_to_tape
+            case _:
+                raise AssertionError(action)
+    assert still_to_tape == 0
+    assert not slots
+    return advanced
+
+
+@given(shapes, st.data())
+def test_actions_meet_the_formulas(shape: tuple[list[int], int], data: Any) -> None:
+    counts, block_size = shape
+    p = plan(
+        data.draw(st.integers(0, prod(counts) * block_size)), levels=counts, block_size=block_size
+    )
+    advanced = run_abstract_machine(p)
+    assert sum(advanced) == p.advances
+    assert max(advanced, default=0) <= p.repetitions
+    assert p.static_levels or not p.length
+
+
+@given(st.integers(1, 10**6), st.integers(1, 300))
+def test_levels_for_slots(blocks: int, slots: int) -> None:
+    for counts in levels.fewest_advances(blocks, slots):
+        assert levels.checkpoints(counts) <= slots
+        assert prod(counts) >= blocks
+        assert plan(blocks, levels=counts).levels == counts
+
+
+def test_one_level_is_a_checkpoint_for_each_block() -> None:
+    assert plan(1000, levels=(40,), block_size=32) == plan(1000, "all", block_size=32)
+    p = plan(1000, levels=[10, 10], block_size=10)
+    assert (p.checkpoints, p.levels, p.evaluations) == (19, (10, 10), 2800)
+    assert plan(150, levels=(10, 10), block_size=10).levels == (2, 10)
+    assert "19 checkpoints on levels of 10 x 10: 2800 evaluations" in str(p)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"levels": (3, 3)}, ValueError, r"levels must have a product of at least 10.*\(3, 3\)"),
+        ({"levels": (3, 1)}, ValueError, "levels must be a sequence of ints >= 2"),
+        ({"levels": ()}, ValueError, "levels must have a product"),
+        ({"levels": 3}, TypeError, "levels must be a sequence of ints >= 2.*is 3 of type int"),
+        ({"levels": (5, 2), "checkpoints": 3}, ValueError, "At most one of .*levels"),
+        ({"levels": (5, 2), "storage": HostMemory()}, ValueError, "levels must be None where"),
+    ],
+)
+def test_bad_levels(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan(10, **options)
+
+
+def test_plans_that_contradict_themselves() -> None:
+    with pytest.raises(ValueError, match="checkpoints must be 6"):
+        Plan(10, 3, levels=(3, 4))
+    with pytest.raises(ValueError, match="levels must be at least two"):
+        Plan(10, 3, levels=(3,))
+    with pytest.raises(ValueError, match="plan must have no levels for a while loop"):
+        bounded_while_loop(
+            lambda x: x < 1.0, jnp.sin, 1.0, max_steps=10, plan=plan(10, levels=(5, 2))
+        )
+
+
+def test_pictures() -> None:
+    p = plan(11, levels=(3, 4))
+    rows = p.show().splitlines()
+    assert rows[3].split() == ["11", "o>>>>>>>>>>>>>>>o>>>>>>>>>>>>>>>o>>>o>>>o>>>"]
+    assert rows[7].split() == ["18", "o...............o>>>o>>>o>>>o###"]
+    assert rows[-2].split() == ["28", "o###"]
+    p.plot()
+    pyplot.close("all")
+
+
+# Gradients
+
+
+def loss(
+    scan: Any, length: int, w: Any, start: Any, xs: Any, reverse: bool = False, **options: Any
+) -> Any:
+    def step(carry: Any, x: Any) -> Any:
+        state, total = carry
+        state = jnp.tanh(w @ state + x)
+        return (state, total + jnp.sum(state**2)), state * x
+
+    (state, total), ys = scan(step, (start, 0 * start[0]), xs, length, reverse=reverse, **options)
+    return jnp.sum(state) + total + jnp.sum(ys**2)
+
+
+def arguments(length: int) -> Any:
+    w = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
+    return w, jnp.ones(3), jnp.sin(jnp.arange(3.0 * length)).reshape(length, 3)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), found, expected)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(("length", "counts", "block_size"), CASES)
+def test_executed_order_is_the_schedule(length: int, counts: Any, block_size: int) -> None:
+    chosen = plan(length, levels=counts, block_size=block_size)
+
+    def run(a: Any, note: Any) -> Any:
+        def step(u: Any, i: Any) -> Any:
+            note(i)
+            return jnp.sin(u), None
+
+        return checkpointed_scan(step, a, jnp.arange(length), plan=chosen)[0]
+
+    expected: list[int] = []
+    for action in chosen:
+        if isinstance(action, Advance | Tape):
+            expected.extend(range(action.start, action.stop))
+    order = executed(run)
+    assert order == expected
+    assert len(order) == chosen.evaluations
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("length", "counts", "block_size"), CASES[1:4])
+def test_gradients(length: int, counts: Any, block_size: int, reverse: bool) -> None:
+    chosen = plan(length, levels=counts, block_size=block_size)
+    ours = partial(loss, checkpointed_scan, length, reverse=reverse, plan=chosen)
+    plain = partial(loss, lax.scan, length, reverse=reverse)
+    found, expected = (
+        jax.jit(jax.grad(f, argnums=(0, 1, 2)))(*arguments(length)) for f in (ours, plain)
+    )
+    assert_close(found, expected)
+
+
+def in_batches(f: Any, w: Any, start: Any, xs: Any) -> Any:
+    starts = start * jnp.arange(1.0, 4.0)[:, None]
+    return jax.vmap(jax.grad(f, argnums=(0, 1)), (None, 0, None))(w, starts, xs)
+
+
+def of_a_batch(f: Any, w: Any, start: Any, xs: Any) -> Any:
+    starts = start * jnp.arange(1.0, 4.0)[:, None]
+    return jax.grad(lambda w: jnp.sum(jax.vmap(lambda s: f(w, s, xs))(starts)))(w)
+
+
+def second_order(f: Any, w: Any, start: Any, xs: Any) -> Any:
+    return jax.jvp(jax.grad(f), (w, start, xs), (w, start, xs))[1]
+
+
+def reverse_over_reverse(f: Any, w: Any, start: Any, xs: Any) -> Any:
+    return jax.grad(lambda s: jnp.sum(jax.grad(f)(w, s, xs) ** 2))(start)
+
+
+def sharded(f: Any, w: Any, start: Any, xs: Any) -> Any:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("d",))
+    spec = PartitionSpec("d")
+    run = jax.shard_map(
+        lambda s: jax.grad(lambda s: f(w, s[0], xs))(s), mesh=mesh, in_specs=spec, out_specs=spec
+    )
+    return run(start[None])
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(
+    "transform",
+    [in_batches, of_a_batch, second_order, reverse_over_reverse, sharded],
+    ids=lambda f: f.__name__,
+)
+def test_transformations(transform: Any) -> None:
+    length, counts, block_size = 23, (2, 3), 4
+    chosen = plan(length, levels=counts, block_size=block_size)
+    ours = partial(loss, checkpointed_scan, length, plan=chosen)
+    found, expected = (
+        jax.jit(partial(transform, f))(*arguments(length))
+        for f in (ours, partial(loss, lax.scan, length))
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize(("checkpoints", "block_size"), [(2, 1), (5, 1), (3, 3)])
+def test_a_forward_sweep_with_the_carry_in_its_slots(checkpoints: int, block_size: int) -> None:
+    """Only some leaves of the carry are stored; the others are carried along."""
+    options = {"checkpoints": checkpoints, "block_size": block_size}
+    ours = partial(loss, checkpointed_scan, 37, **options)
+    value = jax.value_and_grad(ours)
+    assert_close(
+        jax.jit(value)(*arguments(37)),
+        jax.value_and_grad(partial(loss, lax.scan, 37))(*arguments(37)),
+    )
+
+
+# Programs
+
+WHILE = re.compile(r"stablehlo\.while.*?cond \{(.*?)\} do", re.DOTALL)
+
+
+def lowered(function: Callable[..., Any], platform: str, *args: Any) -> str:
+    return jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def loops(text: str) -> tuple[int, int]:
+    """All loops of a program, and those that count up to a constant."""
+    conditions = WHILE.findall(text)
+    return len(conditions), sum("stablehlo.constant" in condition for condition in conditions)
+
+
+def has_branch(text: str) -> bool:
+    """Whether a predicate is computed. The number of the platform is a constant, and the branch on
+    it is resolved when the program is compiled."""
+    indices = re.findall(r'"?stablehlo\.case"?\((%\w+)\)', text)
+    known = r"(stablehlo\.constant|\"stablehlo\.case)"
+    return "stablehlo.if" in text or not all(re.search(rf"{i} = {known}", text) for i in indices)
+
+
+STATIC: list[dict[str, Any]] = [
+    {"plan": plan(100, levels=(4, 3), block_size=9)},
+    {"plan": plan(100, levels=(5, 5, 4))},
+    {"plan": plan(100, levels=(3, 3), block_size=12)},
+    {"checkpoints": 9, "block_size": 10},
+    {"checkpoints": 2, "block_size": 50},
+    {"checkpoints": "all"},
+    {"checkpoints": 0, "storage": HostMemory(9), "block_size": 10},
+]
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("options", STATIC, ids=str)
+def test_a_static_plan_has_no_loop_of_unknown_length_and_no_branch(
+    options: dict[str, Any], platform: str
+) -> None:
+    gradient = jax.grad(partial(loss, checkpointed_scan, 100, **options), argnums=(0, 1, 2))
+    text = lowered(gradient, platform, *arguments(100))
+    count, static = loops(text)
+    assert count == static > 0
+    assert not has_branch(text)
+
+
+@pytest.mark.parametrize("options", [{"checkpoints": 6}, {"checkpoints": 5, "block_size": 3}])
+def test_every_forward_sweep_is_static(options: dict[str, Any]) -> None:
+    """The reverse sweep of these plans looks up how far to advance."""
+
+    def forward(*args: Any) -> Any:
+        return jax.tree.leaves(jax.vjp(partial(loss, checkpointed_scan, 100, **options), *args)[1])
+
+    text = lowered(forward, "cuda", *arguments(100))
+    count, static = loops(text)
+    assert count == static > 0
+    assert not has_branch(text)
+
+
+def test_a_buffer_in_the_hosts_memory_is_not_computed_there() -> None:
+    """XLA would warn of compute on the host. Slots are broadcast from what was not moved there."""
+    options = {"checkpoints": 0, "storage": HostMemory(9), "block_size": 10}
+    text = lowered(
+        jax.grad(partial(loss, checkpointed_scan, 100, **options)), "cuda", *arguments(100)
+    )
+    moved = set(re.findall(r"(%\w+) = stablehlo.custom_call @annotate_device_placement", text))
+    made = re.findall(r"broadcast_in_dim (%\w+),.*-> tensor<8x3x", text)
+    assert moved
+    assert made
+    assert not moved.intersection(made)
+
+
+# Selection
+
+
+def sizes(profile: Any, work: float = 1000.0) -> Sizes:
+    return Sizes(4000, 4000, 4000, 4000, work=work, profile=profile)
+
+
+@pytest.mark.parametrize("carries", [30, 50, 100, 300])
+def test_a_gpu_gets_static_plans_within_the_budget(carries: int) -> None:
+    chosen = quickest(1000, sizes(GPU), carries * 4000)
+    assert chosen.static_levels
+    assert cost.memory(chosen, sizes(GPU)) <= carries * 4000
+
+
+@pytest.mark.parametrize("carries", [10, 30, 100, 300])
+def test_a_cpu_gets_no_levels(carries: int) -> None:
+    for profile in (CPU, of_platform("tpu")):
+        assert not quickest(1000, sizes(profile), carries * 4000).levels
+
+
+def test_a_report_shows_levels() -> None:
+    chosen = plan(100, levels=(5, 5), block_size=4)
+    report = explain_scan(lambda u, _: (jnp.sin(u), None), jnp.ones(10), length=100, plan=chosen)
+    assert report.plan == chosen
+    assert re.search(r"5 x 5 +4 .*<- chosen", str(report))
+
+
+# With the compiler for GPUs
+
+HAS_PLUGIN = find_spec("jax_cuda12_plugin") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_PLUGIN, reason="jax-cuda12-plugin is not installed")
+def test_no_waits_in_a_program_for_a_gpu() -> None:
+    from benchmarks.contenders import names
+    from benchmarks.gpu_programs import CompilerFor
+    from benchmarks.runner.launches import H100
+    from benchmarks.runner.programs import Contender
+    from benchmarks.workloads.recurrences import scanned, stencil
+
+    compiler = CompilerFor(scanned(stencil(1000, 20_000)), H100)
+    chosen = plan(1000, levels=(10, 10), block_size=10)
+    scan = partial(checkpointed_scan, plan=chosen)
+    record = compiler.record(Contender(names.JAX_REVOLVE, scan), None)
+    assert (record["waits"], record["dynamic_loops"], record["copies_of_buffers"]) == (0, 0, 0)
+    assert record["kernels"] < 13_000
+    assert record["temp_bytes"] <= chosen.memory(80_000, 80_000)
