@@ -46,9 +46,9 @@ def _arrays(operands: Operands) -> Operands:
 def _check_known(values: Any) -> None:
     if any(map(is_traced, jax.tree.leaves(values))):
         raise NotImplementedError(
-            "host_scan is a loop in Python, and cannot run inside of jax.jit, jax.vmap, jax.lax "
+            "host_scan is a loop in Python, and cannot run inside jax.jit, jax.vmap, jax.lax "
             "loops or derivatives of its gradient, where values are not known: use "
-            "jax_revolve.checkpointed_scan there, or put the transformation inside of f."
+            "jax_revolve.checkpointed_scan there, or put the transformation inside f."
         )
 
 

@@ -18,10 +18,11 @@ class FolderLock:
     """Keeps other processes out of a folder, as long as this object or its process exists.
 
     The operating system unlocks a file whose process ended, whatever ended it. Where the file
-    system has no locks, there is none.
+    system has no locks, there is none. `running` is for threads of this process.
     """
 
     def __init__(self, descriptor: int) -> None:
+        self.running = Lock()
         self._end = weakref.finalize(self, os.close, descriptor)
 
 
