@@ -167,7 +167,7 @@ def callbacks(run: Run) -> list[Any]:
 
 def with_rules(run: Run) -> Any:
     """Identities, with factors in their backward rules."""
-    rule, table = run.rule, np.full(1, run.rule_table)
+    rule, table = run.rule, np.full(1, run.rule_table, run.dtype)
 
     def identity(backward: Any) -> Any:
         same = jax.custom_vjp(lambda u: u)

@@ -357,14 +357,14 @@ def interruptible() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("at", [3, 8, 12, 21])
+@pytest.mark.parametrize("at", [3, 8, 12, 25])
 def test_an_interrupt_is_saved(
     at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In both sweeps, and after the last step of each."""
     with before_steps(0, interrupt, monkeypatch) as whole:
         expected = bits(run_rarely_saved(tmp_path / "whole"))
-    assert len(whole) == 21
+    assert len(whole) == 25
     with before_steps(at, interrupt, monkeypatch) as counted:
         with pytest.raises(KeyboardInterrupt) as caught:
             run_rarely_saved(tmp_path / "run")

@@ -33,7 +33,7 @@ class RunDirectory:
     """The directory of a run, which goes on at the newest state there. A state has
 
     - the `fingerprint` of the run;
-    - the `plan`, and the version of the `schedule` by which the plan's actions are counted;
+    - the `plan`, and the version of the schedule by which the plan's actions are counted;
     - `reached`: the steps that the sweep has taken, `position`: where in the plan that is, and the
         checkpoints there, and `ys`: the files with the ys;
     - after the forward sweep, the `final` carry;
@@ -92,7 +92,7 @@ class RunDirectory:
         if number:
             state = self._states.read_state(number)
             self._check(state["fingerprint"], self._fingerprint)
-            self._check({"schedule": state.get("schedule")}, {"schedule": SCHEDULE})
+            self._check(state, {"version of the schedule": SCHEDULE})
             self._states.go_on(number, state)
             self._state = state
         self._unlock_if_over()
@@ -165,7 +165,7 @@ class RunDirectory:
         fields = {k: v for k, v in asdict(plan).items() if k != "storage"}
         own = {k: v for k, v in asdict(storage).items() if k != "directory"} if storage else {}
         self._plan = [type(plan).__name__, fields, storage and [type(storage).__name__, own]]
-        self._state |= {"plan": self._plan, "schedule": SCHEDULE}
+        self._state |= {"plan": self._plan, "version of the schedule": SCHEDULE}
         return problem
 
     def position(self) -> Position:

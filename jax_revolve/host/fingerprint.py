@@ -6,6 +6,7 @@ they close over, and the globals they use. Other objects count as what `pickle` 
 Installed packages count as their version.
 """
 
+import copyreg
 import dis
 import hashlib
 import pickle
@@ -133,7 +134,8 @@ class Contents:
 
     def _pickled(self, value: Any) -> Iterable[Hashable]:
         try:
-            reduced = value.__reduce_ex__(4)
+            reducer = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
         except (TypeError, pickle.PicklingError) as error:
             if self._has_version:
                 return ["what the version stands for"]
