@@ -316,9 +316,7 @@ def test_a_change_is_refused(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(BASES))
-def test_each_change_is_refused(
-    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_change_is_refused(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     base = base_of(seed)
     refused = check_changes(seed, slice(None), monkeypatch, tmp_path)
     print(f"{refused} of {len(changed_runs(base))} changes of {base} are refused")

@@ -321,8 +321,9 @@ def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     directory = tmp_path / "run"
     options: dict[str, Any] = {"length": 9, "save_every": 0}
     double = lambda u, _: (u * 2, None)  # noqa: E731
-    with before_steps(5, lambda: shutil.rmtree(directory), monkeypatch), pytest.raises(
-        FileNotFoundError, match="could not be written to"
+    with (
+        before_steps(5, lambda: shutil.rmtree(directory), monkeypatch),
+        pytest.raises(FileNotFoundError, match="could not be written to"),
     ):
         host_scan(double, 1.0, directory=directory, **options)
     assert not directory.exists()
@@ -358,9 +359,7 @@ def interruptible() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("at", [3, 8, 12, 25])
-def test_an_interrupt_is_saved(
-    at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupt_is_saved(at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In both sweeps, and after the last step of each."""
     with before_steps(0, interrupt, monkeypatch) as whole:
         expected = bits(run_rarely_saved(tmp_path / "whole"))
@@ -380,7 +379,7 @@ def run_rarely_saved(directory: Path) -> Any:
 
     def loss(rate: Any) -> Any:
         options = {"checkpoints": 2, "directory": directory, "save_every": 1000}
-        u, ys = host_scan(lambda u, _: (jnp.sin(rate * u), u), 1.0, np.arange(8), **options)
+        u, ys = host_scan(lambda u, _: (jnp.sin(rate * u), u), rate, np.arange(8), **options)
         return u + jnp.sum(ys)
 
     return jax.value_and_grad(loss)(jnp.asarray(1.3))

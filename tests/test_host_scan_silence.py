@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from host_scan_program import WORKLOADS
 from test_host_scan_resume import PROGRAM, Ended, bits, contents, ends_at, run
 
 from jax_revolve import Disk, HostMemory, host_scan, plan
@@ -37,7 +36,7 @@ from jax_revolve.storage.states import States
 
 def test_a_function_may_fill_one_buffer() -> None:
     def loss(a: Any, xs: Any) -> Any:
-        u, ys = host_scan(lambda u, x: (jnp.sin(a * u + x), u), 0.5, xs, 40, checkpoints=3)
+        u, ys = host_scan(lambda u, x: (jnp.sin(a * u + x), u), a, xs, 40, checkpoints=3)
         return u + jnp.sum(ys)
 
     buffer = np.zeros(())
@@ -145,9 +144,7 @@ def _drain(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def test_a_run_goes_on_by_its_own_plan(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever would be chosen today."""
 
     def gradient(directory: Path) -> Any:
@@ -222,9 +219,7 @@ def test_ys_in_a_local_class(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ys.y, 2.0 ** np.arange(5))
 
 
-def test_two_threads_in_one_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_two_threads_in_one_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The second is refused, also in the same thread."""
     expected, refused = bits(run(tmp_path / "whole")), list[Exception]()
     between_steps = Watch.between_steps

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-
 from jax_revolve.host.fingerprint import Fingerprint, of_operands
 from jax_revolve.host.levels import Checkpoint, keep, on_disk
 from jax_revolve.host.placement import Placed, Values, on_host
@@ -25,8 +24,8 @@ from jax_revolve.storage.states import ArrayFile, DamagedError, States
 RowFiles = list[tuple[int, int, ArrayFile]]
 """The rows of the steps of a sweep from a first to before a last one."""
 
-_PLANS = {kind.__name__: kind for kind in (ForwardOnly, Plan, TwoLevelPlan)}
-_STORAGES = {kind.__name__: kind for kind in (HostMemory, Disk)}
+_PLANS: dict[str, Any] = {kind.__name__: kind for kind in (ForwardOnly, Plan, TwoLevelPlan)}
+_STORAGES: dict[str, Any] = {kind.__name__: kind for kind in (HostMemory, Disk)}
 
 
 class RunDirectory:
@@ -317,4 +316,3 @@ class RunDirectory:
             assert isinstance(rows, Rows)
             for array, new in zip(rows.arrays, self._states.read(file), strict=True):
                 array[entries(first, last)] = new
-

@@ -158,7 +158,8 @@ def digest_of_array(value: Any) -> str:
         return _hash(*_place(value))
     found = hashlib.sha256()
     for data in on_host([value]):
-        found.update(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        content: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        found.update(content)
     return found.hexdigest()
 
 
@@ -169,7 +170,7 @@ def of_operands(values: Iterable[Any]) -> str:
 
 def of_platform(processes: int) -> str:
     """What the bits of a result depend on otherwise."""
-    devices = [(d.id, d.platform, d.device_kind) for d in jax.devices()]
+    devices = tuple((d.id, d.platform, d.device_kind) for d in jax.devices())
     return _hash(jax.__version__, sys.version_info[:2], devices, processes)
 
 
@@ -187,7 +188,7 @@ def _type(value: Any) -> tuple[Hashable, ...]:
 
 
 def _place(value: Any) -> tuple[Hashable, ...]:
-    root = value
+    root: Any = value
     while isinstance(root.base, np.ndarray):
         root = root.base
     path = Path(value.filename)
@@ -206,11 +207,12 @@ def _held(value: Any) -> list[Any]:
         return [value.f, [x for part in value.transforms for x in part if _is_callable(x)]] + [
             x.val for part in value.transforms for x in jax.tree.leaves(part) if hasattr(x, "val")
         ]
-    if not callable(value):
+    if not _is_callable(value):
         return []
     if hasattr(value, "__wrapped__") and not isinstance(value, jax.custom_jvp | jax.custom_vjp):
         return [value.__wrapped__]
-    names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    kinds: Any = type(value).__mro__
+    names = [name for kind in kinds for name in getattr(kind, "__slots__", ())]
     held = [getattr(value, name, None) for name in (*names, *getattr(value, "__dict__", ()))]
     return list(filter(_is_callable, held))
 
@@ -276,5 +278,3 @@ def _roots() -> tuple[Path, ...]:
 def _is_installed(file: str) -> bool:
     path = Path(file).resolve()
     return file.startswith("<frozen") or any(path.is_relative_to(root) for root in _roots())
-
-

@@ -40,9 +40,7 @@ def keep(storage: Storage | None, values: Values) -> Checkpoint:
     data, placed = on_host(values), Placed.of(values)
     nbytes = sum(x.nbytes for x in data)
     if not isinstance(storage, Disk):
-        return Checkpoint(
-            "in host memory", nbytes, lambda: placed.on_device(data), lambda: data
-        )
+        return Checkpoint("in host memory", nbytes, lambda: placed.on_device(data), lambda: data)
     directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
     first, second, number = files.write_file(directory, data).tolist()
     ticket = first, second, number

@@ -11,9 +11,7 @@ from jax_revolve._compat import is_literal
 _CONTEXT = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
 
 
-def program(
-    jaxpr: Any, part: Callable[[Any], Hashable], *, results_only: bool = False
-) -> Hashable:
+def program(jaxpr: Any, part: Callable[[Any], Hashable], *, results_only: bool = False) -> Hashable:
     """A jaxpr, open or closed, with its variables as numbers and everything else as `part` says;
     perhaps without equations that have no results, such as `jax.debug.callback`."""
     numbers: dict[Any, int] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax_revolve.host.inputs import Fetch, Inputs, slices_of
 from jax_revolve.host.levels import Checkpoint

@@ -43,9 +43,7 @@ class Traced(NamedTuple):
         return operands._replace(xs=[x[None] for x in self.fetched.example])
 
 
-def trace(
-    f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool
-) -> Traced:
+def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Traced:
     """Checks the arguments. Whatever `jax.lax.scan` rejects raises its own error."""
     if not (callable(xs) and jax.tree.leaves(xs) == [xs]):
         loop, operands, *trees = _trace(f, init, xs, length, reverse)
