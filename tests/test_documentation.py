@@ -212,10 +212,11 @@ def test_options_in_the_table_of_defaults() -> None:
     takes_all = [
         *(jax_revolve.checkpointed_scan, jax_revolve.checkpointed_fori_loop),
         *(jax_revolve.bounded_while_loop, jax_revolve.checkpointed_chain),
-        *(jax_revolve.host_scan, diffrax.RevolveAdjoint),
+        diffrax.RevolveAdjoint,
     ]
     explains = [explain_scan, explain_while_loop, jax_revolve.explain_fori_loop]
     assert all(taken[fun] == shared for fun in takes_all)
+    assert taken[jax_revolve.host_scan] == shared - {"block_size"}
     assert all(taken[fun] == shared - {"progress"} for fun in explains)
     for fun in (checkpoint_loops, jax_revolve.explain_loops):
         assert taken[fun] == {"checkpoints", "memory"}

@@ -173,14 +173,12 @@ class RunDirectory:
         if saved is None:
             return Position(carry=problem.operands.carry)
         carry = saved["carry"]
-        return Position(
-            **saved
-            | {
-                "carry": carry and self._carry.on_device(self._states.read(carry)),
-                "slots": self._checkpoints(saved["slots"], problem.slots),
-                "stores": self._checkpoints(saved["stores"], problem.stores),
-            }
-        )
+        held = {
+            name: self._checkpoint(file, problem.storage_of(name))
+            for name, file in saved["held"].items()
+        }
+        carry = carry and self._carry.on_device(self._states.read(carry))
+        return Position(**saved | {"carry": carry, "held": held})
 
     def final(self) -> Values | None:
         """The final carry of a run whose forward sweep is over."""
@@ -262,22 +260,14 @@ class RunDirectory:
 
     def _position(self, position: Position) -> dict[str, Any]:
         """A position, for a state."""
-        carry, slots, stores = position.carry, position.slots, position.stores
-        return vars(position) | {
-            "carry": carry and self._write(carry),
-            "slots": {number: self._file_of(kept) for number, kept in slots.items()},
-            "stores": {number: self._file_of(kept) for number, kept in stores.items()},
-        }
+        carry = position.carry and self._write(position.carry)
+        held = {name: self._file_of(kept) for name, kept in position.held.items()}
+        return vars(position) | {"carry": carry, "held": held}
 
     def _file_of(self, checkpoint: Checkpoint) -> ArrayFile:
         if checkpoint not in self._files:
             self._files[checkpoint] = self._states.write(checkpoint.on_host())
         return self._files[checkpoint]
-
-    def _checkpoints(
-        self, files: dict[str, ArrayFile], storage: Storage | None
-    ) -> dict[int, Checkpoint]:
-        return {int(number): self._checkpoint(file, storage) for number, file in files.items()}
 
     def _checkpoint(self, file: ArrayFile, storage: Storage | None) -> Checkpoint:
         """A checkpoint in this storage, of a file of the directory."""

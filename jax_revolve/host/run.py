@@ -16,7 +16,6 @@ from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.actions import (
     Action,
     Advance,
-    Discard,
     Free,
     Load,
     Read,
@@ -25,11 +24,12 @@ from jax_revolve.schedule.actions import (
     Write,
 )
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import Operands, pick, substitute
+
+_OF_SLOTS = Store | Load | Free
 
 Save = Callable[[int], None]
 """Saves the run between two steps, if it has a directory: after so many steps of the sweep."""
@@ -44,15 +44,14 @@ class Position:
     steps: int = 0
     evaluations: int = 0
     carry: Values | None = None
-    slots: dict[int, Checkpoint] = field(default_factory=dict)
-    stores: dict[int, Checkpoint] = field(default_factory=dict)
+    held: dict[str, Checkpoint] = field(default_factory=dict)
 
     def text(self, evaluations: int) -> str:
         """The evaluations, of so many, and the bytes of the checkpoints on each level."""
-        held = dict[str, int]()
-        for checkpoint in (*self.slots.values(), *self.stores.values()):
-            held[checkpoint.level] = held.get(checkpoint.level, 0) + checkpoint.nbytes
-        levels = [f"{readable(size)} {level}" for level, size in held.items()]
+        sizes = dict[str, int]()
+        for checkpoint in self.held.values():
+            sizes[checkpoint.level] = sizes.get(checkpoint.level, 0) + checkpoint.nbytes
+        levels = [f"{readable(size)} {level}" for level, size in sizes.items()]
         return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
 
 
@@ -85,39 +84,25 @@ class Problem(NamedTuple):
     """The index in xs and ys of a step."""
     watch: Watch
 
-    @property
-    def slots(self) -> Storage | None:
-        """Where the checkpoints are that the plan counts as slots."""
-        return self.plan.storage if isinstance(self.plan, Plan) else None
-
-    @property
-    def stores(self) -> Storage | None:
-        """Where the others are."""
-        return self.plan.storage if isinstance(self.plan, TwoLevelPlan) else None
+    def storage_of(self, name: str) -> Storage | None:
+        """Where the checkpoint with this name is. One-level plans have all slots in their storage,
+        two-level plans have them on the device."""
+        is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
+        return None if is_slot else getattr(self.plan, "storage", None)
 
     def move(self, position: Position, action: Action) -> None:
         """An action that runs no step."""
-        match action:
-            case Store(slot, _):
-                position.slots[slot] = self.keep(self.slots, self._restart(position))
-            case Write(store, _):
-                position.stores[store] = self.keep(self.stores, self._restart(position))
-            case Load(slot, _):
-                position.carry = self._whole(position.slots[slot])
-            case Read(store, _):
-                position.carry = self._whole(position.stores[store])
-            case Free(slot):
-                del position.slots[slot]
-            case Discard(store):
-                del position.stores[store]
+        name = f"slot {action[0]}" if isinstance(action, _OF_SLOTS) else f"store {action[0]}"
+        if isinstance(action, Store | Write):
+            assert position.carry is not None
+            restart = pick(position.carry, self.restart)
+            position.held[name] = self.keep(self.storage_of(name), restart)
+        elif isinstance(action, Load | Read):
+            values = position.held[name].on_device()
+            position.carry = substitute(self.operands.carry, self.restart, values)
+        else:
+            del position.held[name]
         position.actions += 1
-
-    def _restart(self, position: Position) -> Values:
-        assert position.carry is not None
-        return pick(position.carry, self.restart)
-
-    def _whole(self, checkpoint: Checkpoint) -> Values:
-        return substitute(self.operands.carry, self.restart, checkpoint.on_device())
 
     def inputs(self, position: Position, *, until_end: bool) -> Inputs:
         """The slices of the steps from a position on, perhaps only in the forward sweep."""
