@@ -23,6 +23,7 @@ from test_host_scan_resume import PROGRAM, Ended, bits, contents, ends_at, run
 
 from jax_revolve import Disk, HostMemory, host_scan, plan
 from jax_revolve.host import directory as run_directory
+from jax_revolve.host import loop
 from jax_revolve.host.fingerprint import Contents, digest_of_array
 from jax_revolve.host.trace import trace
 from jax_revolve.host.watch import Watch
@@ -382,6 +383,19 @@ def test_a_memory_mapped_array_is_not_read(tmp_path: Path) -> None:
     assert digest != digest_of_array(xs[1:])
     os.utime(path, ns=(0, 0))
     assert digest != digest_of_array(xs)
+
+
+def test_numpy_arrays_reach_the_loop_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "xs.npy", np.ones((5, 2)))
+    xs, seen = np.load(tmp_path / "xs.npy", mmap_mode="r"), list[Any]()
+    real = loop.slices
+    monkeypatch.setattr(loop, "slices", lambda xs: seen.extend(xs) or real(xs))
+    value = lambda a: host_scan(lambda c, x: (c + a * x[0], None), 0.0, xs)[0]  # noqa: E731
+    assert value(2.0) == 10
+    assert jax.grad(value)(2.0) == 5
+    assert seen[0] is seen[1] is xs
 
 
 def test_arrays_are_written_and_fingerprinted_without_copies(tmp_path: Path) -> None:

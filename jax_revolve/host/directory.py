@@ -60,6 +60,7 @@ class RunDirectory:
         except BlockingIOError as error:
             raise self._used("process") from error
         if not one_at_a_time.acquire(blocking=False):
+            self._states.unlock()
             raise self._used("call in this process")
         note = (
             f"host_scan saved the run in directory={str(self._path)!r}. Call it again with the "

@@ -1,5 +1,6 @@
 """One process at a time in a folder."""
 
+import errno
 import os
 import weakref
 from pathlib import Path
@@ -9,6 +10,9 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""The errors of file systems without locks."""
 
 _guard = Lock()
 _held: "weakref.WeakValueDictionary[tuple[int, int], FolderLock]" = weakref.WeakValueDictionary()
@@ -41,9 +45,8 @@ def lock_folder(folder: Path) -> FolderLock:
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            del _held[file]
-            raise
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                del _held[file]
+                raise
         return lock
