@@ -35,9 +35,6 @@ ROOMS: dict[str, set[str]] = {
 }
 """Which rooms each room may import."""
 
-MOST_FILES = 12
-MOST_LINES = 300
-
 
 def imports(tree: ast.AST) -> set[str]:
     found = set()
@@ -71,18 +68,13 @@ def test_imports(path: Path) -> None:
         assert within(names, "jax_revolve") == within(names, *allowed)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_LINES
-
-
 def test_rooms() -> None:
-    """Each says what it is for, and none holds more than can be kept in mind."""
+    """Each says what it is for, and what is in it."""
     assert {room_of(p) for p in FILES} == {*ROOMS, "__init__.py", "__main__.py"}
     folders = {p.parent for p in FILES} - {PACKAGE}
     for folder in folders:
         files = [p for p in folder.glob("*.py") if p.name != "__init__.py"]
-        assert 1 < len(files) <= MOST_FILES, folder
+        assert len(files) > 1, folder
         says = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
         named = {p.stem for p in files if not p.stem.startswith("_")}
         assert named <= {n for n in named if f"`{n}`" in says} or folder.name == "_compat", folder
