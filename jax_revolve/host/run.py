@@ -49,7 +49,7 @@ class Position:
     def text(self, evaluations: int) -> str:
         """The evaluations, of so many, and the bytes of the checkpoints on each level."""
         sizes = dict[str, int]()
-        for checkpoint in self.held.values():
+        for _, checkpoint in sorted(self.held.items()):
             sizes[checkpoint.level] = sizes.get(checkpoint.level, 0) + checkpoint.nbytes
         levels = [f"{readable(size)} {level}" for level, size in sizes.items()]
         return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
