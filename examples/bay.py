@@ -114,11 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", help="the directory of a run that can be resumed")
     directory = parser.parse_args().run
-    with tempfile.TemporaryDirectory() as folder:
-        write_wind(Path(folder), STEPS)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(directory or temporary) / "wind"  # a run goes on with the same files
+        folder.mkdir(parents=True, exist_ok=True)
+        write_wind(folder, STEPS)
         options = {"checkpoints": 100, "directory": directory, "save_every": 5.0, "progress": True}
         gradient = jax.value_and_grad(level_at_the_quay, has_aux=True)
-        (level, surface), found = gradient(sea_floor(), reader(Path(folder)), **options)
+        (level, surface), found = gradient(sea_floor(), reader(folder), **options)
     print(f"The water at the quay is {100 * level:.1f} cm high after an hour.")
     draw(np.asarray(surface), np.asarray(found), "bay.png")
 

@@ -27,9 +27,11 @@ from jax_revolve import checkpointed_scan, host_scan
 
 def results(scan: Any, seed: int, directory: str) -> list[np.ndarray]:
     program = program_of(seed)
-    options = {"block_size": 1} | running.options_of(program, directory)
+    options = running.options_of(program, directory) | {"block_size": 1}
     if "memory" in options:  # the two hold residuals of different sizes
         options = {"block_size": 1}
+    if scan is host_scan:
+        del options["block_size"]
     total = partial(running.total, program, loops(scan, **options))
     inputs = [*map(jnp.asarray, running.arguments(program))]
     return jax.tree.leaves(jax.value_and_grad(total, range(5))(*inputs))

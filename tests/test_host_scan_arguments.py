@@ -34,7 +34,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"checkpoints": 1}, {"block_size": 4}, {"checkpoints": 0, "storage": HostMemory(2)}],
+    [{}, {"checkpoints": 1}, {"checkpoints": 0, "storage": HostMemory(2)}],
     ids=str,
 )
 @pytest.mark.parametrize("length", [0, 1, 2, 5])
@@ -210,32 +210,6 @@ def _named_tuples(scan: Scan) -> Any:
         return c.a + jnp.sum(ys.a.a) + jnp.sum(ys.b.b)
 
     return jax.value_and_grad(loss)(Pair(1.1, 0.5))
-
-
-@case
-def _keys_in_a_step_that_is_not_traced(scan: Scan) -> Any:
-    scan = scan if scan is lax.scan else partial(scan, jit=False)
-
-    def run(a: Any) -> Any:
-        def step(c: Any, _: Any) -> Any:
-            h, key = c
-            return (jnp.sin(h) + jax.random.normal(key), jax.random.fold_in(key, 1)), (key, h)
-
-        return scan(step, (a, jax.random.key(0)), length=3)
-
-    return run(0.3), jax.value_and_grad(lambda a: run(a)[0][0] + jnp.sum(run(a)[1][1]))(0.3)
-
-
-@case
-def _integers_in_a_step_that_is_not_traced(scan: Scan) -> Any:
-    scan = scan if scan is lax.scan else partial(scan, jit=False, checkpoints=2)
-
-    def loss(a: Any, xs: Any) -> Any:
-        c, ys = scan(lambda c, x: (c * x[0] + x[1], c * x[1]), a, xs)
-        return c + jnp.sum(ys)
-
-    xs = jnp.arange(1.0, 4.0), jnp.arange(3)
-    return jax.value_and_grad(loss, (0, 1), allow_int=True)(0.3, xs)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -55,6 +55,7 @@ def test_a_random_program(seed: int) -> None:
         jax.clear_caches()
     with tempfile.TemporaryDirectory() as directory, running.paths(program):
         options = running.options_of(program, directory)
+        options.pop("block_size", None)
         try:
             expected = running.run_theirs(replace(program, under_jit=True), {})
         except Refused as error:

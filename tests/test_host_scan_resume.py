@@ -249,6 +249,7 @@ def run(directory: Path, **changed: Any) -> Any:
         ({"reverse": True}, "the options"),
         ({"is_value": True, "checkpoints": None}, "the derivatives"),
         ({"ct": 2.0}, "the cotangents of the results"),
+        ({"version": 2}, "the version"),
     ],
 )
 def test_another_run_is_refused(changed: dict[str, Any], differs: str, tmp_path: Path) -> None:
@@ -316,57 +317,83 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    directory, steps = tmp_path / "run", []
-
-    def step(u: Any, _: Any) -> Any:
-        steps.append(0)
-        if len(steps) == 5:
-            shutil.rmtree(directory)
-        return u * 2, None
-
-    with pytest.raises(FileNotFoundError, match="could not be written to"):
-        host_scan(step, 1.0, length=9, jit=False, directory=directory, save_every=0)
+    directory = tmp_path / "run"
+    options: dict[str, Any] = {"length": 9, "save_every": 0}
+    double = lambda u, _: (u * 2, None)  # noqa: E731
+    with (
+        before_steps(5, lambda: shutil.rmtree(directory), monkeypatch),
+        pytest.raises(FileNotFoundError, match="could not be written to"),
+    ):
+        host_scan(double, 1.0, directory=directory, **options)
     assert not directory.exists()
     with pytest.raises(FileNotFoundError):
-        host_scan(step, 1.0, length=9, jit=False, directory=tmp_path / "no" / "run")
+        host_scan(double, 1.0, directory=tmp_path / "no" / "run", **options)
 
 
-@pytest.mark.parametrize("at", [3, 12])
-def test_an_interrupt_is_saved(at: int, tmp_path: Path) -> None:
-    """In the forward sweep, and in the reverse sweep."""
+@contextmanager
+def before_steps(at: int, act: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
+    """Acts after the evaluation with that number, and counts them."""
+    counted: list[None] = []
+    between_steps = Watch.between_steps
+
+    def count(*arguments: Any) -> None:
+        counted.append(None)
+        if len(counted) == at:
+            act()
+        between_steps(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "between_steps", count)
+        yield counted
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def interruptible() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
-    expected, executed = bits(run_counted(tmp_path / "whole", [])), list[int]()
-
-    def interrupt() -> None:
-        if len(executed) == at:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        run_counted(tmp_path / "run", executed, interrupt)
-    assert "Call it again with the same arguments" in "".join(caught.value.__notes__)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert len(executed) == at
-    assert bits(run_counted(tmp_path / "run", executed)) == expected
-    whole = list[int]()
-    run_counted(tmp_path / "again", whole)
-    assert len(executed) == len(whole)
 
 
-def run_counted(directory: Path, executed: list[int], after: Any = lambda: None) -> Any:
-    """Saved only when it is interrupted."""
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("at", [3, 8, 12, 25])
+def test_an_interrupt_is_saved(at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In both sweeps, and after the last step of each."""
+    with before_steps(0, interrupt, monkeypatch) as whole:
+        expected = bits(run_rarely_saved(tmp_path / "whole"))
+    assert len(whole) == 25
+    with before_steps(at, interrupt, monkeypatch) as counted:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run_rarely_saved(tmp_path / "run")
+        assert "Call it again with the same arguments" in "".join(caught.value.__notes__)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert len(counted) == at
+        assert bits(run_rarely_saved(tmp_path / "run")) == expected
+        assert len(counted) == len(whole)
 
-    def step(rate: Any, u: Any, i: Any) -> Any:
-        executed.append(int(i))
-        after()
-        return jnp.sin(rate * u), u
+
+def run_rarely_saved(directory: Path) -> Any:
+    """Saved only when it is interrupted, or a sweep is over."""
 
     def loss(rate: Any) -> Any:
-        f = jax.tree_util.Partial(step, rate)
-        options = {"jit": False, "checkpoints": 2, "directory": directory, "save_every": 1000}
-        u, ys = host_scan(f, 1.0, np.arange(8), **options)
+        options = {"checkpoints": 2, "directory": directory, "save_every": 1000}
+        u, ys = host_scan(lambda u, _: (jnp.sin(rate * u), u), rate, np.arange(8), **options)
         return u + jnp.sum(ys)
 
     return jax.value_and_grad(loss)(jnp.asarray(1.3))
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_pullback_that_was_interrupted_can_be_called_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = jax.grad(lambda a: run(tmp_path / "whole", start=a, is_value=True))(1.0)
+    _, pullback = jax.vjp(lambda a: run(tmp_path / "run", start=a, is_value=True), 1.0)
+    for _ in range(2):
+        with before_steps(2, interrupt, monkeypatch), pytest.raises(KeyboardInterrupt):
+            pullback(1.0)
+    assert bits(pullback(1.0)) == bits(expected)
 
 
 @pytest.mark.parametrize("is_saved", [False, True])

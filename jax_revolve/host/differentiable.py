@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 
 from jax_revolve._compat import as_array, is_traced
 from jax_revolve.host.loop import HostLoop, Results, Run
@@ -12,26 +13,33 @@ from jax_revolve.step.loop import Operands, is_inexact
 
 def run(loop: HostLoop, operands: Operands) -> Results:
     """The final carry and the ys, with a rule for reverse mode."""
+    # JAX would convert NumPy arrays, which may be files that are larger than the memory.
+    in_memory = [isinstance(x, np.ndarray) for x in operands.xs]
+
+    def whole(values: Operands, xs: list[Any]) -> Operands:
+        pairs = zip(values.xs, xs, in_memory, strict=True)
+        return values._replace(xs=[x if m else value for value, x, m in pairs])
 
     @jax.custom_vjp
-    def run(operands: Operands) -> Results:
-        _check_known(operands)
-        return loop.value(_arrays(operands))
+    def run(given: Operands) -> Results:
+        _check_known(given)
+        return loop.value(_arrays(whole(given, operands.xs)))
 
-    def forward(operands: Any) -> tuple[Results, Run]:
-        values = jax.tree.map(lambda x: x.value, operands)
+    def forward(given: Any) -> tuple[Results, Run]:
+        values = jax.tree.map(lambda x: x.value, given)
         _check_known(values)
         differentiated = jax.tree.map(
-            lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), operands
+            lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), given
         )
-        return loop.forward(_arrays(values), differentiated)
+        differentiated = whole(differentiated, [False] * len(in_memory))
+        return loop.forward(_arrays(whole(values, operands.xs)), differentiated)
 
     def backward(run: Run, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
         return (loop.reverse(run, *cotangents),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    return run(jax.tree.map(_reverse_only, operands))
+    return run(jax.tree.map(_reverse_only, whole(operands, [None] * len(in_memory))))
 
 
 def _arrays(operands: Operands) -> Operands:
@@ -46,9 +54,9 @@ def _arrays(operands: Operands) -> Operands:
 def _check_known(values: Any) -> None:
     if any(map(is_traced, jax.tree.leaves(values))):
         raise NotImplementedError(
-            "host_scan is a loop in Python, and cannot run inside of jax.jit, jax.vmap, jax.lax "
+            "host_scan is a loop in Python, and cannot run inside jax.jit, jax.vmap, jax.lax "
             "loops or derivatives of its gradient, where values are not known: use "
-            "jax_revolve.checkpointed_scan there, or put the transformation inside of f."
+            "jax_revolve.checkpointed_scan there, or put the transformation inside f."
         )
 
 

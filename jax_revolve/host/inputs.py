@@ -1,8 +1,6 @@
 """The slices of the xs: of arrays, or of a function that is called one slice ahead."""
 
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import chain
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,19 +9,43 @@ from jax import lax
 
 from jax_revolve.host.placement import Values
 
-Slices = Generator[Values, None, None]
-
-Inputs = Callable[[Iterator[int]], Slices]
-"""Entries of the xs, in the order in which a sweep needs them, to their slices."""
+Fetch = Callable[[int], Values]
+"""An entry of the xs to its slice."""
 
 
-def slices(xs: Values, entries: Iterator[int]) -> Slices:
+class Inputs:
+    """The slices that a sweep needs, in its order.
+
+    `look_ahead` gets the next one while the device computes a step: in this thread, which has the
+    JAX settings of the caller, because Python is ahead of the device.
+    """
+
+    def __init__(self, fetch: Fetch, entries: Iterator[int]) -> None:
+        self._fetch, self._entries = fetch, entries
+        self._ahead: list[Values] = []
+
+    def take(self) -> Values:
+        """The next slice."""
+        self.look_ahead()
+        return self._ahead.pop()
+
+    def look_ahead(self) -> None:
+        """Have the next slice ready, if there is one."""
+        entry = None if self._ahead else next(self._entries, None)
+        if entry is not None:
+            self._ahead.append(self._fetch(entry))
+
+
+def slices(xs: Values) -> Fetch:
     """Slices of arrays. Arrays on the device are sliced there; a NumPy array stays in the host's
     memory, and a step gets its slice."""
     on_device = [x if isinstance(x, jax.Array) else None for x in xs]
-    for entry in entries:
+
+    def fetch(entry: int) -> Values:
         pairs = zip(slices_of(on_device, entry), xs, strict=True)
-        yield [np.asarray(x)[entry, ...] if own is None else own for own, x in pairs]
+        return [np.asarray(x)[entry, ...] if own is None else own for own, x in pairs]
+
+    return fetch
 
 
 def slices_of(arrays: Values, entry: int) -> Values:
@@ -41,32 +63,20 @@ def _slices(arrays: Values, entry: Any) -> Values:
 
 
 class Fetched:
-    """Slices that a function returns. It is called in a thread, for the next step while a step
-    runs. Its exceptions are raised where the slice is needed."""
+    """Slices that a function returns. NumPy arrays are copied, so that the function may fill and
+    return one buffer each time."""
 
     def __init__(self, function: Callable[[int], Any], first: int) -> None:
         """The function is called for entry `first`, as the example of all others."""
-        self._function = function
-        self._known: dict[int, Any] = {first: function(first)}
-        self.example, *self._type = _flat(self._known[first])
+        self.function = function
+        self.example, *self._type = _flat(function(first))
         self.tree = self._type[0]
+        self._known = {first: self.example}
 
-    def __call__(self, entries: Iterator[int]) -> Slices:
-        """As `Inputs`."""
-        thread = ThreadPoolExecutor(1, "host_scan")
-        ahead: Future[Values] | None = None
-        try:
-            for entry in chain(entries, [None]):
-                due = ahead
-                ahead = None if entry is None else thread.submit(self._fetch, entry)
-                if due is not None:
-                    yield due.result()
-        finally:
-            thread.shutdown(wait=False, cancel_futures=True)
-
-    def _fetch(self, entry: int) -> Values:
-        known = self._known  # of the first entry of the forward sweep
-        leaves, *type_ = _flat(known.pop(entry) if entry in known else self._function(entry))
+    def __call__(self, entry: int) -> Values:
+        if entry in self._known:  # the first of the forward sweep
+            return self._known.pop(entry)
+        leaves, *type_ = _flat(self.function(entry))
         if type_ != self._type:
             raise TypeError(
                 f"xs({entry}) must have the structure, the shapes and the dtypes of the first "
@@ -78,7 +88,7 @@ class Fetched:
 def _flat(value: Any) -> tuple[Values, Any, list[Any]]:
     """Leaves as arrays, their structure, and their types."""
     leaves, tree = jax.tree.flatten(value)
-    leaves = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
+    leaves = [x if isinstance(x, jax.Array) else np.array(x) for x in leaves]
     return leaves, tree, [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves]
 
 

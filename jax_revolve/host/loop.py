@@ -1,8 +1,8 @@
-"""A loop that is about to run: what it runs, and its two sweeps."""
+"""A loop that is about to run: by which steps and which plan, and its two sweeps."""
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,45 +10,49 @@ from typing import Any
 import jax
 from jax import lax
 
-from jax_revolve._compat import is_zero, tangent_type, zeros
-from jax_revolve.host.body.compiled import compiled_step
-from jax_revolve.host.body.eager import EagerStep
-from jax_revolve.host.body.prepared import Prepared
+from jax_revolve._compat import is_zero, results_in, tangent_type, zeros
+from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.host.directory import RunDirectory
+from jax_revolve.host.fingerprint import Contents, Fingerprint, of_operands, of_platform
 from jax_revolve.host.inputs import slices
 from jax_revolve.host.levels import keep
 from jax_revolve.host.placement import Values, put, sharding_of
 from jax_revolve.host.processes import Processes
-from jax_revolve.host.resume.fingerprint import of_arrays, of_platform, of_text
-from jax_revolve.host.resume.folder import Folder
-from jax_revolve.host.resume.session import Session
-from jax_revolve.host.reversal import Reversal, reversal_of
-from jax_revolve.host.rows import Consumed, Rows
-from jax_revolve.host.run import Cotangents, ForwardOnly, Position, Problem, Sweep
+from jax_revolve.host.rows import Arriving, Consumed, Rows
+from jax_revolve.host.run import (
+    Cotangents,
+    ForwardOnly,
+    Position,
+    Problem,
+    run_forward,
+    run_reverse,
+)
+from jax_revolve.host.step import CompiledStep, compiled_step
+from jax_revolve.host.trace import Traced
 from jax_revolve.host.watch import Watch
 from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import Operands, pick
+from jax_revolve.step.activity import Activity, Mask, find_activity
+from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.restart import find_restart
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""
 
-Left = tuple[Position, list[Any] | None]
-"""What a forward sweep leaves for the reverse sweep: its place, with the residuals of the last
-block if it has several steps."""
-
 
 @dataclass(eq=False)
 class Run:
-    """A loop with its operands.
+    """A loop whose forward sweep is over.
 
     The first pullback uses up what is `left`, so that the device holds no more than the plan says.
-    Another one runs the forward sweep again.
+    Another one goes on where the directory says, or runs the forward sweep again.
     """
 
     problem: Problem
-    session: Session | None
-    left: Left | None
+    directory: RunDirectory | None
+    left: Position | None
+    is_pulled_back: bool = False
 
 
 jax.tree_util.register_pytree_node(Run, lambda run: ((), run), lambda run, _: run)
@@ -59,128 +63,150 @@ class HostLoop:
     """The loop of a call of `host_scan`. Its operands come with each sweep, because JAX may be
     differentiating them."""
 
-    prepared: Prepared
-    is_reversed: bool
+    traced: Traced
     plan: AnyPlan | Request
     consume: Callable[[int, Any], None] | None
     watch: Watch
     directory: str | os.PathLike[str] | None
+    version: str | int | None
 
     def value(self, operands: Operands) -> Results:
         """One sweep that keeps nothing."""
-        step = self.prepared.step
-        if not isinstance(step, EagerStep):
-            step = compiled_step(step, operands._replace(xs=[]))
+        step = compiled_step(self.traced.loop, operands._replace(xs=[]))
         whole = (True,) * len(operands.carry)
-        alone = Reversal(step, ForwardOnly(self.prepared.length), whole)
-        return self._forward(self._begin(operands, alone, "value"))
+        alone = ForwardOnly(self.traced.length)
+        return self._forward(operands, step, whole, lambda: alone, "value")[0]
 
     def forward(self, operands: Operands, differentiated: Operands) -> tuple[Results, Run]:
         """The same, with what the reverse sweep needs."""
-        xs, fetched = [x[:1] for x in operands.xs], self.prepared.fetched
-        if fetched is not None:
-            xs = [x[None] for x in fetched.example]
-            differentiated = differentiated._replace(xs=[False] * len(xs))
-        step, one = self.prepared.step, operands._replace(xs=xs)
-        reversal = reversal_of(step, self.plan, one, differentiated)
-        run = self._begin(operands, reversal, f"gradient {differentiated}")
-        return self._forward(run), run
+        loop, one = self.traced.loop, self.traced.one_slice(operands)
+        if self.traced.fetched is not None:
+            differentiated = differentiated._replace(xs=[False] * len(one.xs))
+        activity = find_activity(loop, [flag for part in differentiated for flag in part])
+        needed = find_restart(loop, activity, one)
+        restart = tuple(r and not s for r, s in zip(needed, _unchanged(loop), strict=True))
+
+        def choose() -> AnyPlan:
+            if not isinstance(self.plan, Request):
+                return self.plan
+            sizes = sizes_of(loop, activity, needed, one)
+            # All residuals of a step are there at once, and cotangents of weights are added up.
+            uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
+            return self.plan.resolve(
+                sizes._replace(residuals=uncut, weights=0, again=0, again_work=0.0, factors=0)
+            )
+
+        step = compiled_step(loop, one, activity)
+        derivatives = f"gradient {differentiated} {restart}"
+        return self._forward(operands, step, restart, choose, derivatives)
+
+    def _forward(
+        self,
+        operands: Operands,
+        step: CompiledStep,
+        restart: Mask,
+        choose: Callable[[], AnyPlan | ForwardOnly],
+        derivatives: str,
+    ) -> tuple[Results, Run]:
+        """The results, and what is left for the reverse sweep."""
+        traced, ys = self.traced, self._ys()
+
+        def problem_of(plan: AnyPlan | ForwardOnly) -> Problem:
+            fetch = traced.fetched or slices(operands.xs)
+            parts = operands, fetch, keep, traced.entry, self.watch
+            return Problem(step, traced.length, plan, restart, *parts)
+
+        if self.directory is None:
+            problem, position = problem_of(choose()), Position(carry=operands.carry)
+            carry = run_forward(problem, position, ys, _nothing)
+            return (carry, ys.result()), Run(problem, None, position)
+        processes = Processes([x for part in operands for x in part])
+        fingerprint = self._fingerprint(operands, step, derivatives, processes)
+        directory = RunDirectory(Path(self.directory), fingerprint, processes)
+        with directory.running(self.watch):
+            problem = directory.begin(problem_of(directory.plan or choose()))
+            directory.restore_ys(ys)
+            carry, left = directory.final(), None
+            if carry is None:
+                position = directory.position()
+                save = partial(directory.save_forward, position, ys)
+                carry = run_forward(problem, position, ys, save, directory.reached)
+                left = None if isinstance(problem.plan, ForwardOnly) else position
+                directory.finish_forward(left, ys, carry)
+        return (carry, ys.result()), Run(problem, directory, left)
 
     def reverse(self, run: Run, ct_carry: Values, ct_ys: Values) -> Operands:
         """The cotangents of the operands, `None` for those that are not differentiated."""
-        problem, session = run.problem, run.session
-        activity, operands = problem.step.activity, problem.operands
+        problem, activity = run.problem, run.problem.step.activity
+        operands = problem.operands
         if self.consume is not None:  # what a function took has no cotangents
             ct_ys = [None] * len(activity.ys)
+        xs = [x.update(shape=x.shape[1:]) for x in map(tangent_type, operands.xs)]
         cotangents = Cotangents(
             list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
             list(map(_zeros_like, pick(operands.consts, activity.consts))),
-            Rows(problem.length),
+            Rows(problem.length, pick(xs, activity.xs[: len(xs)])),  # no function's
             [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
         )
-        if session is None:
-            (position, taped), run.left = run.left or _run_again(problem), None
-            Sweep(problem, position, _nothing).reverse(cotangents, taped)
-        elif not session.begin_reverse(cotangents):
-            if run.left is None:  # an earlier pullback failed
-                last = session.position
-                assert last is not None
-                run.left = last, None
-            (position, taped), run.left = run.left, None
-            with session.running():
-                save = partial(session.save_reverse, position, cotangents)
-                Sweep(problem, position, save, session.reached).reverse(cotangents, taped)
-                session.save_reverse(None, cotangents, problem.length)
+        if run.directory is None or not self._reverse_saved(run, run.directory, cotangents):
+            position, run.left = run.left, None
+            problem = problem._replace(keep=keep)
+            if position is None:
+                position = Position(carry=operands.carry)
+                run_forward(problem, position, Consumed(lambda *_: None), _nothing)
+            run_reverse(problem, position, cotangents, _nothing)
         return _spread(cotangents, activity, operands)
 
-    def _begin(self, operands: Operands, reversal: Reversal, derivatives: str) -> Run:
-        """The run of these operands, at its beginning or where it goes on."""
-        length, fetched = self.prepared.length, self.prepared.fetched
-        problem = Problem(
-            step=reversal.step,
-            length=length,
-            plan=reversal.plan,
-            restart=reversal.restart,
-            operands=operands,
-            inputs=fetched or partial(slices, operands.xs),
-            keep=keep,
-            entry=lambda step: length - 1 - step if self.is_reversed else step,
-            watch=self.watch,
-        )
-        session = position = None
-        if self.directory is not None:
-            session = self._session(Path(self.directory), problem, derivatives)
-            position = session.position
-            problem = problem._replace(keep=session.keep)
-        return Run(problem, session, (position or Position(carry=operands.carry), None))
+    def _reverse_saved(self, run: Run, directory: RunDirectory, cotangents: Cotangents) -> bool:
+        """The reverse sweep of a run that is saved, whose state is that of its first pullback:
+        returns false for a second one with other cotangents."""
+        with directory.running(self.watch) as is_known:
+            left, run.left = run.left if is_known else None, None
+            if not directory.begin_reverse(cotangents, is_first=not run.is_pulled_back):
+                return False
+            run.is_pulled_back = True
+            if not directory.is_over:
+                position = left or directory.position()
+                save = partial(directory.save_reverse, position, cotangents)
+                run_reverse(run.problem, position, cotangents, save, directory.reached)
+                directory.save_reverse(None, cotangents, run.problem.length)
+        return True
 
-    def _session(self, directory: Path, problem: Problem, derivatives: str) -> Session:
-        plan, values = problem.plan, [x for part in problem.operands for x in part]
-        parts = getattr(plan, "checkpoints", 0), plan.block_size, getattr(plan, "stores", ())
-        options = problem.length, self.is_reversed, self.consume is None, *parts
-        processes = Processes(values)
-        fingerprint = {
-            "step": of_text(self.prepared.name),
-            "inputs": of_arrays(values),
-            "derivatives": of_text(derivatives),
-            "options": of_text(*options),
+    def _ys(self) -> Arriving:
+        traced, take = self.traced, self.consume
+        if take is not None:
+            return Consumed(lambda at, y: take(at, jax.tree.unflatten(traced.y_tree, y)))
+        _, types = traced.loop.results(traced.loop.jaxpr.out_avals)
+        return Rows(traced.length, types)
+
+    def _fingerprint(
+        self, operands: Operands, step: CompiledStep, derivatives: str, processes: Processes
+    ) -> Fingerprint:
+        traced, plan, contents = self.traced, self.plan, Contents(self.version)
+        if isinstance(plan.storage, Disk):  # which is the directory of the run
+            plan = replace(plan, storage=replace(plan.storage, directory=""))
+        options = traced.length, traced.loop.reverse, self.consume is None, plan
+        function = None if traced.fetched is None else traced.fetched.function
+        return {
+            "step": contents.of("the step", *step.programs),
+            "inputs": of_operands([*operands.consts, *operands.carry, *operands.xs]),
+            "function for xs": contents.of("xs", function),
+            "slices of xs": of_operands(traced.fetched.example if traced.fetched else ()),
+            "derivatives": derivatives,
+            "options": repr(options),
+            "version": repr(self.version),
             "versions of JAX or the devices": of_platform(processes.count),
         }
-        return Session(Folder(directory, processes), fingerprint, problem)
-
-    def _forward(self, run: Run) -> Results:
-        """The results. What is left is then what the reverse sweep needs."""
-        problem, session, take = run.problem, run.session, self.consume
-        ys = Rows(problem.length)
-        if take is not None:
-            ys = Consumed(lambda entry, y: take(entry, self.prepared.y(y)))
-        assert run.left is not None
-        position, _ = run.left
-        if session is None:
-            carry, taped = Sweep(problem, position, _nothing).forward(ys)
-            run.left = position, taped
-            return carry, ys.result()
-        session.keep_ys(ys)
-        carry = session.final
-        if carry is None:
-            with session.running():
-                save = partial(session.save_forward, position)
-                carry, taped = Sweep(problem, position, save, session.reached).forward(ys)
-                is_over = isinstance(problem.plan, ForwardOnly)
-                session.finish_forward(None if is_over else position, carry)
-            run.left = position, taped
-        return carry, ys.result()
-
-
-def _run_again(problem: Problem) -> Left:
-    """The forward sweep of a pullback that is not the first."""
-    position = Position(carry=problem.operands.carry)
-    _, taped = Sweep(problem, position, _nothing).forward(Consumed(lambda *_: None))
-    return position, taped
 
 
 def _nothing(reached: int) -> None:
     """Save nothing."""
+
+
+def _unchanged(loop: Loop) -> list[bool]:
+    """The leaves of the carry that no step changes."""
+    carry, _ = loop.results(results_in(loop.jaxpr))
+    return [result.input == loop.num_consts + i for i, result in enumerate(carry)]
 
 
 def _like(cotangent: Any, value: Any) -> Any:

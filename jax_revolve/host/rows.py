@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_revolve._compat import AbstractValue
 from jax_revolve.host.placement import Values, replicated
-from jax_revolve.storage.stores import data_of
-
-Keys = list[Any]
-"""The implementation of each leaf that is a PRNG key; `None` for others."""
+from jax_revolve.storage.stores import data_of, from_data
 
 IN_FLIGHT = 3
 """The rows that may be on their way from the device while steps go on."""
@@ -28,8 +26,7 @@ class Arriving:
         """A row, which arrives later."""
         leaves = list(map(replicated, leaves))
         for leaf in map(data_of, leaves):
-            if isinstance(leaf, jax.Array):  # a step of NumPy may give its own arrays
-                leaf.copy_to_host_async()
+            leaf.copy_to_host_async()
         self._coming.append((at, leaves))
         while len(self._coming) > IN_FLIGHT:
             self._arrived(*self._coming.popleft())
@@ -41,6 +38,10 @@ class Arriving:
 
     def result(self) -> Values:
         """What is kept of all rows."""
+        self.arrive()
+        return self._kept()
+
+    def _kept(self) -> Values:
         raise NotImplementedError
 
     def _arrived(self, at: int, leaves: Values) -> None:
@@ -48,44 +49,22 @@ class Arriving:
 
 
 class Rows(Arriving):
-    """Rows that are kept in arrays."""
+    """Rows of these types that are kept, as NumPy arrays, and PRNG keys on the device."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, types: list[AbstractValue]) -> None:
         super().__init__()
-        self._length = length
-        self._keys: Keys = []
-        self._arrays: list[np.ndarray] = []
+        self._types = [t.update(shape=(length, *t.shape)) for t in types]
+        like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
+        self.arrays = [np.empty((length, *t.shape), t.dtype) for t in like]
+        """The data of the rows that have arrived."""
 
-    def result(self) -> Values:
-        """NumPy arrays, and PRNG keys on the device."""
-        self.arrive()
-        pairs = zip(self._arrays, self._keys, strict=True)
-        return [x if key is None else _keys(x, key) for x, key in pairs]
-
-    def saved(self, at: slice) -> tuple[list[np.ndarray], Keys]:
-        """Some of the rows, which have arrived, for a file."""
-        return [array[at] for array in self._arrays], self._keys
-
-    def restore(self, at: slice, rows: list[np.ndarray], keys: Keys) -> None:
-        """Rows from a file."""
-        if not self._arrays:
-            self._keys = keys
-            self._arrays = [np.empty((self._length, *x.shape[1:]), x.dtype) for x in rows]
-        for array, values in zip(self._arrays, rows, strict=True):
-            array[at] = values
+    def _kept(self) -> Values:
+        pairs = zip(self.arrays, self._types, strict=True)
+        return [from_data(jnp.asarray(x), t) if _is_key(t) else x for x, t in pairs]
 
     def _arrived(self, at: int, leaves: Values) -> None:
-        data = [np.asarray(data_of(leaf))[None] for leaf in leaves]
-        self.restore(slice(at, at + 1), data, list(map(_implementation, leaves)))
-
-
-def _keys(data: np.ndarray, implementation: Any) -> jax.Array:
-    return jax.random.wrap_key_data(jnp.asarray(data), impl=implementation)
-
-
-def _implementation(leaf: Any) -> Any:
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.key_impl(leaf) if is_key else None
+        for array, leaf in zip(self.arrays, leaves, strict=True):
+            array[at] = np.asarray(data_of(leaf))
 
 
 class Consumed(Arriving):
@@ -95,15 +74,12 @@ class Consumed(Arriving):
         super().__init__()
         self._consume = consume
 
-    def result(self) -> Values:
-        """Nothing."""
-        self.arrive()
+    def _kept(self) -> Values:
         return []
 
     def _arrived(self, at: int, leaves: Values) -> None:
-        self._consume(at, list(map(_on_host, leaves)))
+        self._consume(at, [x if _is_key(x) else np.asarray(x) for x in leaves])
 
 
-def _on_host(leaf: Any) -> Any:
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return leaf if is_key else np.asarray(leaf)
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

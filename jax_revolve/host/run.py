@@ -1,23 +1,21 @@
 """The two sweeps: the actions of a plan, run by Python."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-from jax_revolve.host.body.compiled import Pulled
-from jax_revolve.host.inputs import Inputs, Slices, slices_of
+from jax_revolve.host.inputs import Fetch, Inputs, slices_of
 from jax_revolve.host.levels import Checkpoint
 from jax_revolve.host.placement import Values
 from jax_revolve.host.rows import Arriving, Rows
+from jax_revolve.host.step import CompiledStep
 from jax_revolve.host.watch import Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.actions import (
     Action,
     Advance,
-    Discard,
     Free,
     Load,
     Read,
@@ -26,37 +24,15 @@ from jax_revolve.schedule.actions import (
     Write,
 )
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import Operands, pick, substitute
 
+_OF_SLOTS = Store | Load | Free
 
-class Step(Protocol):
-    """`CompiledStep` or `EagerStep`."""
-
-    @property
-    def described(self) -> str | None:
-        """What it has found out about its results, for another process."""
-
-    @described.setter
-    def described(self, text: str | None) -> None: ...
-
-    @property
-    def activity(self) -> Activity: ...
-
-    def forward(self, consts: Values, carry: Values, x: Values) -> tuple[Values, Values]: ...
-
-    def tape(self, inputs: Operands) -> tuple[Values, Values, Any]: ...
-
-    def pull(
-        self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values
-    ) -> Pulled: ...
-
-    def pull_taped(
-        self, residuals: Any, ct_carry: Values, ct_y: Values, ct_consts: Values
-    ) -> Pulled: ...
+Save = Callable[[int], None]
+"""Saves the run between two steps, if it has a directory: after so many steps of the sweep."""
 
 
 @dataclass
@@ -68,15 +44,14 @@ class Position:
     steps: int = 0
     evaluations: int = 0
     carry: Values | None = None
-    slots: dict[int, Checkpoint] = field(default_factory=dict)
-    stores: dict[int, Checkpoint] = field(default_factory=dict)
+    held: dict[str, Checkpoint] = field(default_factory=dict)
 
     def text(self, evaluations: int) -> str:
         """The evaluations, of so many, and the bytes of the checkpoints on each level."""
-        held = dict[str, int]()
-        for checkpoint in (*self.slots.values(), *self.stores.values()):
-            held[checkpoint.level] = held.get(checkpoint.level, 0) + checkpoint.nbytes
-        levels = [f"{readable(size)} {level}" for level, size in held.items()]
+        sizes = dict[str, int]()
+        for _, checkpoint in sorted(self.held.items()):
+            sizes[checkpoint.level] = sizes.get(checkpoint.level, 0) + checkpoint.nbytes
+        levels = [f"{readable(size)} {level}" for level, size in sizes.items()]
         return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
 
 
@@ -85,7 +60,6 @@ class ForwardOnly:
     """The plan of a loop that is not differentiated."""
 
     length: int
-    block_size: int = 1
 
     @property
     def evaluations(self) -> int:
@@ -98,61 +72,51 @@ class ForwardOnly:
 class Problem(NamedTuple):
     """What both sweeps know of a loop."""
 
-    step: Step
+    step: CompiledStep
     length: int
     plan: AnyPlan | ForwardOnly
     restart: Mask
     """The leaves of the carry that a checkpoint holds."""
     operands: Operands
-    inputs: Inputs
+    fetch: Fetch
     keep: Callable[[Storage | None, Values], Checkpoint]
     entry: Callable[[int], int]
     """The index in xs and ys of a step."""
     watch: Watch
 
-    @property
-    def slots(self) -> Storage | None:
-        """Where the checkpoints are that the plan counts as slots."""
-        return self.plan.storage if isinstance(self.plan, Plan) else None
-
-    @property
-    def stores(self) -> Storage | None:
-        """Where the others are."""
-        return self.plan.storage if isinstance(self.plan, TwoLevelPlan) else None
+    def storage_of(self, name: str) -> Storage | None:
+        """Where the checkpoint with this name is. One-level plans have all slots in their storage,
+        two-level plans have them on the device."""
+        is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
+        return None if is_slot else getattr(self.plan, "storage", None)
 
     def move(self, position: Position, action: Action) -> None:
         """An action that runs no step."""
-        match action:
-            case Store(slot, _):
-                position.slots[slot] = self.keep(self.slots, self._restart(position))
-            case Write(store, _):
-                position.stores[store] = self.keep(self.stores, self._restart(position))
-            case Load(slot, _):
-                position.carry = self._whole(position.slots[slot])
-            case Read(store, _):
-                position.carry = self._whole(position.stores[store])
-            case Free(slot):
-                del position.slots[slot]
-            case Discard(store):
-                del position.stores[store]
+        name = f"slot {action[0]}" if isinstance(action, _OF_SLOTS) else f"store {action[0]}"
+        if isinstance(action, Store | Write):
+            assert position.carry is not None
+            restart = pick(position.carry, self.restart)
+            position.held[name] = self.keep(self.storage_of(name), restart)
+        elif isinstance(action, Load | Read):
+            values = position.held[name].on_device()
+            position.carry = substitute(self.operands.carry, self.restart, values)
+        else:
+            del position.held[name]
         position.actions += 1
 
-    def _restart(self, position: Position) -> Values:
-        assert position.carry is not None
-        return pick(position.carry, self.restart)
+    def inputs(self, position: Position, *, until_end: bool) -> Inputs:
+        """The slices of the steps from a position on, perhaps only in the forward sweep."""
 
-    def _whole(self, checkpoint: Checkpoint) -> Values:
-        return substitute(self.operands.carry, self.restart, checkpoint.values)
+        def entries() -> Iterator[int]:
+            done = position.steps
+            for action in islice(self.plan, position.actions, None):
+                if isinstance(action, Advance | Tape):
+                    yield from map(self.entry, range(action.start + done, action.stop))
+                    if until_end and action.stop == self.length:
+                        return
+                    done = 0
 
-    def steps_from(self, actions: int, steps: int, *, until_end: bool) -> Iterator[int]:
-        """The steps that run after so many actions and steps of the next one, in order, perhaps
-        only in the forward sweep."""
-        for action in islice(self.plan, actions, None):
-            if isinstance(action, Advance | Tape):
-                yield from range(action.start + steps, action.stop)
-                if until_end and action.stop == self.length:
-                    return
-                steps = 0
+        return Inputs(self.fetch, entries())
 
 
 @dataclass
@@ -166,108 +130,75 @@ class Cotangents:
     ys: Values
 
 
-class Sweep:
-    """A sweep from a position on, which has taken `reached` steps. `save` is called between two
-    steps, with their number."""
-
-    def __init__(
-        self, problem: Problem, position: Position, save: Callable[[int], None], reached: int = 0
-    ) -> None:
-        self._problem, self._position, self._save, self._reached = problem, position, save, reached
-        self._ys: Arriving | None = None
-        self._xs: Slices
-
-    def forward(self, ys: Arriving) -> tuple[Values, list[Any] | None]:
-        """The final carry, and the residuals of the last block if it has several steps. The
-        position is then where the reverse sweep begins, before that block."""
-        problem, position, self._ys = self._problem, self._position, ys
-        with self._running(FORWARD, 0):
-            for action in islice(problem.plan, position.actions, None):
-                if isinstance(action, Tape):
-                    return self._tape(action)
-                if not isinstance(action, Advance):
-                    problem.move(position, action)
-                    continue
-                self._advance(action)
-                if action.stop == problem.length:
-                    assert position.carry is not None
-                    return position.carry, None
-        raise AssertionError("The plan ends before the loop.")
-
-    def reverse(self, cotangents: Cotangents, taped: list[Any] | None) -> None:
-        """The cotangents of the whole loop. The residuals of the first block are not computed again
-        if it is `taped`."""
-        problem, position = self._problem, self._position
-        with self._running(REVERSE, len(taped or ())):
-            for action in islice(problem.plan, position.actions, None):
-                if isinstance(action, Advance):
-                    self._advance(action)
-                elif isinstance(action, Tape):
-                    self._pull(action, cotangents, taped)
-                    taped = None
-                else:
-                    problem.move(position, action)
-        cotangents.xs.arrive()
-
-    def _advance(self, action: Advance) -> None:
-        problem, position = self._problem, self._position
+def run_forward(
+    problem: Problem, position: Position, ys: Arriving, save: Save, reached: int = 0
+) -> Values:
+    """The final carry, from a position on, which has taken `reached` steps. The position is then
+    where the reverse sweep begins."""
+    xs = problem.inputs(position, until_end=True)
+    describe = partial(position.text, problem.plan.evaluations)
+    problem.watch.begin(FORWARD, problem.length, reached, describe)
+    for action in islice(problem.plan, position.actions, None):
+        if not isinstance(action, Advance):
+            problem.move(position, action)
+            continue
         for step in range(action.start + position.steps, action.stop):
-            assert position.carry is not None
-            x = next(self._xs)
-            position.carry, y = problem.step.forward(problem.operands.consts, position.carry, x)
-            position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
-            if self._ys is not None:
-                self._ys.put(problem.entry(step), y)
-                self._reached = step + 1
-            problem.watch.between_steps(self._reached, position.carry, self._save)
+            ys.put(problem.entry(step), _advance(problem, position, xs.take()))
+            xs.look_ahead()
+            problem.watch.between_steps(step + 1, position.carry, save)
         position.actions, position.steps = position.actions + 1, 0
+        if action.stop == problem.length:
+            break
+    problem.watch.finish()
+    assert position.carry is not None
+    return position.carry
 
-    def _tape(self, action: Tape) -> tuple[Values, list[Any]]:
-        """The carry after a block, and the residuals of its steps."""
-        problem, carry, taped = self._problem, self._position.carry, []
-        for step in range(action.start, action.stop):
-            assert carry is not None
-            x = next(self._xs)
-            carry, y, residuals = problem.step.tape(Operands(problem.operands.consts, carry, x))
-            taped.append(residuals)
-            self._position.evaluations += 1
-            if self._ys is not None:
-                self._ys.put(problem.entry(step), y)
-        assert carry is not None
-        return carry, taped
 
-    def _pull(self, action: Tape, cotangents: Cotangents, taped: list[Any] | None) -> None:
-        """Transpose a block. A block of several steps is taped first."""
-        problem, position = self._problem, self._position
-        if problem.plan.block_size > 1 and taped is None:
-            taped = self._tape(action)[1]
-        for step in reversed(range(action.start, action.stop)):
-            entry = problem.entry(step)
-            given = cotangents.carry, slices_of(cotangents.ys, entry), cotangents.consts
-            if taped is None:
-                assert position.carry is not None
-                inputs = Operands(problem.operands.consts, position.carry, next(self._xs))
-                pulled = problem.step.pull(inputs, *given)
-                position.evaluations += 1
-            else:
-                pulled = problem.step.pull_taped(taped.pop(), *given)
-            cotangents.carry, cotangents.consts = pulled.carry, pulled.consts
-            if pulled.x:
-                cotangents.xs.put(entry, pulled.x)
-        position.carry, position.actions = None, position.actions + 1
-        self._reached = problem.length - action.start
-        problem.watch.between_steps(self._reached, cotangents.carry, self._save)
+def run_reverse(
+    problem: Problem, position: Position, cotangents: Cotangents, save: Save, reached: int = 0
+) -> None:
+    """The cotangents of the whole loop, from a position on, where `reached` steps are reversed."""
+    xs = problem.inputs(position, until_end=False)
+    describe = partial(position.text, problem.plan.evaluations)
+    problem.watch.begin(REVERSE, problem.length, reached, describe)
+    for action in islice(problem.plan, position.actions, None):
+        if isinstance(action, Advance):
+            for _ in range(action.start + position.steps, action.stop):
+                _advance(problem, position, xs.take())
+                xs.look_ahead()
+                problem.watch.between_steps(reached, position.carry, save)
+            position.actions, position.steps = position.actions + 1, 0
+        elif isinstance(action, Tape):
+            _pull(problem, position, cotangents, problem.entry(action.start), xs.take())
+            reached = problem.length - action.start
+            xs.look_ahead()
+            problem.watch.between_steps(reached, cotangents.carry, save)
+        else:
+            problem.move(position, action)
+    problem.watch.finish()
 
-    @contextmanager
-    def _running(self, sweep: str, skipped: int) -> Iterator[None]:
-        """Fetches the slices of the xs, except for the first steps if they are `skipped`, and
-        reports the sweep."""
-        problem = self._problem
-        evaluations = partial(self._position.text, problem.plan.evaluations)
-        problem.watch.begin(sweep, problem.length, self._reached, evaluations)
-        done = self._position.actions, self._position.steps
-        steps = problem.steps_from(*done, until_end=sweep == FORWARD)
-        entries = (problem.entry(step) for step in islice(steps, skipped, None))
-        with closing(problem.inputs(entries)) as self._xs:
-            yield
-        problem.watch.finish()
+
+def _advance(problem: Problem, position: Position, x: Values) -> Values:
+    """One step, which gives a y."""
+    assert position.carry is not None
+    position.carry, y = problem.step.forward(problem.operands.consts, position.carry, x)
+    position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
+    return y
+
+
+def _pull(
+    problem: Problem, position: Position, cotangents: Cotangents, entry: int, x: Values
+) -> None:
+    """Pull cotangents back through the step that the current carry enters."""
+    assert position.carry is not None
+    pulled = problem.step.pull(
+        Operands(problem.operands.consts, position.carry, x),
+        cotangents.carry,
+        slices_of(cotangents.ys, entry),
+        cotangents.consts,
+    )
+    cotangents.carry, cotangents.consts = pulled.carry, pulled.consts
+    if pulled.x:
+        cotangents.xs.put(entry, pulled.x)
+    position.carry, position.actions = None, position.actions + 1
+    position.evaluations += 1

@@ -30,7 +30,7 @@ class Watch:
         """`save_every` is infinite for a run that is not saved."""
         self._listener, self._save_every = listener, save_every
         self._saved = self._met = time.monotonic()
-        self._is_interrupted = False
+        self._is_interrupted, self._note = False, ""
         self._processes, self._until, self._apart = Processes(()), 1, 1
 
     def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
@@ -59,7 +59,7 @@ class Watch:
             save(steps)
             self._saved = time.monotonic()
         if is_last:
-            raise KeyboardInterrupt
+            raise self._interrupt()
 
     def _decided(self, now: float) -> tuple[bool, bool]:
         """Whether to save, and whether to end then. Several processes decide together, between the
@@ -90,23 +90,29 @@ class Watch:
     @contextmanager
     def interruptible(self, processes: Processes, note: str) -> Iterator[None]:
         """The first interrupt from the keyboard waits for the step that runs, and for the run to be
-        saved in all processes. The second does not."""
-        self._processes = processes
+        saved in all processes, as the block does at its end. The second does not."""
+        self._processes, self._note, self._is_interrupted = processes, note, False
         is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            yield
-            return
+        is_default = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
         def interrupt(*arguments: Any) -> None:
             if self._is_interrupted:
                 signal.default_int_handler(*arguments)
             self._is_interrupted = True
 
-        signal.signal(signal.SIGINT, interrupt)
+        if is_default:
+            signal.signal(signal.SIGINT, interrupt)
         try:
             yield
-        except KeyboardInterrupt as error:
-            error.add_note(note)
-            raise
+            is_interrupted = processes.gather(self._is_interrupted).any()
         finally:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if is_default:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_interrupted or self._is_interrupted:
+            raise self._interrupt()
+
+    def _interrupt(self) -> KeyboardInterrupt:
+        """Of a run that was saved."""
+        interrupt = KeyboardInterrupt()
+        interrupt.add_note(self._note)
+        return interrupt

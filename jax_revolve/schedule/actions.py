@@ -13,6 +13,11 @@ from jax_revolve.schedule.binomial import split
 __all__ = ["Advance", "Discard", "Free", "Load", "Read", "Store", "Tape", "Write"]
 
 
+SCHEDULE = 1
+"""The version of the order of actions. A saved run counts them, so a plan whose actions are others
+than before needs another version."""
+
+
 class Store(NamedTuple):
     """Copy the current carry, which enters step `position`, into `slot`."""
 

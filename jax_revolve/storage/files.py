@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,22 +84,21 @@ def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) ->
     """The arrays of these shapes and dtypes whose `bytes_of` this is."""
     arrays, at = [], 0
     for shape, dtype in like:
-        size = math.prod(shape) * dtype.itemsize
-        arrays.append(np.frombuffer(content[at : at + size], dtype).reshape(shape))
-        at += size
+        arrays.append(np.ndarray(tuple(shape), dtype, content, at))
+        at += math.prod(shape) * dtype.itemsize
     return arrays
 
 
-def write_durably(path: Path, what: str, content: bytes, *, is_last: bool) -> None:
+def write_durably(path: Path, what: str, *content: Any, is_last: bool) -> None:
     """Write a file that is there after a crash of the machine, whole or not at all, once the last
     file of several in one folder is written."""
-    with _named(what, path, len(content), path.parent):
-        replace_file(path, content, sync=True)
+    with _named(what, path, sum(map(len, content)), path.parent):
+        replace_file(path, *content, sync=True)
         if is_last:
             sync_folder(path.parent)
 
 
-def replace_file(path: Path, *content: bytes, sync: bool = False) -> None:
+def replace_file(path: Path, *content: Any, sync: bool = False) -> None:
     """Write a file beside its place, and rename it when it is complete."""
     unfinished = path.with_suffix(".part")
     try:

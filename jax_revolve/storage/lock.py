@@ -1,5 +1,6 @@
 """One process at a time in a folder."""
 
+import errno
 import os
 import weakref
 from pathlib import Path
@@ -10,6 +11,9 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""The errors of file systems without locks."""
+
 _guard = Lock()
 _held: "weakref.WeakValueDictionary[tuple[int, int], FolderLock]" = weakref.WeakValueDictionary()
 
@@ -18,10 +22,11 @@ class FolderLock:
     """Keeps other processes out of a folder, as long as this object or its process exists.
 
     The operating system unlocks a file whose process ended, whatever ended it. Where the file
-    system has no locks, there is none.
+    system has no locks, there is none. `running` is for threads of this process.
     """
 
     def __init__(self, descriptor: int) -> None:
+        self.running = Lock()
         self._end = weakref.finalize(self, os.close, descriptor)
 
 
@@ -40,9 +45,8 @@ def lock_folder(folder: Path) -> FolderLock:
         try:
             if fcntl is not None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            del _held[file]
-            raise
-        except OSError:
-            pass
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                del _held[file]
+                raise
         return lock

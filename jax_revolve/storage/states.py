@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_durably
+from jax_revolve.storage.files import arrays_of, sync_folder, write_durably
 from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
@@ -44,9 +44,10 @@ class States:
         self._kept: list[tuple[int, set[str]]] = []
         self._lock: FolderLock | None = None
 
-    def lock(self) -> None:
+    def lock(self) -> FolderLock:
         """Keep other processes out. `BlockingIOError` if one is there."""
         self._lock = self._lock or lock_folder(self._folder)
+        return self._lock
 
     def unlock(self) -> None:
         """Nothing is written from now on."""
@@ -57,6 +58,10 @@ class States:
         all of them are damaged."""
         numbers = sorted(self._numbers(), reverse=True)
         return next(filter(self.is_whole, numbers), -1 if numbers else 0)
+
+    def is_newest(self) -> bool:
+        """Whether the newest state is the last one that was written here, or gone on with."""
+        return max(self._numbers(), default=0) == (self._kept[-1][0] if self._kept else 0)
 
     def is_whole(self, number: int) -> bool:
         """Whether a state exists and is not damaged."""
@@ -76,14 +81,14 @@ class States:
 
     def write(self, arrays: Sequence[np.ndarray]) -> ArrayFile:
         """Write arrays to a file that the next states may refer to."""
-        content, name = bytes_of(arrays), f"{secrets.token_hex(8)}.arrays"
-        write_durably(self._folder / name, "A file of arrays", content, is_last=False)
-        types = [[list(a.shape), a.dtype.name] for a in arrays]
+        name = f"{secrets.token_hex(8)}.arrays"
+        content = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays]
+        write_durably(self._folder / name, "A file of arrays", *content, is_last=False)
         return {
             "file": name,
-            "sha256": _checksum(content),
-            "bytes": len(content),
-            "types": types,
+            "sha256": _checksum(*content),
+            "bytes": sum(a.nbytes for a in arrays),
+            "types": [[list(a.shape), a.dtype.name] for a in arrays],
         }
 
     def read(self, file: ArrayFile) -> list[np.ndarray]:
@@ -134,8 +139,11 @@ class States:
         return content
 
 
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _checksum(*content: Any) -> str:
+    found = hashlib.sha256()
+    for piece in content:
+        found.update(piece)
+    return found.hexdigest()
 
 
 def _array_files(state: Any) -> Iterator[ArrayFile]:

@@ -30,7 +30,7 @@ STEPS, BATCH, WIDTH = 9, 8, 3
 def options_in(directory: Path) -> dict[str, dict[str, Any]]:
     return {
         "device": {"checkpoints": 2},
-        "blocks": {"checkpoints": 2, "block_size": 2},
+        "one": {"checkpoints": 1},
         "host": {"checkpoints": 0, "storage": HostMemory(3)},
         "disk": {"checkpoints": 1, "storage": Disk(directory, 2, transfer=0.1)},
     }
@@ -92,7 +92,8 @@ def main(address: str, process: int, folder: str, what: str) -> None:
         save(self, state)
 
     States.save = save_or_die
-    options = options_in(directory)["disk"] | {"directory": directory / "run", "save_every": 0}
+    run = directory / "run"
+    options = options_in(run)["disk"] | {"directory": run, "save_every": 0}
     found = gradient(partial(host_scan, **options), *arrays)
     np.savez(directory / f"process-{process}.npz", *parts(found))
     print(len(saved), "saved", flush=True)

@@ -1,0 +1,280 @@
+"""Fingerprints: what has to be the same for a saved run to go on.
+
+A fingerprint is of contents, never of names or addresses: of programs with the constants at every
+depth, of arrays with their bytes, and of Python functions with their code, their defaults, what
+they close over, and the globals they use. Other objects count as what `pickle` would store of them.
+Installed packages count as their version.
+"""
+
+import copyreg
+import dis
+import hashlib
+import pickle
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Hashable, Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import ReferenceType
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jax_revolve._compat import is_traced
+from jax_revolve.host.placement import on_host
+from jax_revolve.host.program import program
+
+Fingerprint = dict[str, str]
+
+_OF_JAX = ("jax", "jaxlib", "jax_revolve")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_NOISE = re.compile(r"(?: at )?0x[0-9a-f]+|\x1b\[[0-9;]*m")
+"""Addresses of objects, and colors."""
+
+
+class Contents:
+    """Digests of values. What cannot be known is refused, unless a `version` stands for it."""
+
+    def __init__(self, version: object = None) -> None:
+        self._has_version = version is not None
+        self._known: dict[int, tuple[Any, str]] = {}
+        self._names: list[str] = []
+
+    def of(self, name: str, *values: Any) -> str:
+        """A digest of values, which errors call by this name."""
+        self._names = [name]
+        return _hash(*map(self._of, values))
+
+    def _of(self, value: Any, name: str = "") -> str:
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        self._known[id(value)] = value, "itself"  # where a value refers to itself
+        self._names.append(name)
+        found = _hash(type(value).__qualname__, *self._parts(value))
+        self._names.pop()
+        self._known[id(value)] = value, found
+        return found
+
+    def _parts(self, value: Any) -> Iterable[Hashable]:
+        if isinstance(value, (*_PLAIN, np.dtype)):
+            return [repr(value)]
+        if hasattr(value, "eqns"):
+            return [program(value, self._of, results_only=True)]
+        if is_traced(value):
+            return [repr(jax.typeof(value))]
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return self._array(value)
+        if isinstance(value, tuple | list):
+            return map(self._of, value)
+        if isinstance(value, dict):
+            return [(self._of(key), self._of(x, f"{key!s}")) for key, x in value.items()]
+        if isinstance(value, set | frozenset):
+            return sorted(map(self._of, value))
+        if isinstance(value, ModuleType):
+            return [value.__name__, _version_of(value.__name__)]
+        if isinstance(value, CodeType):
+            consts = map(self._of, value.co_consts)
+            return [value.co_code, value.co_names, value.co_varnames, value.co_flags, *consts]
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, BuiltinFunctionType):
+            return [value.__qualname__, self._of(value.__self__, value.__qualname__)]
+        if isinstance(value, MethodType):
+            return [self._of(value.__func__), self._of(value.__self__, value.__qualname__)]
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, partial):
+            return map(self._of, (value.func, value.args, value.keywords))
+        if isinstance(value, NamedSharding):
+            return [repr(value), self._of(value.mesh)]
+        if isinstance(value, Mesh):
+            return [repr(value), *(d.id for d in value.devices.flat if not value.empty)]
+        if _package(type(value)) in _OF_JAX:
+            return [_NOISE.sub("", repr(value)), *map(self._of, _held(value))]
+        if callable(getattr(value, "__wrapped__", None)):  # rather than what a cache holds
+            return [self._of(value.__wrapped__)]
+        return self._pickled(value)
+
+    def _array(self, value: Any) -> Iterable[Hashable]:
+        if value.dtype == object:
+            return [value.shape, *map(self._of, value.flat)]
+        return [*_type(value), digest_of_array(value)]
+
+    def _function(self, function: FunctionType) -> Iterable[Hashable]:
+        name, package = function.__qualname__, _package_of(function)
+        if package in _OF_JAX:
+            return [name, *map(self._of, _held(function))]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        parts: list[Hashable] = [
+            self._of(value, f"{name}, {of}")
+            for of, value in [
+                *((of, cell.cell_contents) for of, cell in cells if _is_set(cell)),
+                ("its defaults", (function.__defaults__, function.__kwdefaults__)),
+            ]
+        ]
+        if _is_installed(function.__code__.co_filename):
+            return [name, package, _version_of(package), *parts]
+        used = _globals(function.__code__, function.__globals__)
+        parts += [(of, self._of(value, f"{name}, {of}")) for of, value in used]
+        return [self._of(function.__code__), *parts]
+
+    def _class(self, value: type) -> Iterable[Hashable]:
+        file = getattr(sys.modules.get(value.__module__), "__file__", None)
+        parts = [value.__module__, value.__qualname__, _version_of(_package(value))]
+        if file is None or _is_installed(file):
+            return parts
+        found = [(k, getattr(v, "fget", getattr(v, "__func__", v))) for k, v in vars(value).items()]
+        methods = [(k, self._of(v, k)) for k, v in found if isinstance(v, FunctionType)]
+        return [*parts, *methods, *map(self._of, value.__bases__)]
+
+    def _pickled(self, value: Any) -> Iterable[Hashable]:
+        try:
+            reducer = copyreg.dispatch_table.get(type(value))
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+        except (TypeError, pickle.PicklingError) as error:
+            if self._has_version:
+                return ["what the version stands for"]
+            where = " of ".join(filter(None, reversed(self._names)))
+            raise ValueError(
+                f"version must not be None here, but a str or an int: whether {where}, an object "
+                f"of type {type(value).__module__}.{type(value).__qualname__}, is the same in two "
+                "calls of host_scan with one directory cannot be known, because it cannot be "
+                "pickled. Pass a version, and another one whenever it changes."
+            ) from error
+        if isinstance(reduced, str):
+            return [type(value).__module__, reduced]
+        return [self._of(list(x) if isinstance(x, Iterator) else x) for x in reduced]
+
+
+def digest_of_array(value: Any) -> str:
+    """Of an array's data. A memory-mapped array is not read: it counts as its file, with the time
+    at which that changed, and the place in it."""
+    if isinstance(value, np.memmap) and value.filename is not None:
+        return _hash(*_place(value))
+    found = hashlib.sha256()
+    for data in on_host([value]):
+        content: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        found.update(content)
+    return found.hexdigest()
+
+
+def of_operands(values: Iterable[Any]) -> str:
+    """Of types, data and places; `None` stands for itself."""
+    return _hash(*(x if x is None else (_type(x), digest_of_array(x)) for x in values))
+
+
+def of_platform(processes: int) -> str:
+    """What the bits of a result depend on otherwise."""
+    devices = tuple((d.id, d.platform, d.device_kind) for d in jax.devices())
+    return _hash(jax.__version__, sys.version_info[:2], devices, processes)
+
+
+def _hash(*values: Hashable) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def _type(value: Any) -> tuple[Hashable, ...]:
+    """The type of an array and, if it is on several devices, what is where."""
+    places = ()
+    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
+        found = value.sharding.devices_indices_map(value.shape).items()
+        places = tuple((device.id, repr(index)) for device, index in found)
+    return str(value.dtype), value.shape, bool(getattr(value, "weak_type", False)), places
+
+
+def _place(value: Any) -> tuple[Hashable, ...]:
+    root: Any = value
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    path = Path(value.filename)
+    status = path.stat()
+    at = root.offset + value.ctypes.data - root.ctypes.data
+    return str(path), status.st_size, status.st_mtime_ns, status.st_ino, at, value.strides
+
+
+def _held(value: Any) -> list[Any]:
+    """What an object or a function of JAX has from its user: functions, and what is bound to their
+    arguments. JAX keeps caches in other places."""
+    if isinstance(value, FunctionType):
+        cells = (cell.cell_contents for cell in value.__closure__ or () if _is_set(cell))
+        return [x for x in (*cells, *(value.__defaults__ or ())) if _is_callable(x)]
+    if hasattr(value, "call_wrapped"):
+        return [value.f, [x for part in value.transforms for x in part if _is_callable(x)]] + [
+            x.val for part in value.transforms for x in jax.tree.leaves(part) if hasattr(x, "val")
+        ]
+    if not _is_callable(value):
+        return []
+    if hasattr(value, "__wrapped__") and not isinstance(value, jax.custom_jvp | jax.custom_vjp):
+        return [value.__wrapped__]
+    kinds: Any = type(value).__mro__
+    names = [name for kind in kinds for name in getattr(kind, "__slots__", ())]
+    held = [getattr(value, name, None) for name in (*names, *getattr(value, "__dict__", ()))]
+    return list(filter(_is_callable, held))
+
+
+def _is_callable(value: Any) -> bool:
+    is_function = callable(value) or hasattr(value, "call_wrapped")
+    return is_function and not isinstance(value, type | ReferenceType)
+
+
+def _is_set(cell: Any) -> bool:
+    return cell != type(cell)()
+
+
+def _globals(code: CodeType, known: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The globals that a function uses, those in the user's modules included, by their names."""
+    found: dict[str, Any] = {}
+    at: Any = None
+    name = ""
+    for instruction in dis.get_instructions(code):
+        operation, argument = instruction.opname, instruction.argval
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME") and argument in known:
+            at, name = known[argument], argument
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD") and _is_own(at) and hasattr(at, argument):
+            at, name = getattr(at, argument), f"{name}.{argument}"
+        else:
+            at = None
+            continue
+        if not _is_own(at):
+            found[name] = at
+    yield from found.items()
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _globals(inner, known)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether a value is a module of the user."""
+    file = getattr(value, "__file__", None)
+    return isinstance(value, ModuleType) and file is not None and not _is_installed(file)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _package_of(function: FunctionType) -> str:
+    """Where the code of a function is, which `functools.wraps` does not change."""
+    return function.__globals__.get("__name__", "").partition(".")[0]
+
+
+def _version_of(name: str) -> str:
+    return str(getattr(sys.modules.get(name.partition(".")[0]), "__version__", ""))
+
+
+@cache
+def _roots() -> tuple[Path, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    found = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
+    return tuple(Path(path).resolve() for path in found)
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    path = Path(file).resolve()
+    return file.startswith("<frozen") or any(path.is_relative_to(root) for root in _roots())

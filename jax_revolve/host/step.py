@@ -1,0 +1,93 @@
+"""The step as compiled programs: forward, and pulled back."""
+
+from threading import Lock
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_revolve.host.placement import Values, sharding_of
+from jax_revolve.host.program import identity
+from jax_revolve.step.activity import Activity
+from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.pullback import Cotangents, add, pull_back_step, zero_cotangents
+from jax_revolve.storage.buffers import read
+
+
+class Pulled(NamedTuple):
+    """The cotangents before a step: of the active carries, of the slices of the active xs, and of
+    the active consts, those of later steps included."""
+
+    carry: Values
+    x: Values
+    consts: Values
+
+
+def compiled_step(
+    loop: Loop, operands: Operands, activity: Activity | None = None
+) -> "CompiledStep":
+    """The step of a loop with operands like these, which may have a single slice of the xs. A step
+    without activity has no pullback.
+
+    An earlier one is used again if it is the same program, so that an optimization compiles it
+    once, even if it makes another function `f` for each gradient.
+    """
+    placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
+    types = tuple(jax.typeof(x) for part in operands for x in part)
+    counts = loop.num_consts, loop.num_carry, len(operands.xs)
+    key = (identity(loop.jaxpr), counts, placed, types, activity)
+    with _lock:
+        step = _known.pop(key, None)
+    if step is None:
+        step = CompiledStep(loop, operands, activity)
+    with _lock:
+        _known[key] = step
+        if len(_known) > MOST_KNOWN:
+            _known.pop(next(iter(_known)))
+    return step
+
+
+MOST_KNOWN = 16
+"""The compiled steps that are kept, those that were used last."""
+
+_known: dict[Any, "CompiledStep"] = {}
+_lock = Lock()
+
+
+class CompiledStep:
+    """A loop's step. Each program is compiled when it is first called.
+
+    The carry keeps the sharding of the initial carry in each step. Cotangents of consts are added
+    up in place.
+    """
+
+    def __init__(self, loop: Loop, operands: Operands, activity: Activity | None) -> None:
+        self._loop, self._activity = loop, activity
+        carry = list(map(sharding_of, operands.carry))
+        self.forward = jax.jit(loop.step, out_shardings=(carry, None))
+        self.programs = [loop.jaxpr]
+        """What is run, for a fingerprint: with rules of `custom_vjp` functions as they are used."""
+        if activity is None:
+            return
+        consts = list(map(sharding_of, pick(operands.consts, activity.consts)))
+        shardings: Any = Pulled(pick(carry, activity.carry), None, consts)  # pyright: ignore[reportArgumentType]
+        self.pull = jax.jit(self._pull, donate_argnums=3, out_shardings=shardings)
+        # Tracing it now makes a step without a pullback an error before the loop runs.
+        one = operands._replace(xs=read(operands.xs, 0))
+        self.programs.append(jax.make_jaxpr(self._pull_zeros)(one))
+
+    @property
+    def activity(self) -> Activity:
+        """What is differentiated."""
+        assert self._activity is not None
+        return self._activity
+
+    def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Pulled:
+        cotangents = Cotangents(ct_carry, ct_y)
+        pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
+        return Pulled(pulled.carry, pulled.xs, add(ct_consts, pulled.consts))
+
+    def _pull_zeros(self, inputs: Operands) -> Pulled:
+        carry, y = self._loop.step(*inputs)
+        active = self.activity
+        pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)
+        return self._pull(inputs, *(zero_cotangents(*pair) for pair in pairs))

@@ -1,0 +1,411 @@
+"""What could go wrong in `host_scan` without a word: each of these did, or could have."""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_host_scan_resume import PROGRAM, Ended, bits, contents, ends_at, run
+
+from jax_revolve import Disk, HostMemory, host_scan, plan
+from jax_revolve.host import directory as run_directory
+from jax_revolve.host import loop
+from jax_revolve.host.fingerprint import Contents, digest_of_array
+from jax_revolve.host.trace import trace
+from jax_revolve.host.watch import Watch
+from jax_revolve.schedule.actions import SCHEDULE
+from jax_revolve.schedule.selection import Request
+from jax_revolve.storage import files
+from jax_revolve.storage.states import States
+
+# Slices of a function
+
+
+def test_a_function_may_fill_one_buffer() -> None:
+    def loss(a: Any, xs: Any) -> Any:
+        u, ys = host_scan(lambda u, x: (jnp.sin(a * u + x), u), a, xs, 40, checkpoints=3)
+        return u + jnp.sum(ys)
+
+    buffer = np.zeros(())
+
+    def read(i: int) -> Any:
+        buffer[...] = np.cos(i)
+        return buffer
+
+    fresh = lambda i: np.cos(float(i))  # noqa: E731
+    assert bits(jax.value_and_grad(loss)(0.7, read)) == bits(jax.value_and_grad(loss)(0.7, fresh))
+
+
+def test_an_initial_carry_may_change_while_the_loop_runs() -> None:
+    start = np.full(100_000, 0.5)
+
+    def read(i: int) -> Any:
+        start[:] = 0.5 if i == 0 else i
+        return 0.0
+
+    step = lambda u, x: (jnp.sin(u) + x, None)  # noqa: E731
+    carry, _ = host_scan(step, start, read, 3)
+    np.testing.assert_allclose(carry, np.sin(np.sin(np.sin(0.5))))
+
+
+def test_a_function_is_called_with_the_settings_of_the_caller() -> None:
+    """That is, by its thread. Each slice is asked for before Python waits for the step before."""
+    events: list[Any] = []
+
+    def read(i: int) -> Any:
+        events.append(("xs", i, threading.current_thread()))
+        return jnp.ones(()) * i
+
+    def consume(i: int, y: Any) -> None:
+        events.append(("y", i, threading.current_thread()))
+
+    host_scan(lambda c, x: (c + x, x), 0.0, read, 4, consume=consume)
+    assert {thread for *_, thread in events} == {threading.current_thread()}
+    order = [event[:2] for event in events]
+    assert order.index(("xs", 3)) < order.index(("y", 0))
+
+
+# The run is another one
+
+
+def test_what_cannot_be_pickled_needs_a_version(tmp_path: Path) -> None:
+    file = (tmp_path / "forcing").open("w+b")
+    file.write(np.arange(6.0).tobytes())
+
+    def read(i: int) -> Any:
+        file.seek(8 * i)
+        return np.frombuffer(file.read(8))[0]
+
+    def value(**options: Any) -> Any:
+        step = lambda u, x: (u + x, None)  # noqa: E731
+        return host_scan(step, 0.0, read, 6, directory=tmp_path / "run", **options)[0]
+
+    with file, pytest.raises(ValueError, match=r"version must not be None .*read, file of xs"):
+        value()
+    with (tmp_path / "forcing").open("rb") as file:
+        assert value(version="1") == value(version="1") == 15
+        with pytest.raises(ValueError, match="has another run: the version differ"):
+            value(version="2")
+
+
+def test_modules_caches_and_recursion_are_known() -> None:
+    def recursive(i: int) -> int:
+        return i if i < 1 else recursive(i - 1)
+
+    first, again = (Contents().of("f", recursive, np.sin, np.random, jnp.sin) for _ in range(2))
+    assert first == again
+    known: dict[Any, Any] = {"self": recursive}
+    known["itself"] = known
+    assert Contents().of("f", known) == Contents().of("f", known)
+
+
+@pytest.mark.parametrize("is_colored", [True, False])
+def test_a_run_goes_on_in_a_terminal_and_in_a_pipe(is_colored: bool, tmp_path: Path) -> None:
+    import pty
+
+    command = [sys.executable, str(PROGRAM), "recurrent", str(tmp_path / "run")]
+    paths = [str(PROGRAM.parents[1]), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TERM": "xterm"}
+    results = []
+    for is_terminal in (is_colored, not is_colored):
+        ours, theirs = pty.openpty()
+        result = tmp_path / f"{is_terminal}.bin"
+        output = theirs if is_terminal else subprocess.DEVNULL
+        with subprocess.Popen(
+            [*command, str(result)], env=environment, stdin=output, stdout=output, stderr=output
+        ) as process:
+            os.close(theirs)
+            reader = threading.Thread(target=_drain, args=(ours,))
+            reader.start()
+            assert process.wait() == 0
+        reader.join()
+        results.append(result.read_bytes())
+    assert results[0] == results[1]
+
+
+def _drain(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except OSError:  # the other end is closed
+        os.close(descriptor)
+
+
+def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever would be chosen today."""
+
+    def gradient(directory: Path) -> Any:
+        def loss(a: Any) -> Any:
+            step = lambda u, _: (jnp.sin(a * u), u)  # noqa: E731
+            options = {"length": 12, "memory": 100, "save_every": 0, "directory": directory}
+            return host_scan(step, 1.0, **options)[0]
+
+        return jax.value_and_grad(loss)(0.7)
+
+    expected = bits(gradient(tmp_path / "whole"))
+    with ends_at(100, monkeypatch), pytest.raises(Ended):
+        gradient(tmp_path / "run")
+    other = plan(12, 1, block_size=1)
+    monkeypatch.setattr(Request, "resolve", lambda *_: other)
+    fresh = gradient(tmp_path / "fresh")
+    np.testing.assert_allclose(jax.tree.leaves(fresh)[0], np.frombuffer(expected[:8]))
+    assert bits(gradient(tmp_path / "run")) == expected
+
+
+def test_another_version_of_the_schedule_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run(tmp_path)
+    before = contents(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_directory, "SCHEDULE", SCHEDULE + 1)
+        with pytest.raises(ValueError, match="the version of the schedule differ"):
+            run(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_the_version_of_the_schedule_is_that_of_its_actions() -> None:
+    """If this fails, saved runs would go on elsewhere: give `SCHEDULE` another number, and write
+    the new digest here."""
+    plans = [plan(n, s, block_size=1) for n in (1, 2, 17, 100) for s in (1, 3, 20)]
+    storages = [HostMemory(3, transfer=0.5), Disk("", transfer=2.0)]
+    plans += [plan(50, s, block_size=1, storage=x) for s in (1, 4) for x in storages]
+    actions = [[(type(a).__name__, *a) for a in each] for each in plans]
+    digest = hashlib.sha256(repr(actions).encode()).hexdigest()
+    assert (SCHEDULE, digest[:16]) == (1, "ad00f027134c3f7e")
+
+
+def test_a_second_cotangent_has_its_own_gradient(tmp_path: Path) -> None:
+    """The directory keeps the first one's."""
+
+    def pullbacks(directory: Path | None) -> Any:
+        saved = {} if directory is None else {"directory": directory, "save_every": 0}
+
+        def loss(a: Any) -> Any:
+            step = lambda u, x: (jnp.sin(a * u + x), u)  # noqa: E731
+            return host_scan(step, a, np.arange(9.0), checkpoints=2, **saved)
+
+        (_, ys), pullback = jax.vjp(loss, 0.7)
+        return [pullback((jnp.asarray(ct), jnp.zeros_like(ys))) for ct in (1.0, -2.0, 1.0)]
+
+    expected = list(map(bits, pullbacks(None)))
+    assert list(map(bits, pullbacks(tmp_path))) == expected
+    assert list(map(bits, pullbacks(tmp_path))) == expected
+
+
+def test_ys_in_a_local_class(tmp_path: Path) -> None:
+    class Local:
+        def __init__(self, y: Any) -> None:
+            self.y = y
+
+    jax.tree_util.register_pytree_node(Local, lambda x: ([x.y], None), lambda _, y: Local(*y))
+    step = lambda u, _: (u * 2, Local(u))  # noqa: E731
+    for _ in range(2):
+        options = {"length": 5, "directory": tmp_path, "save_every": 0}
+        _, ys = host_scan(step, 1.0, **options)
+        np.testing.assert_array_equal(ys.y, 2.0 ** np.arange(5))
+
+
+def test_two_threads_in_one_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second is refused, also in the same thread."""
+    expected, refused = bits(run(tmp_path / "whole")), list[Exception]()
+    between_steps = Watch.between_steps
+
+    def call_again(*arguments: Any) -> None:
+        monkeypatch.setattr(Watch, "between_steps", between_steps)
+        for in_thread in (True, False):
+            if in_thread:
+                thread = threading.Thread(target=call)
+                thread.start()
+                thread.join()
+            else:
+                call()
+        between_steps(*arguments)
+
+    def call() -> None:
+        with pytest.raises(RuntimeError, match="is used by another call in this process") as caught:
+            run(tmp_path / "run")
+        refused.append(caught.value)
+
+    monkeypatch.setattr(Watch, "between_steps", call_again)
+    assert bits(run(tmp_path / "run")) == expected
+    assert len(refused) == 2
+
+
+def test_another_call_goes_on_between_the_sweeps(tmp_path: Path) -> None:
+    """And the pullback then, where that one was."""
+    expected = bits(jax.grad(lambda a: run(tmp_path / "whole", start=a, is_value=True))(1.0))
+    pull = lambda: jax.vjp(lambda a: run(tmp_path / "run", start=a, is_value=True), 1.0)[1]  # noqa: E731
+    first, second = pull(), pull()
+    assert bits(second(1.0)) == expected
+    assert bits(first(1.0)) == expected
+    third = pull()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        third(1.0)
+
+
+# Interrupts
+
+
+@contextmanager
+def interrupted_at(event: int, twice: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Ctrl-C before that step, write, sync, rename or removal of a file, once or twice."""
+    events: list[str] = []
+
+    def before(name: str, function: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            events.append(name)
+            if len(events) - 1 == event:
+                for _ in range(1 + twice):
+                    signal.raise_signal(signal.SIGINT)
+            return function(*args, **kwargs)
+
+        return run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "between_steps", before("step", Watch.between_steps))
+        patched.setattr(files.os, "fsync", before("fsync", lambda _: None))
+        patched.setattr(files.os, "replace", before("replace", os.replace))
+        patched.setattr(Path, "unlink", before("unlink", Path.unlink))
+        yield events
+
+
+def check_interrupts(numbers: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """At each of these events, and then a little later, once or twice."""
+    with interrupted_at(-1, False, monkeypatch) as events:
+        expected = bits(run(tmp_path / "whole"))
+    for event in numbers(len(events)):
+        directory, twice = tmp_path / str(event), bool(event % 2)
+        for at in (event, event // 2, 3):
+            with interrupted_at(at, twice, monkeypatch) as seen:
+                try:
+                    assert bits(run(directory)) == expected
+                    assert len(seen) <= at, "the interrupt is swallowed"
+                except KeyboardInterrupt as interrupt:
+                    notes = getattr(interrupt, "__notes__", [])
+                    assert twice or notes, "nothing says that the run is saved"
+                    if any("host_scan saved the run" in note for note in notes):
+                        assert list(directory.rglob("state-*.json"))
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert bits(run(directory)) == expected, event
+        shutil.rmtree(directory)
+
+
+def test_interrupts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    some = lambda n: random.Random(1).sample(range(n), 5)  # noqa: E731
+    check_interrupts(some, monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+def test_interrupts_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    check_interrupts(range, monkeypatch, tmp_path)
+
+
+# Damage
+
+
+def damages(content: bytes, draw: random.Random) -> dict[str, bytes | None]:
+    """A file that is cut, changed, empty, longer, something else, or not there."""
+    at = draw.randrange(max(len(content), 1))
+    changed = bytes([content[at] ^ (1 << draw.randrange(8))]) if content else b"?"
+    return {
+        "cut": content[:at],
+        "changed": content[:at] + changed + content[at + 1 :],
+        "empty": b"",
+        "longer": content + b"?",
+        "zeros": bytes(len(content)),
+        "missing": None,
+    }
+
+
+@pytest.mark.parametrize("event", [60, pytest.param(150, marks=pytest.mark.slow)])
+def test_every_file_that_can_be_damaged(
+    event: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run goes on from the state before, or says that there is none."""
+    expected, begun = bits(run(tmp_path / "whole")), tmp_path / "begun"
+    draw, went_on, refused = random.Random(event), 0, 0
+    with ends_at(event, monkeypatch), pytest.raises(Ended):
+        run(begun)
+    paths = [path.relative_to(begun) for path in sorted(begun.rglob("*")) if path.is_file()]
+    for path in paths:
+        for name, content in damages((begun / path).read_bytes(), draw).items():
+            directory = tmp_path / "run"
+            shutil.copytree(begun, directory)
+            if content is None:
+                (directory / path).unlink()
+            else:
+                (directory / path).write_bytes(content)
+            try:
+                assert bits(run(directory)) == expected, (path, name)
+                went_on += 1
+            except OSError as error:
+                assert "is damaged, or missing" in str(error), (path, name)  # noqa: PT017
+                refused += 1
+            shutil.rmtree(directory)
+    assert went_on > 10
+    for path in begun.rglob("state-*.json"):
+        path.write_bytes(b"?")
+    with pytest.raises(OSError, match="Every state in the directory"):
+        run(begun)
+    assert went_on + refused == 6 * len(paths)
+
+
+# Copies
+
+
+def test_a_memory_mapped_array_is_not_read(tmp_path: Path) -> None:
+    path, rows = tmp_path / "xs", 2**38  # 2 TB, of which nothing is on the disk
+    with path.open("wb") as file:
+        file.truncate(8 * rows)
+    xs = np.memmap(path, np.float64, "r", shape=(rows,))
+    started = time.monotonic()
+    digest = digest_of_array(xs)
+    traced = trace(lambda c, x: (c + x, None), 0.0, xs, None, False)
+    assert time.monotonic() - started < 5
+    assert traced.operands.xs[0] is xs
+    assert digest != digest_of_array(xs[1:])
+    os.utime(path, ns=(0, 0))
+    assert digest != digest_of_array(xs)
+
+
+def test_numpy_arrays_reach_the_loop_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "xs.npy", np.ones((5, 2)))
+    xs, seen = np.load(tmp_path / "xs.npy", mmap_mode="r"), list[Any]()
+    real = loop.slices
+    monkeypatch.setattr(loop, "slices", lambda xs: seen.extend(xs) or real(xs))
+    value = lambda a: host_scan(lambda c, x: (c + a * x[0], None), 0.0, xs)[0]  # noqa: E731
+    assert value(2.0) == 10
+    assert jax.grad(value)(2.0) == 5
+    assert seen[0] is seen[1] is xs
+
+
+def test_arrays_are_written_and_fingerprinted_without_copies(tmp_path: Path) -> None:
+    array, states = np.ones((1000, 2000)), States(tmp_path / "states")
+    states.lock()
+    tracemalloc.start()
+    file = states.write([array, array[:, :3], np.float32(2) * np.ones(())])
+    digest_of_array(array)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < array.nbytes / 4
+    for ours, theirs in zip(states.read(file), (array, array[:, :3], 2), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
