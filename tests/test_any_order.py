@@ -21,7 +21,7 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
-from jax_revolve._compat import has_rule_of_user
+from jax_revolve._compat import call_jaxpr, has_rule_of_user
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -96,8 +96,8 @@ def _pairs() -> Any:
             for derivative in DERIVATIVES:
                 common = inner in ("slots", "while") and outer == "lax.scan"
                 first = (inner, outer, derivative) == ("blocks", "checkpoint", "jacfwd of grad")
-                marks = [] if common or first else [pytest.mark.slow]
-                yield pytest.param(inner, outer, derivative, marks=[*marks, pytest.mark.core])
+                marks = () if common or first else pytest.mark.slow
+                yield pytest.param(inner, outer, derivative, marks=marks)
 
 
 @quick
@@ -142,7 +142,9 @@ def stencil(scan: Any, length: int, u: Any) -> Any:
 
 
 def temporaries(fun: Any, *arguments: Any) -> int:
-    return jax.jit(fun).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+    memory = jax.jit(fun).lower(*arguments).compile().memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
 
 
 def test_memory_does_not_grow_with_the_length() -> None:
@@ -197,7 +199,6 @@ def with_reverse_rule(x: Any) -> Any:
 with_reverse_rule.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("function", "is_of_user"),
     [
@@ -220,7 +221,7 @@ def test_whose_rule_it_is(function: Any, is_of_user: bool) -> None:
     """A function of JAX may have a rule of a user, and a rule may be compiled."""
     traced = jax.make_jaxpr(function)(jnp.ones(3))
     assert has_rule_of_user(traced) == is_of_user
-    again = jax.make_jaxpr(jax.jit(jax.extend.core.jaxpr_as_fun(traced)))(jnp.ones(3))
+    again = jax.make_jaxpr(jax.jit(call_jaxpr(traced)))(jnp.ones(3))
     assert has_rule_of_user(again) == is_of_user
 
 

@@ -47,8 +47,9 @@ def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
         ):
             with pytest.raises(NotImplementedError, match="jax_scan3=True"):
                 loop()
-        while_loop = partial(bounded_while_loop, lambda c: c < 2, lambda c: c * 1.5, max_steps=5)
-        assert jax.grad(while_loop)(1.0) == 2.25
+        body: Any = lambda c: c * 1.5  # noqa: E731
+        goes_on: Any = lambda c: c < 2  # noqa: E731
+        assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25
     finally:
         jax.config.update("jax_scan3", False)
 
