@@ -374,4 +374,5 @@ def test_no_waits_in_a_program_for_a_gpu() -> None:
     record = compiler.record(Contender(names.JAX_REVOLVE, scan), None)
     assert (record["waits"], record["dynamic_loops"], record["copies_of_buffers"]) == (0, 0, 0)
     assert record["kernels"] < 14_000
-    assert record["temp_bytes"] <= chosen.memory(80_000, 80_000)
+    carry = compiler.workload.active["init"].nbytes
+    assert record["temp_bytes"] <= chosen.memory(carry, carry) + 16_000
