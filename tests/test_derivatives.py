@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -473,3 +474,26 @@ def test_what_does_not_depend_on_the_linear_operands_is_known() -> None:
     for scan in (checkpointed_scan, scan_as_while().scan):
         (transposed,) = jax.linear_transpose(partial(eliminate, scan, d), ones)(ones)
         np.testing.assert_allclose(transposed, jnp.sum(columns, axis=1), rtol=1e-12)
+
+
+@quick
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2, "block_size": 3}, {"memory": "1MB"}])
+def test_export_with_a_symbolic_size(options: dict[str, Any]) -> None:
+    """The sizes that plans are compared by were compared as symbols."""
+
+    def loss(scan: Any, x: Any) -> Any:
+        return jnp.sum(scan(lambda c, _: (0.9 * jnp.tanh(c) + 0.1 * x, None), x, length=7)[0] ** 2)
+
+    (size,) = jax.export.symbolic_shape("size")
+    types = jax.ShapeDtypeStruct((size, 3), jnp.float64)
+    gradient = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **options))))
+    if "memory" in options:
+        with pytest.raises(
+            ValueError, match=r"memory must be None where sizes .* 1000000 .*size, 3"
+        ):
+            jax.export.export(gradient)(types)
+        return
+    exported = jax.export.export(gradient)(types)
+    x = jnp.linspace(0.0, 1.0, 12).reshape(4, 3)
+    expected = jax.grad(partial(loss, lax.scan))(x)
+    np.testing.assert_allclose(exported.call(x), expected, rtol=1e-12)

@@ -91,6 +91,7 @@ from jax_revolve._compat.values import instantiate as instantiate
 from jax_revolve._compat.values import is_array_type as is_array_type
 from jax_revolve._compat.values import is_jit_disabled as is_jit_disabled
 from jax_revolve._compat.values import is_linear_input as is_linear_input
+from jax_revolve._compat.values import is_symbolic as is_symbolic
 from jax_revolve._compat.values import is_traced as is_traced
 from jax_revolve._compat.values import is_zero as is_zero
 from jax_revolve._compat.values import laid_out as laid_out

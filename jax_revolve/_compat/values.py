@@ -85,16 +85,26 @@ def is_array_type(aval: AbstractValue) -> bool:
     return isinstance(aval, ShapedArray)
 
 
+SYMBOLIC_SIZE = 64
+"""The size of an axis that is a symbol of `jax.export`, where plans are compared."""
+
+
+def is_symbolic(aval: AbstractValue) -> bool:
+    """Whether the size of an axis is a symbol of `jax.export`, which may stand for any number."""
+    return not all(isinstance(n, int) for n in aval.shape)
+
+
 def shape_on_a_device(aval: AbstractValue) -> tuple[int, ...]:
     """The shape of a device's shard of a value of this type, as far as the type says: axes of a
-    mesh are in it if they are explicit."""
+    mesh are in it if they are explicit, and those of unknown size have a size that is made up."""
     sizes = aval.sharding.mesh.shape
 
     def shards(axes: Any) -> int:
         names = axes if isinstance(axes, tuple) else (axes,)
         return prod(sizes[name] for name in names if name is not None)
 
-    return tuple(-(-n // shards(s)) for n, s in zip(aval.shape, aval.sharding.spec, strict=True))
+    known = (n if isinstance(n, int) else SYMBOLIC_SIZE for n in aval.shape)
+    return tuple(-(-n // shards(s)) for n, s in zip(known, aval.sharding.spec, strict=True))
 
 
 def bytes_of(avals: Iterable[AbstractValue]) -> int:

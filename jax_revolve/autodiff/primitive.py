@@ -88,6 +88,12 @@ def _resolve(
 ) -> AnyPlan:
     if not taped_step(loop, activity, operands).is_transposable:
         return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
+    shapes = [t.shape for part in operands for t in map(jax.typeof, part) if _compat.is_symbolic(t)]
+    if request.memory is not None and shapes:
+        raise ValueError(
+            f"memory must be None where sizes are symbolic, but is {request.memory} for operands "
+            f"of shapes such as {shapes[0]}: nobody knows how much they take. Pass checkpoints."
+        )
     return request.resolve(sizes_of(loop, activity, restart, operands))
 
 
