@@ -98,8 +98,10 @@ def bounded_while_loop(
         unknown. With `block_size=1`, it evaluates `body_fun` `plan(steps, checkpoints).evaluations`
         times in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few per
         cent more often in a longer one.
-    - Derivatives of reverse-mode derivatives run nested scans under `jax.checkpoint`: the number of
-        carries that they hold grows as the square root of the bound.
+    - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
+        beside each carry. If `body_fun` calls a function with a `jax.custom_vjp`, or a
+        `jax.custom_jvp` rule that is not JAX's own, they run nested scans under `jax.checkpoint`
+        instead, and hold about as many carries as the square root of the bound.
 
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that the body writes into but does not read.
