@@ -101,7 +101,7 @@ def _pairs() -> Any:
 
 
 @quick
-@pytest.mark.parametrize(("inner", "outer", "derivative"), _pairs())
+@pytest.mark.parametrize(("inner", "outer", "derivative"), list(_pairs()))
 def test_gradients_in_the_body_of_a_loop(inner: str, outer: str, derivative: str) -> None:
     """Up to 0.10, JAX took the reverse sweep apart where it linearized a `lax.scan`, and a mixed
     derivative was 1.604 in place of -0.471, without a word."""

@@ -488,9 +488,7 @@ def test_export_with_a_symbolic_size(options: dict[str, Any]) -> None:
     types = jax.ShapeDtypeStruct((size, 3), jnp.float64)
     gradient = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **options))))
     if "memory" in options:
-        with pytest.raises(
-            ValueError, match=r"memory must be None .* 1000000 .*size, 3"
-        ):
+        with pytest.raises(ValueError, match=r"memory must be None .* 1000000 .*size, 3"):
             jax.export.export(gradient)(types)
         return
     exported = jax.export.export(gradient)(types)

@@ -136,7 +136,7 @@ TRANSFORMATIONS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "grad of vmap": (lambda f: jax.grad(lambda x: jnp.sum(jax.vmap(f)(x))), BOTH),
     "jacrev": (lambda f: jax.jacrev(jax.vmap(f)), BOTH),
     "linearize": (lambda f: lambda x: jax.linearize(f, x[0])[1](x[0]), FORWARD_ONLY),
-    "hessian": (lambda f: lambda x: jax.hessian(f)(x[0]), FORWARD_ONLY),
+    "hessian": (lambda f: lambda x: jax.hessian(f)(x[0]), BOTH),
     "checkpoint": (lambda f: lambda x: jax.grad(jax.checkpoint(f))(x[0]), BOTH),
     "cond": (lambda f: lambda x: jax.grad(lambda y: lax.cond(y > 0, f, jnp.sin, y))(x[0]), BOTH),
     "scan": (

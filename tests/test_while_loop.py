@@ -410,8 +410,26 @@ def test_without_a_bound_but_with_checkpoints() -> None:
     assert jax.jit(jax.grad(power))(2.0) == 12.0
     assert jax.jit(jax.grad(lambda a: jax.jvp(power, (a,), (1.0,))[1]))(2.0) == 12.0
     for twice in (jax.hessian, lambda f: jax.grad(jax.grad(f))):
-        with pytest.raises(ValueError, match="Pass max_steps to bounded_while_loop"):
-            twice(power)(2.0)
+        assert jax.jit(twice(power))(2.0) == 12.0
+
+
+def test_a_rule_of_ones_own_needs_a_bound_for_higher_orders() -> None:
+    """The nested engine has as many branches as the bound."""
+
+    @jax.custom_vjp
+    def triple(x: Any) -> Any:
+        return 3 * x
+
+    triple.defvjp(lambda x: (3 * x, None), lambda _, ct: (3 * ct,))
+
+    def power(x: Any) -> Any:
+        going: Any = lambda s: s[0] < 3  # noqa: E731
+        body: Any = lambda s: (s[0] + 1, triple(s[1]))  # noqa: E731
+        return bounded_while_loop(going, body, (0, x), checkpoints=2)[1]
+
+    assert jax.grad(power)(2.0) == 27.0
+    with pytest.raises(ValueError, match="Pass max_steps to bounded_while_loop"):
+        jax.hessian(power)(2.0)
 
 
 def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:

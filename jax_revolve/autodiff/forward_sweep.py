@@ -168,8 +168,12 @@ class _Forward(SweepFamily[Sweep]):
         self, function: Sweep, activity: Active, operands: Flat, tangents: Flat
     ) -> tuple[Flat, Flat]:
         run = partial(_jvp_of_one, function, activity)
-        directions = [pick(vmap.dims, activity.operands) for vmap in function.vmaps]
-        flat = mapped(run, function.vmaps, directions)(*operands, *tangents)
+        flat = mapped(
+            run,
+            function.vmaps,
+            lambda vmap: pick(vmap.dims, activity.operands),
+            lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, activity.results)],
+        )(*operands, *tangents)
         return flat[: len(function.output_types)], flat[len(function.output_types) :]
 
     def pull_back(
@@ -195,7 +199,8 @@ class _Forward(SweepFamily[Sweep]):
             return function.of_results(loop_p.bind(*operands, function=loop))
 
         def results(chosen: Flat) -> Flat:
-            flat = mapped(run, function.vmaps)(*substitute(operands, activity.operands, chosen))
+            run_all = mapped(run, function.vmaps, wanted=lambda vmap: vmap.dims_out[:count])
+            flat = run_all(*substitute(operands, activity.operands, chosen))
             return pick(flat, activity.results[:count])
 
         _, pullback = jax.vjp(results, pick(operands, activity.operands))

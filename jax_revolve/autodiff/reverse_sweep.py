@@ -31,7 +31,7 @@ from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr
 from jax_revolve.autodiff.family import Flat
 from jax_revolve.autodiff.loop_primitive import loop_activity, loop_p
-from jax_revolve.autodiff.sweep import Active, SweepFamily, Vmap, mapped, once_more
+from jax_revolve.autodiff.sweep import Active, SweepFamily, Vmap, mapped, of_one_example, once_more
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.offline import after_all_steps
 from jax_revolve.engine.online import after_unknown_steps
@@ -183,8 +183,12 @@ class _Reverse(SweepFamily[Sweep]):
         of_loop, of_held, _ = function.take_apart(activity.operands)
         if any(of_loop):
             run = partial(_jvp_of_one, function, activity.operands)
-            dims = [pick(vmap.dims, activity.operands) for vmap in function.vmaps]
-            flat = mapped(run, function.vmaps, dims)(*operands, *tangents)
+            flat = mapped(
+                run,
+                function.vmaps,
+                lambda vmap: pick(vmap.dims, activity.operands),
+                lambda vmap: [*vmap.dims_out, *vmap.dims_out],
+            )(*operands, *tangents)
             return flat[: len(function.output_types)], flat[len(function.output_types) :]
         # It is linear in the cotangents.
         first = len(of_loop) + len(of_held)
@@ -200,15 +204,20 @@ class _Reverse(SweepFamily[Sweep]):
     ) -> Flat:
         """The gradient of the product of the cotangents with the sweep's results. What is held has
         none, as it follows from the operands."""
-        nonzero = tuple(not _compat.is_zero(ct) for ct in cotangents)
-        dims = [pick(vmap.dims_out, nonzero) for vmap in function.vmaps]
-        run = mapped(partial(_product_of_one, function, nonzero), function.vmaps, dims)
+        nonzero, vmaps = tuple(not _compat.is_zero(ct) for ct in cotangents), function.vmaps
+        directions = [
+            of_one_example(ct, vmaps, number)
+            for number, (ct, wanted) in enumerate(zip(cotangents, nonzero, strict=True))
+            if wanted
+        ]
+        run = partial(_product_of_one, function, nonzero)
+        run = mapped(run, vmaps, lambda _: [0] * len(directions))
         of_loop, of_held, of_cts = function.take_apart(activity.operands)
         mask = [*of_loop, *[False] * len(of_held), *of_cts]
 
         def product(chosen: Flat) -> Flat:
             flat = substitute(operands, mask, chosen)
-            return list(map(jnp.sum, run(*flat, *pick(cotangents, nonzero))))
+            return list(map(jnp.sum, run(*flat, *directions)))
 
         products, pullback = jax.vjp(product, pick(operands, mask))
         (result,) = pullback(list(map(jnp.ones_like, products)))
@@ -263,10 +272,10 @@ def _from_pairs(
     loop, of_loop = sweep.loop, sweep.activity
     if isinstance(getattr(plan_of(loop), "storage", None), Disk):
         return None  # the tickets of files have no tangents
-    given = [d is not None for d in directions]
-    pairs = paired(loop, loop_activity(loop, tuple(given)))
+    activity = loop_activity(loop, tuple(d is not None for d in directions))
+    pairs = paired(loop, activity)
     both = pairs.loop._replace(restart=pairs.of_carry(restart_of(loop)))
-    operands = pairs.operands(loop.operands(primals), pick(directions, given))
+    operands = pairs.operands(loop.operands(primals), pick(directions, activity.operands))
     activity = loop_activity(both, pairs.of_operands(of_loop))
     if any(map(gt, restart_mask(both, activity, operands), restart_of(both))):
         return None
@@ -285,7 +294,7 @@ def _from_pairs(
         stores=with_tangents(held.stores, held_dot.stores),
     )
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
-    carry_types, ys_types = both.results(both.output_types)
+    carry_types, _ = both.results(both.output_types)
     carry = [
         *_spread(of_loop.carry, of_values.carry),
         *pick(_spread(of_loop.carry, of_tangents.carry), pairs.activity.carry),
@@ -294,7 +303,6 @@ def _from_pairs(
         *_spread(of_loop.ys, of_values.ys),
         *pick(_spread(of_loop.ys, of_tangents.ys), pairs.activity.ys),
     ]
-    del ys_types
     carry = [
         _compat.zeros(t.to_tangent_aval()) if ct is None and active else ct
         for ct, t, active in zip(carry, carry_types, activity.carry, strict=True)

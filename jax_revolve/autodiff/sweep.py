@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr, as_array, call_jaxpr
@@ -120,13 +121,41 @@ def once_more(loop: Loop) -> Loop:
     return loop.run_again()._replace(progress=when_run_again(loop.progress), restart=None)
 
 
-def mapped(run: Run, vmaps: Sequence[Vmap], *more: Sequence[Any]) -> Run:
-    """`run`, mapped over these axes. For each of them, `more` are the dimensions of the operands
-    that it takes in addition to the sweep's."""
-    for number, (axis, dims, _) in enumerate(vmaps):
-        run = partial(_mapped_over, axis, (*dims, *(d for m in more for d in m[number])), run)
+def mapped(
+    run: Run,
+    vmaps: Sequence[Vmap],
+    more: Callable[[Vmap], Sequence[Any]] = lambda vmap: (),
+    wanted: Callable[[Vmap], Sequence[Any]] | None = None,
+) -> Run:
+    """`run`, mapped over these axes. For each of them, `more` are the axes of the operands that it
+    takes besides the sweep's, and `wanted` are the axes of its results: by default, results that do
+    not depend on an example have none."""
+    for vmap in vmaps:
+        dims = (*vmap.dims, *more(vmap))
+        run = partial(_mapped_over, vmap.axis, dims, wanted and wanted(vmap), run)
     return run
 
 
-def _mapped_over(axis: Any, dims: Any, run: Run, *operands: Any) -> Flat:
-    return vmap_over(axis, run, dims, batched_dims(axis, run, operands, dims))(*operands)
+def _mapped_over(axis: Any, dims: Any, wanted: Any, run: Run, *operands: Any) -> Flat:
+    found = batched_dims(axis, run, operands, dims)
+    wanted = found if wanted is None else wanted
+    either = [w if f is None else f for f, w in zip(found, wanted, strict=True)]
+    results = vmap_over(axis, run, dims, either)(*operands)
+    # What is computed for each example, but need not be, is the same for all.
+    return [
+        x[0] if w is None and e is not None else x
+        for x, w, e in zip(results, wanted, either, strict=True)
+    ]
+
+
+def of_one_example(value: Any, vmaps: Sequence[Vmap], number: int) -> Any:
+    """Result `number` of a sweep with an axis for each of the vmaps: it belongs to the first
+    example where it has none, and the others have zeros."""
+    for axis, (size, dim) in enumerate(
+        (vmap.axis.size, vmap.dims_out[number]) for vmap in reversed(vmaps)
+    ):
+        if dim is None:
+            value = jnp.expand_dims(value, axis)
+            widths = [(0, size - 1) if i == axis else (0, 0) for i in range(value.ndim)]
+            value = jnp.pad(value, widths)
+    return value

@@ -14,6 +14,7 @@ These files run steps in a reverse pass:
 
 - `steps`: from one restart state to a later one.
 - `pullback`: one step linearized, and its pullback.
+- `paired`: the loop of values and tangents, which derivatives of gradients run.
 - `traced`: a step with its residuals as one jaxpr.
 - `primal_half`: the part of a linearized function that runs before the cotangents are known.
 - `examples`: steps under `jax.vmap`, where some examples of a while loop are done.

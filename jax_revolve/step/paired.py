@@ -35,6 +35,7 @@ class Paired(NamedTuple):
             [next(given) for active in mask if active]
             for mask in (self.activity.consts, self.activity.init, self.activity.xs)
         )
+        assert not list(given)  # or tangents would belong to other operands, without a word
         is_given = pick(self.activity.init, self.activity.carry)
         starts = list(map(zeros, map(tangent_type, pick(operands.carry, self.activity.carry))))
         dots = substitute(starts, is_given, init)

@@ -113,7 +113,7 @@ def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> 
         for at in np.ndindex(batch)
     ]
     return [
-        np.array([example[i] for example in examples], dtype).reshape(*batch, *shape)
+        np.array([example[i] for example in examples], dtype).reshape((*batch, *shape))
         for i, (shape, dtype) in enumerate(types)
     ]
 
