@@ -7,11 +7,12 @@ computation is.
 from functools import partial
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import is_on_host, to_device, to_host
+from jax_revolve._compat import explicit_mesh, is_on_host, to_device, to_host
 
 Buffers: TypeAlias = list[Any]
 """One buffer for each leaf."""
@@ -67,9 +68,19 @@ def _with_entry(axis: int) -> Any:
     def _(axis_size: int, batched: Any, buffer: Any, value: Any, index: Any) -> Any:
         assert not batched[2]
         buffer, value = map(partial(for_all, axis_size), (buffer, value), batched[:2])
+        buffer = _sharded_as(value, buffer, axis + 1)
         return _with_entry(axis + 1)(buffer, value, index), True
 
     return with_entry
+
+
+def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:
+    """The buffer of such values along this axis, laid out as they are over an explicit mesh."""
+    mesh, spec = explicit_mesh([jax.typeof(value)]), list(jax.typeof(value).sharding.spec)
+    wanted = jax.P(*spec[:axis], None, *spec[axis:])
+    if mesh is None or jax.typeof(buffer).sharding.spec == wanted:
+        return buffer
+    return jax.sharding.reshard(buffer, jax.NamedSharding(mesh, wanted))
 
 
 def for_all(axis_size: int, value: Any, is_batched: bool) -> Any:
