@@ -239,3 +239,30 @@ def test_rules_of_jax_follow_the_schedule(function: Any) -> None:
 
 
 SCAN = partial(checkpointed_scan, checkpoints=3)
+
+
+# Under vmap
+
+
+@quick
+@pytest.mark.parametrize("axes", [(None, None, 0), (None, 0, None)])
+def test_cotangents_that_do_not_depend_on_the_example(axes: tuple[int | None, ...]) -> None:
+    """The first is the same for all examples, and counts once if they are added up."""
+
+    def of_one(scan: Any, x: Any, y: Any, z: Any) -> Any:
+        step = lambda c, _: ((jnp.sin(c[0] * x), jnp.cos(c[1] * z) + y * c[0]), c[0])  # noqa: E731
+        (u, v), us = scan(step, (x, y), None, length=5)
+        return u + jnp.sum(us**2) + v
+
+    def total(scan: Any, *arguments: Any) -> Any:
+        gradients = jax.vmap(jax.grad(partial(of_one, scan), (0, 1, 2)), axes)(*arguments)
+        return sum((i + 1) * jnp.sum(jnp.sin(g)) for i, g in enumerate(gradients))
+
+    each = jnp.array([0.7, 0.8, 0.9])
+    arguments = [jnp.float64(0.6) if axis is None else each for axis in axes]
+    for derivative in (jax.grad, jax.jacfwd):
+        ours, theirs = (
+            derivative(partial(total, s), (0, 1, 2))(*arguments) for s in (SCAN, lax.scan)
+        )
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11)
