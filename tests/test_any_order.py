@@ -91,12 +91,14 @@ def expected(derivative: str) -> Any:
 
 
 def _pairs() -> Any:
-    for inner in INNER:
-        for outer in OUTER:
-            for derivative in DERIVATIVES:
+    for i, inner in enumerate(INNER):
+        for j, outer in enumerate(OUTER):
+            for k, derivative in enumerate(DERIVATIVES):
                 common = inner in ("slots", "while") and outer == "lax.scan"
                 first = (inner, outer, derivative) == ("blocks", "checkpoint", "jacfwd of grad")
-                marks = () if common or first else pytest.mark.slow
+                is_its_turn = (i + j) % len(DERIVATIVES) == k
+                slow = pytest.mark.slow if is_its_turn else pytest.mark.exhaustive
+                marks = () if common or first else slow
                 yield pytest.param(inner, outer, derivative, marks=marks)
 
 
