@@ -268,3 +268,22 @@ def test_cotangents_that_do_not_depend_on_the_example(axes: tuple[int | None, ..
         )
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-11)
+
+
+@quick
+def test_the_results_of_a_reverse_rule_are_those_of_its_forward_half() -> None:
+    """Once it is linearized, as in `lax.scan`: the derivative of the results was by the reverse
+    rule once more."""
+
+    @jax.custom_vjp
+    def clipped(x: Any) -> Any:
+        return jnp.sin(x)
+
+    clipped.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.9, 0.9) * x,))
+
+    def loss(scan: Any, a: Any) -> Any:
+        u, us = scan(lambda u, _: (clipped(u * a) + 0.2, clipped(u)), a, None, length=4)
+        return u**2 + jnp.sum(jnp.sin(us))
+
+    ours, theirs = (jax.grad(jax.grad(partial(loss, scan)))(0.7) for scan in (SCAN, lax.scan))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -158,8 +158,10 @@ class _Forward(SweepFamily[Sweep]):
     def sweep(
         self, function: Sweep, activity: Active, operands: Flat
     ) -> tuple[Flat | None, Any, Sweep]:
-        """What is held serves this derivative, too, if it is in the same operands."""
-        if function.vmaps or activity.operands != function.activity.operands:
+        """What is held serves this derivative, too, if it is of the same loop in the same
+        operands."""
+        same = _half(function) is function.loop and activity.operands == function.activity.operands
+        if function.vmaps or not same:
             return None, None, function
         results = self.run(function, operands)
         return results, results[len(results) - function.held.num_leaves :], function
@@ -193,7 +195,7 @@ class _Forward(SweepFamily[Sweep]):
             )
             loop = function.loop
             return reverse_sweep(loop, of_loop, operands, function.tree(held), pulled_back)
-        loop = once_more(function.loop)
+        loop = once_more(_half(function))
 
         def run(*operands: Any) -> Flat:
             return function.of_results(loop_p.bind(*operands, function=loop))
@@ -211,6 +213,12 @@ def _has_pairs(sweep: Sweep) -> bool:
     """Whether the derivative is a sweep of values and tangents. The tickets of files have none."""
     is_disk = isinstance(getattr(plan_of(sweep.loop), "storage", None), Disk)
     return not is_disk and not _compat.has_rule_of_user(sweep.loop.jaxpr)
+
+
+def _half(sweep: Sweep) -> Loop:
+    """The loop that computes the results, and whose derivative is theirs: once a step with a
+    `custom_vjp` is linearized, its results are those of the forward rule."""
+    return with_primal_half(sweep.loop, sweep.activity)
 
 
 def _checkpoints(held: Held) -> list[list[Any]]:
@@ -260,7 +268,7 @@ def _tape(sweep: Sweep, operands: Flat, held: Held) -> Any:
 
 
 def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat) -> Flat:
-    half = with_primal_half(sweep.loop, activity)
+    half = _half(sweep)
 
     def run(chosen: Flat) -> Flat:
         flat = substitute(operands, activity.operands, chosen)
