@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_revolve._compat import is_on_host, zeros
 from jax_revolve.engine.bars import Bar
@@ -71,9 +72,12 @@ def _store_and_advance(
     elif len(np.unique(stops - starts)) <= 1:
         runs = _runs_alike(plan.block_size, starts, stops)
     else:
-        is_far = any(map(is_on_host, slots))
-        advance = _advance_to_the_host if is_far else _advance_in_slots
-        return advance(steps, plan, keep_ys, bar, (starts, stops), (progress, slots))
+        advance = partial(_advance_to_the_host, steps, plan, keep_ys, bar, (starts, stops))
+        if any(map(is_on_host, slots)):
+            return advance((progress, slots))
+        # On a CPU nothing waits, and a carry in the slots makes a gradient up to 4 times slower.
+        in_slots = partial(_advance_in_slots, steps, plan, keep_ys, bar, (starts, stops))
+        return lax.platform_dependent((progress, slots), cpu=advance, default=in_slots)
     ends = not tapes_the_last_block(plan)
     return _advance_in_runs(steps, keep_ys, bar, runs, ends, write_slot, (progress, slots))
 
