@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asked import for_bound, for_scan
+from asked import explained_scan, for_bound, for_scan
 from jax import lax
 
 import jax_revolve.loops.try_storage as storage_checks
@@ -24,7 +24,6 @@ from jax_revolve import (
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
-    explain_scan,
     plan,
 )
 from jax_revolve._compat import default_device, to_device
@@ -265,12 +264,12 @@ def test_two_budgets() -> None:
     f = lambda u, _: (jnp.sin(u), None)  # noqa: E731
     state = jax.ShapeDtypeStruct((1000,), jnp.float32)
     budgets: dict[str, Any] = {"memory": "60kB", "storage": HostMemory(memory="100kB")}
-    report = explain_scan(f, state, length=1000, **budgets)
+    report = explained_scan(f, state, length=1000, **budgets)
     chosen = report.plan
     assert isinstance(chosen, TwoLevelPlan)
     assert report.memory(chosen) <= 60_000
     assert chosen.storage_bytes(report.sizes.checkpoint) <= 100_000
-    alone = explain_scan(f, state, length=1000, memory="60kB")
+    alone = explained_scan(f, state, length=1000, memory="60kB")
     assert report.evaluations(chosen) < alone.evaluations(alone.plan)
     assert "in the storage" in str(report)
     x = jnp.linspace(0.0, 1.0, 1000, dtype=jnp.float32)

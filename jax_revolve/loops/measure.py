@@ -17,14 +17,11 @@ import jax
 
 from jax_revolve._compat import is_traced, zeros
 from jax_revolve.autodiff.primitive import run_loop
-from jax_revolve.loops.options import Options
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.limit import Show, limit_bar
-from jax_revolve.schedule.arguments import parse_bytes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measured, Measurement
 from jax_revolve.schedule.report.report import Report
-from jax_revolve.schedule.selection import contenders
+from jax_revolve.schedule.selection import Request, contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
 
@@ -64,31 +61,30 @@ def check_arrays(values: Sequence[Any]) -> None:
         is_shape = isinstance(value, jax.ShapeDtypeStruct)
         if is_shape or is_traced(value):
             raise ValueError(
-                "measure must be False unless the arguments, and what the functions close over, "
+                "measure must be False unless the arguments, and what the function closes over, "
                 f"are real arrays: measuring runs the loop, but {value} is "
-                f"{'a shape' if is_shape else traced}. Pass arrays, outside of transformations."
+                f"{'a shape' if is_shape else traced}. Pass arrays, outside transformations."
             )
 
 
-def measured_report(
-    asked: Options, loop: Loop, operands: list[Any], report: Report, seconds: float
-) -> Report:
+def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: float) -> Report:
     """The report, with measurements of the plans that may be the quickest."""
-    try_storage(loop.plan)
-    measured, quickest = measure(loop, operands, plans_to_measure(asked, report), seconds)
+    plans = plans_to_measure(loop.plan, report)
+    silent = loop._replace(progress=None)
+    measured, quickest = measure(silent, operands, plans, seconds)
     return replace(report, plan=quickest, **measured._asdict())
 
 
-def plans_to_measure(asked: Options, report: Report) -> list[AnyPlan]:
+def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[AnyPlan]:
     """The chosen plan, and others that may be quicker. What is asked for stays as it is."""
-    chosen, sizes = report.plan, report.sizes
-    fixed = (asked.plan, asked.checkpoints, asked.storage)
-    if not isinstance(chosen, Plan) or any(option is not None for option in fixed):
+    chosen = report.plan
+    if not isinstance(wanted, Request) or wanted.storage is not None:
         return [chosen]
-    memory = report.memory(chosen) if asked.memory is None else parse_bytes(asked.memory)
-    block_size = None if asked.block_size is None else chosen.block_size
+    assert isinstance(chosen, Plan)
+    memory = report.memory(chosen) if wanted.memory is None else wanted.memory
+    block_size = None if wanted.block_size is None else chosen.block_size
     how = {"block_size": block_size, "is_while": report.is_while}
-    return list(contenders(chosen, sizes, memory, **how))
+    return list(contenders(chosen, report.sizes, memory, **how))
 
 
 def measure(

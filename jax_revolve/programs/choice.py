@@ -64,6 +64,7 @@ class Choice:
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         """The replacements of the loops that are checkpointed."""
+        loops = [loop for loop in loops if not loop.is_own]
         chosen = {loop: options for loop in loops if (options := self._options(loop)) is not None}
         sharing = {
             loop: options
