@@ -260,7 +260,7 @@ def test_chosen_plan(asked: dict[str, Any]) -> None:
 def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> None:
     report = explained_while(going, body, start(), max_steps=LENGTH, **asked)
     check_choices(report, for_bound(LENGTH, **{"checkpoints": None, **asked}))
-    assert str(report).startswith(f"A loop of at most {LENGTH} steps: while.\n")
+    assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
     for p in report.choices:
         assert report.evaluations(p) == cost.evaluations(p, is_while=True)
 

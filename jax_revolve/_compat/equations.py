@@ -34,6 +34,9 @@ _FUNCTIONS = ("checkpointed_loop", "checkpointed_segment")
 _RECOMPUTED = ("remat2", "checkpointed_segment")
 """Equations that are run again when they are transposed."""
 
+_IN_PLACE = "checkpointed_in_place"
+"""The name of a function that is called in place of an equation."""
+
 _MANUAL = ("newly_manual_axes", "manual_axes")
 """The parameter of a `shard_map` equation for its axes, from jax 0.8 and before."""
 
@@ -89,7 +92,8 @@ def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequen
         return call
 
     call = within(enclosing, trace)
-    return eqn.replace(primitive=call.primitive, params=call.params, effects=call.effects)
+    params = {**call.params, "name": _IN_PLACE}
+    return eqn.replace(primitive=call.primitive, params=params, effects=call.effects)
 
 
 def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
@@ -132,6 +136,8 @@ def name_in(eqn: Any) -> list[str]:
     and of transformations around it, and that of the function or the primitive it runs."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", eqn.primitive.name)
+    if name == _IN_PLACE:
+        return scopes
     if eqn.primitive.name == "checkpointed_loop":
         return [*scopes, "scan" if function_of(eqn).condition is None else "while"]
     return [*scopes, str(name) if eqn.primitive.name == "jit" else eqn.primitive.name]

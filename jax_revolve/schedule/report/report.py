@@ -74,7 +74,8 @@ class Report:
 
     def _header(self) -> Iterator[str]:
         at_most = "at most " if self.is_while else ""
-        yield f"A loop of {at_most}{self.plan.length} steps{self.name and f': {self.name}'}."
+        where = f": {self.name}" if "/" in self.name else ""
+        yield f"A loop of {at_most}{self.plan.length} steps{where}."
         rows = [
             (
                 "a checkpoint",
