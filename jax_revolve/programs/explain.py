@@ -249,9 +249,8 @@ def _evaluations(reports: Mapping[FoundLoop, Report | None]) -> dict[Key, int]:
     then an inner loop follows its own plan."""
     loops, found = {loop.key: loop for loop in reports}, dict[Key, int]()
     recomputed = {key for loop in reports for key in loop.recomputed}
-    inside: dict[Key, tuple[int, int]] = {
-        (): (0, 1)
-    }  # how often it is evaluated alone, and how often differentiated
+    # How often what is under a key is evaluated alone, and how often it is differentiated.
+    inside: dict[Key, tuple[int, int]] = {(): (0, 1)}
     for key in sorted({*loops, *recomputed}):
         around = (key[:end] for end in range(len(key) - 1, -1, -1))
         alone, both = inside[next(outer for outer in around if outer in inside)]

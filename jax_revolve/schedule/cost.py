@@ -19,7 +19,7 @@ from typing import NamedTuple
 from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.plan import Reversal
 from jax_revolve.schedule.storage import TRANSFER, Disk, Storage
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
