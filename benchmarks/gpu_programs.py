@@ -191,10 +191,10 @@ def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
     for name, options in {
         f"HostMemory, blocks of {size}": {
             "checkpoints": 0,
-            "storage": HostMemory(-(-n // size)),
+            "storage": HostMemory(checkpoints=-(-n // size)),
             "block_size": size,
         },
-        "HostMemory": {"checkpoints": 0, "storage": HostMemory(30)},
+        "HostMemory": {"checkpoints": 0, "storage": HostMemory(checkpoints=30)},
     }.items():
         loop = partial(checkpointed_scan, **options)
         chosen = plan(n, **options)

@@ -54,7 +54,8 @@ def checkpoint_loops(
     where: Where | None = None,
 ) -> Any:
     """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
-    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth.
+    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth. A while
+    loop that would take more than `max_steps` steps raises an error at run time.
 
     For programs whose loops you do not own: nothing in them has to change. Loops are found when
     `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.shard_map` and
@@ -83,10 +84,10 @@ def checkpoint_loops(
         that can be, and under `jax.vmap` of the result for one example.
     - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
         with it.
-    - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
-        would take more steps raises an error at run time. While loops without a bound are left
-        alone, and reverse mode raises an error that names them, unless `checkpoints` is an int:
-        they can then be differentiated once in reverse.
+    - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
+        `throw=True`. While loops without a bound are left alone, and reverse mode raises an error
+        that names them, unless `checkpoints` is an int: they can then be differentiated once in
+        reverse.
     - `where`: a function of each [`jax_revolve.FoundLoop`][] that is long enough. It returns
         whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
         `block_size`, `memory` (not part of the shared budget), `storage`, `plan`, `progress` and
