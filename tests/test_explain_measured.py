@@ -453,8 +453,8 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, results = compiled_for(checkpointed_scan, report.plan)
     assert_close(results, expected)
     in_use = compiled.memory_analysis().temp_size_in_bytes
-    # The initial count, an integer of eight bytes, is a constant in the user's program and an operand
-    # in the measured one. Some plans copy it. Which plan is the quickest depends on the machine.
+    # The initial count, an integer of eight bytes, is a constant of the user's program, and in the
+    # measured one an operand. Some plans copy it. Which plan is the quickest is left to the machine.
     assert abs((report.measured[report.plan].temporaries or 0) - in_use) <= 8
 
 

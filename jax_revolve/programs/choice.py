@@ -32,10 +32,10 @@ class _LoopOptions(Options):
         return self.max_steps is None and self.checkpoints in (None, "all")
 
     def replacement(self, loop: FoundLoop) -> Replacement:
-        if loop.length is None and self.is_without_bound:
-            return Replacement(None, None)
         if loop.length is not None:
             plan, bound = self.for_scan(loop.length), None
+        elif self.is_without_bound:
+            return Replacement(None, None)
         else:
             plan, bound = self.for_bound(self.max_steps), self.max_steps
         try_storage(plan)

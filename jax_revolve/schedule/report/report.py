@@ -68,7 +68,7 @@ class Report:
 
     def _remarks(self) -> Iterator[str]:
         of_all = (self.measured, self.unmeasured, self.too_large, self.is_interrupted)
-        yield from measured.Measured(*of_all).remarks()
+        yield from measured.remarks(*of_all)
         if self.sizes.work is not None:
             yield f"Predicted by the profile of {self.sizes.profile}."
 
