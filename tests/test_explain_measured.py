@@ -454,7 +454,7 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(results, expected)
     in_use = compiled.memory_analysis().temp_size_in_bytes
     # The initial count, an integer of eight bytes, is a constant of the user's program, and in the
-    # measured one an operand. Some plans copy it. Which plan is the quickest is left to the machine.
+    # measured one an operand. Some plans copy it. The machine decides which plan is quickest.
     assert abs((report.measured[report.plan].temporaries or 0) - in_use) <= 8
 
 

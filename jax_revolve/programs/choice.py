@@ -6,15 +6,13 @@ from typing import Any, TypeAlias
 
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
-from jax_revolve.programs.find import FoundLoop
+from jax_revolve.programs.find import FoundLoop, resolved
 from jax_revolve.programs.location import Key, Replacement
-from jax_revolve.programs.nests import Nests
-from jax_revolve.programs.share import Outlay, Outlays, SharingLoop, of_each_step
+from jax_revolve.programs.share import Nests, Outlay, Outlays, SharingLoop, of_each_step
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
-from jax_revolve.schedule.selection import Request
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
@@ -170,9 +168,11 @@ class _SharedMemory:
             )
         least = self._with_plans(inside.least)
         default = options.replacement(loop)
+        length = options.max_steps if loop.length is None else loop.length
+        assert length is not None
         report = loop.measure({**self._own, **least}, default)
         if report is None:
-            plan = Plan(_length(loop, options), 1, options.block_size or 1)
+            plan = Plan(length, 1, options.block_size or 1)
             return inside(lambda o: replace(o, plans=((loop.key, plan), *o.plans)))
 
         def sizes(held: int) -> Sizes:
@@ -182,22 +182,11 @@ class _SharedMemory:
             )
 
         def default_plan(sizes: Sizes) -> Plan:
-            plan = default.plan
-            plan = plan.resolve(sizes) if isinstance(plan, Request) else plan
+            assert default.plan is not None
+            plan = resolved(default.plan, sizes)
             assert isinstance(plan, Plan)
             return plan
 
         return SharingLoop(
-            loop.key,
-            _length(loop, options),
-            options.block_size,
-            report.is_while,
-            default_plan,
-            sizes,
+            loop.key, length, options.block_size, report.is_while, default_plan, sizes
         ).outlays(inside)
-
-
-def _length(loop: FoundLoop, options: _LoopOptions) -> int:
-    length = options.max_steps if loop.length is None else loop.length
-    assert length is not None
-    return length

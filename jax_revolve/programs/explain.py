@@ -13,9 +13,8 @@ from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import FoundLoop, find_rules, takes_derivatives
 from jax_revolve.programs.location import Key, Replacements, is_in
-from jax_revolve.programs.nests import Nests
 from jax_revolve.programs.rewrite import check_function, trace
-from jax_revolve.programs.share import Outlays, of_each_step, of_plan
+from jax_revolve.programs.share import Nests, Outlays, of_each_step, of_plan
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.report.report import Report, checkpoints_of
 from jax_revolve.schedule.report.table import aligned
