@@ -548,6 +548,8 @@ def test_outer_loops_are_measured() -> None:
     assert {*of_length} == {20, 17, 30, 18, 19, 21}
     for n in (20, 17, 18):
         assert of_length[n].plan in of_length[n].measured
+    no_loops = explain(jnp.sin, measure=True)(1.0)
+    assert (no_loops.loops, no_loops.memory, no_loops.memory_now) == ((), 0, 0)
 
 
 @pytest.mark.usefixtures("compile_quickly")
