@@ -18,6 +18,7 @@ import jax
 from jax_revolve._compat import is_traced, zeros
 from jax_revolve.autodiff.primitive import run_loop
 from jax_revolve.progress.limit import Show, limit_bar
+from jax_revolve.schedule.arguments import mistyped
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measurement
 from jax_revolve.schedule.report.report import Report
@@ -42,13 +43,9 @@ SHORTEST = 1e-9
 def check_limit(measure: object, seconds: object) -> float | None:
     """The seconds that measuring may take, or `None` if nothing is to be measured."""
     if not isinstance(measure, bool):
-        raise TypeError(
-            f"measure must be True or False, but is {measure!r} of type {type(measure).__name__}."
-        )
+        raise mistyped("measure", measure, "True or False")
     if isinstance(seconds, bool) or not isinstance(seconds, Real):
-        raise TypeError(
-            f"seconds must be a number > 0, but is {seconds!r} of type {type(seconds).__name__}."
-        )
+        raise mistyped("seconds", seconds, "a number > 0")
     if not float(seconds) > 0:
         raise ValueError(f"seconds must be a number > 0, but is {seconds!r}.")
     return float(seconds) if measure else None
@@ -226,11 +223,8 @@ class _Measuring:
                 continue
             self.tell(f"first runs of {len(self.programs)} plans")
             with self.leaving_out(program.plan):
-                before, took, after = (
-                    peak_bytes(self.operands),
-                    program.time(),
-                    peak_bytes(self.operands),
-                )
+                before, took = peak_bytes(self.operands), program.time()
+                after = peak_bytes(self.operands)
                 program.peak = None if after == before else after
                 if time is None:
                     time = max((1 + FEWEST_RUNS) * took, SHORTEST)
