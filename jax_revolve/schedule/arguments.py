@@ -56,3 +56,8 @@ def readable(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.4g} TB"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 step", "2 steps"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -30,9 +30,10 @@ computation", SIAM J. Sci. Comput. 38(3), 2016, for the recurrence.
 
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from jax_revolve.schedule.binomial import beta, smallest
 
@@ -80,13 +81,9 @@ class Move(NamedTuple):
     stop: int
 
 
-class Parts(NamedTuple):
-    """The parts of all segments, in the order in which they are reversed after the tail: the fields
-    of a `Move`, each as a list."""
-
-    stores: list[int]
-    starts: list[int]
-    stops: list[int]
+Parts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+"""The parts of all segments, in the order in which they are reversed after the tail: a row for each
+field of a `Move`."""
 
 
 def tail(blocks: int, slots: int, transfers: Transfers) -> int:
@@ -108,22 +105,18 @@ def parts(blocks: int, slots: int, transfers: Transfers) -> Parts:
     writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
     r = repetition(blocks, slots, transfers)
     # The last segments come first, and the first `more` segments have one part more.
-    depths = [*range(1, each + 1)] * (writes - more) + [*range(1, each + 2)] * more
-    segments = [store for store in range(writes - 1, more - 1, -1) for _ in range(each)]
-    segments += [store for store in range(more - 1, -1, -1) for _ in range(each + 1)]
+    stores = np.arange(writes)[::-1]
+    segments = np.repeat(stores, each + (stores < more))
+    depths = np.arange(transfers.reads) - np.searchsorted(-segments, -segments)
+    # The parts of depth 0, 1, ... at most, and by how much the next repetition number is less.
     longest = [beta(slots, r - depth) for depth in range(each + 3)]
+    shorter = np.array([*map(sub, longest[1:], longest[2:])])[depths]
     missing = _capacity(r, slots, transfers) - blocks
     missing -= min(missing, longest[0] - longest[1])
-    lengths = [longest[depth] for depth in depths]
-    for part, depth in enumerate(depths):
-        if not missing:
-            break
-        shorter = min(missing, longest[depth] - longest[depth + 1])
-        lengths[part] -= shorter
-        missing -= shorter
-    end = tail(blocks, slots, transfers)
-    edges = [*accumulate(lengths, sub, initial=end)]
-    return Parts(segments, edges[1:], edges[:-1])
+    before = np.cumsum(shorter) - shorter
+    lengths = np.array(longest[1:])[depths] - np.clip(missing - before, 0, shorter)
+    stops = tail(blocks, slots, transfers) - np.cumsum(lengths) + lengths
+    return np.stack([segments, stops - lengths, stops])
 
 
 @lru_cache(maxsize=1024)

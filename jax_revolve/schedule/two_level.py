@@ -7,17 +7,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
-from jax_revolve.schedule import multistage
-from jax_revolve.schedule.actions import (
-    Action,
-    Advance,
-    Discard,
-    Read,
-    Write,
-    revolve,
-    value_and_gradient,
-)
-from jax_revolve.schedule.multistage import Move, Parts
+import numpy as np
+
+from jax_revolve.schedule import actions, multistage
+from jax_revolve.schedule.arguments import counted
 from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.storage import (
     STORAGES,
@@ -44,6 +37,7 @@ class TwoLevelPlan(Reversal):
     """
 
     storage: Storage = field(default_factory=HostMemory)
+    static_levels = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +55,7 @@ class TwoLevelPlan(Reversal):
         """The blocks whose entering carries the forward sweep writes to the storage, in ascending
         order."""
         stores, starts, _ = self.parts
-        return tuple(reversed(dict(zip(stores, starts, strict=True)).values()))
+        return tuple(starts[np.diff(stores, append=-1) != 0][::-1].tolist())
 
     @cached_property
     def tail(self) -> int:
@@ -70,13 +64,13 @@ class TwoLevelPlan(Reversal):
         return multistage.tail(self.scheduled_blocks, self.checkpoints, self._transfers)
 
     @property
-    def moves(self) -> tuple[Move, ...]:
+    def moves(self) -> tuple[multistage.Move, ...]:
         """The parts of the reverse sweep after the tail, in order."""
-        return tuple(map(Move, *self.parts))
+        return tuple(map(multistage.Move, *self.parts.tolist()))
 
     @cached_property
-    def parts(self) -> Parts:
-        """The `moves`, as a list of each of their fields."""
+    def parts(self) -> multistage.Parts:
+        """The `moves`, as an array with a row for each of their fields."""
         return multistage.parts(self.scheduled_blocks, self.checkpoints, self._transfers)
 
     @property
@@ -121,26 +115,25 @@ class TwoLevelPlan(Reversal):
         """The one-level plan if the storage holds nothing, and otherwise the plan itself."""
         return self if self.writes else Plan(self.length, self.checkpoints, self.block_size)
 
-    def __iter__(self) -> Iterator[Action]:
+    def __iter__(self) -> Iterator[actions.Action]:
         s, k, stores = self.checkpoints, self.block_size, self.stores
         for store, (start, stop) in enumerate(pairwise((*stores, self.tail))):
-            yield Write(store, k * start)
-            yield Advance(k * start, k * stop)
-        yield from value_and_gradient(self.length, s, k, first=self.tail)
+            yield actions.Write(store, k * start)
+            yield actions.Advance(k * start, k * stop)
+        yield from actions.value_and_gradient(self.length, s, k, first=self.tail)
         for store, start, stop in self.moves:
-            yield Read(store, k * stores[store])
+            yield actions.Read(store, k * stores[store])
             if start > stores[store]:
-                yield Advance(k * stores[store], k * start)
-            yield from revolve(k * stop, s, k, first=start)
+                yield actions.Advance(k * stores[store], k * start)
+            yield from actions.revolve(k * stop, s, k, first=start)
             if start == stores[store]:
-                yield Discard(store)
+                yield actions.Discard(store)
 
     def __str__(self) -> str:
         if not self.writes:
-            return self._summary(f"{self.checkpoints} checkpoints and none in {self.storage}")
-        times = "once" if self.reads == self.writes else f"{self.reads} times in all"
-        stored = f"{self.writes} more in {self.storage}, read {times}"
-        return self._summary(f"{self.checkpoints} checkpoints and {stored}")
+            return self._summary(f" and none in {self.storage}")
+        times = "once" if self.reads == self.writes else f"{counted(self.reads, 'time')} in all"
+        return self._summary(f" and {self.writes} more in {self.storage}, read {times}")
 
 
 AnyPlan: TypeAlias = Plan | TwoLevelPlan
