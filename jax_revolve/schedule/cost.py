@@ -103,11 +103,9 @@ def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
     """
     if not is_while:
         return plan.evaluations
-    if isinstance(plan, TwoLevelPlan):
-        return _least_evaluations(plan)
     blocks, checkpoints = plan.blocks, plan.checkpoints
-    is_optimal = blocks <= beta(checkpoints, 2)
-    if is_optimal or blocks > MOST_BLOCKS_SIMULATED:
+    is_simulated = beta(checkpoints, 2) < blocks <= MOST_BLOCKS_SIMULATED
+    if isinstance(plan, TwoLevelPlan) or not is_simulated:
         return _least_evaluations(plan)
     again = online.evaluations(blocks, checkpoints) - 2 * blocks
     return 2 * plan.length + plan.block_size * again
@@ -165,10 +163,8 @@ def transfer(storage: Storage, sizes: Sizes) -> float:
     profile = sizes.profile
     if sizes.work is None:
         return TRANSFER
-    once, byte = (
-        (profile.disk_transfer, profile.disk_byte)
-        if isinstance(storage, Disk)
-        else (profile.host_transfer, profile.host_byte)
-    )
+    once, byte = profile.host_transfer, profile.host_byte
+    if isinstance(storage, Disk):
+        once, byte = profile.disk_transfer, profile.disk_byte
     step = sizes.work + profile.evaluation
     return float(f"{(once + byte * sizes.checkpoint) / max(step, 1.0):.2g}")
