@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from jax_revolve.schedule import binomial
-from jax_revolve.schedule.chain import schedules as chain
-from jax_revolve.schedule.chain.schedules import Layers, Schedule
+from jax_revolve.schedule import binomial, chain
+from jax_revolve.schedule.chain import Layers, Schedule
 
 
 class Machine:

@@ -1,5 +1,6 @@
 """Choosing a plan: blocks, what a plan is to keep to, budgets of memory, and what is asked for."""
 
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -71,8 +72,25 @@ def test_plan_in_blocks() -> None:
     assert p.memory(1000, 10, 7) == 84 * 1000 + 12 * 10 + 7
     assert str(p) == (
         "1000 steps, blocks of 12 steps, 84 checkpoints: 1996 evaluations (1.00 extra forward "
-        "passes, no step advanced more than 1 times)"
+        "passes, no step advanced more than once)"
     )
+
+
+@pytest.mark.parametrize(
+    ("p", "text"),
+    [
+        (plan(1), "1 step, 1 checkpoint: 2 evaluations (1.00 extra forward passes, no step "),
+        (plan(1, block_size=1, levels=[2]), "no step advanced more than once)"),
+        (plan(1000, 1), "1000 steps, 1 checkpoint: 501500 evaluations (500.50 extra forward "),
+        (Plan(1, 1, 2), "1 step, blocks of 2 steps, 1 checkpoint: 1 evaluation (0.00 extra "),
+        (Plan(9, 1, 9), "(0.00 extra forward passes, no step advanced)"),
+        (plan(9, 2, storage=HostMemory(1, 1.0)), "2 checkpoints and 1 more in host memory, read "),
+        (plan(9, 0, storage=HostMemory(1)), "9 steps, 1 checkpoint in host memory: "),
+    ],
+)
+def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
+    assert text in str(p)
+    assert not re.search(r"\b1 (steps|checkpoints|evaluations|times)", str(p))
 
 
 def test_the_end_counts_as_a_step_where_steps_are_taped_one_by_one() -> None:

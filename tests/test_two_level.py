@@ -6,21 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib import pyplot
 
 from jax_revolve import Disk, HostMemory, Plan, Report, plan
 from jax_revolve.schedule import multistage
 from jax_revolve.schedule.actions import Advance, Discard, Free, Load, Read, Store, Tape, Write
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.multistage import Move
-from jax_revolve.schedule.report.show import Drawing
 from jax_revolve.schedule.two_level import TwoLevelPlan
-
-matplotlib.use("Agg")
 
 Cost = tuple[int, int, int]
 """Advances and transfers, in quarters of a step, and the writes and the reads among them. The least
@@ -185,7 +179,7 @@ def test_a_thousand_steps(transfer: float) -> None:
     assert (p.advances, p.writes, p.reads) == (1905, 85, 85)
     assert p.stores == tuple(range(0, 935, 11))
     assert p.tail == 935
-    assert p.moves == tuple(Move(i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
+    assert p.moves == tuple((i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
     assert run_abstract_machine(p) == (1905, 85, 85)
     assert plan(1000, 10).advances == 3640
 
@@ -197,7 +191,6 @@ def test_nothing_in_the_storage() -> None:
         assert f"5 checkpoints and none in {storage}: 420 evaluations" in str(p)
         assert list(p) == list(plan(100, 5))
         assert (p.evaluations, p.repetitions) == (plan(100, 5).evaluations, 4)
-        assert p.plot().get_legend().get_texts()[0].get_text() == "checkpoint held"
     assert plan(100, "all", storage=HostMemory()).writes == 0
     assert list(plan(0, storage=HostMemory())) == []
 
@@ -302,51 +295,6 @@ def test_what_storage_does_not_go_with(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be None where storage is given") as caught:
         plan(100, **given, storage=HostMemory())
     assert f"but is {value!r}" in str(caught.value)
-
-
-SHOWN = [
-    TwoLevelPlan(30, 2, 1, HostMemory(None, 1)),
-    TwoLevelPlan(60, 1, 1, Disk("/tmp", 3, 0.25)),
-    TwoLevelPlan(200, 3, 7, HostMemory(2, 0)),
-    TwoLevelPlan(300, 4, 1, HostMemory(None, 5)),
-]
-
-
-@pytest.mark.parametrize("p", SHOWN, ids=str)
-def test_picture_shows_the_actions(p: TwoLevelPlan) -> None:
-    drawing, stored, held = Drawing(p), set[Any](), set[Any]()
-    slots: dict[int, Any] = {}
-    kept: dict[int, Any] = {}
-    clock = taped = 0
-    for action in p:
-        match action:
-            case Advance(start, stop):
-                clock += stop - start
-            case Tape(start, stop):
-                clock, taped = clock + stop - start, start
-            case Store(slot, position):
-                slots[slot] = clock, position
-            case Free(slot):
-                begun = slots.pop(slot)
-                held.add((begun, (clock, begun[1])))
-            case Write(store, position):
-                kept[store] = clock, position
-            case Discard(store):
-                begun = kept.pop(store)
-                stored.add((begun, (clock, begun[1])))
-            case _:
-                pass
-    assert taped == 0
-    assert set(drawing.stored) == stored
-    assert set(drawing.held) == held
-    assert len(drawing.stored) == p.writes
-
-
-def test_legends() -> None:
-    p = plan(1000, 10, storage=HostMemory())
-    assert "@ in storage (85 writes, 85 reads)" in p.show().splitlines()
-    assert p.plot().get_legend().get_texts()[0].get_text() == "in storage (85 writes, 85 reads)"
-    pyplot.close("all")
 
 
 def test_report() -> None:

@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 
 from jax_revolve.schedule.actions import Advance, Discard, Free, Store, Tape, Write
 from jax_revolve.schedule.arguments import check_integer
-from jax_revolve.schedule.plan import Reversal
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Line: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
@@ -25,7 +24,7 @@ STYLES[TAPED] = ("#D55E00", 2)
 """Colors that the color-blind tell apart (Okabe and Ito), and weights."""
 
 
-def as_text(plan: Reversal, width: int = 79) -> str:
+def as_text(plan: AnyPlan, width: int = 79) -> str:
     """The schedule as text: steps go to the right, and time goes down.
 
     A line is a *sweep*, from a checkpoint to the last block that is waiting, which is taped next.
@@ -53,7 +52,7 @@ def as_text(plan: Reversal, width: int = 79) -> str:
     return "\n".join(lines)
 
 
-def _check_blocks(plan: Reversal) -> None:
+def _check_blocks(plan: AnyPlan) -> None:
     if plan.blocks > MOST_BLOCKS:
         raise ValueError(
             f"blocks must be at most {MOST_BLOCKS} in a plan that is drawn, but are {plan.blocks}. "
@@ -62,14 +61,14 @@ def _check_blocks(plan: Reversal) -> None:
         )
 
 
-def _transfers(plan: Reversal) -> list[str]:
+def _transfers(plan: AnyPlan) -> list[str]:
     """The label of the storage, if it holds anything."""
     if not isinstance(plan, TwoLevelPlan) or not plan.writes:
         return []
     return [f"{STORED} ({plan.writes} writes, {plan.reads} reads)"]
 
 
-def _axis(plan: Reversal, columns: int, width: int) -> str:
+def _axis(plan: AnyPlan, columns: int, width: int) -> str:
     """Marks at round numbers of steps, each followed by its number."""
     steps = plan.blocks * plan.block_size
     least = len(str(plan.length)) + 2
@@ -84,7 +83,7 @@ def _axis(plan: Reversal, columns: int, width: int) -> str:
     return axis + " steps" if len(axis + " steps") <= width else axis
 
 
-def _rows(plan: Reversal, rows: int, columns: int) -> Iterator[tuple[int, str]]:
+def _rows(plan: AnyPlan, rows: int, columns: int) -> Iterator[tuple[int, str]]:
     """The rows, of about as many blocks each, and the evaluations up to the end of each. If the end
     of the loop is a block of the schedule, it has a row and no columns."""
     steps = plan.blocks * plan.block_size
@@ -124,7 +123,7 @@ def _rows(plan: Reversal, rows: int, columns: int) -> Iterator[tuple[int, str]]:
                 pass
 
 
-def picture(plan: Reversal, ax: Any = None) -> Any:
+def picture(plan: AnyPlan, ax: Any = None) -> Any:
     """The schedule in Matplotlib: steps over evaluations. Returns the axes, by default those of a
     new figure."""
     layers = drawn_lines(plan)
@@ -151,7 +150,7 @@ def picture(plan: Reversal, ax: Any = None) -> Any:
     return ax
 
 
-def drawn_lines(plan: Reversal) -> dict[str, list[Line]]:
+def drawn_lines(plan: AnyPlan) -> dict[str, list[Line]]:
     """The lines of a picture, each from one (evaluations, step) to another."""
     _check_blocks(plan)
     found: dict[str, list[Line]] = {name: [] for name in STYLES}
