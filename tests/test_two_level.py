@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_schedule import run_abstract_machine
 
 from jax_revolve import Disk, HostMemory, Plan, Report, plan
 from jax_revolve.schedule import multistage
-from jax_revolve.schedule.actions import Advance, Discard, Free, Load, Read, Store, Tape, Write
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
@@ -88,52 +88,12 @@ def cost(p: TwoLevelPlan) -> Cost:
     return int(total), p.writes, p.reads
 
 
-def run_abstract_machine(p: TwoLevelPlan) -> tuple[int, int, int]:
-    """Runs a schedule, checks every action and both limits, and counts advances, writes, reads."""
-    slots: dict[int, int] = {}
-    stored: dict[int, int] = {}
-    current: int | None = 0
-    still_to_tape = p.length
-    counts = [0, 0, 0]
-    for action in p:
-        match action:
-            case Store(slot, position):
-                assert current == position
-                assert slot == len(slots) < p.checkpoints
-                slots[slot] = position
-            case Load(slot, position):
-                assert slots[slot] == position
-                current = position
-            case Free(slot):
-                assert slots.pop(slot) == still_to_tape
-            case Write(store, position):
-                assert current == position
-                assert still_to_tape == p.length
-                assert store == len(stored) == counts[1]
-                assert store < (p.storage.checkpoints or p.length)
-                stored[store] = position
-                counts[1] += 1
-            case Read(store, position):
-                assert stored[store] == position < still_to_tape
-                assert store == len(stored) - 1
-                assert not slots
-                current = position
-                counts[2] += 1
-            case Discard(store):
-                assert stored.pop(store) == still_to_tape
-            case Advance(start, stop):
-                assert current == start < stop <= still_to_tape
-                counts[0] += stop - start
-                current = stop
-            case Tape(start, stop):
-                assert current == start
-                assert stop == still_to_tape
-                assert start == p.block_size * ((stop - 1) // p.block_size)
-                still_to_tape, current = start, None
-    assert still_to_tape == 0
-    assert not slots
-    assert not stored
-    return counts[0], counts[1], counts[2]
+def run_and_count(p: TwoLevelPlan) -> tuple[int, int, int]:
+    """Advances, writes and reads, found by running the schedule."""
+    room = p.storage.checkpoints or p.length
+    ran = run_abstract_machine(p, p.length, p.checkpoints, p.block_size, room)
+    assert max(ran.advanced, default=0) == p.repetitions
+    return sum(ran.advanced), ran.writes, ran.reads
 
 
 @pytest.mark.parametrize(("slots", "transfer"), SLOTS_AND_TRANSFERS)
@@ -143,7 +103,7 @@ def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
         p = TwoLevelPlan(length, slots, 1, HostMemory(None, transfer))
         assert cost(p) == expected[p.scheduled_blocks]
         if length % 11 == 0 or length < 30:
-            assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+            assert run_and_count(p) == (p.advances, p.writes, p.reads)
 
 
 @pytest.mark.parametrize(
@@ -155,22 +115,15 @@ def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most:
     for length in range(LONGEST_LIMITED + 1):
         p = TwoLevelPlan(length, slots, 1, HostMemory(most, transfer))
         assert cost(p) == expected[p.scheduled_blocks]
-        assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+        assert run_and_count(p) == (p.advances, p.writes, p.reads)
 
 
 @given(plans)
 @settings(max_examples=50)
 def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
-    assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
-    assert len(p.stores) == p.writes
-    assert len(p.moves) == p.reads
+    assert run_and_count(p) == (p.advances, len(p.stores), len(p.moves))
+    assert (p.writes, p.reads) == (len(p.stores), len(p.moves))
     assert p.tail < max(p.length, 1)
-    counts: dict[int, int] = {}
-    for action in p:
-        if isinstance(action, Advance):
-            for step in range(action.start, action.stop):
-                counts[step] = counts.get(step, 0) + 1
-    assert max(counts.values(), default=0) == p.repetitions
 
 
 @pytest.mark.parametrize("transfer", [1, 5])
@@ -180,7 +133,7 @@ def test_a_thousand_steps(transfer: float) -> None:
     assert p.stores == tuple(range(0, 935, 11))
     assert p.tail == 935
     assert p.moves == tuple((i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
-    assert run_abstract_machine(p) == (1905, 85, 85)
+    assert run_and_count(p) == (1905, 85, 85)
     assert plan(1000, 10).advances == 3640
 
 

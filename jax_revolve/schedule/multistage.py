@@ -72,18 +72,10 @@ def _parts_of_a_segment(transfers: Transfers) -> tuple[int, int]:
     return divmod(transfers.reads, transfers.writes) if transfers.writes else (0, 0)
 
 
-class Move(NamedTuple):
-    """Read carry `store` of the storage, advance it to block `start`, and reverse the blocks
-    `start`, ..., `stop - 1` with the slots of the device."""
-
-    store: int
-    start: int
-    stop: int
-
-
 Parts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-"""The parts of all segments, in the order in which they are reversed after the tail: a row for each
-field of a `Move`."""
+"""The parts of all segments, in the order in which they are reversed after the tail. The rows: the
+number of the carry that is read from the storage, the block that it is advanced to, and the block
+before which the part stops."""
 
 
 def tail(blocks: int, slots: int, transfers: Transfers) -> int:

@@ -64,13 +64,14 @@ class TwoLevelPlan(Reversal):
         return multistage.tail(self.scheduled_blocks, self.checkpoints, self._transfers)
 
     @property
-    def moves(self) -> tuple[multistage.Move, ...]:
-        """The parts of the reverse sweep after the tail, in order."""
-        return tuple(map(multistage.Move, *self.parts.tolist()))
+    def moves(self) -> tuple[tuple[int, int, int], ...]:
+        """The parts of the reverse sweep after the tail, in order: for each the number of the
+        carry that is read, the block it is advanced to, and the block before which it stops."""
+        return tuple(map(tuple, self.parts.T.tolist()))
 
     @cached_property
     def parts(self) -> multistage.Parts:
-        """The `moves`, as an array with a row for each of their fields."""
+        """The `moves`, as an array with a column for each."""
         return multistage.parts(self.scheduled_blocks, self.checkpoints, self._transfers)
 
     @property
