@@ -123,20 +123,18 @@ def test_plan(made: Plan, expected: Plan) -> None:
     assert made == expected
 
 
-@given(lengths, st.integers(1, 10), blocks)
-def test_repetitions(length: int, repetitions: int, block_size: int) -> None:
-    p = plan(length, repetitions=repetitions, block_size=block_size)
+@given(lengths, st.integers(1, 10), st.floats(1, 20), blocks)
+def test_fewest_checkpoints(length: int, repetitions: int, overhead: float, k: int) -> None:
+    p, q = (
+        plan(length, repetitions=repetitions, block_size=k),
+        plan(length, overhead=overhead, block_size=k),
+    )
     assert p.repetitions <= repetitions
+    assert q.overhead <= overhead
     if p.checkpoints > 1:
-        assert plan(length, p.checkpoints - 1, block_size=block_size).repetitions > repetitions
-
-
-@given(lengths, st.floats(1, 20), blocks)
-def test_overhead(length: int, overhead: float, block_size: int) -> None:
-    p = plan(length, overhead=overhead, block_size=block_size)
-    assert p.overhead <= overhead
-    if p.checkpoints > 1:
-        assert plan(length, p.checkpoints - 1, block_size=block_size).overhead > overhead
+        assert plan(length, p.checkpoints - 1, block_size=k).repetitions > repetitions
+    if q.checkpoints > 1:
+        assert plan(length, q.checkpoints - 1, block_size=k).overhead > overhead
 
 
 @given(st.integers(2, 10**6), blocks)
@@ -152,16 +150,14 @@ def test_least_overhead(length: int, block_size: int) -> None:
     assert stated == pytest.approx(last / length, rel=1e-5)
 
 
-ALTERNATIVES = {"checkpoints": 3, "repetitions": 2, "overhead": 1.5, "memory": "1kB"}
-
-
-@pytest.mark.parametrize("pair", [*pairwise(ALTERNATIVES), ("checkpoints", "memory")])
-def test_at_most_one_alternative(pair: tuple[str, str]) -> None:
-    given: dict[str, Any] = {name: ALTERNATIVES[name] for name in pair}
-    both = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    with pytest.raises(ValueError, match="At most one of checkpoints, repetitions, ") as caught:
-        plan(100, **given, state_bytes=1, residual_bytes=1)
-    assert str(caught.value).endswith(f"these are: {both}.")
+def test_at_most_one_alternative() -> None:
+    alternatives = {"checkpoints": 3, "repetitions": 2, "overhead": 1.5, "memory": "1kB"}
+    for a, b in [*pairwise(alternatives), ("checkpoints", "memory")]:
+        both: dict[str, Any] = {name: alternatives[name] for name in (a, b)}
+        with pytest.raises(ValueError, match="At most one of checkpoints, repetitions, ") as caught:
+            plan(100, **both, state_bytes=1, residual_bytes=1)
+        given = ", ".join(f"{name}={value!r}" for name, value in both.items())
+        assert str(caught.value).endswith(f"these are: {given}.")
 
 
 BYTES = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
@@ -271,39 +267,30 @@ def test_budget_is_kept_and_made_the_most_of(
 @given(st.integers(1, 10**6), st.integers(1, 10**6), few_bytes, st.none() | blocks)
 def test_least_budget(length: int, state: int, residuals: int, block_size: int | None) -> None:
     """It is stated, and it is enough."""
-    k = 1 if block_size is None else min(block_size, length)
+    k = min(block_size or 1, length)
     least = 2 * state + k * residuals
-
-    def within(memory: int) -> Plan:
-        return plan(
-            length, memory=memory, state_bytes=state, residual_bytes=residuals, block_size=k
-        )
-
-    p = within(least)
-    assert (p.checkpoints, p.block_size) == (1, k)
+    sizes: dict[str, Any] = {"state_bytes": state, "residual_bytes": residuals}
+    assert plan(length, memory=least, block_size=k, **sizes) == Plan(length, 1, k)
     with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here, but is "):
-        within(least - 1)
+        plan(length, memory=least - 1, block_size=k, **sizes)
 
 
 @given(st.integers(1, 2000), blocks, st.integers(0, 10**6))
 def test_block_is_kept_within_a_budget(length: int, block_size: int, more: int) -> None:
     k = min(block_size, length)
-    sizes = {"state_bytes": 100, "residual_bytes": 7}
+    sizes: dict[str, Any] = {"state_bytes": 100, "residual_bytes": 7}
     p = plan(length, memory=200 + 7 * k + more, block_size=k, **sizes)
     most = p.blocks - 1 if k > 1 else p.blocks
     assert (p.block_size, p.checkpoints) == (k, min(1 + more // 100, max(most, 1)))
 
 
-@pytest.mark.parametrize(("states", "evaluations"), [(100, 1924), (50, 2350)])
-def test_evaluations_within_some_states(states: int, evaluations: int) -> None:
+def test_evaluations_within_some_states() -> None:
     """n = 1000, residuals as large as the state; the carry that the loop runs on counts as well."""
     sizes: dict[str, Any] = {"state_bytes": 80_000, "residual_bytes": 80_000}
-    p = plan(1000, memory=states * 80_000, **sizes)
-    print(p)
-    assert p.evaluations == evaluations
-    assert p.evaluations <= {100: 2000, 50: 2450}[states]
-    single = plan(1000, memory=states * 80_000, **sizes, block_size=1)
-    assert single.evaluations >= 2900
+    for states, evaluations in (100, 1924), (50, 2350):
+        p = plan(1000, memory=f"{states * 80} kB", **sizes)
+        assert p.evaluations == evaluations
+        assert plan(1000, memory=states * 80_000, **sizes, block_size=1).evaluations >= 2900
 
 
 # Loops that stop by themselves
@@ -487,11 +474,10 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
     assert wanted == expected
 
 
-@pytest.mark.parametrize("block_size", [None, 3])
 @pytest.mark.parametrize("checkpoints", [5, "all", 0])
-def test_checkpoints_and_memory(checkpoints: Any, block_size: int | None) -> None:
+def test_checkpoints_and_memory(checkpoints: Any) -> None:
     message = f"^checkpoints must be None where memory is given, but is {checkpoints!r}: "
-    for call in (for_scan, for_bound):
+    for call, block_size in (for_scan, None), (for_bound, 3):
         with pytest.raises(ValueError, match=message):
             call(100, checkpoints, block_size, "1GB")
 
@@ -557,9 +543,22 @@ def test_request_for_memory(length: int, sizes: Sizes, more: int, block_size: in
 
 def test_bytes() -> None:
     for written, expected in {
-        0: 0, 12345: 12345, "7": 7, " 7 ": 7, "10 b": 10, "10B": 10, "512MB": 512 * 10**6,
-        "2GiB": 2 * 2**30, "1.5 kB": 1500, "1.5KiB": 1536, "0.5 gib": 2**29, "3tb": 3 * 10**12,
-        "1 TiB": 2**40, "1 kb": 1000, "1.001 kB": 1001, "9007199254740993": 2**53 + 1,
+        0: 0,
+        12345: 12345,
+        "7": 7,
+        " 7 ": 7,
+        "10 b": 10,
+        "10B": 10,
+        "512MB": 512 * 10**6,
+        "2GiB": 2 * 2**30,
+        "1.5 kB": 1500,
+        "1.5KiB": 1536,
+        "0.5 gib": 2**29,
+        "3tb": 3 * 10**12,
+        "1 TiB": 2**40,
+        "1 kb": 1000,
+        "1.001 kB": 1001,
+        "9007199254740993": 2**53 + 1,
         f"1{'0' * 400} B": 10**400,  # more than a float
     }.items():
         assert parse_bytes(written) == expected
@@ -578,9 +577,19 @@ def test_bad_bytes() -> None:
 
 def test_readable() -> None:
     for size, expected in {
-        0: "0 B", 999: "999 B", 1000: "1 kB", 1234: "1.23 kB", 12345: "12.3 kB",
-        999_499: "999 kB", 999_500: "1 MB", 64_000_000: "64 MB", 123_456_789: "123 MB",
-        10**9: "1 GB", 999_600_000_000: "0.9996 TB", 10**12: "1 TB", 65_540 * 10**9: "65.54 TB",
+        0: "0 B",
+        999: "999 B",
+        1000: "1 kB",
+        1234: "1.23 kB",
+        12345: "12.3 kB",
+        999_499: "999 kB",
+        999_500: "1 MB",
+        64_000_000: "64 MB",
+        123_456_789: "123 MB",
+        10**9: "1 GB",
+        999_600_000_000: "0.9996 TB",
+        10**12: "1 TB",
+        65_540 * 10**9: "65.54 TB",
     }.items():
         assert readable(size) == expected
         assert parse_bytes(readable(size)) == pytest.approx(size, rel=0.00501)

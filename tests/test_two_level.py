@@ -207,39 +207,34 @@ def test_long_loops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error"),
+    ("name", "values", "error"),
     [
-        ("checkpoints", 0, ValueError),
-        ("checkpoints", 2.0, TypeError),
-        ("checkpoints", "all", TypeError),
-        ("checkpoints", True, TypeError),
-        ("memory", -1, ValueError),
-        ("memory", "many", ValueError),
-        ("memory", 1.5, TypeError),
-        ("transfer", -1, ValueError),
-        ("transfer", float("nan"), ValueError),
-        ("transfer", float("inf"), ValueError),
-        ("transfer", "5", TypeError),
-        ("transfer", True, TypeError),
+        ("checkpoints", (0,), ValueError),
+        ("checkpoints", (2.0, "all", True), TypeError),
+        ("memory", (-1, "many"), ValueError),
+        ("memory", (1.5,), TypeError),
+        ("transfer", (-1, float("nan"), float("inf")), ValueError),
+        ("transfer", ("5", True), TypeError),
     ],
 )
-def test_bad_storage(name: str, value: Any, error: type[Exception]) -> None:
-    for make in (HostMemory, lambda **given: Disk(".", **given)):
-        with pytest.raises(error, match=f"^{name} must be ") as caught:
-            make(**{name: value})
-        assert f"but is {value!r}" in str(caught.value)
+def test_bad_storage(name: str, values: Any, error: type[Exception]) -> None:
+    for value in values:
+        for make in (HostMemory, lambda **given: Disk(".", **given)):
+            with pytest.raises(error, match=f"^{name} must be ") as caught:
+                make(**{name: value})
+            assert f"but is {value!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("directory", [None, 3, b"x"])
-def test_bad_directory(directory: Any) -> None:
-    with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is"):
-        Disk(directory)
-
-
-@pytest.mark.parametrize("storage", ["host", HostMemory, 3])
-def test_bad_storage_of_a_plan(storage: Any) -> None:
-    with pytest.raises(TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "):
-        plan(10, 3, storage=storage)
+def test_bad_place() -> None:
+    for directory in (None, 3, b"x"):
+        with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is"):
+            Disk(directory)  # pyright: ignore[reportArgumentType]
+    for storage in ("host", HostMemory, 3):
+        place: Any = storage
+        with pytest.raises(
+            TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "
+        ):
+            plan(10, 3, storage=place)
 
 
 @pytest.mark.parametrize("given", [{"repetitions": 2}, {"overhead": 1.5}])
