@@ -61,7 +61,7 @@ class TwoLevelPlan(Reversal):
     def tail(self) -> int:
         """The first block of the tail, which follows the one-level schedule with the slots of the
         device: in the forward sweep, and in the first part of the reverse sweep."""
-        return multistage.tail(self.scheduled_blocks, self.checkpoints, self._transfers)
+        return self._transfers.tail
 
     @property
     def moves(self) -> tuple[tuple[int, int, int], ...]:
@@ -72,7 +72,7 @@ class TwoLevelPlan(Reversal):
     @cached_property
     def parts(self) -> multistage.Parts:
         """The `moves`, as an array with a column for each."""
-        return multistage.parts(self.scheduled_blocks, self.checkpoints, self._transfers)
+        return self._transfers.parts
 
     @property
     def writes(self) -> int:
@@ -87,13 +87,12 @@ class TwoLevelPlan(Reversal):
     @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
-        return multistage.repetition(self.scheduled_blocks, self.checkpoints, self._transfers)
+        return self._transfers.repetition
 
     @property
     def advances(self) -> int:
         """The number of advances: evaluations of steps that are not taped."""
-        blocks = multistage.advances(self.scheduled_blocks, self.checkpoints, self._transfers)
-        return self.block_size * blocks
+        return self.block_size * self._transfers.advances
 
     def stores_every_block(self, *, is_while: bool) -> bool:
         """Whether the device has a slot for every block, which would leave none to the storage."""
