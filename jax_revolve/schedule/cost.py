@@ -19,9 +19,9 @@ from typing import NamedTuple
 from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.plan import Reversal
 from jax_revolve.schedule.storage import TRANSFER, Disk, Storage
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.two_level import TwoLevelPlan
 
 STEPS_IN_A_PRODUCT = 32
 """The most steps whose share of a weight's cotangent is computed by one product. Its factors are
@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
     profile: Profile = CPU
 
 
-def memory(plan: AnyPlan, sizes: Sizes) -> int:
+def memory(plan: Reversal, sizes: Sizes) -> int:
     """The bytes that the plan holds on the device."""
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
@@ -80,7 +80,7 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
     return -(-block_size // -(-block_size // most))
 
 
-def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
+def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     """The bytes held from the forward sweep to the reverse sweep. Those of an inner loop exist once
     for each outer step that is taped."""
     if is_while:
@@ -89,13 +89,13 @@ def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     return plan.checkpoints * sizes.checkpoint + tape
 
 
-def passing(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
+def passing(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     """The further bytes that the plan holds during the reverse sweep only."""
     stack = plan.checkpoints * STACK_LEVEL if is_while else 0
     return memory(plan, sizes) + stack - held(plan, sizes, is_while=is_while)
 
 
-def evaluations(plan: AnyPlan, *, is_while: bool = False) -> int:
+def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
     """The evaluations of `jax.value_and_grad` of a loop that takes all of `plan.length` steps.
 
     The forward sweep of a while loop places checkpoints online. It does not tape the last block,
@@ -111,7 +111,7 @@ def evaluations(plan: AnyPlan, *, is_while: bool = False) -> int:
     return 2 * plan.length + plan.block_size * again
 
 
-def _least_evaluations(plan: AnyPlan) -> int:
+def _least_evaluations(plan: Reversal) -> int:
     """The evaluations of a while loop whose checkpoints are at optimal positions."""
     if isinstance(plan, TwoLevelPlan):
         # The tail is reversed as a part, from a carry in the storage, without the end of the loop:
@@ -123,7 +123,7 @@ def _least_evaluations(plan: AnyPlan) -> int:
     return 2 * plan.length + plan.block_size * again
 
 
-def time(plan: AnyPlan, sizes: Sizes, *, is_while: bool = False) -> float:
+def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     """The predicted nanoseconds, without the costs that all plans share; if `sizes.work` is `None`,
     the evaluations. A transfer counts as `storage.transfer` evaluations."""
     runs, profile = _runs(plan, is_while), sizes.profile
@@ -140,7 +140,7 @@ def time(plan: AnyPlan, sizes: Sizes, *, is_while: bool = False) -> float:
     )
 
 
-def _waits(plan: AnyPlan, is_while: bool) -> float:
+def _waits(plan: Reversal, is_while: bool) -> float:
     """About the iterations of loops whose end depends on data, without those of the forward sweep:
     advances, and for each block the loop that stores and the one that advances."""
     if not is_while and plan.static_levels:
@@ -149,7 +149,7 @@ def _waits(plan: AnyPlan, is_while: bool) -> float:
 
 
 @lru_cache(maxsize=2**14)
-def _runs(plan: AnyPlan, is_while: bool) -> float:
+def _runs(plan: Reversal, is_while: bool) -> float:
     """The evaluations, with transfers counted as evaluations."""
     runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):

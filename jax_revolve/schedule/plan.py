@@ -65,6 +65,13 @@ class Reversal:
         """The number of checkpoints that are not in a storage."""
         return self.checkpoints
 
+    @property
+    def static_levels(self) -> tuple[int, ...]:
+        """The levels of a plan for a scan whose loops all have a static length; none of any other
+        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data, and
+        once for a loop without iterations."""
+        return ()
+
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
         """The bytes that the reverse pass holds on the device: its checkpoints of `state_bytes`
         each, the residuals of a block, of `residual_bytes` for each step, and the carry that the
@@ -157,9 +164,7 @@ class Plan(Reversal):
 
     @property
     def static_levels(self) -> tuple[int, ...]:
-        """The levels of a plan for a scan whose loops all have a static length; none of any other
-        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data, and
-        once for a loop without iterations."""
+        """See `Reversal.static_levels`."""
         every = self.stores_every_block(is_while=False)
         return (self.blocks,) if every else self.levels
 

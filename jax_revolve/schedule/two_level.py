@@ -37,7 +37,6 @@ class TwoLevelPlan(Reversal):
     """
 
     storage: Storage = field(default_factory=HostMemory)
-    static_levels = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
