@@ -1,10 +1,11 @@
 """The schedule apart from JAX: an abstract machine runs the actions, and meets the optimum."""
 
+import sys
 from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate, takewhile
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import pytest
@@ -112,6 +113,22 @@ def run_abstract_machine(
     assert not slots
     assert not stored
     return Ran([*accumulate(changes)][:-1], writes, reads)
+
+
+def calls_of(run: Any) -> int:
+    """The Python functions that are called: planning is nothing else."""
+    count = 0
+
+    def tell(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(tell)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 7, 12])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_schedule import run_abstract_machine
+from test_schedule import calls_of, run_abstract_machine
 
 from jax_revolve import Disk, HostMemory, Plan, Report, plan
 from jax_revolve.schedule import multistage
@@ -204,6 +204,9 @@ def test_long_loops() -> None:
         bound = multistage.LowerBound(length, slots, Fraction(transfer))
         least = min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2))
         assert 0 <= total * bound.unit - least <= 2 * transfer * bound.unit
+    p = TwoLevelPlan(10**6, 3, 1, HostMemory(None, 0))
+    assert calls_of(lambda: (p.stores, p.parts)) < 5000  # and not one for each of a million moves
+    assert len(p.stores) == p.writes > 10**5
 
 
 @pytest.mark.parametrize(
