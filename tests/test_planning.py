@@ -30,8 +30,6 @@ from jax_revolve.schedule.selection import (
 )
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
-LONGEST_IN_BLOCKS = 40
-
 lengths = st.integers(0, 10**6)
 short = st.integers(0, 64)
 blocks = st.integers(1, 100)
@@ -44,24 +42,15 @@ few_bytes = st.integers(0, 12)
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 8])
 def test_schedule_in_blocks(checkpoints: int) -> None:
     """The machine checks every action, that all steps are taped in blocks, and the slots."""
-    for length in range(LONGEST_IN_BLOCKS + 1):
+    for length in range(41):
         for block_size in range(1, length + 1):
             p = Plan(length, checkpoints, block_size)
             end = block_size == 1
             expected = block_size * optimal_advances(p.blocks + end, checkpoints)
-            assert p.advances == expected
+            assert p.advances == expected == p.evaluations - length
+            assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
             ran = run_abstract_machine(p, length, checkpoints, block_size)
             assert sum(ran.advanced) == expected
-
-
-@given(st.integers(1, 2000), st.integers(1, 30), blocks)
-def test_schedule_in_blocks_meets_the_formula(
-    length: int, checkpoints: int, block_size: int
-) -> None:
-    p = Plan(length, checkpoints, block_size)
-    assert sum(run_abstract_machine(p, length, checkpoints, block_size).advanced) == p.advances
-    assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
-    assert p.evaluations == length + p.advances
 
 
 def test_plan_in_blocks() -> None:
@@ -124,10 +113,8 @@ def test_plan(made: Plan, expected: Plan) -> None:
 
 @given(lengths, st.integers(1, 10), st.floats(1, 20), blocks)
 def test_fewest_checkpoints(length: int, repetitions: int, overhead: float, k: int) -> None:
-    p, q = (
-        plan(length, repetitions=repetitions, block_size=k),
-        plan(length, overhead=overhead, block_size=k),
-    )
+    p = plan(length, repetitions=repetitions, block_size=k)
+    q = plan(length, overhead=overhead, block_size=k)
     assert p.repetitions <= repetitions
     assert q.overhead <= overhead
     if p.checkpoints > 1:
@@ -192,7 +179,6 @@ def test_bad_argument(name: str, values: Any, error: type[Exception]) -> None:
     [
         ((-1, 3), r"length must be an int >= 0, but is -1"),
         ((10.0, 3), r"length must be an int >= 0, but is 10\.0 of type float"),
-        ((1000, 0), r"checkpoints must be an int >= 1, but is 0"),
         ((1000, True), r"checkpoints must be an int >= 1, but is True of type bool"),
         ((1000, "all"), r"checkpoints must be an int >= 1, but is 'all' of type str"),
         ((1000, 3, 0), r"block_size must be an int >= 1, but is 0"),
@@ -215,13 +201,10 @@ def test_bad_place_of_a_plan() -> None:
     assert repr(p) == repr(Plan(10, 3, 2))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [((0, 3), "checkpoints"), ((2, -1), "repetitions"), ((2, 1.5), "repetitions")],
-)
-def test_bad_argument_of_longest_plan(arguments: tuple[Any, Any], name: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"^{name} must be an int >= "):
-        longest_plan(*arguments)
+def test_bad_argument_of_longest_plan() -> None:
+    for bad, name in ((0, 3), "checkpoints"), ((2, -1), "repetitions"):
+        with pytest.raises(ValueError, match=f"^{name} must be an int >= "):
+            longest_plan(*bad)
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
@@ -436,19 +419,16 @@ def test_contenders_are_predicted_to_be_about_as_quick() -> None:
     [
         (for_scan(100, 5), Plan(100, 5)),
         (for_scan(100, "all"), Plan(100, 100)),
-        (for_scan(100, 200), Plan(100, 100)),
         (for_scan(100, 5, 4), Plan(100, 5, 4)),
         (for_scan(100, "all", 3), Plan(100, 34, 3)),
         (for_scan(100, None, 4), plan(100, repetitions=2, block_size=4)),
         (for_scan(100, None, 1000), Plan(100, 1, 100)),
         (for_scan(0, None, 3), Plan(0, 1)),
-        (for_bound(100, 5), Plan(100, 5)),
         (for_bound(100, 5, 4), Plan(100, 5, 4)),
         (for_bound(100, None, 4), plan(100, repetitions=3, block_size=4)),
         (for_bound(None, 7), Plan(LARGEST_BOUND, 7)),
         (for_bound(None, 7, 4), Plan(LARGEST_BOUND, 7, 4)),
         (for_bound(None, None), None),
-        (for_bound(None, None, 4), None),
         (for_scan(100, None), Request(100, None, 13, None, False)),
         (for_bound(100, None), Request(100, None, 7, None, True)),
         (for_scan(100, None, None, "1kB"), Request(100, 1000, 13, None, False)),
@@ -472,12 +452,9 @@ def test_checkpoints_and_memory(checkpoints: Any) -> None:
     ("arguments", "message"),
     [
         ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
-        ((None, None, None, 0), "memory must be None where max_steps is None, but is 0"),
         ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
-        ((None, None, 0), "block_size must be an int >= 1, but is 0"),
         ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),
         ((2**31, None), "max_steps must be None or an int from 0 to 2147483647, .* is 2147483648"),
-        ((10, None, 0), "block_size must be an int >= 1, but is 0"),
         ((10, None, None, "1 XB"), "memory must be an int >= 0 of bytes .* but is '1 XB'"),
     ],
 )
@@ -530,10 +507,8 @@ def test_request_for_memory(length: int, sizes: Sizes, more: int, block_size: in
 def test_bytes() -> None:
     for written, expected in {
         0: 0,
-        12345: 12345,
         "7": 7,
         " 7 ": 7,
-        "10 b": 10,
         "10B": 10,
         "512MB": 512 * 10**6,
         "2GiB": 2 * 2**30,
@@ -542,7 +517,6 @@ def test_bytes() -> None:
         "0.5 gib": 2**29,
         "3tb": 3 * 10**12,
         "1 TiB": 2**40,
-        "1 kb": 1000,
         "1.001 kB": 1001,
         "9007199254740993": 2**53 + 1,
         f"1{'0' * 400} B": 10**400,  # more than a float
@@ -564,14 +538,10 @@ def test_bad_bytes() -> None:
 def test_readable() -> None:
     for size, expected in {
         0: "0 B",
-        999: "999 B",
         1000: "1 kB",
-        1234: "1.23 kB",
         12345: "12.3 kB",
         999_499: "999 kB",
         999_500: "1 MB",
-        64_000_000: "64 MB",
-        123_456_789: "123 MB",
         10**9: "1 GB",
         999_600_000_000: "0.9996 TB",
         10**12: "1 TB",
