@@ -173,20 +173,13 @@ def _segments(layers: Layers, memory: int) -> list[Schedule]:
 
 
 class Costs(NamedTuple):
-    """A chain, with its memory in slots. For each layer:
+    """A chain, with its memory in slots: five numbers for each layer."""
 
-    - `work`: the work of a run;
-    - `keep`: the carry that enters it, while further layers run;
-    - `alone`: the same carry, while the layer is taped alone;
-    - `tape`: its residuals, while it is taped alone;
-    - `hold`: its residuals and the carry after it, while further layers run.
-    """
-
-    work: Sequence[int]
-    keep: Sequence[int]
-    alone: Sequence[int]
-    tape: Sequence[int]
-    hold: Sequence[int]
+    work: Sequence[int]  # the work of a run
+    keep: Sequence[int]  # the carry that enters it, while further layers run
+    alone: Sequence[int]  # the same carry, while the layer is taped alone
+    tape: Sequence[int]  # its residuals, while it is taped alone
+    hold: Sequence[int]  # its residuals and the carry after it, while further layers run
 
 
 def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
