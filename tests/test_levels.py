@@ -253,7 +253,7 @@ STATIC: list[dict[str, Any]] = [
     {"checkpoints": 9, "block_size": 10},
     {"checkpoints": 2, "block_size": 50},
     {"checkpoints": "all"},
-    {"checkpoints": 0, "storage": HostMemory(9), "block_size": 10},
+    {"checkpoints": 0, "storage": HostMemory(checkpoints=9), "block_size": 10},
 ]
 
 
@@ -284,7 +284,7 @@ def test_every_forward_sweep_is_static(options: dict[str, Any]) -> None:
 
 def test_a_buffer_in_the_hosts_memory_is_not_computed_there() -> None:
     """XLA would warn of compute on the host. Slots are broadcast from what was not moved there."""
-    options = {"checkpoints": 0, "storage": HostMemory(9), "block_size": 10}
+    options = {"checkpoints": 0, "storage": HostMemory(checkpoints=9), "block_size": 10}
     text = lowered(
         jax.grad(partial(loss, checkpointed_scan, 100, **options)), "cuda", *arguments(100)
     )

@@ -107,7 +107,7 @@ def test_a_plan_is_what_it_says(loop: Any) -> None:
     asked: dict[str, Any] = {"checkpoints": 3, "block_size": 2}
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
     assert str(gradient(loop, plan=plan(N, **asked))) != str(gradient(loop, checkpoints=2))
-    asked = {"checkpoints": 2, "storage": HostMemory(3, 5.0)}
+    asked = {"checkpoints": 2, "storage": HostMemory(checkpoints=3, transfer=5.0)}
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
 
 

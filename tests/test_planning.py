@@ -73,8 +73,11 @@ def test_plan_in_blocks() -> None:
         (plan(1000, 1), "1000 steps, 1 checkpoint: 501500 evaluations (500.50 extra forward "),
         (Plan(1, 1, 2), "1 step, blocks of 2 steps, 1 checkpoint: 1 evaluation (0.00 extra "),
         (Plan(9, 1, 9), "(0.00 extra forward passes, no step advanced)"),
-        (plan(9, 2, storage=HostMemory(1, 1.0)), "2 checkpoints and 1 more in host memory, read "),
-        (plan(9, 0, storage=HostMemory(1)), "9 steps, 1 checkpoint in host memory: "),
+        (
+            plan(9, 2, storage=HostMemory(checkpoints=1, transfer=1.0)),
+            "2 checkpoints and 1 more in host memory, read ",
+        ),
+        (plan(9, 0, storage=HostMemory(checkpoints=1)), "9 steps, 1 checkpoint in host memory: "),
     ],
 )
 def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:

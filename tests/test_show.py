@@ -19,7 +19,11 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 matplotlib.use("Agg")
 
-storages = st.builds(HostMemory, st.none() | st.integers(1, 9), st.sampled_from([0, 0.25, 1, 5]))
+storages = st.builds(
+    HostMemory,
+    checkpoints=st.none() | st.integers(1, 9),
+    transfer=st.sampled_from([0, 0.25, 1, 5]),
+)
 shapes = st.integers(1, 400), st.integers(1, 30), st.integers(1, 5)
 plans = st.builds(Plan, *shapes) | st.builds(TwoLevelPlan, *shapes, storages)
 
