@@ -69,8 +69,8 @@ FAULTS = [
     ),
     Fault(
         "two levels: one advance too many is counted",
-        "return r * blocks - saved",
-        "return r * blocks - saved + 1",
+        "return r * self.blocks - saved",
+        "return r * self.blocks - saved + 1",
         "test_two_level.py",
     ),
     Fault(

@@ -13,8 +13,7 @@ import pytest
 from jax_revolve import checkpointed_chain
 from jax_revolve.layers.layer import Layer
 from jax_revolve.layers.measure import measure
-from jax_revolve.schedule import binomial
-from jax_revolve.schedule.chain import schedules as chain
+from jax_revolve.schedule import binomial, chain
 
 KEY = jax.random.key(7)
 

@@ -7,31 +7,20 @@ from typing import Any
 
 import pytest
 
-from jax_revolve.schedule import binomial
-from jax_revolve.schedule.chain import schedules as chain
-from jax_revolve.schedule.chain.schedules import Layers, Schedule
+from jax_revolve.schedule import binomial, chain
+from jax_revolve.schedule.chain import Layers, Schedule
 
 
 class Machine:
     """Executes a schedule: counts the runs of every layer, and the most bytes held at once."""
 
-    def __init__(self, layers: Layers) -> None:
-        self.layers = layers
-        self.runs = [0] * len(layers.work)
-        self.held = self.peak = 0
-        self.reversed: list[int] = []
-
-    def execute(self, schedule: Schedule) -> "Machine":
-        self._hold(self.layers.carry[0])
+    def __init__(self, layers: Layers, schedule: Schedule) -> None:
+        self.layers, self.runs = layers, [0] * len(layers.work)
+        self.held = self.peak = layers.carry[0]
+        self.left = len(layers.work)
         self._reverse(schedule)
-        self._release(self.layers.carry[0])
-        assert self.held == 0
-        assert self.reversed == list(reversed(range(len(self.layers.work))))
-        return self
-
-    @property
-    def work(self) -> int:
-        return sum(u * n for u, n in zip(self.layers.work, self.runs, strict=True))
+        assert (self.held, self.left) == (layers.carry[0], 0)
+        self.work = sum(u * n for u, n in zip(layers.work, self.runs, strict=True))
 
     def _reverse(self, schedule: Schedule) -> None:
         """The carry that the first layer takes is held."""
@@ -43,21 +32,15 @@ class Machine:
                 self.runs[number] += 1
             held.append(self.layers.residuals[entry] if isinstance(entry, int) else 0)
             held[-1] += self.layers.carry[numbers[-1] + 1] if i + 1 < len(schedule) else 0
-            self._hold(held[-1])
+            self.held += held[-1]
+            self.peak = max(self.peak, self.held)
         for entry, size in zip(reversed(schedule), reversed(held), strict=True):
+            self.held -= size
             if isinstance(entry, int):
-                self.reversed.append(entry)
-                self._release(size)
+                self.left -= 1
+                assert entry == self.left
             else:
-                self._release(size)
                 self._reverse(entry)
-
-    def _hold(self, size: int) -> None:
-        self.held += size
-        self.peak = max(self.peak, self.held)
-
-    def _release(self, size: int) -> None:
-        self.held -= size
 
 
 def every_schedule(start: int, stop: int) -> Iterator[Schedule]:
@@ -85,11 +68,11 @@ def random_layers(count: int, seed: int, most: int = 9) -> Layers:
 def test_least_work_within_memory_is_that_of_brute_force(count: int) -> None:
     for seed in range(3):
         layers = random_layers(count, seed)
-        found = [Machine(layers).execute(s) for s in every_schedule(0, count)]
+        found = [Machine(layers, s) for s in every_schedule(0, count)]
         least, most = (f(machine.peak for machine in found) for f in (min, max))
         assert chain.least_memory(layers) == least
         for memory in range(least, most + 2):
-            ours = Machine(layers).execute(chain.within(layers, memory))
+            ours = Machine(layers, chain.within(layers, memory))
             assert ours.peak <= memory
             assert ours.work == min(m.work for m in found if m.peak <= memory)
         with pytest.raises(ValueError, match=f"memory must be at least {least} bytes"):
@@ -100,7 +83,7 @@ def test_least_work_within_memory_is_that_of_brute_force(count: int) -> None:
 def test_equal_layers_are_reversed_by_revolve(count: int) -> None:
     layers = Layers((1,) * count, (1,) * count, (100,) * count)
     for checkpoints in {1, 2, 3, 5, 10, count - 1, count, count + 1} - {0}:
-        work = Machine(layers).execute(chain.with_checkpoints(layers, checkpoints)).work
+        work = Machine(layers, chain.with_checkpoints(layers, checkpoints)).work
         assert work == count + binomial.advances(count, min(checkpoints, count))
 
 
@@ -123,19 +106,19 @@ def test_least_work_with_checkpoints_is_that_of_the_recursion(count: int) -> Non
 
     for checkpoints in range(1, count + 1):
         schedule = chain.with_checkpoints(layers, checkpoints)
-        assert Machine(layers).execute(schedule).work == least(0, count, checkpoints)
+        assert Machine(layers, schedule).work == least(0, count, checkpoints)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 47])
 def test_by_default_no_layer_runs_more_than_twice_on_average(count: int) -> None:
     layers = random_layers(count, seed=count, most=1000)
-    ours = Machine(layers).execute(chain.by_default(layers))
+    ours = Machine(layers, chain.by_default(layers))
     assert ours.work <= 2 * sum(layers.work)
     if count > 9:
-        everything = Machine(layers).execute(tuple(range(count)))
+        everything = Machine(layers, tuple(range(count)))
         assert ours.peak <= 0.4 * everything.peak
     if count in (2, 3):
-        once = [Machine(layers).execute(s) for s in every_schedule(0, count)]
+        once = [Machine(layers, s) for s in every_schedule(0, count)]
         assert ours.peak <= min(m.peak for m in once if max(m.runs) <= 2)
 
 
@@ -143,18 +126,18 @@ def test_by_default_no_layer_runs_more_than_twice_on_average(count: int) -> None
 def test_long_chains_keep_to_their_budget(share: float, most: float) -> None:
     layers = random_layers(200, seed=1, most=10**6)
     memory = int(share * (sum(layers.residuals) + sum(layers.carry)))
-    ours = Machine(layers).execute(chain.within(layers, memory))
+    ours = Machine(layers, chain.within(layers, memory))
     assert ours.peak <= memory
     assert ours.work <= most * sum(layers.work)
 
 
-@pytest.mark.parametrize("checkpoints", [1, 2, 3, 10, 40, 200, 298])
-def test_long_chains_of_equal_layers_are_reversed_by_revolve(checkpoints: int) -> None:
+def test_long_chains_of_equal_layers_are_reversed_by_revolve() -> None:
     """With one or two checkpoints, schedules are nested deeper than Python's calls may be."""
     layers = Layers((7,) * 1500, (1,) * 1500, (0,) * 1500)
-    schedule = chain.with_checkpoints(layers, checkpoints)
-    assert chain.work_of(schedule, layers) == 7 * (1500 + binomial.advances(1500, checkpoints))
-    assert [*chain.layers_in(schedule)] == [*range(1500)]
+    for checkpoints in (1, 2, 40, 298):
+        schedule = chain.with_checkpoints(layers, checkpoints)
+        assert chain.work_of(schedule, layers) == 7 * (1500 + binomial.advances(1500, checkpoints))
+        assert [*chain.layers_in(schedule)] == [*range(1500)]
 
 
 @pytest.mark.parametrize("most_terms", [10**9, 2 * 10**6, 10**5])
@@ -176,7 +159,7 @@ def test_runs_are_those_of_the_machine() -> None:
     layers = random_layers(12, seed=0)
     for checkpoints in (1, 2, 4):
         schedule = chain.with_checkpoints(layers, checkpoints)
-        assert chain.runs(schedule) == Machine(layers).execute(schedule).runs
+        assert chain.runs(schedule) == Machine(layers, schedule).runs
 
 
 def test_layers_of_no_size_are_taped() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from test_blocks import executed
+from test_schedule import run_abstract_machine
 
 from jax_revolve import (
     HostMemory,
@@ -27,7 +28,7 @@ from jax_revolve import (
 )
 from jax_revolve.profiles.profile import CPU, of_platform
 from jax_revolve.schedule import cost, levels
-from jax_revolve.schedule.actions import Advance, Free, Load, Store, Tape
+from jax_revolve.schedule.actions import Advance, Tape
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import quickest
 
@@ -39,47 +40,14 @@ CASES = [(24, (2, 3), 4), (23, (2, 3), 4), (11, (3, 4), 1), (41, (2, 3, 4), 2), 
 shapes = st.tuples(st.lists(st.integers(2, 6), min_size=1, max_size=4), st.integers(1, 5))
 
 
-def run_abstract_machine(p: Plan) -> list[int]:
-    """Run a plan, check every action, and return how often each step is advanced."""
-    slots: dict[int, int] = {}
-    current: int | None = 0
-    still_to_tape, advanced = p.length, [0] * p.length
-    for action in p:
-        match action:
-            case Store(slot, position):
-                assert current == position
-                assert slots.get(slot, position) == position
-                assert slot < p.checkpoints
-                slots[slot] = position
-            case Load(slot, position):
-                assert slots[slot] == position
-                current = position
-            case Advance(start, stop):
-                assert current == start < stop <= still_to_tape
-                for step in range(start, stop):
-                    advanced[step] += 1
-                current = stop
-            case Tape(start, stop):
-                assert current == start
-                assert stop == still_to_tape
-                assert start == p.block_size * ((stop - 1) // p.block_size)
-                still_to_tape, current = start, None
-            case Free(slot):
-                assert slots.pop(slot) == still_to_tape
-            case _:
-                raise AssertionError(action)
-    assert still_to_tape == 0
-    assert not slots
-    return advanced
-
-
 @given(shapes, st.data())
 def test_actions_meet_the_formulas(shape: tuple[list[int], int], data: Any) -> None:
     counts, block_size = shape
     p = plan(
         data.draw(st.integers(0, prod(counts) * block_size)), levels=counts, block_size=block_size
     )
-    advanced = run_abstract_machine(p)
+    slots = p.checkpoints, p.block_size
+    advanced = run_abstract_machine(p, p.length, *slots, is_stack=False).advanced
     assert sum(advanced) == p.advances
     assert max(advanced, default=0) <= p.repetitions
     assert p.static_levels or not p.length

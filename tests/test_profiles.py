@@ -63,24 +63,17 @@ def test_a_damaged_entry_is_refused_by_name(name: str, tmp_path: Path) -> None:
         refused(write(ENTRIES | {name: value}, path), f"must have {kind} as {name}, but it is")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for content, message in [
         (b"", "must be JSON, but is not"),
-        (b"{", "must be JSON, but is not"),
         (b"\xff\xfe\xfa", "must be JSON, but is not"),
         (b"[]", "must be a JSON object, but is a list"),
         (b"{}", "lacks these entries: block, byte"),
         (json.dumps(ENTRIES | {"more": 1}).encode(), "has no use for these entries: more[.]"),
-    ],
-)
-def test_a_file_that_is_no_profile(content: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    path.write_bytes(content)
-    refused(path, message)
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    ]:
+        path.write_bytes(content)
+        refused(path, message)
     refused(tmp_path / "nowhere.json", "cannot be read: .*No such file")
     refused(tmp_path, "cannot be read: .*directory")
 

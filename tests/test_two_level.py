@@ -6,21 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib import pyplot
+from test_schedule import calls_of, run_abstract_machine
 
 from jax_revolve import Disk, HostMemory, Plan, Report, plan
 from jax_revolve.schedule import multistage
-from jax_revolve.schedule.actions import Advance, Discard, Free, Load, Read, Store, Tape, Write
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.multistage import Move
-from jax_revolve.schedule.report.show import Drawing
 from jax_revolve.schedule.two_level import TwoLevelPlan
-
-matplotlib.use("Agg")
 
 Cost = tuple[int, int, int]
 """Advances and transfers, in quarters of a step, and the writes and the reads among them. The least
@@ -94,52 +88,12 @@ def cost(p: TwoLevelPlan) -> Cost:
     return int(total), p.writes, p.reads
 
 
-def run_abstract_machine(p: TwoLevelPlan) -> tuple[int, int, int]:
-    """Runs a schedule, checks every action and both limits, and counts advances, writes, reads."""
-    slots: dict[int, int] = {}
-    stored: dict[int, int] = {}
-    current: int | None = 0
-    still_to_tape = p.length
-    counts = [0, 0, 0]
-    for action in p:
-        match action:
-            case Store(slot, position):
-                assert current == position
-                assert slot == len(slots) < p.checkpoints
-                slots[slot] = position
-            case Load(slot, position):
-                assert slots[slot] == position
-                current = position
-            case Free(slot):
-                assert slots.pop(slot) == still_to_tape
-            case Write(store, position):
-                assert current == position
-                assert still_to_tape == p.length
-                assert store == len(stored) == counts[1]
-                assert store < (p.storage.checkpoints or p.length)
-                stored[store] = position
-                counts[1] += 1
-            case Read(store, position):
-                assert stored[store] == position < still_to_tape
-                assert store == len(stored) - 1
-                assert not slots
-                current = position
-                counts[2] += 1
-            case Discard(store):
-                assert stored.pop(store) == still_to_tape
-            case Advance(start, stop):
-                assert current == start < stop <= still_to_tape
-                counts[0] += stop - start
-                current = stop
-            case Tape(start, stop):
-                assert current == start
-                assert stop == still_to_tape
-                assert start == p.block_size * ((stop - 1) // p.block_size)
-                still_to_tape, current = start, None
-    assert still_to_tape == 0
-    assert not slots
-    assert not stored
-    return counts[0], counts[1], counts[2]
+def run_and_count(p: TwoLevelPlan) -> tuple[int, int, int]:
+    """Advances, writes and reads, found by running the schedule."""
+    room = p.storage.checkpoints or p.length
+    ran = run_abstract_machine(p, p.length, p.checkpoints, p.block_size, room)
+    assert max(ran.advanced, default=0) == p.repetitions
+    return sum(ran.advanced), ran.writes, ran.reads
 
 
 @pytest.mark.parametrize(("slots", "transfer"), SLOTS_AND_TRANSFERS)
@@ -149,7 +103,7 @@ def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
         p = TwoLevelPlan(length, slots, 1, HostMemory(transfer=transfer))
         assert cost(p) == expected[p.scheduled_blocks]
         if length % 11 == 0 or length < 30:
-            assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+            assert run_and_count(p) == (p.advances, p.writes, p.reads)
 
 
 @pytest.mark.parametrize(
@@ -161,22 +115,15 @@ def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most:
     for length in range(LONGEST_LIMITED + 1):
         p = TwoLevelPlan(length, slots, 1, HostMemory(checkpoints=most, transfer=transfer))
         assert cost(p) == expected[p.scheduled_blocks]
-        assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
+        assert run_and_count(p) == (p.advances, p.writes, p.reads)
 
 
 @given(plans)
 @settings(max_examples=50)
 def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
-    assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
-    assert len(p.stores) == p.writes
-    assert len(p.moves) == p.reads
+    assert run_and_count(p) == (p.advances, len(p.stores), len(p.moves))
+    assert (p.writes, p.reads) == (len(p.stores), len(p.moves))
     assert p.tail < max(p.length, 1)
-    counts: dict[int, int] = {}
-    for action in p:
-        if isinstance(action, Advance):
-            for step in range(action.start, action.stop):
-                counts[step] = counts.get(step, 0) + 1
-    assert max(counts.values(), default=0) == p.repetitions
 
 
 @pytest.mark.parametrize("transfer", [1, 5])
@@ -185,8 +132,8 @@ def test_a_thousand_steps(transfer: float) -> None:
     assert (p.advances, p.writes, p.reads) == (1905, 85, 85)
     assert p.stores == tuple(range(0, 935, 11))
     assert p.tail == 935
-    assert p.moves == tuple(Move(i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
-    assert run_abstract_machine(p) == (1905, 85, 85)
+    assert p.moves == tuple((i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
+    assert run_and_count(p) == (1905, 85, 85)
     assert plan(1000, 10).advances == 3640
 
 
@@ -201,7 +148,6 @@ def test_nothing_in_the_storage() -> None:
         assert f"5 checkpoints and none in {storage}: 420 evaluations" in str(p)
         assert list(p) == list(plan(100, 5))
         assert (p.evaluations, p.repetitions) == (plan(100, 5).evaluations, 4)
-        assert p.plot().get_legend().get_texts()[0].get_text() == "checkpoint held"
     assert plan(100, "all", storage=HostMemory()).writes == 0
     assert list(plan(0, storage=HostMemory())) == []
 
@@ -268,42 +214,40 @@ def test_long_loops() -> None:
         bound = multistage.LowerBound(length, slots, Fraction(transfer))
         least = min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2))
         assert 0 <= total * bound.unit - least <= 2 * transfer * bound.unit
+    p = TwoLevelPlan(10**6, 3, 1, HostMemory(transfer=0))
+    assert calls_of(lambda: (p.stores, p.parts)) < 5000  # and not one for each of a million moves
+    assert len(p.stores) == p.writes > 10**5
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error"),
+    ("name", "values", "error"),
     [
-        ("checkpoints", 0, ValueError),
-        ("checkpoints", 2.0, TypeError),
-        ("checkpoints", "all", TypeError),
-        ("checkpoints", True, TypeError),
-        ("memory", -1, ValueError),
-        ("memory", "many", ValueError),
-        ("memory", 1.5, TypeError),
-        ("transfer", -1, ValueError),
-        ("transfer", float("nan"), ValueError),
-        ("transfer", float("inf"), ValueError),
-        ("transfer", "5", TypeError),
-        ("transfer", True, TypeError),
+        ("checkpoints", (0,), ValueError),
+        ("checkpoints", (2.0, "all", True), TypeError),
+        ("memory", (-1, "many"), ValueError),
+        ("memory", (1.5,), TypeError),
+        ("transfer", (-1, float("nan"), float("inf")), ValueError),
+        ("transfer", ("5", True), TypeError),
     ],
 )
-def test_bad_storage(name: str, value: Any, error: type[Exception]) -> None:
-    for make in (HostMemory, lambda **given: Disk(".", **given)):
-        with pytest.raises(error, match=f"^{name} must be ") as caught:
-            make(**{name: value})
-        assert f"but is {value!r}" in str(caught.value)
+def test_bad_storage(name: str, values: Any, error: type[Exception]) -> None:
+    for value in values:
+        for make in (HostMemory, lambda **given: Disk(".", **given)):
+            with pytest.raises(error, match=f"^{name} must be ") as caught:
+                make(**{name: value})
+            assert f"but is {value!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("directory", [None, 3, b"x"])
-def test_bad_directory(directory: Any) -> None:
-    with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is"):
-        Disk(directory)
-
-
-@pytest.mark.parametrize("storage", ["host", HostMemory, 3])
-def test_bad_storage_of_a_plan(storage: Any) -> None:
-    with pytest.raises(TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "):
-        plan(10, 3, storage=storage)
+def test_bad_place() -> None:
+    for directory in (None, 3, b"x"):
+        with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is"):
+            Disk(directory)  # pyright: ignore[reportArgumentType]
+    for storage in ("host", HostMemory, 3):
+        place: Any = storage
+        with pytest.raises(
+            TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "
+        ):
+            plan(10, 3, storage=place)
 
 
 @pytest.mark.parametrize("given", [{"repetitions": 2}, {"overhead": 1.5}])
@@ -312,51 +256,6 @@ def test_what_storage_does_not_go_with(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be None where storage is given") as caught:
         plan(100, **given, storage=HostMemory())
     assert f"but is {value!r}" in str(caught.value)
-
-
-SHOWN = [
-    TwoLevelPlan(30, 2, 1, HostMemory(transfer=1)),
-    TwoLevelPlan(60, 1, 1, Disk("/tmp", checkpoints=3, transfer=0.25)),
-    TwoLevelPlan(200, 3, 7, HostMemory(checkpoints=2, transfer=0)),
-    TwoLevelPlan(300, 4, 1, HostMemory(transfer=5)),
-]
-
-
-@pytest.mark.parametrize("p", SHOWN, ids=str)
-def test_picture_shows_the_actions(p: TwoLevelPlan) -> None:
-    drawing, stored, held = Drawing(p), set[Any](), set[Any]()
-    slots: dict[int, Any] = {}
-    kept: dict[int, Any] = {}
-    clock = taped = 0
-    for action in p:
-        match action:
-            case Advance(start, stop):
-                clock += stop - start
-            case Tape(start, stop):
-                clock, taped = clock + stop - start, start
-            case Store(slot, position):
-                slots[slot] = clock, position
-            case Free(slot):
-                begun = slots.pop(slot)
-                held.add((begun, (clock, begun[1])))
-            case Write(store, position):
-                kept[store] = clock, position
-            case Discard(store):
-                begun = kept.pop(store)
-                stored.add((begun, (clock, begun[1])))
-            case _:
-                pass
-    assert taped == 0
-    assert set(drawing.stored) == stored
-    assert set(drawing.held) == held
-    assert len(drawing.stored) == p.writes
-
-
-def test_legends() -> None:
-    p = plan(1000, 10, storage=HostMemory())
-    assert "@ in storage (85 writes, 85 reads)" in p.show().splitlines()
-    assert p.plot().get_legend().get_texts()[0].get_text() == "in storage (85 writes, 85 reads)"
-    pyplot.close("all")
 
 
 def test_report() -> None:

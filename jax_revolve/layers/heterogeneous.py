@@ -11,10 +11,9 @@ from jax_revolve.layers.layer import Layer, check_state, is_array
 from jax_revolve.layers.measure import measure
 from jax_revolve.layers.segment import run_segment
 from jax_revolve.loops.options import Options
-from jax_revolve.schedule import binomial
+from jax_revolve.schedule import binomial, chain
 from jax_revolve.schedule.arguments import parse_bytes
-from jax_revolve.schedule.chain import schedules as chain
-from jax_revolve.schedule.chain.schedules import Layers, Schedule
+from jax_revolve.schedule.chain import Layers, Schedule
 
 Carry = tuple[Any, Any]
 """The value that goes from layer to layer, and the state, or `None`."""

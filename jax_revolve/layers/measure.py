@@ -9,7 +9,7 @@ import jax
 from jax_revolve._compat import bytes_of
 from jax_revolve.layers.layer import Layer, is_array, with_arrays, without_arrays
 from jax_revolve.layers.sizes import LayerSizes, layer_sizes
-from jax_revolve.schedule.chain.schedules import Layers
+from jax_revolve.schedule.chain import Layers
 
 
 def measure(layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any) -> Layers:

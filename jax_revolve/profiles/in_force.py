@@ -10,21 +10,18 @@ from jax_revolve.profiles.profile import Profile, of_platform, read
 VARIABLE = "JAX_REVOLVE_PROFILE"
 """The environment variable that names the file of the profile to use."""
 
+_read_once = cache(read)
+"""The plans of a program do not change while it runs."""
+
 
 def profile_in_force() -> Profile:
     """The profile that plans are chosen by: the one that `JAX_REVOLVE_PROFILE` names, or that of
     the device's platform."""
     file = os.environ.get(VARIABLE)
-    return _read_once(file) if file else profile_of_platform()
+    return _read_once(Path(file)) if file else profile_of_platform()
 
 
 def profile_of_platform() -> Profile:
     """The profile of the device's platform. What is kept of a step is chosen by it, so that the
     bytes of a plan are the same whatever profile is in force."""
     return of_platform(default_device().platform)
-
-
-@cache
-def _read_once(file: str) -> Profile:
-    """The plans of a program do not change while it runs."""
-    return read(Path(file))

@@ -69,11 +69,9 @@ def read(path: Path) -> Profile:
         if wrong:
             raise _refusal(path, f"{what} these entries: {', '.join(sorted(wrong))}")
     for name, value in found.items():
-        if name in TEXTS:
-            if not isinstance(value, str):
-                raise _refusal(path, f"must have a text as {name}, but it is {value!r}")
-        elif type(value) not in (int, float) or not 0 <= value <= MOST:
-            allowed = f"a number from 0 to {MOST:g}"
+        allowed = "a text" if name in TEXTS else f"a number from 0 to {MOST:g}"
+        is_number = type(value) in (int, float) and 0 <= value <= MOST
+        if not (isinstance(value, str) if name in TEXTS else is_number):
             raise _refusal(path, f"must have {allowed} as {name}, but it is {value!r}")
     values: dict[str, Any] = {n: v if n in TEXTS else float(v) for n, v in found.items()}
     return Profile(**values)

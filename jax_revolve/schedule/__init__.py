@@ -22,7 +22,7 @@ Plans:
 - `arguments`: checks of arguments, and amounts of memory such as "2GiB".
 - `report`: plans as tables, as text and as pictures.
 
-Imports the standard library and `profiles.profile` only. All other rooms except `progress`,
+Imports the standard library, NumPy and `profiles.profile` only. All other rooms except `progress`,
 `_compat` and `profiles` import this one.
 """
 

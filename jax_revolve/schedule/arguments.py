@@ -5,7 +5,8 @@ An error names the argument, its value and what is allowed.
 
 import re
 from fractions import Fraction
-from numbers import Integral
+from math import isfinite
+from numbers import Integral, Real
 from typing import TypeAlias
 
 Memory: TypeAlias = int | str | None
@@ -24,8 +25,8 @@ class TooLittleMemory(ValueError):
 
 
 def mistyped(name: str, value: object, allowed: str) -> TypeError:
-    is_a = f"is {value!r} of type {type(value).__name__}"
-    return TypeError(f"{name} must be {allowed}, but {is_a}.")
+    kind = type(value).__name__
+    return TypeError(f"{name} must be {allowed}, but is {value!r} of type {kind}.")
 
 
 def check_integer(name: str, value: object, *, least: int, allowed: str | None = None) -> int:
@@ -35,6 +36,14 @@ def check_integer(name: str, value: object, *, least: int, allowed: str | None =
     if value < least:
         raise ValueError(f"{name} must be {allowed}, but is {int(value)}.")
     return int(value)
+
+
+def check_number(name: str, value: object, *, least: float, allowed: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise mistyped(name, value, allowed)
+    if not isfinite(value) or value < least:
+        raise ValueError(f"{name} must be {allowed}, but is {value!r}.")
+    return float(value)
 
 
 def parse_bytes(memory: object, name: str = "memory") -> int:
@@ -56,3 +65,8 @@ def readable(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.4g} TB"
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things: "1 step", "2 steps"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

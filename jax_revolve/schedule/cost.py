@@ -36,34 +36,22 @@ blocks, the formula of the optimum is used, which is a few per cent lower."""
 
 
 class Sizes(NamedTuple):
-    """The sizes of one step, in bytes, and its work.
+    """The sizes of one step, in bytes, and its work."""
 
-    - `checkpoint`: the leaves of the carry that a checkpoint holds.
-    - `residuals`: what is kept of a step in a block of several steps.
-    - `alone`: the residuals of a step that is taped alone.
-    - `carry`: the whole carry.
-    - `weights`: the weights whose cotangents are computed once for a block.
-    - `work`: the estimated time of an evaluation in nanoseconds; `None` if it is so long that
-      nothing else counts.
-    - `again`: the residuals of a single step that are computed again from what is kept.
-    - `again_work`: the estimated time of that in nanoseconds.
-    - `uncut`: the residuals that JAX keeps of a step.
-    - `profile`: what things take on the device.
-    - `factors`: what is kept of a step for the cotangents of `weights`, from when it is pulled back
-      to the end of the piece of a block whose products are computed together.
-    """
-
-    checkpoint: int
-    residuals: int
-    alone: int
-    carry: int
-    weights: int = 0
+    checkpoint: int  # the leaves of the carry that a checkpoint holds
+    residuals: int  # what is kept of a step in a block of several steps
+    alone: int  # the residuals of a step that is taped alone
+    carry: int  # the whole carry
+    weights: int = 0  # the weights whose cotangents are computed once for a block
+    # The estimated nanoseconds of an evaluation; `None` if nothing else counts beside them.
     work: float | None = None
-    again: int = 0
-    again_work: float = 0.0
-    uncut: int | None = None
+    again: int = 0  # the residuals of a single step that are computed again from what is kept
+    again_work: float = 0.0  # the estimated nanoseconds of that
+    uncut: int | None = None  # the residuals that JAX keeps of a step
+    # What is kept of a step for the cotangents of `weights`, from when it is pulled back to the end
+    # of the piece of a block whose products are computed together.
     factors: int = 0
-    profile: Profile = CPU
+    profile: Profile = CPU  # what things take on the device
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
@@ -103,11 +91,9 @@ def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
     """
     if not is_while:
         return plan.evaluations
-    if isinstance(plan, TwoLevelPlan):
-        return _least_evaluations(plan)
     blocks, checkpoints = plan.blocks, plan.checkpoints
-    is_optimal = blocks <= beta(checkpoints, 2)
-    if is_optimal or blocks > MOST_BLOCKS_SIMULATED:
+    is_simulated = beta(checkpoints, 2) < blocks <= MOST_BLOCKS_SIMULATED
+    if isinstance(plan, TwoLevelPlan) or not is_simulated:
         return _least_evaluations(plan)
     again = online.evaluations(blocks, checkpoints) - 2 * blocks
     return 2 * plan.length + plan.block_size * again
@@ -165,10 +151,8 @@ def transfer(storage: Storage, sizes: Sizes) -> float:
     profile = sizes.profile
     if sizes.work is None:
         return TRANSFER
-    once, byte = (
-        (profile.disk_transfer, profile.disk_byte)
-        if isinstance(storage, Disk)
-        else (profile.host_transfer, profile.host_byte)
-    )
+    once, byte = profile.host_transfer, profile.host_byte
+    if isinstance(storage, Disk):
+        once, byte = profile.disk_transfer, profile.disk_byte
     step = sizes.work + profile.evaluation
     return float(f"{(once + byte * sizes.checkpoint) / max(step, 1.0):.2g}")

@@ -30,100 +30,81 @@ computation", SIAM J. Sci. Comput. 38(3), 2016, for the recurrence.
 
 from fractions import Fraction
 from functools import lru_cache
-from itertools import accumulate
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from jax_revolve.schedule.binomial import beta, smallest
 
+Parts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+"""The parts of all segments, in the order in which they are reversed after the tail. The rows: the
+number of the carry that is read from the storage, the block that it is advanced to, and the block
+before which the part stops."""
+
 
 class Transfers(NamedTuple):
-    """The number of writes to the storage, one for each segment, and the number of reads from it,
-    one for each part of a segment."""
+    """The schedule with so many writes to the storage, one for each segment, and so many reads from
+    it, one for each part of a segment."""
 
+    blocks: int
+    slots: int
     writes: int
     reads: int
 
+    @property
+    def _parts_of_a_segment(self) -> tuple[int, int]:
+        """The least number of parts of a segment, and how many segments have one part more."""
+        return divmod(self.reads, self.writes) if self.writes else (0, 0)
 
-def repetition(blocks: int, slots: int, transfers: Transfers) -> int:
-    """The repetition number: no block is advanced more often."""
-    return smallest(lambda r: _capacity(r, slots, transfers) >= blocks)
+    @property
+    def repetition(self) -> int:
+        """The repetition number: no block is advanced more often."""
+        return smallest(lambda r: self._capacity(r) >= self.blocks)
 
+    def _capacity(self, r: int) -> int:
+        """The longest loop in which no block is advanced more than `r` times."""
+        s, (each, more) = self.slots, self._parts_of_a_segment
+        segments = self.writes * (beta(s + 1, r - 1) - beta(s + 1, r - each - 1))
+        return beta(s, r) + segments + more * beta(s, r - each - 1)
 
-def advances(blocks: int, slots: int, transfers: Transfers) -> int:
-    """The least possible number of advances with these writes and reads."""
-    writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
-    r = repetition(blocks, slots, transfers)
-    saved = beta(slots + 1, r - 1) + more * beta(slots + 1, r - each - 2)
-    saved += writes * (beta(slots + 2, r - 2) - beta(slots + 2, r - each - 2))
-    return r * blocks - saved
+    @property
+    def advances(self) -> int:
+        """The least possible number of advances."""
+        s, r, (each, more) = self.slots, self.repetition, self._parts_of_a_segment
+        saved = beta(s + 1, r - 1) + more * beta(s + 1, r - each - 2)
+        saved += self.writes * (beta(s + 2, r - 2) - beta(s + 2, r - each - 2))
+        return r * self.blocks - saved
 
+    @property
+    def tail(self) -> int:
+        """The first block of the tail."""
+        r = self.repetition
+        missing, longest = self._capacity(r) - self.blocks, beta(self.slots, r)
+        shortest = beta(self.slots, r - 1)
+        return self.blocks - max(longest - missing, shortest) if self.writes else 0
 
-def _capacity(r: int, slots: int, transfers: Transfers) -> int:
-    """The longest loop in which no block is advanced more than `r` times."""
-    writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
-    segments = writes * (beta(slots + 1, r - 1) - beta(slots + 1, r - each - 1))
-    return beta(slots, r) + segments + more * beta(slots, r - each - 1)
+    @property
+    def parts(self) -> Parts:
+        """The parts of all segments.
 
-
-def _parts_of_a_segment(transfers: Transfers) -> tuple[int, int]:
-    """The least number of parts of a segment, and how many segments have one part more."""
-    return divmod(transfers.reads, transfers.writes) if transfers.writes else (0, 0)
-
-
-class Move(NamedTuple):
-    """Read carry `store` of the storage, advance it to block `start`, and reverse the blocks
-    `start`, ..., `stop - 1` with the slots of the device."""
-
-    store: int
-    start: int
-    stop: int
-
-
-class Parts(NamedTuple):
-    """The parts of all segments, in the order in which they are reversed after the tail: the fields
-    of a `Move`, each as a list."""
-
-    stores: list[int]
-    starts: list[int]
-    stops: list[int]
-
-
-def tail(blocks: int, slots: int, transfers: Transfers) -> int:
-    """The first block of the tail."""
-    if not transfers.writes:
-        return 0
-    r = repetition(blocks, slots, transfers)
-    missing, longest = _capacity(r, slots, transfers) - blocks, beta(slots, r)
-    return blocks - (longest - min(missing, longest - beta(slots, r - 1)))
-
-
-def parts(blocks: int, slots: int, transfers: Transfers) -> Parts:
-    """The parts of all segments.
-
-    Segments are as long as the repetition number allows, and therefore alike. A loop that is
-    shorter than the repetition number allows first has a shorter tail, and then shorter last
-    segments.
-    """
-    writes, (each, more) = transfers.writes, _parts_of_a_segment(transfers)
-    r = repetition(blocks, slots, transfers)
-    # The last segments come first, and the first `more` segments have one part more.
-    depths = [*range(1, each + 1)] * (writes - more) + [*range(1, each + 2)] * more
-    segments = [store for store in range(writes - 1, more - 1, -1) for _ in range(each)]
-    segments += [store for store in range(more - 1, -1, -1) for _ in range(each + 1)]
-    longest = [beta(slots, r - depth) for depth in range(each + 3)]
-    missing = _capacity(r, slots, transfers) - blocks
-    missing -= min(missing, longest[0] - longest[1])
-    lengths = [longest[depth] for depth in depths]
-    for part, depth in enumerate(depths):
-        if not missing:
-            break
-        shorter = min(missing, longest[depth] - longest[depth + 1])
-        lengths[part] -= shorter
-        missing -= shorter
-    end = tail(blocks, slots, transfers)
-    edges = [*accumulate(lengths, sub, initial=end)]
-    return Parts(segments, edges[1:], edges[:-1])
+        Segments are as long as the repetition number allows, and therefore alike. A loop that is
+        shorter than the repetition number allows first has a shorter tail, and then shorter last
+        segments.
+        """
+        r, (each, more) = self.repetition, self._parts_of_a_segment
+        # The last segments come first, and the first `more` segments have one part more.
+        stores = np.arange(self.writes)[::-1]
+        segments = np.repeat(stores, each + (stores < more))
+        depths = np.arange(self.reads) - np.searchsorted(-segments, -segments)
+        # The parts of depth 0, 1, ... at most, and by how much the next depth has less.
+        longest = [beta(self.slots, r - depth) for depth in range(each + 3)]
+        shorter = np.array([*map(sub, longest[1:], longest[2:])])[depths]
+        missing = max(self._capacity(r) - self.blocks - longest[0] + longest[1], 0)
+        before = np.cumsum(shorter) - shorter
+        lengths = np.array(longest[1:])[depths] - np.clip(missing - before, 0, shorter)
+        stops = self.tail - np.cumsum(lengths) + lengths
+        return np.stack([segments, stops - lengths, stops])
 
 
 @lru_cache(maxsize=1024)
@@ -134,18 +115,15 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
     `LowerBound` is convex in the number of writes, and little below the least cost. So only a few
     numbers of writes around its minimum are tried.
     """
-    most = max(blocks - 1, 0) if most is None else min(most, max(blocks - 1, 0))
+    most = min(blocks if most is None else most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
     middle = bound.least_at(most)
     found = _with_reads(blocks, slots, transfer, middle)
-    for writes in range(middle - 1, -1, -1):
-        if bound(writes) > found[0] * bound.unit:
-            break
-        found = min(found, _with_reads(blocks, slots, transfer, writes))
-    for writes in range(middle + 1, most + 1):
-        if bound(writes) >= found[0] * bound.unit:
-            break
-        found = min(found, _with_reads(blocks, slots, transfer, writes))
+    for step, end in (-1, -1), (1, most + 1):
+        for writes in range(middle + step, end, step):
+            if bound(writes) + (step > 0) > found[0] * bound.unit:  # more must be less, not equal
+                break
+            found = min(found, _with_reads(blocks, slots, transfer, writes))
     return found[1]
 
 
@@ -156,14 +134,13 @@ def _with_reads(
     reads: each further read saves less."""
 
     def with_more(reads: int) -> Transfers:
-        return Transfers(writes, writes + reads)
+        return Transfers(blocks, slots, writes, writes + reads)
 
     def is_enough(reads: int) -> bool:
-        fewer = advances(blocks, slots, with_more(reads))
-        return fewer - advances(blocks, slots, with_more(reads + 1)) <= transfer
+        return with_more(reads).advances - with_more(reads + 1).advances <= transfer
 
-    transfers = with_more(smallest(is_enough) if writes else 0)
-    return advances(blocks, slots, transfers) + transfer * sum(transfers), transfers
+    found = with_more(smallest(is_enough) if writes else 0)
+    return found.advances + transfer * (found.writes + found.reads), found
 
 
 class LowerBound:

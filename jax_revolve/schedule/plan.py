@@ -8,7 +8,7 @@ from typing import Any
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import Action, scheduled_blocks, value_and_gradient
-from jax_revolve.schedule.arguments import check_integer
+from jax_revolve.schedule.arguments import check_integer, counted
 from jax_revolve.schedule.storage import HostMemory, check_storage
 
 _LEAST = {"length": 0, "checkpoints": 1, "block_size": 1}
@@ -65,6 +65,13 @@ class Reversal:
         """The number of checkpoints that are not in a storage."""
         return self.checkpoints
 
+    @property
+    def static_levels(self) -> tuple[int, ...]:
+        """The levels of a plan for a scan whose loops all have a static length; none of any other
+        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data, and
+        once for a loop without iterations."""
+        return ()
+
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
         """The bytes that the reverse pass holds on the device: its checkpoints of `state_bytes`
         each, the residuals of a block, of `residual_bytes` for each step, and the carry that the
@@ -73,28 +80,9 @@ class Reversal:
         checkpoints = self.checkpoints_on_device * state_bytes
         return checkpoints + self.block_size * residual_bytes + carry_bytes
 
-    @property
-    def static_levels(self) -> tuple[int, ...]:
-        """The levels of a plan for a scan whose loops all have a static length; none of any other
-        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data, and
-        once for a loop without iterations."""
-        return (self.blocks,) if self.stores_every_block(is_while=False) else ()
-
-    def stores_every_block(self, *, is_while: bool) -> bool:
-        """Whether there is a slot for every block that the forward sweep does not tape. Both sweeps
-        then run without a schedule."""
-        is_taped_ahead = self.block_size > 1 and not is_while
-        return self.checkpoints >= self.blocks - is_taped_ahead
-
-    def storage_bytes(self, state_bytes: int) -> int:
-        """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
-        return (self.checkpoints - self.checkpoints_on_device) * state_bytes
-
     def show(self, width: int = 79) -> str:
         """The schedule as text for a terminal, `width` characters wide."""
-        from jax_revolve.schedule.report import show
-
-        return show.as_text(self, width)
+        return self._drawing.as_text(self, width)
 
     def plot(self, ax: Any = None) -> Any:
         """A picture of the schedule, position over evaluations: advances, checkpoints held, and
@@ -108,16 +96,23 @@ class Reversal:
 
         The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
         """
+        return self._drawing.picture(self, ax)
+
+    @property
+    def _drawing(self) -> Any:
         from jax_revolve.schedule.report import show
 
-        return show.picture(self, ax)
+        return show
 
     def _summary(self, stored: str) -> str:
         taped = f" blocks of {self.block_size} steps," if self.block_size > 1 else ""
+        often = {0: "", 1: " more than once"}.get(
+            self.repetitions, f" more than {self.repetitions} times"
+        )
         return (
-            f"{self.length} steps,{taped} {stored}: {self.evaluations} evaluations "
-            f"({self.overhead:.2f} extra forward passes, no step advanced more than "
-            f"{self.repetitions} times)"
+            f"{counted(self.length, 'step')},{taped} {counted(self.checkpoints, 'checkpoint')}"
+            f"{stored}: {counted(self.evaluations, 'evaluation')} ({self.overhead:.2f} extra "
+            f"forward passes, no step advanced{often})"
         )
 
 
@@ -144,19 +139,18 @@ class Plan(Reversal):
             self._check_levels()
 
     def _check_levels(self) -> None:
-        levels, blocks = self.levels, prod(self.levels)
-        if len(levels) < 2 or min(levels) < 2 or blocks - blocks // levels[0] >= self.blocks:
+        levels, most = self.levels, prod(self.levels)
+        make = "Make the plan with jax_revolve.plan(..., levels=...)."
+        is_enough = most - most // levels[0] < self.blocks <= most
+        if len(levels) < 2 or min(levels) < 2 or not is_enough:
             raise ValueError(
                 f"levels must be at least two ints >= 2 whose product is just enough for "
-                f"{self.blocks} blocks, but is {levels!r}. Make the plan with "
-                "jax_revolve.plan(..., levels=...)."
+                f"{self.blocks} blocks, but is {levels!r}. {make}"
             )
-        if blocks < self.blocks or self.checkpoints != static.checkpoints(levels) or self.storage:
+        if self.checkpoints != static.checkpoints(levels) or self.storage:
             raise ValueError(
-                f"checkpoints must be {static.checkpoints(levels)}, storage None and levels enough "
-                f"for {self.blocks} blocks where levels is {levels!r}, but checkpoints is "
-                f"{self.checkpoints} and storage {self.storage}. Make the plan with "
-                "jax_revolve.plan(..., levels=...)."
+                f"checkpoints must be {static.checkpoints(levels)} and storage None where levels "
+                f"is {levels!r}, but they are {self.checkpoints} and {self.storage}. {make}"
             )
 
     @property
@@ -164,15 +158,21 @@ class Plan(Reversal):
         """The number of checkpoints that are not in a storage."""
         return self.checkpoints if self.storage is None else 0
 
+    def storage_bytes(self, state_bytes: int) -> int:
+        """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
+        return (self.checkpoints - self.checkpoints_on_device) * state_bytes
+
     @property
     def static_levels(self) -> tuple[int, ...]:
-        """The levels of a plan for a scan whose loops all have a static length; none of any other
-        plan. See `Reversal.static_levels`."""
-        return self.levels or super().static_levels
+        """See `Reversal.static_levels`."""
+        every = self.stores_every_block(is_while=False)
+        return (self.blocks,) if every else self.levels
 
     def stores_every_block(self, *, is_while: bool) -> bool:
-        """Whether there is a slot for every block: see `Reversal.stores_every_block`."""
-        return not self.levels and super().stores_every_block(is_while=is_while)
+        """Whether there is a slot for every block that the forward sweep does not tape. Both sweeps
+        then run without a schedule."""
+        is_taped_ahead = self.block_size > 1 and not is_while
+        return not self.levels and self.checkpoints >= self.blocks - is_taped_ahead
 
     @property
     def repetitions(self) -> int:
@@ -201,7 +201,6 @@ class Plan(Reversal):
         return value_and_gradient(self.length, self.checkpoints, self.block_size)
 
     def __str__(self) -> str:
-        stored = "" if self.storage is None else f" in {self.storage}"
         if self.levels:
-            stored = f" on levels of {' x '.join(map(str, self.levels))}"
-        return self._summary(f"{self.checkpoints} checkpoints{stored}")
+            return self._summary(f" on levels of {' x '.join(map(str, self.levels))}")
+        return self._summary("" if self.storage is None else f" in {self.storage}")

@@ -1,14 +1,13 @@
 """Plans from a number of checkpoints, or from a budget."""
 
 from collections.abc import Sequence
-from math import isfinite, prod
-from numbers import Real
+from math import prod
 from typing import Literal, TypeAlias, overload
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks
-from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.arguments import Memory, check_number, counted, mistyped, parse_bytes
 from jax_revolve.schedule.arguments import check_integer as check_integer
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -153,45 +152,42 @@ def plan(
         computation", SIAM J. Sci. Comput. 38(3), 2016.
     """
     length = check_integer("length", length, least=0)
-    block_size = check_block(block_size)
-    if block_size is not None:
-        block_size = min(block_size, max(length, 1))
-    _check_alternatives(
-        checkpoints=checkpoints,
-        repetitions=repetitions,
-        overhead=overhead,
-        memory=memory,
-        levels=levels,
-    )
+    k = min(check_block(block_size) or 1, max(length, 1))
+    no_storage = {"repetitions": repetitions, "overhead": overhead, "levels": levels}
+    _check_alternatives(checkpoints=checkpoints, **no_storage, memory=memory)
     if storage is not None:
         storage = check_storage(storage)
-        _check_without_storage(repetitions=repetitions, overhead=overhead, levels=levels)
+        _check_without_storage(**no_storage)
     if levels is not None:
-        return _on_levels(length, levels, 1 if block_size is None else block_size)
+        return _on_levels(length, levels, k)
     if storage is not None and storage.memory is not None:
         storage = with_room(storage, _check_bytes(state_bytes=state_bytes))
     if memory is not None:
         state = _check_bytes(state_bytes=state_bytes)
         residuals = _check_bytes(residual_bytes=residual_bytes)
         sizes, memory = Sizes(state, residuals, residuals, state), parse_bytes(memory)
-        if storage is not None:
-            return quickest_with_storage(length, sizes, memory, storage, block_size=block_size)
-        return quickest(length, sizes, memory, block_size=block_size)
-    block_size = 1 if block_size is None else block_size
-    blocks = scheduled_blocks(length, block_size)
-    if repetitions is not None:
-        repetitions = check_integer("repetitions", repetitions, least=1)
-        wanted = binomial.fewest_checkpoints(blocks, repetitions)
-    elif overhead is not None:
-        wanted = _fewest_for_overhead(length, block_size, overhead)
-    elif is_zero(checkpoints) and isinstance(storage, HostMemory):
-        return all_stored(length, block_size, storage)
+        given = None if block_size is None else k
+        if storage is None:
+            return quickest(length, sizes, memory, block_size=given)
+        return quickest_with_storage(length, sizes, memory, storage, block_size=given)
+    if is_zero(checkpoints) and isinstance(storage, HostMemory):
+        return all_stored(length, k, storage)
+    blocks = scheduled_blocks(length, k)
+    if overhead is not None:
+        wanted = _fewest_for_overhead(length, k, overhead)
+    elif checkpoints is None:
+        most = MOST_REPETITIONS_BY_DEFAULT
+        if repetitions is not None:
+            most = check_integer("repetitions", repetitions, least=1)
+        wanted = binomial.fewest_checkpoints(blocks, most)
+    elif checkpoints == "all":
+        wanted = max(blocks, 1)
+    elif isinstance(checkpoints, str):
+        raise ValueError(f"checkpoints must be {_ALLOWED}, but is {checkpoints!r}.")
     else:
-        wanted = _check_checkpoints(checkpoints, blocks)
-    wanted = min(wanted, max(-(-length // block_size), 1))
-    if storage is not None:
-        return TwoLevelPlan(length, wanted, block_size, storage)
-    return Plan(length, wanted, block_size)
+        wanted = check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
+    wanted = min(wanted, max(-(-length // k), 1))
+    return Plan(length, wanted, k) if storage is None else TwoLevelPlan(length, wanted, k, storage)
 
 
 def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> Plan:
@@ -244,16 +240,6 @@ def _check_bytes(**size: int | None) -> int:
     return check_integer(name, value, least=0, allowed=allowed)
 
 
-def _check_checkpoints(checkpoints: Checkpoints, blocks: int) -> int:
-    if checkpoints is None:
-        return binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
-    if isinstance(checkpoints, str):
-        if checkpoints != "all":
-            raise ValueError(f"checkpoints must be {_ALLOWED}, but is {checkpoints!r}.")
-        return max(blocks, 1)
-    return check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
-
-
 def _check_alternatives(**alternatives: object) -> None:
     given = [f"{name}={value!r}" for name, value in alternatives.items() if value is not None]
     if len(given) > 1:
@@ -268,26 +254,20 @@ def _on_levels(length: int, levels: object, block_size: int) -> Plan:
     a checkpoint for each block."""
     allowed = "a sequence of ints >= 2 (checkpoints on each level, the coarsest first)"
     if not isinstance(levels, Sequence) or isinstance(levels, str):
-        raise TypeError(
-            f"levels must be {allowed}, but is {levels!r} of type {type(levels).__name__}."
-        )
+        raise mistyped("levels", levels, allowed)
     counts = [check_integer("levels", n, least=2, allowed=allowed) for n in levels]
-    blocks, inner = -(-length // block_size), prod(counts[1:])
+    blocks = -(-length // block_size)
     if prod(counts) < blocks or not counts:
         raise ValueError(
             f"levels must have a product of at least {blocks}, the number of blocks of "
             f"{block_size} steps, but is {levels!r}. Pass more places, or a larger block_size."
         )
-    while counts and inner >= blocks:  # the first level would have a single part
+    while len(counts) > 1 and prod(counts[1:]) >= blocks:  # the first would have a single part
         counts = counts[1:]
-        inner = prod(counts[1:])
-        if len(counts) < 2:
-            break
-    if len(counts) < 2:
+    if len(counts) == 1:
         return Plan(length, max(blocks, 1), block_size)
-    counts[0] = -(-blocks // inner)
-    wanted = static.checkpoints(tuple(counts))
-    return Plan(length, wanted, block_size, levels=tuple(counts))
+    counts[0] = -(-blocks // prod(counts[1:]))
+    return Plan(length, static.checkpoints(tuple(counts)), block_size, levels=tuple(counts))
 
 
 def _check_without_storage(**alternatives: object) -> None:
@@ -301,20 +281,12 @@ def _check_without_storage(**alternatives: object) -> None:
 
 
 def _fewest_for_overhead(length: int, block_size: int, overhead: object) -> int:
-    if isinstance(overhead, bool) or not isinstance(overhead, Real):
-        raise TypeError(
-            f"overhead must be a number of advances per step, but is {overhead!r} of type "
-            f"{type(overhead).__name__}."
-        )
-    blocks = -(-length // block_size)
-    least = Plan(length, max(blocks, 1), block_size).overhead
-    most = float(overhead)
-    if not isfinite(most) or most < least:
-        raise ValueError(
-            f"overhead must be at least {least!r} for {blocks} blocks of {block_size} steps, the "
-            f"overhead with a checkpoint for each, but is {overhead!r}. Pass a larger block_size "
-            "for less."
-        )
+    least = Plan(length, max(-(-length // block_size), 1), block_size).overhead
+    allowed = (
+        f"at least {least!r} for blocks of {counted(block_size, 'step')}, the overhead with a "
+        "checkpoint for each (less with larger blocks)"
+    )
+    most = check_number("overhead", overhead, least=least, allowed=allowed)
     return max(
         1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block_size).overhead <= most)
     )

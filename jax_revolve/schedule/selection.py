@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule import levels as static
@@ -67,10 +68,13 @@ class Request:
             storage = with_room(storage, sizes.checkpoint, extra)
             if self.checkpoints:
                 storage = with_transfer(storage, cost.transfer(storage, sizes))
+        k, memory = self.block_size or 1, self.memory
+        if self.is_fixed and not self.checkpoints:
+            assert isinstance(storage, HostMemory)
+            return all_stored(self.length, k, storage)
         if self.is_fixed:
             assert storage is not None
-            return stored(self.length, self.checkpoints, self.block_size or 1, storage)
-        memory = self.memory
+            return TwoLevelPlan(self.length, self.checkpoints, k, storage).without_empty_storage
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
         how = {"block_size": self.block_size, "is_while": self.is_while}
@@ -90,15 +94,12 @@ def quickest(
     is_while: bool = False,
 ) -> Plan:
     """The plan with the least predicted time within `memory` bytes."""
-    fitting = list(_fitting(length, sizes, memory, block_size, is_while))
-    if not fitting:
-        raise _too_little(length, sizes, memory, block_size)
 
     def time(plan: Plan) -> float:
         predicted = cost.time(plan, sizes, is_while=is_while)
         return predicted if plan.blocks <= 1 else predicted * TIE
 
-    return min(fitting, key=time)
+    return min(_fitting(length, sizes, memory, block_size, is_while), key=time)
 
 
 @lru_cache(maxsize=1024)
@@ -114,19 +115,8 @@ def quickest_with_storage(
     """`quickest`, with as many further checkpoints in the storage as pay off."""
     plans = _fitting(length, sizes, memory, block_size, is_while)
     on_device = (p for p in plans if not p.levels)
-    both = [TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in on_device]
-    if not both:
-        raise _too_little(length, sizes, memory, block_size)
+    both = (TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in on_device)
     return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
-
-
-def stored(length: int, checkpoints: int, block_size: int, storage: Storage) -> AnyPlan:
-    """The plan with `checkpoints` carries on the device and more in the storage; with none on the
-    device, the one-level plan with all of them in the storage."""
-    if checkpoints:
-        return TwoLevelPlan(length, checkpoints, block_size, storage).without_empty_storage
-    assert isinstance(storage, HostMemory)
-    return all_stored(length, block_size, storage)
 
 
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
@@ -147,13 +137,13 @@ def trade_off(
     most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
     most = max(most, cost.memory(Plan(length, max(length, 1), block_size or 1), sizes))
     plans: list[Plan] = []
-    times: list[float] = []
-    for budget in _spread(least, most):
+    shortest = inf
+    for budget in (*_growing(least, most, 1.5), most):
         plan = quickest(length, sizes, budget, block_size=block_size, is_while=is_while)
         time = cost.time(plan, sizes, is_while=is_while)
-        if not times or time < times[-1]:
+        if time < shortest:
             plans.append(plan)
-            times.append(time)
+            shortest = time
     return plans
 
 
@@ -172,7 +162,7 @@ def contenders(
     def time(plan: Plan) -> float:
         return cost.time(plan, sizes, is_while=is_while)
 
-    fitting = list(_fitting(chosen.length, sizes, memory, block_size, is_while))
+    fitting = _fitting(chosen.length, sizes, memory, block_size, is_while)
     longest = CLOSE * min(map(time, [chosen, *fitting]))
     found = [chosen]
     for plan in sorted((p for p in fitting if time(p) <= longest), key=time):
@@ -198,7 +188,7 @@ def candidates(
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
         most = _useful(length, k, is_while)
-        counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most)}
+        counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most, APART)}
         blocks = scheduled_blocks(length, k)
         counts |= {
             min(binomial.fewest_checkpoints(blocks, r), most) for r in range(1, MORE_REPETITIONS)
@@ -218,42 +208,35 @@ def _apart(values: Iterable[int]) -> Iterator[int]:
         yield value
 
 
-def _growing(least: int, most: int) -> Iterator[int]:
+def _growing(least: int, most: int, ratio: float) -> Iterator[int]:
+    """Numbers from the least to below the most, each about `ratio` times the last."""
     while least < most:
         yield least
-        least = max(least + 1, int(least * APART))
-
-
-def _spread(least: int, most: int) -> Iterator[int]:
-    """Budgets from the least to the most, a factor of 1.5 apart."""
-    budget = least
-    while budget < most:
-        yield budget
-        budget = max(budget + 1, budget * 3 // 2)
-    yield most
+        least = max(least + 1, int(least * ratio))
 
 
 def _fitting(
     length: int, sizes: Sizes, memory: int, block_size: int | None, is_while: bool
-) -> Iterator[Plan]:
+) -> list[Plan]:
+    """The plans to choose from that take at most `memory` bytes; an error if there is none."""
+    found: list[Plan] = []
+    # Where an iteration of a loop that depends on data waits longer than a kernel takes, as on a
+    # GPU, plans on several levels are tried: their loops have a static length.
+    is_slow_to_wait = sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
     for k in _blocks(length) if block_size is None else (block_size,):
-        blocks = scheduled_blocks(length, k)
         left = memory - cost.memory(Plan(length, 1, k), sizes)
+        if left < 0:
+            continue
         useful = _useful(length, k, is_while)
-        if left >= 0:
-            more = left // sizes.checkpoint if sizes.checkpoint else useful
-            most = min(1 + more, useful)
-            for checkpoints in _checkpoints(blocks, most):
-                yield Plan(length, checkpoints, k)
-            if is_slow_to_wait(sizes) and not is_while:
-                for levels in static.fewest_advances(-(-length // k), most):
-                    yield Plan(length, static.checkpoints(levels), k, levels=levels)
-
-
-def is_slow_to_wait(sizes: Sizes) -> bool:
-    """Whether plans on several levels are tried, whose loops have a static length: where an
-    iteration of another loop waits longer than a kernel takes, as on a GPU."""
-    return sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
+        most = min(1 + left // sizes.checkpoint, useful) if sizes.checkpoint else useful
+        counts = _checkpoints(scheduled_blocks(length, k), most)
+        found += [Plan(length, checkpoints, k) for checkpoints in counts]
+        if is_slow_to_wait and not is_while:
+            for levels in static.fewest_advances(-(-length // k), most):
+                found.append(Plan(length, static.checkpoints(levels), k, levels=levels))
+    if not found:
+        raise _too_little(length, sizes, memory, block_size)
+    return found
 
 
 def _useful(length: int, block_size: int, is_while: bool) -> int:

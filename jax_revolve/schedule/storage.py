@@ -2,11 +2,15 @@
 
 import os
 from dataclasses import KW_ONLY, dataclass, replace
-from math import isfinite
-from numbers import Real
 from typing import TypeAlias, TypeVar
 
-from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
+from jax_revolve.schedule.arguments import (
+    Memory,
+    check_integer,
+    check_number,
+    mistyped,
+    parse_bytes,
+)
 
 TRANSFER = 5.0
 """The cost of writing or reading one carry, in steps, where the sizes of the loop are not known."""
@@ -89,10 +93,7 @@ class Disk:
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str | os.PathLike):
-            raise TypeError(
-                f"directory must be a str or an os.PathLike, but is {self.directory!r} of type "
-                f"{type(self.directory).__name__}."
-            )
+            raise mistyped("directory", self.directory, "a str or an os.PathLike")
         _check(self)
 
     def __str__(self) -> str:
@@ -114,9 +115,7 @@ def check_storage(
         return storage  # pyright: ignore[reportReturnType]
     names = ["None" if t is type(None) else f"a jax_revolve.{t.__name__}" for t in types]
     allowed = " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 2 else names)
-    raise TypeError(
-        f"storage must be {allowed}, but is {storage!r} of type {type(storage).__name__}."
-    )
+    raise mistyped("storage", storage, allowed)
 
 
 def with_transfer(storage: AnyStorage, steps: float = TRANSFER) -> AnyStorage:
@@ -148,20 +147,10 @@ def _check(storage: Storage) -> None:
         allowed = "an int >= 1 (carries in the storage) or None"
         checkpoints = check_integer("checkpoints", checkpoints, least=1, allowed=allowed)
     if transfer is not None:
-        transfer = _checked_transfer(transfer)
+        steps = "a number >= 0 of steps that take as long as writing or reading one carry"
+        transfer = check_number("transfer", transfer, least=0, allowed=f"None or {steps}")
     if memory is not None:
         memory = parse_bytes(memory)
     object.__setattr__(storage, "memory", memory)
     object.__setattr__(storage, "checkpoints", checkpoints)
     object.__setattr__(storage, "transfer", transfer)
-
-
-def _checked_transfer(transfer: object) -> float:
-    allowed = "None or a number >= 0 of steps that take as long as writing or reading one carry"
-    if isinstance(transfer, bool) or not isinstance(transfer, Real):
-        raise TypeError(
-            f"transfer must be {allowed}, but is {transfer!r} of type {type(transfer).__name__}."
-        )
-    if not isfinite(transfer) or transfer < 0:
-        raise ValueError(f"transfer must be {allowed}, but is {transfer!r}.")
-    return float(transfer)

@@ -7,17 +7,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
-from jax_revolve.schedule import multistage
-from jax_revolve.schedule.actions import (
-    Action,
-    Advance,
-    Discard,
-    Read,
-    Write,
-    revolve,
-    value_and_gradient,
-)
-from jax_revolve.schedule.multistage import Move, Parts
+import numpy as np
+
+from jax_revolve.schedule import actions, multistage
+from jax_revolve.schedule.arguments import counted
 from jax_revolve.schedule.plan import Plan, Reversal
 from jax_revolve.schedule.storage import (
     STORAGES,
@@ -61,23 +54,24 @@ class TwoLevelPlan(Reversal):
         """The blocks whose entering carries the forward sweep writes to the storage, in ascending
         order."""
         stores, starts, _ = self.parts
-        return tuple(reversed(dict(zip(stores, starts, strict=True)).values()))
+        return tuple(starts[np.diff(stores, append=-1) != 0][::-1].tolist())
 
     @cached_property
     def tail(self) -> int:
         """The first block of the tail, which follows the one-level schedule with the slots of the
         device: in the forward sweep, and in the first part of the reverse sweep."""
-        return multistage.tail(self.scheduled_blocks, self.checkpoints, self._transfers)
+        return self._transfers.tail
 
     @property
-    def moves(self) -> tuple[Move, ...]:
-        """The parts of the reverse sweep after the tail, in order."""
-        return tuple(map(Move, *self.parts))
+    def moves(self) -> tuple[tuple[int, int, int], ...]:
+        """The parts of the reverse sweep after the tail, in order: for each the number of the
+        carry that is read, the block it is advanced to, and the block before which it stops."""
+        return tuple(map(tuple, self.parts.T.tolist()))
 
     @cached_property
-    def parts(self) -> Parts:
-        """The `moves`, as a list of each of their fields."""
-        return multistage.parts(self.scheduled_blocks, self.checkpoints, self._transfers)
+    def parts(self) -> multistage.Parts:
+        """The `moves`, as an array with a column for each."""
+        return self._transfers.parts
 
     @property
     def writes(self) -> int:
@@ -92,13 +86,12 @@ class TwoLevelPlan(Reversal):
     @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
-        return multistage.repetition(self.scheduled_blocks, self.checkpoints, self._transfers)
+        return self._transfers.repetition
 
     @property
     def advances(self) -> int:
         """The number of advances: evaluations of steps that are not taped."""
-        blocks = multistage.advances(self.scheduled_blocks, self.checkpoints, self._transfers)
-        return self.block_size * blocks
+        return self.block_size * self._transfers.advances
 
     def stores_every_block(self, *, is_while: bool) -> bool:
         """Whether the device has a slot for every block, which would leave none to the storage."""
@@ -121,26 +114,25 @@ class TwoLevelPlan(Reversal):
         """The one-level plan if the storage holds nothing, and otherwise the plan itself."""
         return self if self.writes else Plan(self.length, self.checkpoints, self.block_size)
 
-    def __iter__(self) -> Iterator[Action]:
+    def __iter__(self) -> Iterator[actions.Action]:
         s, k, stores = self.checkpoints, self.block_size, self.stores
         for store, (start, stop) in enumerate(pairwise((*stores, self.tail))):
-            yield Write(store, k * start)
-            yield Advance(k * start, k * stop)
-        yield from value_and_gradient(self.length, s, k, first=self.tail)
+            yield actions.Write(store, k * start)
+            yield actions.Advance(k * start, k * stop)
+        yield from actions.value_and_gradient(self.length, s, k, first=self.tail)
         for store, start, stop in self.moves:
-            yield Read(store, k * stores[store])
+            yield actions.Read(store, k * stores[store])
             if start > stores[store]:
-                yield Advance(k * stores[store], k * start)
-            yield from revolve(k * stop, s, k, first=start)
+                yield actions.Advance(k * stores[store], k * start)
+            yield from actions.revolve(k * stop, s, k, first=start)
             if start == stores[store]:
-                yield Discard(store)
+                yield actions.Discard(store)
 
     def __str__(self) -> str:
         if not self.writes:
-            return self._summary(f"{self.checkpoints} checkpoints and none in {self.storage}")
-        times = "once" if self.reads == self.writes else f"{self.reads} times in all"
-        stored = f"{self.writes} more in {self.storage}, read {times}"
-        return self._summary(f"{self.checkpoints} checkpoints and {stored}")
+            return self._summary(f" and none in {self.storage}")
+        times = "once" if self.reads == self.writes else f"{counted(self.reads, 'time')} in all"
+        return self._summary(f" and {self.writes} more in {self.storage}, read {times}")
 
 
 AnyPlan: TypeAlias = Plan | TwoLevelPlan

@@ -3,6 +3,5 @@
 - `report`: all plans that are worth considering, in a table or a picture.
 - `measured`: measured times and bytes of plans, for `report`.
 - `show`: one schedule, as text or as a picture.
-- `parts`: a schedule taken apart in the order in which it runs, for `show`.
 - `table`: columns of text.
 """

@@ -1,0 +1,276 @@
+"""The cheapest schedule for a chain of different layers, by dynamic programming.
+
+Layer i maps carry i to carry i + 1. To *tape* a layer is to run it and to keep its residuals. To
+*advance* is to run layers without keeping residuals, from a carry that is kept and from which they
+run again. With `m` bytes in addition to carry i, the cheapest way to reverse the layers i to j is
+the cheaper of
+
+- taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
+- advancing to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
+
+A schedule is a tuple. An `int` entry is a layer that is taped. A tuple entry is the schedule of
+layers that are advanced; it reverses them once all layers after them have been reversed.
+
+Sources: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
+for heterogeneous chains: how to train deep neural networks with limited memory", 2019, for the
+recursion; A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, section
+12.3, for the form that counts checkpoints.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from jax_revolve.schedule.arguments import TooLittleMemory, readable
+from jax_revolve.schedule.binomial import smallest, split
+
+Schedule: TypeAlias = tuple[Any, ...]
+"""Entries are an `int` or a `Schedule`."""
+
+Rows = np.ndarray[Any, np.dtype[np.float64]]
+"""A row for each part of some length, with a number for each number of slots."""
+
+MOST_TERMS = 1_200_000_000
+"""The most sums that filling a table may take. They take a second or two."""
+
+MOST_SLOTS = 200
+"""The most slots that a memory budget is divided into. Sizes are rounded up to whole slots."""
+
+FEWEST_SLOTS = 40
+
+
+class Layers(NamedTuple):
+    """A chain: for each layer its work, the bytes of the carry that enters it, and the bytes of its
+    residuals, carries excluded."""
+
+    work: tuple[int, ...]
+    carry: tuple[int, ...]
+    residuals: tuple[int, ...]
+
+    @property
+    def hold(self) -> list[int]:
+        """For each layer, the bytes held when it has been taped and the next one runs: residuals
+        and a carry."""
+        after = (*self.carry[1:], 0)
+        return [r + a for r, a in zip(self.residuals, after, strict=True)]
+
+
+def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
+    """The least work with `checkpoints` stored carries, the initial one included, and the residuals
+    of one layer at a time. It is the least for equal layers, and for others unless there are
+    hundreds."""
+    count = len(layers.work)
+    if checkpoints >= count - 1:
+        return (*((i,) for i in range(count - 1)), count - 1)
+    found = [_schedule(count, checkpoints, _as_revolve)]
+    slots = min(checkpoints - 1, _most_slots(count))
+    if len(set(layers.work)) > 1 and slots >= 0:
+        one, none = (1,) * count, (0,) * count
+        costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(slots + 1,) * count)
+        found.append(_by_table(costs, slots) or found[0])
+    return min(found, key=lambda schedule: work_of(schedule, layers))
+
+
+def _as_revolve(start: int, stop: int, checkpoints: int) -> tuple[int, int, bool]:
+    """The choice of Revolve, which is the best for layers of equal work."""
+    return start + split(stop - start, checkpoints), checkpoints - 1, False
+
+
+def _most_slots(count: int) -> int:
+    """The most slots, in addition to none, of a table for so many layers."""
+    return 6 * MOST_TERMS // count**3 - 1
+
+
+def within(layers: Layers, memory: int) -> Schedule:
+    """The least work within `memory` bytes for carries and residuals, the initial carry
+    included."""
+    least, count = least_memory(layers), len(layers.work)
+    if memory < least:
+        raise TooLittleMemory(
+            least,
+            f"memory must be at least {least} bytes ({readable(least)}) for these {count} layers, "
+            f"but is {memory}: the initial carry, and the carry and the residuals of the largest "
+            "layer, take that much.",
+        )
+    left = memory - layers.carry[0]
+    if left >= sum(layers.hold):
+        return tuple(range(count))
+    found = _by_table(*_rounded(layers, left))
+    if found is None:  # the sizes are rounded up
+        found = (0,)
+        for layer in range(1, count):
+            found = (found, layer)
+    return found
+
+
+def by_default(layers: Layers) -> Schedule:
+    """The least work within the least memory with which no layer is advanced more than once."""
+    least = smallest(lambda memory: bool(_segments(layers, memory)))
+    segments = _segments(layers, least)
+    if len(segments) == 1:
+        return segments[0]
+    simple = (*segments[:-1], *segments[-1])
+    better = within(layers, least + layers.carry[0])
+    return min(simple, better, key=lambda schedule: work_of(schedule, layers))
+
+
+def layers_in(schedule: Schedule) -> Iterator[int]:
+    """The layers that a schedule reverses, in the order of the chain."""
+    return (layer for layer, _ in _with_depths(schedule))
+
+
+def runs(schedule: Schedule) -> list[int]:
+    """The number of runs of each layer: one when it is taped, and one for each schedule that it is
+    advanced in."""
+    return [depth + 1 for _, depth in _with_depths(schedule)]
+
+
+def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """The layers, each with the number of schedules around it but the outermost."""
+    rest: list[tuple[int | Schedule, int]] = [(schedule, -1)]
+    while rest:
+        entry, depth = rest.pop()
+        if isinstance(entry, int):
+            yield entry, depth
+        else:
+            rest += [(inner, depth + 1) for inner in reversed(entry)]
+
+
+def work_of(schedule: Schedule, layers: Layers) -> int:
+    """The total work of all runs."""
+    return sum(u * n for u, n in zip(layers.work, runs(schedule), strict=True))
+
+
+def least_memory(layers: Layers) -> int:
+    """The least memory of any schedule, which advances to every layer from the initial carry, and
+    tapes it alone. The carries on the way are not kept."""
+    entering = (0, *layers.carry[1:])
+    return layers.carry[0] + max(map(sum, zip(entering, layers.residuals, strict=True)))
+
+
+def _segments(layers: Layers, memory: int) -> list[Schedule]:
+    """Segments, each of which fits as a whole when it is taped while the carries that enter the
+    earlier ones are held; none if there are no such segments. `held[k]` is the least that these
+    carries take when a segment starts at layer k."""
+    count, hold, carries = len(layers.work), layers.hold, (*layers.carry, 0)
+    held, came_from = [0, *[inf] * count], [0] * (count + 1)
+    for start in range(count):
+        taped = held[start]
+        for stop in range(start + 1, count + 1):
+            if taped + layers.residuals[stop - 1] > memory:
+                break
+            taped += hold[stop - 1]
+            if held[start] + carries[stop] < held[stop]:
+                held[stop], came_from[stop] = held[start] + carries[stop], start
+    segments: list[Schedule] = []
+    stop = count if held[count] < inf else 0
+    while stop:
+        segments.insert(0, tuple(range(came_from[stop], stop)))
+        stop = came_from[stop]
+    return segments
+
+
+class Costs(NamedTuple):
+    """A chain, with its memory in slots: five numbers for each layer."""
+
+    work: Sequence[int]  # the work of a run
+    keep: Sequence[int]  # the carry that enters it, while further layers run
+    alone: Sequence[int]  # the same carry, while the layer is taped alone
+    tape: Sequence[int]  # its residuals, while it is taped alone
+    hold: Sequence[int]  # its residuals and the carry after it, while further layers run
+
+
+def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
+    """Sizes in slots, and the number of slots with which rounding loses the least."""
+    most = min(MOST_SLOTS, max(_most_slots(len(layers.work)), FEWEST_SLOTS))
+
+    def in_slots(sizes: Sequence[int], slots: int) -> list[int]:
+        if not memory:
+            return [(slots + 1) * (size > 0) for size in sizes]
+        return [-(-size * slots // memory) for size in sizes]
+
+    every = [*layers.carry, *layers.hold]
+    slots = min(range(most // 2, most + 1), key=lambda slots: sum(in_slots(every, slots)) / slots)
+    groups = (layers.carry, layers.carry, layers.residuals, layers.hold)
+    return Costs(layers.work, *(in_slots(group, slots) for group in groups)), slots
+
+
+def _by_table(costs: Costs, slots: int) -> Schedule | None:
+    """The cheapest schedule within so many slots, from a table of C(i, j, m) for every part of the
+    chain and m from 0 to `slots`; `None` if nothing fits.
+
+    The table is filled from short parts to long ones, for all parts of a length and all m at once.
+    Of each length there are two arrays: C and the work of advancing over the part, and C with the
+    slots that the first carry of the part occupies meanwhile.
+    """
+    count = len(costs.work)
+    until = np.concatenate([[0.0], np.cumsum(costs.work, dtype=np.float64)])
+    work = np.array(costs.work, np.float64)[:, None]
+    hold, keep = np.array(costs.hold), np.array(costs.keep)
+    least = np.where(np.arange(slots + 1) >= np.array(costs.tape)[:, None], work, inf)
+    before, after = [least, least + work], [least, _with_less(least, np.array(costs.alone))]
+    for length in range(2, count + 1):
+        parts = count - length + 1
+        least = work[:parts] + _with_less(least[1:], hold[:parts])
+        some = np.empty_like(least)
+        for k in range(1, length):
+            np.add(before[k][:parts], after[length - k][k : k + parts], out=some)
+            np.minimum(least, some, out=least)
+        before.append(least + (until[length:] - until[:parts])[:, None])
+        after.append(_with_less(least, keep[:parts]))
+
+    def least_of(start: int, stop: int, slots: int) -> float:
+        return float(before[stop - start][start, slots] - (until[stop] - until[start]))
+
+    def choose(start: int, stop: int, slots: int) -> tuple[int, int, bool]:
+        left = slots - costs.hold[start]
+        if left >= 0:
+            rest = least_of(start + 1, stop, left)
+            if costs.work[start] + rest == least_of(start, stop, slots):
+                return start + 1, left, True
+        middle = min(
+            range(start + 1, stop),
+            key=lambda k: before[k - start][start, slots] + after[stop - k][k, slots],
+        )
+        kept = costs.alone if middle == stop - 1 else costs.keep
+        return middle, slots - kept[middle], False
+
+    return _schedule(count, slots, choose) if least_of(0, count, slots) < inf else None
+
+
+def _with_less(least: Rows, taken: np.ndarray[Any, Any]) -> Rows:
+    """The rows with so many slots fewer each."""
+    left = np.arange(least.shape[1]) - taken[: len(least), None]
+    return np.where(left >= 0, np.take_along_axis(least, np.maximum(left, 0), axis=1), inf)
+
+
+def _schedule(
+    count: int, slots: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
+) -> Schedule:
+    """The schedule of a chain. `choose(start, stop, slots)` returns where the next entry of the
+    layers from `start` to `stop` begins, the slots that are left for what follows, and whether the
+    entry is a layer that is taped.
+
+    Schedules may be nested deeper than Python's calls may.
+    """
+    whole: list[Any] = []
+    made: list[tuple[list[Any], int, list[Any]]] = []
+    rest = [(0, count, slots, whole)]
+    while rest:
+        start, stop, slots, entries = rest.pop()
+        while stop - start > 1:
+            following, left, is_taped = choose(start, stop, slots)
+            if is_taped:
+                entries.append(start)
+            else:
+                advanced: list[Any] = []
+                made.append((entries, len(entries), advanced))
+                entries.append(advanced)
+                rest.append((start, following, slots, advanced))
+            start, slots = following, left
+        entries.append(start)
+    for entries, index, advanced in reversed(made):
+        entries[index] = tuple(advanced)
+    return tuple(whole)
