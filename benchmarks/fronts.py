@@ -7,20 +7,19 @@
 Each record has the bytes of the residuals of a step, too: as JAX keeps them, and as a tape does.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax import lax
 
 from benchmarks.contenders import names
-from benchmarks.contenders.budgets import Within, equinox_as_lean
+from benchmarks.contenders.budgets import Within, equinox_as_lean, explained
 from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN, REMAT
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Record
-from benchmarks.runner.programs import Contender, Workload, bytes_of
+from benchmarks.runner.programs import Contender, bytes_of
 from benchmarks.workloads.recurrences import lstm, scanned
 from benchmarks.workloads.steps import (
     gru,
@@ -31,7 +30,7 @@ from benchmarks.workloads.steps import (
     transformer,
     waves,
 )
-from jax_revolve import checkpointed_scan, explain_scan
+from jax_revolve import checkpointed_scan
 
 SHAPES = [
     (sine_stencil, (1000, 20_000)),
@@ -70,23 +69,11 @@ def measure(quick: bool) -> Iterator[list[Record]]:
         searches = (BestNested(levels_tried=1), equinox_as_lean)
         shares = SHARES[2:3] if quick else SHARES
         contenders = [*PLAIN, *(Within(share, searches) for share in shares)]
-        records = Comparison(
-            workload, "gradient", contenders, least_rounds=9, share=1 / 3
-        ).measured(quick)
-        yield [record | residuals(workload) for record in records]
-
-
-def residuals(workload: Workload) -> Record:
-    """The bytes of a carry, and of the residuals of a step: as JAX keeps them, and on a tape."""
-    found: Record = {}
-
-    def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
-        sizes = explain_scan(body, init, xs, length).sizes
-        found.update(carry=bytes_of(init), uncut=sizes.uncut, kept=sizes.residuals)
-        return init, None
-
-    jax.eval_shape(partial(workload.loss, loop), workload.active, workload.passive)
-    return found
+        comparison = Comparison(workload, "gradient", contenders, share=1 / 3, least_rounds=9)
+        sizes = explained(workload).sizes
+        carry = bytes_of((workload.active | workload.passive)["init"])
+        about = {"carry": carry, "uncut": sizes.uncut, "kept": sizes.residuals}
+        yield [record | about for record in comparison.measured(quick)]
 
 
 BENCHMARK = Benchmark("fronts", measure)
