@@ -13,12 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import AbstractValue, ClosedJaxpr
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
-from jax_revolve.autodiff.family import Family, Flat, function_types, jvp_of_nonzero
+from jax_revolve.autodiff.family import Family, Flat, function_types
 from jax_revolve.layers.region import apart
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import is_inexact, pick, substitute
@@ -48,17 +49,20 @@ class Activity(NamedTuple):
 
 
 def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
-    """`fun(*inputs)`, pytrees of arrays to a pytree of arrays, as a segment."""
-    leaves, treedef = jax.tree.flatten(inputs)
-    shape: list[Any] = []
+    """`fun(*inputs)`, pytrees to a pytree, as a segment: a function of the arrays in them."""
+    arrays, rest = eqx.partition(inputs, eqx.is_array)
+    leaves, treedef = jax.tree.flatten(arrays)
+    result: list[Any] = []
 
     def flat_fun(*leaves: Any) -> list[Any]:
-        results, of = jax.tree.flatten(fun(*jax.tree.unflatten(treedef, leaves)))
-        shape[:] = [of]
+        result[:] = eqx.partition(
+            fun(*eqx.combine(jax.tree.unflatten(treedef, leaves), rest)), eqx.is_array
+        )
+        results, result[0] = jax.tree.flatten(result[0])
         return results
 
     results = _bind(flat_fun, leaves)
-    return jax.tree.unflatten(shape[0], results)
+    return eqx.combine(jax.tree.unflatten(result[0], results), result[1])
 
 
 def _bind(fun: Callable[..., Flat], operands: Flat) -> Flat:
@@ -111,34 +115,19 @@ class _Segments(Family[Segment]):
         given = [not _compat.is_zero(ct) for ct in cotangents]
         nothing = (False,) * len(activity.results)
         wanted = tuple(substitute(nothing, activity.results, given))
-        cotangents = pick(cotangents, given)
-        return pull_back(function, activity.operands, wanted, operands, cotangents)
+        run = partial(_pull_back, function, activity.operands, wanted)
+        return apart(run, *operands, *pick(cotangents, given))
 
 
 _Segments(segment_p)
 
 
-# The pullback
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def pull_back(segment: Segment, mask: Mask, wanted: Mask, operands: Flat, cotangents: Flat) -> Flat:
+def _pull_back(function: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[Any]:
     """Cotangents of the operands in `mask`, from those of the results in `wanted`."""
-    flat = [*operands, *cotangents]
-    return apart(partial(_pull_back, segment, mask, wanted), *flat)
-
-
-@partial(pull_back.defjvp, symbolic_zeros=True)
-def _pull_back_jvp(segment: Segment, mask: Mask, wanted: Mask, primals: Any, tangents: Any) -> Any:
-    flat, flat_dot = ([*operands, *cts] for operands, cts in (primals, tangents))
-    return jvp_of_nonzero(lambda flat: _pull_back(segment, mask, wanted, *flat), flat, flat_dot)
-
-
-def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[Any]:
     operands, cotangents = list(flat[: len(mask)]), list(flat[len(mask) :])
 
     def run(chosen: Flat) -> Flat:
-        return pick(_run(*substitute(operands, mask, chosen), function=segment), wanted)
+        return pick(_run(*substitute(operands, mask, chosen), function=function), wanted)
 
     primals = pick(operands, mask)
     (result,) = jax.vjp(run, primals)[1](cotangents)
