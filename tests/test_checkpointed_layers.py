@@ -69,8 +69,6 @@ def test_transformations_of_a_model_with_dropout(mode: str) -> None:
         f = lambda x: jnp.sum(model(x, KEY) ** 2)  # noqa: E731
         if mode == "grad":
             return eqx.filter_value_and_grad(lambda model: jnp.sum(model(x, KEY) ** 2))(model)
-        if mode == "jvp":
-            return jax.jvp(f, (x,), (x,))
         if mode == "hessian":
             return jax.hessian(f)(x)
         return jax.vmap(jax.grad(f))(jnp.stack([x, 2 * x]))

@@ -212,20 +212,10 @@ def filter_bounded_while_loop(
         def going(variables: Any) -> Any:
             return cond_fun(parts.whole(variables))
 
-        final, steps = bounded_while_loop(
-            going,
-            body,
-            parts.variables,
-            max_steps=max_steps,
-            checkpoints=checkpoints,
-            block_size=block_size,
-            memory=memory,
-            storage=storage,
-            plan=plan,
-            with_steps=True,
-            throw=throw,
-            progress=progress,
-        )
+        limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block_size": block_size}
+        limits |= {"memory": memory, "storage": storage, "plan": plan}
+        limits |= {"throw": throw, "progress": progress}
+        final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)
         value = parts.whole(final)
         return (value, steps) if with_steps else value
 
