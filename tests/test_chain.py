@@ -140,16 +140,6 @@ def test_carries_are_any_pytrees() -> None:
         close(ours, jnp.cos(x) * 3 + 1)
 
 
-@quick
-def test_integers_go_in() -> None:
-    layers = [eqx.nn.Embedding(5, 4, key=KEY), eqx.nn.Linear(4, 2, key=KEY), jnp.tanh]
-    gradients = [
-        eqx.filter_jit(eqx.filter_grad(lambda layers, run=run: jnp.sum(run(layers, 3))))(layers)
-        for run in (partial(checkpointed_chain, checkpoints=1), plain)
-    ]
-    close(*gradients)
-
-
 # State
 
 
