@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from benchmarks.contenders.budgets import Within, equinox_as_lean, single_steps
 from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN
-from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.workloads.recurrences import lstm, scanned
 
@@ -30,4 +30,4 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     yield Comparison(workload, "gradient", COMPARED, least_rounds=3)
 
 
-BENCHMARK = Benchmark("budget", comparing(comparisons))
+BENCHMARK = Benchmark("budget", comparisons)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import diffrax
 
 from benchmarks.contenders import names
-from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender
 from benchmarks.workloads.solves import neural_ode, stencil, stiff
@@ -39,4 +39,4 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         yield Comparison(solve, "gradient", [DIRECT, BACKSOLVE, *each])
 
 
-BENCHMARK = Benchmark("diffrax", comparing(comparisons))
+BENCHMARK = Benchmark("diffrax", comparisons)

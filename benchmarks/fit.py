@@ -29,36 +29,31 @@ from benchmarks.runner.programs import bytes_of, sum_of_squares
 from benchmarks.runner.timing import interleave, spread
 from benchmarks.workloads.packages import training
 from benchmarks.workloads.recurrences import lstm, reaction_diffusion
-from jax_revolve import (
-    Fitted,
-    checkpoint_loops,
-    checkpointed_chain,
-    checkpointed_scan,
-    fit,
-)
+from jax_revolve import Fitted, checkpoint_loops, checkpointed_chain, checkpointed_scan, fit
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 
 SHARES = (0.95, 0.5, 0.2)
 SECONDS = 4.0
 TOO_LITTLE = 1000
 
-Make = Callable[[int], Callable[..., Any]]
-
 
 class Case(NamedTuple):
-    """A program: `make` as `fit` takes it, `plain` without this library, and its arguments."""
+    """A program: `gradient(loop)` is a function of the arguments, where `plain` is the loop without
+    this library, and `within` takes a budget as well."""
 
     name: str
-    size: str
-    make: Make
-    plain: Callable[..., Any]
+    gradient: Callable[[Any], Callable[..., Any]]
+    plain: Any
+    within: Callable[..., Any]
     arguments: tuple[Any, ...]
+
+    def make(self, memory: int) -> Callable[..., Any]:
+        return self.gradient(partial(self.within, memory=memory))
 
 
 def network(quick: bool) -> Case:
     """An LSTM with xs and ys: gradients of the weights and of the xs."""
     recurrence = lstm(*(20, 2, 4) if quick else (1000, 32, 128))
-    init = recurrence.passive["init"]
 
     def gradient(scan: Any) -> Any:
         def loss(active: Any) -> Any:
@@ -66,12 +61,12 @@ def network(quick: bool) -> Case:
                 carry = recurrence.step(active["parameters"], carry, x)
                 return carry, carry[0]
 
-            return jnp.mean(scan(step, init, active["xs"])[1] ** 2)
+            return jnp.mean(scan(step, recurrence.passive["init"], active["xs"])[1] ** 2)
 
         return jax.value_and_grad(loss)
 
-    size = f"{recurrence.length} steps, {recurrence.size}"
-    return _scanned("LSTM with xs and ys", size, gradient, recurrence.active)
+    name = f"LSTM with xs and ys: {recurrence.length} steps, {recurrence.size}"
+    return Case(name, gradient, jax.lax.scan, checkpointed_scan, (recurrence.active,))
 
 
 def flax_model(quick: bool) -> Case:
@@ -93,10 +88,9 @@ def flax_model(quick: bool) -> Case:
 
         return step
 
-    make: Make = lambda memory: update(partial(checkpoint_loops, memory=memory))  # noqa: E731
-    size = f"GRU, {length} steps, batch {batch}, width {width}"
+    name = f"Flax model, with Adam's update: GRU, {length} steps, batch {batch}, width {width}"
     arguments = (weights, optimizer.init(weights), xs)
-    return Case("Flax model, with Adam's update", size, make, update(lambda f: f), arguments)
+    return Case(name, update, lambda f: f, checkpoint_loops, arguments)
 
 
 def solve(quick: bool) -> Case:
@@ -106,16 +100,15 @@ def solve(quick: bool) -> Case:
     def gradient(adjoint: Any) -> Any:
         def loss(u: Any) -> Any:
             term = diffrax.ODETerm(lambda _, u, __: reaction_diffusion(u) - u)
-            step = {"dt0": 0.1, "max_steps": steps, "throw": False, "adjoint": adjoint}
+            step = {"dt0": 0.1, "max_steps": steps, "throw": False, "adjoint": adjoint()}
             solution = diffrax.diffeqsolve(term, diffrax.Tsit5(), 0.0, 0.1 * steps, y0=u, **step)
             return sum_of_squares(solution.ys)
 
         return jax.value_and_grad(loss)
 
-    make: Make = lambda memory: gradient(RevolveAdjoint(memory=memory))  # noqa: E731
-    plain = gradient(diffrax.DirectAdjoint())
-    size = f"Tsit5, {steps} steps, {width} unknowns"
-    return Case("Diffrax solve", size, make, plain, (jnp.sin(0.01 * jnp.arange(width)),))
+    name = f"Diffrax solve: Tsit5, {steps} steps, {width} unknowns"
+    start = jnp.sin(0.01 * jnp.arange(width))
+    return Case(name, gradient, diffrax.DirectAdjoint, RevolveAdjoint, (start,))
 
 
 def layers(quick: bool) -> Case:
@@ -127,21 +120,19 @@ def layers(quick: bool) -> Case:
     )
     weights, rest = eqx.partition(stack, eqx.is_inexact_array)
 
-    def gradient(run: Any) -> Any:
-        return jax.value_and_grad(lambda weights, x: jnp.mean(run(weights, x) ** 2))
+    def gradient(chain: Any) -> Any:
+        def loss(weights: Any, x: Any) -> Any:
+            return jnp.mean(chain(_Residual(eqx.combine(weights, rest)), x) ** 2)
 
-    def layer(weights: Any) -> Any:
-        return _Residual(eqx.combine(weights, rest))
+        return jax.value_and_grad(loss)
 
-    def chain(memory: int) -> Any:
-        return gradient(lambda w, x: checkpointed_chain(layer(w), x, memory=memory))
-
-    def plain(weights: Any, x: Any) -> Any:
-        return jax.lax.scan(lambda x, w: (layer(w)(x), None), x, weights)[0]
+    def plain(layers: Any, x: Any) -> Any:
+        arrays, rest = eqx.partition(layers, eqx.is_array)
+        return jax.lax.scan(lambda x, w: (eqx.combine(w, rest)(x), None), x, arrays)[0]
 
     x = jnp.sin(jnp.arange(batch * width, dtype=float)).reshape(batch, width)
-    size = f"{count} of width {width}, batch {batch}"
-    return Case("stack of layers", size, chain, gradient(plain), (weights, x))
+    name = f"stack of layers: {count} of width {width}, batch {batch}"
+    return Case(name, gradient, plain, checkpointed_chain, (weights, x))
 
 
 class _Residual(eqx.Module):
@@ -160,28 +151,25 @@ def two_loops(quick: bool) -> Case:
 
     def gradient(scan: Any) -> Any:
         def loss(u: Any) -> Any:
-            u, _ = scan(lambda u, _: (reaction_diffusion(jnp.sin(u)), None), u, None, length)
-            u, _ = scan(lambda u, _: (reaction_diffusion(jnp.cos(u)), None), u, None, length)
+            for change in (jnp.sin, jnp.cos):
+                step = lambda u, _, f=change: (reaction_diffusion(f(u)), None)  # noqa: E731
+                u, _ = scan(step, u, None, length)
             return sum_of_squares(u)
 
         return jax.value_and_grad(loss)
 
     init = jnp.sin(0.01 * jnp.arange(width))
-    return _scanned("two loops in a row", f"{length} steps, width {width}", gradient, init)
+    name = f"two loops in a row: {length} steps, width {width}"
+    return Case(name, gradient, jax.lax.scan, checkpointed_scan, (init,))
 
 
 def third_party(quick: bool) -> Case:
     """The gradient through a training by Optax, which the benchmark of third parties has too."""
     del quick
     loss, argument = training()
-    make: Make = lambda memory: jax.value_and_grad(checkpoint_loops(loss, memory=memory))  # noqa: E731
-    size = "500 steps of Adam, width 128"
-    return Case("through a training by Optax", size, make, jax.value_and_grad(loss), (argument,))
-
-
-def _scanned(name: str, size: str, gradient: Any, *arguments: Any) -> Case:
-    make: Make = lambda memory: gradient(partial(checkpointed_scan, memory=memory))  # noqa: E731
-    return Case(name, size, make, gradient(jax.lax.scan), arguments)
+    gradient = lambda wrap: jax.value_and_grad(wrap(loss))  # noqa: E731
+    name = "through a training by Optax: 500 steps of Adam, width 128"
+    return Case(name, gradient, lambda f: f, checkpoint_loops, (argument,))
 
 
 CASES = (network, flax_model, solve, layers, two_loops, third_party)
@@ -193,13 +181,14 @@ def measure(quick: bool) -> Iterator[list[Record]]:
 
 def of_case(build: Callable[[bool], Case], quick: bool) -> list[Record]:
     case = build(quick)
-    plain = fit(lambda memory: case.plain, 2**62)(*case.arguments)
+    plain = fit(lambda memory: case.gradient(case.plain), 2**62)(*case.arguments)
     limits = {share: int(share * plain.bytes) for share in SHARES}
-    known: dict[float, Fitted | ValueError] = {}
-    for share, limit in tqdm(limits.items(), desc=case.name, leave=False):
-        known[share] = _fitted(case, limit)
     if build is network:
-        known[0.0] = _fitted(case, TOO_LITTLE)
+        limits[0.0] = TOO_LITTLE
+    known = {
+        share: _fitted(case, limit)
+        for share, limit in tqdm(limits.items(), desc=case.name, leave=False)
+    }
     programs = [plain, *(f for f in known.values() if isinstance(f, Fitted))]
     runs = [partial(_run, program.compiled, case.arguments) for program in programs]
     for run in runs:
@@ -213,9 +202,9 @@ def of_case(build: Callable[[bool], Case], quick: bool) -> list[Record]:
         alone = share == 0.5 and not quick and build in (network, solve)
         records.append(
             {
-                "program": f"{case.name}: {case.size}",
+                "program": case.name,
                 "share": share,
-                "limit": limits.get(share, TOO_LITTLE),
+                "limit": limits[share],
                 "plain_bytes": plain.bytes,
                 "plain_ms": spreads[id(plain)]["median_ms"],
                 "memory": found and found.memory,

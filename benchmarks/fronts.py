@@ -8,19 +8,18 @@ Each record has the bytes of the residuals of a step, too: as JAX keeps them, an
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import jax
 from jax import lax
 
 from benchmarks.contenders import names
-from benchmarks.contenders.budgets import Within, equinox_as_lean
+from benchmarks.contenders.budgets import Within, equinox_as_lean, explained
 from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN, REMAT
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Record
-from benchmarks.runner.programs import Contender, Workload
+from benchmarks.runner.programs import Contender
 from benchmarks.workloads.recurrences import lstm, scanned
 from benchmarks.workloads.steps import (
     gru,
@@ -31,7 +30,7 @@ from benchmarks.workloads.steps import (
     transformer,
     waves,
 )
-from jax_revolve import checkpointed_scan, explain
+from jax_revolve import checkpointed_scan
 
 SHAPES = [
     (sine_stencil, (1000, 20_000)),
@@ -70,17 +69,10 @@ def measure(quick: bool) -> Iterator[list[Record]]:
         searches = (BestNested(levels_tried=1), equinox_as_lean)
         shares = SHARES[2:3] if quick else SHARES
         contenders = [*PLAIN, *(Within(share, searches) for share in shares)]
-        records = Comparison(
-            workload, "gradient", contenders, least_rounds=9, share=1 / 3
-        ).measured(quick)
-        yield [record | residuals(workload) for record in records]
-
-
-def residuals(workload: Workload) -> Record:
-    """The bytes of a carry, and of the residuals of a step: as JAX keeps them, and on a tape."""
-    loss = partial(workload.loss, checkpointed_scan)
-    sizes = explain(loss)(workload.active, workload.passive).loops[0].sizes
-    return {"carry": sizes.carry, "uncut": sizes.uncut, "kept": sizes.residuals}
+        comparison = Comparison(workload, "gradient", contenders, share=1 / 3, least_rounds=9)
+        sizes = explained(workload).sizes
+        about = {"carry": sizes.carry, "uncut": sizes.uncut, "kept": sizes.residuals}
+        yield [record | about for record in comparison.measured(quick)]
 
 
 BENCHMARK = Benchmark("fronts", measure)

@@ -23,7 +23,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.contenders import names
-from benchmarks.contenders.budgets import plan_within
+from benchmarks.contenders.budgets import explained
 from benchmarks.contenders.nested import TOLERANCE, blockings, expected_bytes
 from benchmarks.contenders.scans import LAX_SCAN, equinox, nested
 from benchmarks.contenders.while_loops import equinox as equinox_while
@@ -36,12 +36,13 @@ from benchmarks.runner.benchmark import summary
 from benchmarks.runner.comparison import Record
 from benchmarks.runner.hlo import ProgramText
 from benchmarks.runner.launches import A100, H100, Device, launches
-from benchmarks.runner.programs import Compiler, Contender, Program, Workload, bytes_of
+from benchmarks.runner.programs import Compiler, Contender, Workload, bytes_of
 from benchmarks.runner.timing import describe_machine
 from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
-from jax_revolve import HostMemory, Plan, checkpointed_scan, explain, plan
+from jax_revolve import HostMemory, Plan, checkpointed_scan, plan
 from jax_revolve.profiles import in_force
 from jax_revolve.schedule import cost
+from jax_revolve.schedule.arguments import TooLittleMemory
 
 SHARES = {"H100": ("default", 0.3, 0.1, 0.05, 0.02), "A100": ("default", 0.1)}
 """Of the memory of `lax.scan`."""
@@ -62,22 +63,13 @@ class CompilerFor(Compiler):
             topology_name="", platform="cuda", target_config=device.description, topology="1x1x1"
         )
         mesh = Mesh(np.array(topology.devices).reshape(1), ("x",))
-        self._sharding = NamedSharding(mesh, PartitionSpec())
+        sharding = NamedSharding(mesh, PartitionSpec())
+        self.lowered_with = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), self.arguments
+        )
         # The planner asks for the kind of device that JAX uses, which would be the CPU.
         described = SimpleNamespace(platform="gpu", device_kind=device.name)
         in_force.default_device = lambda: described
-        self._compiled: dict[Contender, Program] = {}
-
-    def __call__(self, contender: Contender) -> Program:
-        if contender not in self._compiled:
-            shapes = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding),
-                self.arguments,
-            )
-            compiled: Any = jax.jit(self.traceable(contender)).lower(*shapes).compile()
-            size = compiled.memory_analysis().temp_size_in_bytes
-            self._compiled[contender] = Program(contender, compiled, (), int(size))
-        return self._compiled[contender]
 
     def record(self, contender: Contender, share: Any, iterations: int = 0, **more: Any) -> Record:
         """What the program takes and launches. `iterations` is how many its loops of unknown
@@ -87,8 +79,7 @@ class CompilerFor(Compiler):
         text = ProgramText(compiled.as_text())
         found = launches(text, self.device, iterations)
         inputs = self.workload.active | self.workload.passive
-        shapes = {x.shape for x in jax.tree.leaves(inputs.get("init"))}
-        facts = text.facts(shapes)
+        facts = text.facts({x.shape for x in jax.tree.leaves(inputs.get("init"))})
         return {
             "device": self.device.name,
             "workload": self.workload.name,
@@ -101,10 +92,7 @@ class CompilerFor(Compiler):
             "kernels": round(found.kernels),
             "waits": round(found.waits),
             "predicted_ms": 1e3 * found.seconds,
-            "loops": facts["loops"],
-            "dynamic_loops": facts["dynamic_loops"],
-            "copies_of_buffers": facts["copies_of_buffers"],
-            "transfers": facts["transfers"],
+            **facts,
             **more,
         }
 
@@ -115,13 +103,12 @@ def of_scan(compiler: CompilerFor, shares: tuple[Any, ...]) -> Iterator[Record]:
     yield compiler.record(LAX_SCAN, None)
     everything = compiler(LAX_SCAN).temp_bytes
     for share in shares:
-        chosen = default_plan(compiler.workload)
-        loop = checkpointed_scan
-        if isinstance(share, float):
-            chosen = plan_within(compiler.workload, int(share * everything))
-            loop = partial(checkpointed_scan, memory=int(share * everything))
-        if chosen is None:
+        options = {"memory": int(share * everything)} if isinstance(share, float) else {}
+        try:
+            chosen = explained(compiler.workload, options).plan
+        except TooLittleMemory:
             continue
+        loop = partial(checkpointed_scan, **options)
         ours = Contender(names.JAX_REVOLVE, loop, detail=described(chosen))
         yield compiler.record(ours, share, unknown(chosen), evaluations=chosen.evaluations)
         yield from leanest_nested(compiler, share, compiler(ours).temp_bytes)
@@ -134,19 +121,12 @@ def of_scan(compiler: CompilerFor, shares: tuple[Any, ...]) -> Iterator[Record]:
             yield compiler.record(equinox(checkpoints), share, runs)
 
 
-def default_plan(workload: Workload) -> Plan:
-    loss = partial(workload.loss, checkpointed_scan)
-    plan = explain(loss)(workload.active, workload.passive).loops[0].plan
-    assert isinstance(plan, Plan)
-    return plan
-
-
-def unknown(chosen: Plan) -> int:
+def unknown(chosen: Any) -> int:
     """The iterations of its loops of unknown length."""
     return 0 if chosen.static_levels else chosen.evaluations
 
 
-def described(chosen: Plan) -> str:
+def described(chosen: Any) -> str:
     levels = " x ".join(map(str, chosen.levels)) or str(chosen.checkpoints)
     return f"{levels} checkpoints, blocks of {chosen.block_size}"
 
@@ -188,16 +168,11 @@ def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
     """Checkpoints in the host's memory, one for each block, and as many as are worth it."""
     n = compiler.workload.length
     size = max(n // 50, 1)
-    for name, options in {
-        f"HostMemory, blocks of {size}": {
-            "checkpoints": 0,
-            "storage": HostMemory(checkpoints=-(-n // size)),
-            "block_size": size,
-        },
-        "HostMemory": {"checkpoints": 0, "storage": HostMemory(checkpoints=30)},
-    }.items():
-        loop = partial(checkpointed_scan, **options)
-        chosen = plan(n, **options)
+    blocks = {"storage": HostMemory(-(-n // size)), "block_size": size}
+    few = {"storage": HostMemory(30)}
+    for name, options in {f"HostMemory, blocks of {size}": blocks, "HostMemory": few}.items():
+        chosen = plan(n, 0, **options)
+        loop = partial(checkpointed_scan, checkpoints=0, **options)
         ours = Contender(names.JAX_REVOLVE, loop, detail=name)
         yield compiler.record(ours, "host", unknown(chosen), evaluations=chosen.evaluations)
 
@@ -222,16 +197,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--only", help="workloads whose name contains this; the others stay")
     options = parser.parse_args(arguments)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    records: list[Record] = []
+    known: dict[tuple[str, ...], Record] = {}
     if options.only and RESULTS.exists() and not options.quick:
-        records = json.loads(RESULTS.read_text())["measurements"]
+        known = {_key(r): r for r in json.loads(RESULTS.read_text())["measurements"]}
     for record in measured(options.quick, options.only):
         print(summary([record]), end="\n\n", flush=True)
-        same = ("device", "workload", "contender", "share")
-        keyed = {tuple(map(str, map(r.get, same))): r for r in [*records, record]}
-        records = list(keyed.values())
+        known[_key(record)] = record
         if not options.quick:
-            written = {"machine": describe_machine(), "measurements": records}
+            written = {"machine": describe_machine(), "measurements": list(known.values())}
             RESULTS.write_text(json.dumps(written, indent=1) + "\n")
     if not options.quick:
         pages.write()
+
+
+def _key(record: Record) -> tuple[str, ...]:
+    return tuple(str(record.get(name)) for name in ("device", "workload", "contender", "share"))

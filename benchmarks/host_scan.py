@@ -32,11 +32,11 @@ def step(u: Any, x: Any) -> Any:
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
-    for quantity, options in CASES:
-        yield compared(quantity, options, 60 if quick else STEPS, quick)
+    yield from (compared(quantity, options, quick) for quantity, options in CASES)
 
 
-def compared(quantity: str, options: dict[str, Any], steps: int, quick: bool) -> list[Record]:
+def compared(quantity: str, options: dict[str, Any], quick: bool) -> list[Record]:
+    steps = 60 if quick else STEPS
     u, xs = jnp.ones(WIDTH), jnp.zeros(steps)
     made = plan(steps, block_size=1, **options) if options else None
 

@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 
 from benchmarks.contenders import names
-from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Search
 from benchmarks.runner.programs import Compiler, Contender, Program
 from benchmarks.workloads.models import resnet, transformer
@@ -87,4 +87,4 @@ def _run_stack(
     return jax.lax.scan(layer, x, (arrays, keys))[0], state
 
 
-BENCHMARK = Benchmark("layers", comparing(comparisons))
+BENCHMARK = Benchmark("layers", comparisons)

@@ -6,6 +6,7 @@ others are what is chosen by prediction, and by `explain(..., measure=True)`.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import Any
@@ -13,14 +14,15 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from benchmarks.contenders.budgets import explained
 from benchmarks.fronts import SHAPES
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Record
-from benchmarks.runner.programs import Compiler, Contender, Program, Workload
+from benchmarks.runner.programs import Compiler, Contender, Workload
 from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import scanned
 from benchmarks.workloads.steps import sine_stencil
-from jax_revolve import Report, checkpointed_scan, explain
+from jax_revolve import checkpointed_scan
 from jax_revolve.schedule.selection import quickest
 from jax_revolve.schedule.two_level import AnyPlan
 
@@ -47,21 +49,22 @@ def measure(quick: bool) -> Iterator[list[Record]]:
 
 
 def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
-    predicted = _explained(workload, budget)
-    sizes = predicted.sizes
-    length = workload.length
-    measured = _explained(workload, budget, measure=True, seconds=2.0 if quick else MEASURING)
+    within = {"memory": budget}
+    predicted, length = explained(workload, within), workload.length
+    seconds = 2.0 if quick else MEASURING
+    measured = explained(workload, within, measure=True, seconds=seconds)
     chosen = {"predicted": predicted.plan, "measured": measured.plan}
     others: list[Any] = []
     for block_size in (*(k for k in BLOCKS if k < length), length):
-        try:
-            others.append(quickest(length, sizes, budget, block_size=block_size))
-        except ValueError:  # does not fit
-            continue
+        with suppress(ValueError):  # does not fit
+            others.append(quickest(length, predicted.sizes, budget, block_size=block_size))
     fewest = min(plan.evaluations for plan in [*others, *chosen.values()])
     others = [plan for plan in others if plan.evaluations <= MOST_OF_FEWEST * fewest]
     plans = list(dict.fromkeys([*chosen.values(), *others]))
-    programs = [_program(compile, plan) for plan in tqdm(plans, desc="Compiling", leave=False)]
+    programs = [
+        compile(Contender("", partial(checkpointed_scan, plan=plan)))
+        for plan in tqdm(plans, desc="Compiling", leave=False)
+    ]
     for program in programs:
         program.run()
     rounds = 4 if quick else ROUNDS
@@ -73,16 +76,6 @@ def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> 
     for name, plan in chosen.items():
         record |= {name: _in_words(plan), f"{name}_loss": odd[plan] / odd[best] - 1}
     return record
-
-
-def _program(compile: Compiler, plan: Any) -> Program:
-    loop = partial(checkpointed_scan, plan=plan)
-    return compile(Contender("", loop, plan.checkpoints, block=plan.block_size))
-
-
-def _explained(workload: Workload, budget: int, **how: Any) -> Report:
-    loss = partial(workload.loss, partial(checkpointed_scan, memory=budget))
-    return explain(loss, **how)(workload.active, workload.passive).loops[0]
 
 
 def _in_words(plan: AnyPlan) -> str:

@@ -19,51 +19,41 @@ from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import LEAST_ROUNDS, Record
 from benchmarks.runner.programs import Compiler, Contender, Program, Workload
 from benchmarks.runner.timing import interleave
-from benchmarks.workloads.recurrences import Recurrence, scanned, stencil, until_limit
+from benchmarks.workloads.recurrences import Recurrence, of_state, scanned, stencil, until_limit
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
 SECONDS = 15.0
 
 
 def scalar(length: int, _: int = 1) -> Recurrence:
-    def step(_parameters: None, u: jax.Array, _x: None) -> jax.Array:
-        return u - 0.001 * jnp.sin(u)
-
-    passive = {"parameters": None, "xs": None}
-    return Recurrence("scalar", "", length, step, {"init": jnp.ones(1)}, passive)
+    step = lambda _parameters, u, _x: u - 0.001 * jnp.sin(u)  # noqa: E731
+    return of_state("scalar", "", length, step, jnp.ones(1))
 
 
-def by_scan(recurrence: Recurrence, **options: Any) -> tuple[Workload, Any]:
-    return scanned(recurrence), partial(checkpointed_scan, **options)
-
-
-def by_while_loop(recurrence: Recurrence) -> tuple[Workload, Any]:
-    bound = 2 * recurrence.length
-    return until_limit(recurrence, bound), partial(bounded_while_loop, max_steps=bound)
-
-
-every_carry = partial(by_scan, checkpoints="all", block_size=1)
-in_blocks = partial(by_scan, block_size=10)
-
-CASES = [
-    ("no time at all", by_scan, scalar, (1, 1)),
-    ("stencil", by_scan, stencil, (1000, 20_000)),
-    ("stencil", by_scan, stencil, (10_000, 20_000)),
-    ("stencil, every carry", every_carry, stencil, (1000, 20_000)),
-    ("stencil, blocks", in_blocks, stencil, (1000, 20_000)),
-    ("stencil, while", by_while_loop, stencil, (1000, 20_000)),
-    ("scalar", by_scan, scalar, (100_000, 1)),
-    ("scalar, while", by_while_loop, scalar, (100_000, 1)),
+WHILE = {"max_steps": None}
+CASES: list[tuple[str, Any, tuple[int, int], dict[str, Any]]] = [
+    ("no time at all", scalar, (1, 1), {}),
+    ("stencil", stencil, (1000, 20_000), {}),
+    ("stencil", stencil, (10_000, 20_000), {}),
+    ("stencil, every carry", stencil, (1000, 20_000), {"checkpoints": "all", "block_size": 1}),
+    ("stencil, blocks", stencil, (1000, 20_000), {"block_size": 10}),
+    ("stencil, while", stencil, (1000, 20_000), WHILE),
+    ("scalar", scalar, (100_000, 1), {}),
+    ("scalar, while", scalar, (100_000, 1), WHILE),
 ]
 QUICK_CASES = [
-    ("stencil", every_carry, stencil, (10, 20)),
-    ("scalar", by_while_loop, scalar, (9, 1)),
+    ("stencil", stencil, (10, 20), {"checkpoints": "all", "block_size": 1}),
+    ("scalar", scalar, (9, 1), WHILE),
 ]
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
-    for name, way, make, (steps, width) in QUICK_CASES if quick else CASES:
-        workload, loop = way(make(steps, width))
+    for name, make, (steps, width), options in QUICK_CASES if quick else CASES:
+        if options is WHILE:
+            workload = until_limit(make(steps, width), 2 * steps)
+            loop = partial(bounded_while_loop, max_steps=2 * steps)
+        else:
+            workload, loop = scanned(make(steps, width)), partial(checkpointed_scan, **options)
         label = f"{name}, {steps} x {width}"
         quantities = ("value", "gradient")
         yield [{"loop": label} | compared(workload, loop, q, quick) for q in quantities]

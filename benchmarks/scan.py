@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN, REMAT, equinox, jax_revolve
-from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Workload
 from benchmarks.workloads.recurrences import lstm, rnn, scanned, stencil
@@ -46,4 +46,4 @@ def of(workload: Workload, checkpoints: list[int]) -> Iterator[Comparison]:
         yield Comparison(workload, "hvp", [LAX_SCAN, REMAT, *others[:3]], share=1 / 2)
 
 
-BENCHMARK = Benchmark("scan", comparing(comparisons))
+BENCHMARK = Benchmark("scan", comparisons)

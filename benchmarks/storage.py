@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.contenders import names
-from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender
 from benchmarks.workloads.recurrences import scanned, stencil
@@ -21,6 +21,7 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     for length, width in [(12, 16)] if quick else [(1000, 20_000), (1000, 1_000_000)]:
         with TemporaryDirectory() as directory:
             count = 2 if quick else 10
+<<<<<<< HEAD
             places: dict[str, dict[str, Any]] = {
                 names.ON_DEVICE: {"checkpoints": count},
                 "jax_revolve, checkpoints=0, HostMemory": {
@@ -35,6 +36,24 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
                 for name, options in places.items()
             ]
             yield Comparison(scanned(stencil(length, width)), "gradient", loops)
+=======
+            contenders = [*on_a_device(count), _stored("Disk", count, Disk(directory))]
+            yield Comparison(scanned(stencil(length, width)), "gradient", contenders)
+>>>>>>> layers
 
 
-BENCHMARK = Benchmark("storage", comparing(comparisons))
+def on_a_device(count: int) -> list[Contender]:
+    """On the device alone, in the host's memory alone, and in both."""
+    return [
+        Contender(names.ON_DEVICE, partial(checkpointed_scan, checkpoints=count)),
+        _stored("checkpoints=0, HostMemory", 0, HostMemory(checkpoints=count)),
+        _stored("HostMemory", count, HostMemory()),
+    ]
+
+
+def _stored(name: str, checkpoints: int, storage: Any) -> Contender:
+    scan = partial(checkpointed_scan, checkpoints=checkpoints, storage=storage)
+    return Contender(f"jax_revolve, {name}", scan)
+
+
+BENCHMARK = Benchmark("storage", comparisons)

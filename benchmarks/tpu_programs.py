@@ -22,6 +22,7 @@ from tqdm import tqdm
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Record
 from benchmarks.runner.hlo import ProgramText
+from benchmarks.runner.programs import sum_of_squares
 from benchmarks.workloads.recurrences import reaction_diffusion
 from jax_revolve import HostMemory, bounded_while_loop, checkpointed_scan
 
@@ -46,18 +47,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def scan(u: jax.Array, loop: Any = checkpointed_scan, **options: Any) -> jax.Array:
     final, _ = loop(lambda u, _: (reaction_diffusion(u), None), u, None, LENGTH, **options)
-    return jnp.sum(final**2)
+    return sum_of_squares(final)
 
 
 def while_loop(u: jax.Array, **options: Any) -> jax.Array:
     """Stops where it is small enough."""
-
-    def going(u: jax.Array) -> jax.Array:
-        return jnp.max(jnp.abs(u)) > 1e-3
-
-    return jnp.sum(
-        bounded_while_loop(going, reaction_diffusion, u, max_steps=LENGTH, **options) ** 2
-    )
+    going = lambda u: jnp.max(jnp.abs(u)) > 1e-3  # noqa: E731
+    loop = partial(bounded_while_loop, going, reaction_diffusion)
+    return sum_of_squares(loop(u, max_steps=LENGTH, **options))
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:

@@ -10,7 +10,7 @@ from benchmarks.contenders.while_loops import (
     jax_revolve,
     masked,
 )
-from benchmarks.runner.benchmark import Benchmark, comparing
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.workloads.recurrences import (
     Recurrence,
@@ -86,4 +86,4 @@ def many_examples(recurrence: Recurrence, bound: int, s: int) -> Comparison:
     return Comparison(under_vmap(recurrence, bound), "gradient", contenders)
 
 
-BENCHMARK = Benchmark("while", comparing(comparisons))
+BENCHMARK = Benchmark("while", comparisons)

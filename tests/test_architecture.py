@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,27 @@ def test_arrows() -> None:
             forbidden |= within(names, "jax_revolve") - within(names, *allowed)
         wrong += [f"{path.relative_to(PACKAGE)} imports {name}" for name in sorted(forbidden)]
     assert not wrong
+
+
+def test_no_circle_of_imports() -> None:
+    """Of modules, by what they import when they are imported."""
+    modules = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in FILES}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = imports_at_once(ast.parse(path.read_text()))
+        graph[name] = {m if m in modules else m.rpartition(".")[0] for m in found} - {name}
+    TopologicalSorter(graph).prepare()
+
+
+def imports_at_once(tree: ast.AST) -> set[str]:
+    """Those outside functions, which are not for type checkers alone."""
+    if isinstance(tree, ast.Import | ast.ImportFrom):
+        return imports(tree)
+    late = isinstance(tree, ast.FunctionDef | ast.Lambda)
+    if late or (isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)):
+        return set()
+    return {name for node in ast.iter_child_nodes(tree) for name in imports_at_once(node)}
 
 
 def test_rooms_say_what_is_in_them() -> None:

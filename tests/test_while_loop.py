@@ -557,22 +557,6 @@ def test_devices_take_different_numbers_of_steps() -> None:
         jax.jit(jax.grad(sharded(vary=False), (0, 1)))(starts, weight)
 
 
-def test_throw_under_leak_checks() -> None:
-    """`equinox.error_if` raised an IndexError there, which the gradient died with."""
-
-    def run(x: Any, bound: int) -> Any:
-        step = lambda state: (state[0] + 1, jnp.sin(state[1]))  # noqa: E731
-        less = lambda state: state[0] < 5  # noqa: E731
-        return bounded_while_loop(less, step, (0, x), max_steps=bound, throw=True)[1]
-
-    with jax.checking_leaks():
-        gradient = jax.jit(jax.grad(run), static_argnums=1)
-        expected = jax.grad(lambda x: jnp.sin(jnp.sin(jnp.sin(jnp.sin(jnp.sin(x))))))(0.7)
-        np.testing.assert_allclose(gradient(0.7, 8), expected, rtol=1e-12)
-        with pytest.raises(Exception, match="max_steps=3"):
-            jax.block_until_ready(gradient(0.7, 3))
-
-
 def test_blocks_of_a_batch_under_disable_jit() -> None:
     """There a traced predicate makes it the checkpointed loop, whose steps were then taped one by
     one in Python, each with the residuals of the branch that it took. Found by a random program."""

@@ -10,7 +10,7 @@ from benchmarks.contenders.nested import TOLERANCE, beside, last_of_jax_revolve
 from benchmarks.contenders.scans import equinox
 from benchmarks.runner.comparison import Search
 from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
-from jax_revolve import Plan, checkpointed_scan, explain
+from jax_revolve import Report, checkpointed_scan, explain
 from jax_revolve.schedule.arguments import TooLittleMemory
 
 ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
@@ -25,23 +25,22 @@ class Within:
     share: float
     others: tuple[Search, ...] = ()
 
-    def __call__(self, compile: Compiler, earlier: list[Program]) -> list[Program]:
+    def __call__(self, compile: Compiler, earlier: list[Program]) -> Iterator[Program]:
         budget = int(self.share * earlier[0].temp_bytes)
         plan = plan_within(compile.workload, budget)
-        if plan is None:
-            return []
-        loop = partial(checkpointed_scan, memory=budget)
-        found = [compile(recorded(names.JAX_REVOLVE, loop, budget, plan))]
-        for search in self.others:
-            found += search(compile, found)
-        return found
+        if plan is not None:
+            loop = partial(checkpointed_scan, memory=budget)
+            yield compile(_recorded(names.JAX_REVOLVE, loop, budget, plan))
+            for search in self.others:
+                yield from search(compile, earlier)
 
 
 def single_steps(compile: Compiler, earlier: list[Program]) -> list[Program]:
     """Revolve in its original form, within the budget of the last program of jax_revolve."""
     budget = last_of_jax_revolve(earlier).contender.budget or 0
     plan = plan_within(compile.workload, budget, block_size=1)
-    return [] if plan is None else [compile(given(names.SINGLE_STEPS, budget, plan))]
+    scan = partial(checkpointed_scan, plan=plan)
+    return [] if plan is None else [compile(_recorded(names.SINGLE_STEPS, scan, budget, plan))]
 
 
 def equinox_as_lean(compile: Compiler, earlier: list[Program]) -> list[Program]:
@@ -68,21 +67,19 @@ def _nearer(compile: Compiler, limit: int, checkpoints: int) -> Iterator[Program
         checkpoints = better
 
 
-def given(name: str, budget: int, plan: Plan) -> Contender:
-    """The loop that is told the plan."""
-    return recorded(name, partial(checkpointed_scan, plan=plan), budget, plan)
-
-
-def recorded(name: str, loop: Loop, budget: int, plan: Plan) -> Contender:
+def _recorded(name: str, loop: Loop, budget: int, plan: Any) -> Contender:
     return Contender(name, loop, plan.checkpoints, block=plan.block_size, budget=budget)
 
 
-def plan_within(workload: Workload, budget: int, **options: Any) -> Plan | None:
+def plan_within(workload: Workload, budget: int, **options: Any) -> Any:
     """The plan that jax_revolve chooses within the budget; `None` if there is none."""
-    loss = partial(workload.loss, partial(checkpointed_scan, memory=budget, **options))
     try:
-        plan = explain(loss)(workload.active, workload.passive).loops[0].plan
+        return explained(workload, {"memory": budget, **options}).plan
     except TooLittleMemory:
         return None
-    assert isinstance(plan, Plan)
-    return plan
+
+
+def explained(workload: Workload, options: dict[str, Any] | None = None, **how: Any) -> Report:
+    """The report of the workload's loop, as a `checkpointed_scan` with these options."""
+    loss = partial(workload.loss, partial(checkpointed_scan, **options or {}))
+    return explain(loss, **how)(workload.active, workload.passive).loops[0]

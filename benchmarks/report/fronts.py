@@ -4,25 +4,29 @@ import re
 from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
-from benchmarks.report.results import Results, Run, find, quickest
-from benchmarks.report.table import Column, Table, megabytes, number, ratio
+from benchmarks.report.results import Results, Run, find, grouped, quickest
+from benchmarks.report.table import Column, Table, of, ratio, text
 
 SHARES = (0.1, 0.05, 0.02)
 BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
+QUARTILES = "{quartiles_ms[0]:.0f} to {quartiles_ms[1]:.0f}"
+TRANSFORMER = "transformer block, n = 60, 64 tokens, width 128"
+OF_BLOCKS = [
+    ("`lax.scan(f)`", names.LAX_SCAN, None),
+    ("`lax.scan(jax.checkpoint(f))`", names.REMAT, None),
+    ("the same, policy `dots_saveable`", names.SAVES_PRODUCTS, None),
+    *((f"`checkpointed_scan`, `memory=` {s:.0%}", names.JAX_REVOLVE, s) for s in SHARES),
+    ("Equinox's loop, `memory=` 5%", names.EQUINOX, 0.05),
+]
 
 
 def _workloads(results: Results) -> Iterator[list[Run]]:
     """The gradients of each workload."""
-    for workload in dict.fromkeys(run["workload"] for run in results.runs):
-        yield find(results.runs, workload=workload)
+    return grouped(results, "workload")
 
 
 def _in_carries(name: str) -> Callable[[list[Run]], str]:
-    return lambda runs: number(runs[0][name] / runs[0]["carry"], 1)
-
-
-def _memory(contender: str) -> Callable[[list[Run]], str]:
-    return lambda runs: f"{quickest(runs, contender=contender).memory_over(names.LAX_SCAN):.1%}"
+    return lambda runs: f"{runs[0][name] / runs[0]['carry']:.1f}"
 
 
 def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], str]:
@@ -37,36 +41,20 @@ def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], s
     return time
 
 
+def _memory_when_taped(runs: list[Run]) -> str:
+    return f"{quickest(runs, contender=names.TAPED_WHOLE).memory_over(names.LAX_SCAN):.1%}"
+
+
 def _cost(contender: str) -> Callable[[list[Run]], str]:
     """The memory and the time within the least budget; of several ways, those of the quickest."""
 
     def cost(runs: list[Run]) -> str:
-        budgets = [run["budget"] for run in runs if run["budget"] is not None]
+        least = min(run["budget"] for run in runs if run["budget"] is not None)
         tried = find(runs, contender=contender)
-        run = quickest([run for run in tried if run["budget"] in (None, min(budgets))])
-        lower, upper = run["quartiles_ms"]
-        return f"{megabytes(run, 1)}, {lower:.0f} to {upper:.0f} ms"
+        run = quickest([run for run in tried if run["budget"] in (None, least)])
+        return text(f"{{MB:.1f}} MB, {QUARTILES} ms", run)
 
     return cost
-
-
-def _chosen(by: str) -> Callable[[Run], str]:
-    """The loss of a plan, over the quickest."""
-    return lambda run: f"{run[f'{by}_loss']:+.0%}"
-
-
-def _best(run: Run) -> str:
-    return re.sub("^1 checkpoints", "1 checkpoint", run["best"])
-
-
-TRANSFORMER = "transformer block, n = 60, 64 tokens, width 128"
-OF_BLOCKS = [
-    ("`lax.scan(f)`", names.LAX_SCAN, None),
-    ("`lax.scan(jax.checkpoint(f))`", names.REMAT, None),
-    ("the same, policy `dots_saveable`", names.SAVES_PRODUCTS, None),
-    *((f"`checkpointed_scan`, `memory=` {s:.0%}", names.JAX_REVOLVE, s) for s in SHARES),
-    ("Equinox's loop, `memory=` 5%", names.EQUINOX, 0.05),
-]
 
 
 def _of_blocks(results: Results) -> Iterator[tuple[str, Run]]:
@@ -76,12 +64,6 @@ def _of_blocks(results: Results) -> Iterator[tuple[str, Run]]:
     for label, contender, share in OF_BLOCKS:
         budget = None if share is None else int(share * everything)
         yield label, quickest(runs, contender=contender, budget=budget)
-
-
-def _milliseconds(run: Run) -> str:
-    """The median and the quartiles."""
-    first, last = run["quartiles_ms"]
-    return f"{run['median_ms']:.0f} ms ({first:.0f} to {last:.0f})"
 
 
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
@@ -106,14 +88,14 @@ FRONTS = {
         "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
         " measured quickest of the plans that fit, and how much longer others take: the one"
         " predicted to be fastest, and the one that `measure=True` finds (`benchmarks/plans.py`):",
-        lambda results: iter(results.runs),
+        lambda results: results.runs,
         [
-            ("loop", lambda run: run["workload"]),
-            ("share", lambda run: f"{run['share']:.0%}"),
-            ("measured quickest", _best),
-            ("time", lambda run: f"{run['best_ms']:.0f} ms"),
-            ("predicted", _chosen("predicted")),
-            ("`measure=True`", _chosen("measured")),
+            ("loop", "{workload}"),
+            ("share", "{share:.0%}"),
+            ("measured quickest", lambda r: re.sub("^1 checkpoints", "1 checkpoint", r["best"])),
+            ("time", "{best_ms:.0f} ms"),
+            ("predicted", "{predicted_loss:+.0%}"),
+            ("`measure=True`", "{measured_loss:+.0%}"),
         ],
     ),
     "transformer-blocks": Table(
@@ -123,8 +105,8 @@ FRONTS = {
         _of_blocks,
         [
             ("gradient of", lambda row: row[0]),
-            ("memory", lambda row: megabytes(row[1], 1)),
-            ("time", lambda row: _milliseconds(row[1])),
+            ("memory", of(1, "{MB:.1f} MB")),
+            ("time", of(1, f"{{median_ms:.0f}} ms ({QUARTILES})")),
         ],
     ),
     "residuals": Table(
@@ -136,7 +118,7 @@ FRONTS = {
             LOOP,
             ("JAX", _in_carries("uncut")),
             ("tape", _in_carries("kept")),
-            ("memory", _memory(names.TAPED_WHOLE)),
+            ("memory", _memory_when_taped),
             ("time", _time(names.TAPED_WHOLE)),
             ("time, `memory=` twice `lax.scan`'s", _time(names.JAX_REVOLVE, 2)),
         ],

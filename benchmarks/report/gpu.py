@@ -1,16 +1,21 @@
-"""The tables of gradients that were compiled for a GPU."""
+"""The tables of gradients that were compiled for a GPU or a TPU."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find
-from benchmarks.report.table import Table, field, number
+from benchmarks.report.table import Cell, Column, Table, of
 
 Row = dict[str, Run]
 """The runs of one workload on one device with one budget, by contender."""
 
 COMPILED = "with jax {machine[versions][jax]} (`benchmarks/gpu_programs.py`)"
+LAUNCHED: list[Column] = [
+    ("memory", "{MB:.3g} MB"),
+    ("kernels", "{kernels}"),
+    ("waits", "{waits}"),
+]
+PREDICTED = "{predicted_ms:.3g} ms"
 
 
 def _by_budget(results: Results) -> Iterator[Row]:
@@ -19,21 +24,13 @@ def _by_budget(results: Results) -> Iterator[Row]:
     for run in find(results.runs, contender=names.JAX_REVOLVE):
         same = {name: run[name] for name in ("device", "workload")}
         everything = find(plain, **same)
-        if run["share"] == "host" or not everything:
-            continue
-        row = {names.LAX_SCAN: everything[0]}
-        row |= {
-            other["contender"]: other for other in find(results.runs, share=run["share"], **same)
-        }
-        yield row
+        if run["share"] != "host" and everything:
+            others = find(results.runs, share=run["share"], **same)
+            yield {names.LAX_SCAN: everything[0]} | {r["contender"]: r for r in others}
 
 
-def _ours(cell: Callable[[Run], str]) -> Callable[[Row], str]:
-    return lambda row: cell(row[names.JAX_REVOLVE])
-
-
-def _of(contender: str, cell: Callable[[Run], str]) -> Callable[[Row], str]:
-    return lambda row: cell(row[contender]) if contender in row else ""
+def _ours(cell: Cell) -> Cell:
+    return of(names.JAX_REVOLVE, cell)
 
 
 def _budget(run: Run) -> str:
@@ -44,33 +41,15 @@ def _device(run: Run) -> str:
     return run["device"].removeprefix("NVIDIA ").partition("-")[0].partition(" ")[0]
 
 
-def _megabytes(run: Run) -> str:
-    return f"{run['temp_bytes'] / 1e6:.3g} MB"
-
-
-def _milliseconds(run: Run) -> str:
-    return f"{run['predicted_ms']:.3g} ms"
-
-
 def _kernels_over_nested(row: Row) -> str:
     if names.NESTED not in row:
         return ""
-    return number(row[names.JAX_REVOLVE]["kernels"] / row[names.NESTED]["kernels"])
+    return f"{row[names.JAX_REVOLVE]['kernels'] / row[names.NESTED]['kernels']:.2f}"
 
 
-def _with_budget(budget: Any) -> Callable[[Results], list[Run]]:
-    return lambda results: [run for run in results.runs if run["share"] == budget]
+def _is_vmap(run: Run) -> bool:
+    return run["workload"].startswith("vmap")
 
-
-def _while_loops(results: Results) -> list[Run]:
-    return [run for run in results.runs if run["workload"].startswith("vmap")]
-
-
-LAUNCHED = [
-    ("memory", _megabytes),
-    ("kernels", field("kernels")),
-    ("waits", field("waits")),
-]
 
 GPU = {
     "gpu-programs": Table(
@@ -81,17 +60,17 @@ GPU = {
         _by_budget,
         [
             ("device", _ours(_device)),
-            ("loop", _ours(field("workload"))),
+            ("loop", _ours("{workload}")),
             ("budget", _ours(_budget)),
-            ("plan", _ours(field("detail"))),
+            ("plan", _ours("{detail}")),
             *((title, _ours(cell)) for title, cell in LAUNCHED),
-            ("copies of buffers", _ours(field("copies_of_buffers"))),
-            ("predicted", _ours(_milliseconds)),
-            ("nested scans", _of(names.NESTED, _megabytes)),
+            ("copies of buffers", _ours("{copies_of_buffers}")),
+            ("predicted", _ours(PREDICTED)),
+            ("nested scans", of(names.NESTED, "{MB:.3g} MB")),
             ("kernels / nested", _kernels_over_nested),
-            ("predicted, nested", _of(names.NESTED, _milliseconds)),
-            ("`lax.scan`", _of(names.LAX_SCAN, _megabytes)),
-            ("predicted, `lax.scan`", _of(names.LAX_SCAN, _milliseconds)),
+            ("predicted, nested", of(names.NESTED, PREDICTED)),
+            ("`lax.scan`", of(names.LAX_SCAN, "{MB:.3g} MB")),
+            ("predicted, `lax.scan`", of(names.LAX_SCAN, PREDICTED)),
         ],
     ),
     "gpu-equinox": Table(
@@ -99,43 +78,51 @@ GPU = {
         f"Equinox's loop {COMPILED}, with about as many states as jax_revolve with 10 % of the"
         " memory of `lax.scan`. Its loop of unknown length is taken to run as often as an optimal"
         " schedule evaluates steps, and the longer branch to be taken each time:",
-        lambda results: [
-            run
-            for run in find(results.runs, contender=names.EQUINOX)
-            if not run["workload"].startswith("vmap")
-        ],
-        [
-            ("loop", field("workload")),
-            *LAUNCHED,
-            ("predicted", _milliseconds),
-        ],
+        lambda results: [r for r in find(results.runs, contender=names.EQUINOX) if not _is_vmap(r)],
+        [("loop", "{workload}"), *LAUNCHED, ("predicted", PREDICTED)],
     ),
     "gpu-host-memory": Table(
         "programs-gpu",
         f"Checkpoints in the host's memory {COMPILED}:",
-        _with_budget("host"),
+        lambda results: find(results.runs, share="host"),
         [
             ("device", _device),
-            ("loop", field("workload")),
-            ("checkpoints", field("detail")),
-            ("on the device", _megabytes),
+            ("loop", "{workload}"),
+            ("checkpoints", "{detail}"),
+            ("on the device", "{MB:.3g} MB"),
             ("on the host", lambda run: f"{run['host_bytes'] / 1e6:.3g} MB"),
-            ("kernels", field("kernels")),
-            ("waits", field("waits")),
-            ("transfers in the program", field("transfers")),
+            *LAUNCHED[1:],
+            ("transfers in the program", "{transfers}"),
         ],
     ),
     "gpu-while-loops": Table(
         "programs-gpu",
         f"A while loop under `vmap` {COMPILED}. Its loops of unknown length are taken to run as"
         " often as the plan evaluates steps:",
-        _while_loops,
+        lambda results: filter(_is_vmap, results.runs),
         [
             ("device", _device),
-            ("gradient of", field("contender")),
+            ("gradient of", "{contender}"),
             *LAUNCHED,
-            ("loops of unknown length", field("dynamic_loops")),
-            ("predicted", _milliseconds),
+            ("loops of unknown length", "{dynamic_loops}"),
+            ("predicted", PREDICTED),
+        ],
+    ),
+    "tpu-programs": Table(
+        "programs-tpu",
+        "Gradients of 1000 steps of a stencil, compiled for a TPU ({machine[compiled_for]}) with"
+        " jax {machine[versions][jax]}; temporaries in states of 16 MiB"
+        " (`benchmarks/tpu_programs.py`):",
+        lambda results: results.runs,
+        [
+            ("loop", "`{loop}`"),
+            ("options", lambda run: run["options"] and f"`{run['options']}`"),
+            ("on the device", "{device_states:.1f}"),
+            ("on the host", "{host_states:.0f}"),
+            ("loops", "{loops}"),
+            ("of dynamic length", "{dynamic_loops}"),
+            ("copies of slots", "{copies_of_buffers}"),
+            ("transfers", "{transfers}"),
         ],
     ),
 }

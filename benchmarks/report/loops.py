@@ -4,18 +4,11 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find, quickest
-from benchmarks.report.table import Column, Table, field, megabytes, memory_of, over, ratio
+from benchmarks.report.table import Column, Table, of, over, ratio
 
-SCANS = [
-    ("stencil, n = 1000, width 20000", 63),
-    ("rnn, n = 1000, batch 16, width 512", 63),
-    ("lstm, n = 1000, batch 16, width 128", 44),
-]
-SECOND_ORDER = [
-    ("stencil, n = 1000, width 20000", 63),
-    ("rnn, n = 1000, batch 16, width 512", 63),
-    ("lstm, n = 1000, batch 16, width 128", 63),
-]
+STENCIL = ("stencil, n = 1000, width 20000", 63)
+RNN = ("rnn, n = 1000, batch 16, width 512", 63)
+LSTM = "lstm, n = 1000, batch 16, width 128"
 WHILE_LOOPS = [
     ("stencil, 1000 steps of 4096, width 20000", 63),
     ("stencil, 1000 steps of 4096, width 20000", 10),
@@ -23,7 +16,6 @@ WHILE_LOOPS = [
     ("rnn, 1000 steps of 4096, batch 16, width 128", 30),
     ("lstm, 1000 steps of 4096, batch 16, width 128", 28),
 ]
-
 OF_LAX = {
     names.LAX_SCAN: "`lax.scan(f)`",
     names.REMAT: "`lax.scan(jax.checkpoint(f))`",
@@ -49,14 +41,9 @@ WITHIN_BUDGETS = [
 ]
 
 
-def _of_jax_revolve(shown: list[tuple[str, int]]) -> Callable[[Results], Iterator[Run]]:
-    """Gradients of these workloads with so many checkpoints."""
-
-    def rows(results: Results) -> Iterator[Run]:
-        runs = find(results.runs, quantity="gradient", contender=names.JAX_REVOLVE)
-        yield from (quickest(runs, workload=w, checkpoints=s) for w, s in shown)
-
-    return rows
+def _of_jax_revolve(results: Results) -> Iterator[Run]:
+    runs = find(results.runs, quantity="gradient", contender=names.JAX_REVOLVE)
+    yield from (quickest(runs, workload=w, checkpoints=s) for w, s in WHILE_LOOPS)
 
 
 def _by_contender(
@@ -76,10 +63,10 @@ def _by_contender(
 
 def _labeled(title: str) -> list[Column]:
     return [
-        ("loop", lambda row: row[1]["workload"]),
+        ("loop", of(1, "{workload}")),
         (title, lambda row: row[0]),
-        ("memory", lambda row: megabytes(row[1])),
-        ("time", lambda row: over(names.LAX_SCAN)(row[1])),
+        ("memory", of(1, "{MB:.2f} MB")),
+        ("time", of(1, over(names.LAX_SCAN))),
     ]
 
 
@@ -111,26 +98,29 @@ LOOPS = {
     "checkpointed-scans": Table(
         "scan-cpu",
         "Gradients {where}; times are ratios of medians, over `lax.scan`'s (`benchmarks/scan.py`):",
-        _by_contender("gradient", SCANS, OF_LAX | OF_CHECKPOINTS),
+        _by_contender("gradient", [STENCIL, RNN, (LSTM, 44)], OF_LAX | OF_CHECKPOINTS),
         _labeled("gradient of"),
     ),
     "second-order-of-scans": Table(
         "scan-cpu",
         "Hessian-vector products, forward over reverse, {where}; times are ratios of medians, over"
         " `lax.scan`'s (`benchmarks/scan.py`):",
-        _by_contender("hvp", SECOND_ORDER, OF_LAX | BY_DEFAULT),
+        _by_contender("hvp", [STENCIL, RNN, (LSTM, 63)], OF_LAX | BY_DEFAULT),
         _labeled("product through"),
     ),
     "while-loops": Table(
         "while-cpu",
         "Gradients of while loops {where} and Equinox {machine[versions][equinox]}; times are"
         " ratios of medians, `jax_revolve` over the other (`benchmarks/while_loop.py`):",
-        _of_jax_revolve(WHILE_LOOPS),
+        _of_jax_revolve,
         [
-            ("loop", field("workload")),
-            ("checkpoints", field("checkpoints")),
-            ("memory, `jax_revolve`", megabytes),
-            ("memory, Equinox's checkpointed", memory_of(names.EQUINOX)),
+            ("loop", "{workload}"),
+            ("checkpoints", "{checkpoints}"),
+            ("memory, `jax_revolve`", "{MB:.2f} MB"),
+            (
+                "memory, Equinox's checkpointed",
+                lambda r: f"{r.beside(names.EQUINOX)[0]['MB']:.2f} MB",
+            ),
             ("time / Equinox's checkpointed", over(names.EQUINOX)),
             ("time / Equinox's bounded", over(names.EQUINOX_BOUNDED)),
         ],
@@ -141,9 +131,9 @@ LOOPS = {
         " over that with the least bound (`benchmarks/while_loop.py`):",
         _bounds,
         [
-            ("`max_steps`", field("max_steps")),
+            ("`max_steps`", "{max_steps}"),
             ("checkpoints", _checkpoints),
-            ("memory", megabytes),
+            ("memory", "{MB:.2f} MB"),
             ("time", _over_least_bound),
         ],
     ),
@@ -154,7 +144,7 @@ LOOPS = {
         lambda results: find(results.runs, family="second-order", quantity="hvp"),
         [
             ("loop", lambda run: OF_WHILE_LOOPS[run["contender"]]),
-            ("memory", megabytes),
+            ("memory", "{MB:.2f} MB"),
             ("time", over(names.EQUINOX_BOUNDED)),
         ],
     ),
@@ -165,9 +155,9 @@ LOOPS = {
         _within_budgets,
         [
             ("gradient of", lambda row: row[0]),
-            ("memory", lambda row: megabytes(row[1], 1)),
-            ("time", lambda row: f"{row[1]['median_ms'] / 1000:.1f} s"),
-            ("time / `lax.scan`", lambda row: over(names.LAX_SCAN)(row[1])),
+            ("memory", of(1, "{MB:.1f} MB")),
+            ("time", of(1, "{seconds:.1f} s")),
+            ("time / `lax.scan`", of(1, over(names.LAX_SCAN))),
         ],
     ),
 }

@@ -1,20 +1,18 @@
 """Writes each table and each figure between its markers in the README and in `docs`."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.report.accelerators import ACCELERATORS
-from benchmarks.report.figures import FIGURES
+from benchmarks.contenders import names
 from benchmarks.report.fronts import FRONTS
 from benchmarks.report.gpu import GPU
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
+from benchmarks.report.results import Run, load, quickest
 
 ROOT = Path(__file__).parents[2]
-MEASURED = {name: table for name, table in ACCELERATORS.items() if table.files}
-"""Nothing has been measured on an accelerator yet."""
-
-TABLES = LOOPS | FRONTS | PROGRAMS | GPU | MEASURED
+TABLES = LOOPS | FRONTS | PROGRAMS | GPU
 BLOCK = re.compile(
     r"(<!-- table of (?P<name>[\w-]+), made by benchmarks/report -->\n+)"
     r".*?(\n+<!-- end of table -->)",
@@ -32,3 +30,36 @@ def with_tables(page: str) -> str:
 def write() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         page.write_text(with_tables(page.read_text()))
+
+
+# Numbers in the text of the pages
+
+
+def _above_budget(share: float) -> str:
+    """By how much the temporaries exceed `memory=`."""
+    runs = load("budget-cpu").runs
+    budget = int(share * quickest(runs, contender=names.LAX_SCAN)["temp_bytes"])
+    run = quickest(runs, contender=names.JAX_REVOLVE, budget=budget)
+    return f"{(run['temp_bytes'] - budget) / 1e6:.1f} MB"
+
+
+def _of_layers(workload: str, share: float | None = None) -> Run:
+    """The plain model, or the one with a share of its memory as the budget."""
+    runs = [r for r in load("layers-cpu").runs if r["workload"].startswith(workload)]
+    plain = quickest(runs, contender=names.PLAIN_LAYERS)
+    if share is None:
+        return plain
+    bytes = plain["temp_bytes"]
+    return quickest(r for r in runs if r["budget"] and abs(r["budget"] / bytes - share) < 0.01)
+
+
+LIST, STACK = "transformer, ", "transformer stack, "
+FIGURES: dict[str, Callable[[], str]] = {
+    "above-budget": lambda: _above_budget(0.02),
+    "stack-half": lambda: f"{_of_layers(STACK, 0.5)['MB']:.0f} MB",
+    "stack-half-time": lambda: f"{_of_layers(STACK, 0.5)['seconds']:.1f} s",
+    "stack-quarter": lambda: f"{_of_layers(STACK, 0.25)['MB']:.0f} MB",
+    "stack-quarter-time": lambda: f"{_of_layers(STACK, 0.25)['seconds']:.1f} s",
+    "plain-list": lambda: f"{_of_layers(LIST)['seconds']:.0f} s",
+    "plain-stack": lambda: f"{_of_layers(STACK)['seconds']:.0f} s",
+}

@@ -1,27 +1,21 @@
 """The tables of models, solves, other packages' programs, storage, compilation, progress and
 loops in Python."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.contenders import names
-from benchmarks.report.results import Results, Run, find
-from benchmarks.report.table import ENOUGH, Column, Table, field, megabytes, number, over, ratio
+from benchmarks.report.results import Results, Run, find, grouped
+from benchmarks.report.table import ENOUGH, Cell, Column, Table, of, over, ratio
 
 COMPILED = [
-    ("scan", "stencil", names.LAX_SCAN, "", "`lax.scan(f)`"),
-    ("scan", "stencil", names.REMAT, "", "`lax.scan(jax.checkpoint(f))`"),
-    ("scan", "stencil", names.NESTED, "", "two nested scans under `jax.checkpoint`"),
-    ("scan", "stencil", names.EQUINOX, "", "Equinox's checkpointed loop"),
-    ("scan", "stencil", names.JAX_REVOLVE, "by default", "`checkpointed_scan(f)`"),
-    (
-        "scan",
-        "stencil",
-        names.JAX_REVOLVE,
-        "memory=",
-        "`checkpointed_scan(f, memory=)`, 100 carries",
-    ),
-    ("while loop", "stencil, while", names.EQUINOX, "", "Equinox's checkpointed loop"),
-    ("while loop", "stencil, while", names.JAX_REVOLVE, "", "`bounded_while_loop`"),
+    ("stencil", names.LAX_SCAN, "", "`lax.scan(f)`"),
+    ("stencil", names.REMAT, "", "`lax.scan(jax.checkpoint(f))`"),
+    ("stencil", names.NESTED, "", "two nested scans under `jax.checkpoint`"),
+    ("stencil", names.EQUINOX, "", "Equinox's checkpointed loop"),
+    ("stencil", names.JAX_REVOLVE, "by default", "`checkpointed_scan(f)`"),
+    ("stencil", names.JAX_REVOLVE, "memory=", "`checkpointed_scan(f, memory=)`, 100 carries"),
+    ("stencil, while", names.EQUINOX, "", "Equinox's checkpointed loop"),
+    ("stencil, while", names.JAX_REVOLVE, "", "`bounded_while_loop`"),
 ]
 LENGTHS = (10, 1000, 100_000)
 PROGRESS = [
@@ -32,8 +26,13 @@ PROGRESS = [
 ]
 
 
-def _all(results: Results) -> Iterator[Run]:
-    return iter(results.runs)
+def _all(results: Results) -> Iterable[Run]:
+    return results.runs
+
+
+def _by(name: str) -> Callable[[Results], Iterator[dict[str, Run]]]:
+    """The runs with the same value of a field, by their contenders."""
+    return lambda results: ({r["contender"]: r for r in runs} for runs in grouped(results, name))
 
 
 def _layers_run_by(run: Run) -> str:
@@ -65,21 +64,22 @@ def _transformers(results: Results) -> list[Run]:
     return [run for run in runs if "transformer" in run["workload"]]
 
 
-def _compiled(results: Results) -> Iterator[tuple[str, str, dict[int, Run]]]:
-    for kind, family, contender, detail, label in COMPILED:
+def _compiled(results: Results) -> Iterator[dict[int | str, Run | str]]:
+    for family, contender, detail, label in COMPILED:
         runs = find(results.runs, family=family, contender=contender)
-        yield kind, label, {run["length"]: run for run in runs if detail in run["detail"]}
+        kind = "while loop" if "while" in family else "scan"
+        of_lengths = {run["length"]: run for run in runs if detail in run["detail"]}
+        yield {"kind": kind, "label": label, **of_lengths}
 
 
 def _seconds(run: Run) -> str:
     return f"{sum(run[f'{phase}_seconds'] for phase in ('trace', 'lower', 'compile')):.1f} s"
 
 
-def _over_length(title: str, cell: Callable[[Run], str]) -> list[Column]:
+def _over_length(title: str, cell: Cell) -> list[Column]:
     """The first of the columns says what they show."""
-    titles = [f"n = {n}" for n in LENGTHS]
-    titles[0] = f"{title}, {titles[0]}"
-    return [(t, lambda row, n=n: cell(row[2][n])) for t, n in zip(titles, LENGTHS, strict=True)]
+    titles = [f"{title}, n = {LENGTHS[0]}", *(f"n = {n}" for n in LENGTHS[1:])]
+    return [(title, of(n, cell)) for title, n in zip(titles, LENGTHS, strict=True)]
 
 
 def _progress(results: Results) -> Iterator[dict[str, Run]]:
@@ -87,36 +87,13 @@ def _progress(results: Results) -> Iterator[dict[str, Run]]:
         yield {run["program"]: run for run in find(results.runs, loop=loop)}
 
 
-def _slower(program: str) -> Callable[[dict[str, Run]], str]:
-    def cell(runs: dict[str, Run]) -> str:
-        run = runs[program]
-        return number(run["ratio"], 2 if run["rounds"] >= ENOUGH else 1)
-
-    return cell
+def _slower(run: Run) -> str:
+    return f"{run['ratio']:.{2 if run['rounds'] >= ENOUGH else 1}f}"
 
 
-def _by_evaluations(results: Results) -> Iterator[dict[str, Run]]:
-    for evaluations in dict.fromkeys(run["evaluations"] for run in results.runs):
-        yield {run["contender"]: run for run in find(results.runs, evaluations=evaluations)}
-
-
-def _of_host_scan(name: str) -> Callable[[dict[str, Run]], str]:
-    return lambda runs: field(name)(runs[names.HOST_SCAN])
-
-
-def _microseconds(runs: dict[str, Run], contender: str) -> float:
+def _microseconds(run: Run) -> str:
     """Of one evaluation."""
-    return 1e3 * runs[contender]["median_ms"] / runs[contender]["evaluations"]
-
-
-def _by_program(results: Results) -> Iterator[dict[str, Run]]:
-    """The runs of each contender; a while loop has no gradient by `jax.grad`."""
-    for program in dict.fromkeys(run["program"] for run in results.runs):
-        yield {run["contender"]: run for run in find(results.runs, program=program)}
-
-
-def _of_program(cell: Callable[[Run], str]) -> Callable[[dict[str, Run]], str]:
-    return lambda runs: cell(runs[names.CHECKPOINT_LOOPS])
+    return f"{1e3 * run['median_ms'] / run['evaluations']:.1f}"
 
 
 def _title(run: Run) -> str:
@@ -127,9 +104,6 @@ def _title(run: Run) -> str:
 def _memory_and_time(title: str, contender: str, missing: str = "") -> list[Column]:
     """The time is a ratio where there is something to compare with."""
 
-    def memory(runs: dict[str, Run]) -> str:
-        return megabytes(runs[contender]) if contender in runs else missing
-
     def time(runs: dict[str, Run]) -> str:
         if contender not in runs:
             return ""
@@ -137,7 +111,7 @@ def _memory_and_time(title: str, contender: str, missing: str = "") -> list[Colu
             return f"{runs[contender]['median_ms']:.0f} ms"
         return ratio(runs[contender], runs[names.JAX_GRAD])
 
-    return [(title, memory), ("time", time)]
+    return [(title, of(contender, "{MB:.2f} MB", missing)), ("time", time)]
 
 
 def _relative(name: str) -> Callable[[Run], str]:
@@ -159,14 +133,11 @@ def _share_used(run: Run) -> str:
     if run["bytes"] is None:
         least = int(run["error"].split()[5])
         return f"at least {least / 1e6:.1f} MB, {least / run['plain_bytes']:.0%}"
-    return number(run["bytes"] / run["limit"])
+    return f"{run['bytes'] / run['limit']:.2f}"
 
 
 def _budget(run: Run) -> str:
-    if run["memory"] is None:
-        return ""
-    is_unlimited = run["compilations"] == 1
-    return "unlimited" if is_unlimited else f"{run['memory'] / 1e6:.1f} MB"
+    return "unlimited" if run["compilations"] == 1 else _in_millions("memory")(run)
 
 
 def _in_millions(name: str) -> Callable[[Run], str]:
@@ -174,7 +145,7 @@ def _in_millions(name: str) -> Callable[[Run], str]:
 
 
 def _over_plain(run: Run) -> str:
-    return "" if run["median_ms"] is None else number(run["median_ms"] / run["plain_ms"], 1)
+    return "" if run["median_ms"] is None else f"{run['median_ms'] / run['plain_ms']:.1f}"
 
 
 PROGRAMS = {
@@ -187,12 +158,12 @@ PROGRAMS = {
         " (`benchmarks/fit.py`):",
         _all,
         [
-            ("program", field("program")),
+            ("program", "{program}"),
             ("plain", _in_millions("plain_bytes")),
             ("limit", _limit),
             ("budget", _budget),
             ("of the limit", _share_used),
-            ("compilations", field("compilations")),
+            ("compilations", "{compilations}"),
             ("time", _over_plain),
             ("bytes", _in_millions("bytes")),
             ("peak", _in_millions("peak_bytes")),
@@ -204,9 +175,9 @@ PROGRAMS = {
         " seconds of tracing, lowering and compiling it (`benchmarks/compiling.py`):",
         _compiled,
         [
-            ("", lambda row: row[0]),
-            ("gradient of", lambda row: row[1]),
-            *_over_length("instructions", field("instructions")),
+            ("", of("kind", str)),
+            ("gradient of", of("label", str)),
+            *_over_length("instructions", "{instructions}"),
             *_over_length("time", _seconds),
         ],
     ),
@@ -216,10 +187,10 @@ PROGRAMS = {
         " (`benchmarks/layers.py`):",
         _all,
         [
-            ("model", field("workload")),
+            ("model", "{workload}"),
             ("layers run by", _layers_run_by),
-            ("memory", megabytes),
-            ("share", lambda run: number(run.memory_over(names.PLAIN_LAYERS), 3)),
+            ("memory", "{MB:.2f} MB"),
+            ("share", lambda run: f"{run.memory_over(names.PLAIN_LAYERS):.3f}"),
             ("time", over(names.PLAIN_LAYERS)),
         ],
     ),
@@ -228,10 +199,10 @@ PROGRAMS = {
         "Gradients of two transformers {where}; times are medians (`benchmarks/layers.py`):",
         _transformers,
         [
-            ("model", field("workload")),
+            ("model", "{workload}"),
             ("layers run by", _layers_run_by),
-            ("memory", lambda run: megabytes(run, 0)),
-            ("time", lambda run: f"{run['median_ms'] / 1e3:.1f} s"),
+            ("memory", "{MB:.0f} MB"),
+            ("time", "{seconds:.1f} s"),
         ],
     ),
     "diffrax": Table(
@@ -241,12 +212,12 @@ PROGRAMS = {
         " (`benchmarks/diffrax_adjoints.py`):",
         lambda results: [run for run in results.runs if run["quantity"] != "value"],
         [
-            ("problem", field("workload")),
-            ("derivative", field("quantity")),
+            ("problem", "{workload}"),
+            ("derivative", "{quantity}"),
             ("adjoint", _adjoint),
-            ("checkpoints", field("checkpoints")),
-            ("memory", megabytes),
-            ("time", lambda run: f"{run['median_ms']:.1f} ms"),
+            ("checkpoints", "{checkpoints}"),
+            ("memory", "{MB:.2f} MB"),
+            ("time", "{median_ms:.1f} ms"),
             ("ratio", _over_diffrax),
         ],
     ),
@@ -254,47 +225,30 @@ PROGRAMS = {
         "third-party-cpu",
         "Gradients of programs of other packages {where}: alone, with `checkpoint_loops` by"
         " default, and with `memory=` a tenth of the first column (`benchmarks/third_party.py`):",
-        _by_program,
+        _by("program"),
         [
-            ("program", _of_program(_title)),
-            ("loops", _of_program(field("loops"))),
+            ("program", of(names.CHECKPOINT_LOOPS, _title)),
+            ("loops", of(names.CHECKPOINT_LOOPS, "{loops}")),
             *_memory_and_time("memory", names.JAX_GRAD, missing="no gradient"),
             *_memory_and_time("by default", names.CHECKPOINT_LOOPS),
             *_memory_and_time("`memory=`", names.WITHIN_BUDGET),
-            ("difference", _of_program(_relative("difference"))),
-            ("rounding", _of_program(_relative("rounding"))),
-        ],
-    ),
-    "tpu-programs": Table(
-        "programs-tpu",
-        "Gradients of 1000 steps of a stencil, compiled for a TPU ({machine[compiled_for]}) with"
-        " jax {machine[versions][jax]}; temporaries in states of 16 MiB"
-        " (`benchmarks/tpu_programs.py`):",
-        _all,
-        [
-            ("loop", lambda run: f"`{run['loop']}`"),
-            ("options", lambda run: run["options"] and f"`{run['options']}`"),
-            ("on the device", lambda run: number(run["device_states"], 1)),
-            ("on the host", lambda run: number(run["host_states"], 0)),
-            ("loops", field("loops")),
-            ("of dynamic length", field("dynamic_loops")),
-            ("copies of slots", field("copies_of_buffers")),
-            ("transfers", field("transfers")),
+            ("difference", of(names.CHECKPOINT_LOOPS, _relative("difference"))),
+            ("rounding", of(names.CHECKPOINT_LOOPS, _relative("rounding"))),
         ],
     ),
     "host-scan": Table(
         "host-scan-cpu",
         "5000 steps {where}, each of which does next to nothing: microseconds of one evaluation,"
         " and the most states on the device (`benchmarks/host_scan.py`):",
-        _by_evaluations,
+        _by("evaluations"),
         [
-            ("", _of_host_scan("quantity")),
-            ("checkpoints", _of_host_scan("checkpoints")),
-            ("storage", lambda runs: (s := _of_host_scan("storage")(runs)) and f"`{s}`"),
-            ("evaluations", _of_host_scan("evaluations")),
-            ("bare loop", lambda runs: number(_microseconds(runs, names.BARE_LOOP), 1)),
-            ("`host_scan`", lambda runs: number(_microseconds(runs, names.HOST_SCAN), 1)),
-            ("states", _of_host_scan("states")),
+            ("", of(names.HOST_SCAN, "{quantity}")),
+            ("checkpoints", of(names.HOST_SCAN, "{checkpoints}")),
+            ("storage", lambda runs: (s := runs[names.HOST_SCAN]["storage"]) and f"`{s}`"),
+            ("evaluations", of(names.HOST_SCAN, "{evaluations}")),
+            ("bare loop", of(names.BARE_LOOP, _microseconds)),
+            ("`host_scan`", of(names.HOST_SCAN, _microseconds)),
+            ("states", of(names.HOST_SCAN, "{states}")),
         ],
     ),
     "progress": Table(
@@ -302,9 +256,9 @@ PROGRAMS = {
         "Time with bars over time without, {where} (`benchmarks/progress.py`):",
         _progress,
         [
-            ("loop, steps x width", lambda runs: runs["value"]["loop"]),
-            ("value", _slower("value")),
-            ("gradient", _slower("gradient")),
+            ("loop, steps x width", of("value", "{loop}")),
+            ("value", of("value", _slower)),
+            ("gradient", of("gradient", _slower)),
         ],
     ),
     "storage": Table(
@@ -313,9 +267,9 @@ PROGRAMS = {
         " them on the device (`benchmarks/storage.py`):",
         _all,
         [
-            ("loop", field("workload")),
+            ("loop", "{workload}"),
             ("checkpoints", _storage),
-            ("memory", megabytes),
+            ("memory", "{MB:.2f} MB"),
             ("time", over(names.ON_DEVICE)),
         ],
     ),

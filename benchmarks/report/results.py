@@ -1,7 +1,7 @@
 """Files of results, and how one measurement compares with others in its file."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,13 +12,16 @@ FOLDER = Path(__file__).parents[1] / "results"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One measurement, among `others`: all of its file."""
+    """One measurement, among `others`: all of its file. "MB" and "seconds" are its memory and time
+    in those units."""
 
     fields: dict[str, Any]
     others: "Sequence[Run]"
 
     def __getitem__(self, name: str) -> Any:
-        return self.fields[name]
+        if name == "MB":
+            return self["temp_bytes"] / 1e6
+        return self["median_ms"] / 1e3 if name == "seconds" else self.fields[name]
 
     def beside(self, contender: str) -> "list[Run]":
         """Its runs for the same result and, if it has any, with as many checkpoints."""
@@ -26,21 +29,16 @@ class Run:
         runs = find(self.others, contender=contender, **same)
         return [run for run in runs if run["checkpoints"] in (None, self["checkpoints"])]
 
-    def quickest_beside(self, contender: str) -> "Run | None":
-        return min(self.beside(contender), key=lambda run: run["median_ms"], default=None)
-
     def memory_over(self, contender: str) -> float:
         return self["temp_bytes"] / self.beside(contender)[0]["temp_bytes"]
 
 
 @dataclass(frozen=True)
 class Results:
-    """A file of results: the machine, what was measured on it, and the pieces that this was done
-    in, if any."""
+    """A file of results: the machine, and what was measured on it."""
 
     machine: dict[str, Any]
     runs: Sequence[Run]
-    pieces: dict[str, dict[str, Any]]
 
     @property
     def where(self) -> str:
@@ -53,7 +51,7 @@ def load(name: str) -> Results:
     record = json.loads((FOLDER / f"{name}.json").read_text())
     runs: list[Run] = []
     runs += [Run(fields, runs) for fields in record["measurements"]]
-    return Results(record["machine"], runs, record.get("pieces", {}))
+    return Results(record["machine"], runs)
 
 
 def find(runs: Iterable[Run], **wanted: Any) -> list[Run]:
@@ -63,3 +61,9 @@ def find(runs: Iterable[Run], **wanted: Any) -> list[Run]:
 def quickest(runs: Iterable[Run], **wanted: Any) -> Run:
     """Some contenders, as nested scans, are tried in several ways."""
     return min(find(runs, **wanted), key=lambda run: run["median_ms"])
+
+
+def grouped(results: Results, name: str) -> Iterator[list[Run]]:
+    """The runs with the same value of a field."""
+    for value in dict.fromkeys(run[name] for run in results.runs):
+        yield find(results.runs, **{name: value})

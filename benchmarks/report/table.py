@@ -1,12 +1,17 @@
-"""A table is data: where its rows come from, and a function of a row for each column."""
+"""A table is data: where its rows come from, and a cell for each column."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any, TypeAlias
 
 from benchmarks.report.results import Results, Run, load
 
-Column: TypeAlias = tuple[str, Callable[[Any], str]]
+Cell: TypeAlias = str | Callable[[Any], str]
+"""A function of a row, or a template such as "{median_ms:.1f} ms" for the fields of a run, which is
+empty where one of them is `None`."""
+
+Column: TypeAlias = tuple[str, Cell]
 
 ENOUGH = 7
 """The repetitions from which on a median has a second digit; fewer are noise."""
@@ -21,10 +26,6 @@ class Table:
     rows: Callable[[Results], Iterable[Any]]
     columns: Sequence[Column]
 
-    @property
-    def files(self) -> list[str]:
-        return [self.results]
-
     def __str__(self) -> str:
         results = load(self.results)
         caption = self.caption.format(where=results.where, machine=results.machine)
@@ -33,23 +34,35 @@ class Table:
 
 def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
     """Padded, so that it can be read as text too."""
-    cells = [[cell(row) for _, cell in columns] for row in rows]
+    cells = [[text(cell, row) for _, cell in columns] for row in rows]
     titles = [title for title, _ in columns]
     widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
     lines = [titles, ["-" * width for width in widths], *cells]
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in lines)
 
 
-def field(name: str) -> Callable[[Run], str]:
-    return lambda run: "" if run[name] is None else str(run[name])
+def text(cell: Cell, row: Any) -> str:
+    if not isinstance(cell, str):
+        return cell(row)
+    names = [name.partition("[")[0] for _, name, _, _ in Formatter().parse(cell) if name]
+    return "" if any(row[name] is None for name in names) else cell.format_map(row)
+
+
+def of(key: Any, cell: Cell, missing: str = "") -> Callable[[Any], str]:
+    """The cell of one of the runs of a row, a tuple or a dictionary by contender."""
+
+    def found(row: Any) -> str:
+        return missing if isinstance(row, dict) and key not in row else text(cell, row[key])
+
+    return found
 
 
 def over(contender: str) -> Callable[[Run], str]:
     """The time as a ratio of medians."""
 
     def cell(run: Run) -> str:
-        other = run.quickest_beside(contender)
-        return "" if other is None else ratio(run, other)
+        others = run.beside(contender)
+        return ratio(run, min(others, key=lambda r: r["median_ms"])) if others else ""
 
     return cell
 
@@ -58,16 +71,4 @@ def ratio(run: Run, other: Run) -> str:
     """The ratio of the medians of two runs, with the digits that their repetitions allow."""
     value = run["median_ms"] / other["median_ms"]
     are_enough = min(run["repetitions"], other["repetitions"]) >= ENOUGH
-    return number(value, 2 if are_enough or value < 0.1 else 1)
-
-
-def memory_of(contender: str) -> Callable[[Run], str]:
-    return lambda run: megabytes(run.beside(contender)[0])
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def megabytes(run: Run, digits: int = 2) -> str:
-    return f"{run['temp_bytes'] / 1e6:.{digits}f} MB"
+    return f"{value:.{2 if are_enough or value < 0.1 else 1}f}"

@@ -1,7 +1,7 @@
 """Runs a benchmark and writes its file of results."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import jax
@@ -11,14 +11,14 @@ from benchmarks.report.table import markdown
 from benchmarks.runner.comparison import Comparison, Record
 from benchmarks.runner.timing import describe_machine, device_slug
 
-Measure = Callable[[bool], Iterator[list[Record]]]
+Measure = Callable[[bool], Iterator[Comparison | list[Record]]]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`measure(quick)` yields records of what is compared; `results` is the first part of the name
-    of the file they are written to, whose last part is the device. `machine` is to be added to what
-    the file says about the machine, if programs are compiled for another one."""
+    """`measure(quick)` yields comparisons, or records of what was compared; `results` is the first
+    part of the name of the file they are written to, whose last part is the device. `machine` is to
+    be added to what the file says about the machine, if programs are compiled for another one."""
 
     results: str
     measure: Measure
@@ -29,7 +29,8 @@ class Benchmark:
         if quick:  # nearly all of the time goes into compiling
             jax.config.update("jax_disable_most_optimizations", True)
         found: list[Record] = []
-        for records in self.measure(quick):
+        for each in self.measure(quick):
+            records = each.measured(quick) if isinstance(each, Comparison) else each
             print(summary(records), end="\n\n", flush=True)
             found += records
         if not quick:
@@ -39,15 +40,11 @@ class Benchmark:
             print(f"Written: {path}")
 
 
-def comparing(comparisons: Callable[[bool], Iterable[Comparison]]) -> Measure:
-    """What measures such comparisons, which are made one after the other: inputs can be large."""
-    return lambda quick: (comparison.measured(quick) for comparison in comparisons(quick))
-
-
 def summary(records: list[Record]) -> str:
     """Every field that is known of any of them."""
-    known = [name for name in records[0] if any(r[name] not in (None, "") for r in records)]
-    return markdown([(name, lambda r, name=name: _shown(r[name])) for name in known], records)
+    names = dict.fromkeys(name for record in records for name in record)
+    known = [name for name in names if any(r.get(name) not in (None, "") for r in records)]
+    return markdown([(name, lambda r, name=name: _shown(r.get(name))) for name in known], records)
 
 
 def _shown(value: object) -> str:

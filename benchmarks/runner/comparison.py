@@ -1,7 +1,9 @@
 """Measures several contenders on one workload."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
+from time import monotonic
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
@@ -12,16 +14,22 @@ from benchmarks.runner.timing import MOST_ROUNDS, interleave, spread
 Record: TypeAlias = dict[str, Any]
 
 Search: TypeAlias = Callable[[Compiler, list[Program]], Iterable[Program]]
-"""Finds contenders that depend on what others take, given the programs of those before it."""
+"""Finds contenders that depend on what others take, given the programs before each of them."""
 
 SECONDS = 25.0
 LEAST_ROUNDS = 5
+COMPILING = 0.6
+"""The share of a limit after which nothing further is compiled."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Contenders for the same result, that of the first of them. They are timed in turns, for a
-    `share` of the time that a gradient has."""
+    `share` of the time that a gradient has.
+
+    With a `limit` of seconds for all of it, a contender may fail, out of memory or time: its error
+    is recorded, and the others go on.
+    """
 
     workload: Workload
     quantity: str
@@ -29,52 +37,49 @@ class Comparison:
     share: float = 1.0
     least_rounds: int = LEAST_ROUNDS
     most_rounds: int = MOST_ROUNDS
+    limit: float = inf
 
     def measured(self, quick: bool) -> list[Record]:
-        programs = list(self._programs())
-        apart = _differences(programs)
-        once = list({id(program.compiled): program for program in programs}.values())
-        seconds, least = (0.0, 2) if quick else (self.share * SECONDS, self.least_rounds)
+        end = monotonic() + self.limit
+        compile = Compiler(self.workload, self.quantity, end - (1 - COMPILING) * self.limit)
+        found: list[Program] = []
+        ran: list[Program] = []
+        apart: dict[int, float] = {}
+        failed: list[Record] = []
+        reference: Any = None
+        for each in tqdm(self.contenders, desc="Compiling", unit="program", leave=False):
+            try:
+                is_one = isinstance(each, Contender)
+                for program in [compile(each)] if is_one else each(compile, found):
+                    found.append(program)
+                    if id(program.compiled) not in apart:
+                        result = program.run()
+                        reference = result if reference is None else reference
+                        apart[id(program.compiled)] = difference(result, reference)
+                    ran.append(program)
+            except Exception as error:  # of the compiler, the allocator, or a search
+                if self.limit == inf:
+                    raise
+                name = each.name if isinstance(each, Contender) else type(each).__name__
+                message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                failed.append({**self._about(name), "error": message})
+        once = list({id(program.compiled): program for program in ran}.values())
+        seconds = min(self.share * SECONDS, (end - monotonic()) / 2)
+        seconds, least = (0.0, 2) if quick else (seconds, self.least_rounds)
         times = interleave([program.run for program in once], seconds, least, self.most_rounds)
         taken = {id(p.compiled): spread(each) for p, each in zip(once, times, strict=True)}
-        return [
-            record_of(self.workload, self.quantity, p, taken[id(p.compiled)], apart[id(p.compiled)])
-            for p in programs
-        ]
+        return failed + [self._record(p, taken[id(p.compiled)], apart[id(p.compiled)]) for p in ran]
 
-    def _programs(self) -> Iterator[Program]:
-        compile, found = Compiler(self.workload, self.quantity), []
-        for contender in tqdm(self.contenders, desc="Compiling", unit="program", leave=False):
-            if isinstance(contender, Contender):
-                found.append(compile(contender))
-            else:
-                found += contender(compile, found)
-        yield from found
+    def _about(self, contender: str) -> Record:
+        return {
+            "family": self.workload.family,
+            "workload": self.workload.name,
+            "length": self.workload.length,
+            "quantity": self.quantity,
+            "contender": contender,
+        }
 
-
-def record_of(
-    workload: Workload, quantity: str, program: Program, taken: Record, apart: float
-) -> Record:
-    """What is recorded of a program, its times `taken` and its difference from the first one."""
-    fields = {k: v for k, v in vars(program.contender).items() if k != "loop"}
-    return {
-        "family": workload.family,
-        "workload": workload.name,
-        "length": workload.length,
-        "quantity": quantity,
-        "contender": fields.pop("name"),
-        **fields,
-        **taken,
-        "temp_bytes": program.temp_bytes,
-        "difference": apart,
-    }
-
-
-def _differences(programs: Sequence[Program]) -> dict[int, float]:
-    """Of each compiled function's result to that of the first. All have run once then."""
-    reference = programs[0].run()
-    found: dict[int, float] = {}
-    for program in programs:
-        if id(program.compiled) not in found:
-            found[id(program.compiled)] = difference(program.run(), reference)
-    return found
+    def _record(self, program: Program, taken: Record, apart: float) -> Record:
+        fields = {k: v for k, v in vars(program.contender).items() if k != "loop"}
+        about = self._about(fields.pop("name"))
+        return about | fields | taken | {"temp_bytes": program.temp_bytes, "difference": apart}

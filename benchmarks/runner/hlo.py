@@ -62,23 +62,26 @@ class ProgramText:
             elif head := INSTRUCTION.match(line):
                 current[head[2]] = _instruction(line, head)
 
+    @property
+    def instructions(self) -> Iterator[tuple[Instruction, dict[str, Instruction]]]:
+        """All of them, each with the computation that it is in."""
+        for computation in self.computations.values():
+            for each in computation.values():
+                yield each, computation
+
     @cached_property
     def loops(self) -> list[Loop]:
         return [
             Loop(attribute(each.line, "body"), self._is_static(each, computation))
-            for computation in self.computations.values()
-            for each in computation.values()
+            for each, computation in self.instructions
             if each.opcode == "while"
         ]
 
     def facts(self, carry_shapes: Iterable[tuple[int, ...]]) -> dict[str, Any]:
         """What is recorded of a program whose loops carry arrays of these shapes."""
-        in_loops = [each.opcode for loop in self.loops for each in self._run_by(loop.body)]
         return {
             "loops": len(self.loops),
             "dynamic_loops": sum(not loop.is_static for loop in self.loops),
-            "fusions_in_loops": in_loops.count("fusion"),
-            "custom_calls_in_loops": in_loops.count("custom-call"),
             "copies_of_buffers": self.copies_of_buffers(carry_shapes),
             "transfers": self.transfers,
         }
@@ -86,35 +89,22 @@ class ProgramText:
     def copies_of_buffers(self, shapes: Iterable[tuple[int, ...]]) -> int:
         """Copies of whole arrays of several carries, as the slots are."""
         wanted = set(shapes)
-        return sum(
-            each.opcode in COPIES and len(dims) > 1 and dims[0] > 1 and dims[1:] in wanted
-            for computation in self.computations.values()
-            for each in computation.values()
-            for dims in [_dimensions(each.type.lstrip("("))]
-        )
+        copied = [
+            _dimensions(i.type.lstrip("(")) for i, _ in self.instructions if i.opcode in COPIES
+        ]
+        return sum(len(dims) > 1 and dims[0] > 1 and dims[1:] in wanted for dims in copied)
 
     @property
     def transfers(self) -> int:
         """Operations that read or write the host's memory, in the text: each may run many times."""
         return sum(
             each.opcode in MOVES
-            and any(HOST in type for type in (each.type, *self._types(each, computation)))
-            for computation in self.computations.values()
-            for each in computation.values()
+            and any(
+                HOST in type
+                for type in (each.type, *(around[n].type for n in each.operands if n in around))
+            )
+            for each, around in self.instructions
         )
-
-    @staticmethod
-    def _types(each: Instruction, computation: dict[str, Instruction]) -> list[str]:
-        return [computation[name].type for name in each.operands if name in computation]
-
-    def _run_by(self, name: str) -> Iterator[Instruction]:
-        """The instructions of a computation and of those it calls, not of loops inside it."""
-        for each in self.computations.get(name, {}).values():
-            yield each
-            if each.opcode in ("call", "conditional"):
-                branches = ",".join(BRANCHES.findall(each.line))
-                for called in CALLED.findall(each.line) + re.findall(r"%[\w.-]+", branches):
-                    yield from self._run_by(called)
 
     def _is_static(self, loop: Instruction, around: dict[str, Instruction]) -> bool:
         if TRIPS.search(loop.line):

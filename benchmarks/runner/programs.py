@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf, isnan
+from time import monotonic
 from typing import Any, TypeAlias
 
 import jax
@@ -87,15 +88,22 @@ constants."""
 
 
 class Compiler:
-    """Compiles a quantity of a workload by one contender or another, by each of them once.
+    """Compiles a quantity of a workload by one contender or another, by each of them once, and
+    nothing after `until`, by the monotonic clock: a search may want many programs.
 
     What follows a comma in the quantity is for the reader.
     """
 
-    def __init__(self, workload: Workload, quantity: str) -> None:
+    def __init__(self, workload: Workload, quantity: str, until: float = inf) -> None:
         self.workload = workload
         self.quantity = quantity.partition(",")[0]
+        self._until = until
         self._programs: dict[Contender, Program] = {}
+
+    @cached_property
+    def lowered_with(self) -> tuple[Any, ...]:
+        """The arguments, or their types on another device."""
+        return self.arguments
 
     @cached_property
     def arguments(self) -> tuple[Any, ...]:
@@ -108,8 +116,10 @@ class Compiler:
 
     def __call__(self, contender: Contender) -> Program:
         if contender not in self._programs:
-            compiled = jax.jit(self.traceable(contender)).lower(*self.arguments).compile()
-            size = int(compiled.memory_analysis().temp_size_in_bytes)  # pyright: ignore[reportOptionalMemberAccess]
+            if monotonic() > self._until:
+                raise TimeoutError("There was no time left to compile it.")
+            compiled: Any = jax.jit(self.traceable(contender)).lower(*self.lowered_with).compile()
+            size = int(compiled.memory_analysis().temp_size_in_bytes)
             self._programs[contender] = Program(contender, compiled, self.arguments, size)
         return self._programs[contender]
 

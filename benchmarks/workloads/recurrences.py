@@ -26,25 +26,28 @@ class Recurrence:
     passive: Inputs
 
 
+def of_state(family: str, size: str, length: int, step: Any, init: Any) -> Recurrence:
+    """The gradient is that of the initial state."""
+    passive = {"parameters": None, "xs": None}
+    return Recurrence(family, size, length, step, {"init": init}, passive)
+
+
 def reaction_diffusion(u: jax.Array) -> jax.Array:
     """One step of an equation on a ring: the first axis."""
     return u + 0.1 * (jnp.roll(u, 1, 0) - 2 * u + jnp.roll(u, -1, 0)) - 0.01 * u**3
 
 
 def stencil(length: int, width: int) -> Recurrence:
-    """The gradient is that of the initial state."""
     init = jnp.sin(jnp.linspace(0, 2 * jnp.pi, width, endpoint=False))
-    passive = {"parameters": None, "xs": None}
     step = lambda _parameters, u, _x: reaction_diffusion(u)  # noqa: E731
-    return Recurrence("stencil", f"width {width}", length, step, {"init": init}, passive)
+    return of_state("stencil", f"width {width}", length, step, init)
 
 
 def growth(length: int, width: int) -> Recurrence:
     """Logistic growth of a few numbers, in steps that take less time than the work around them."""
     init = jnp.linspace(0.1, 0.9, width)
     step = lambda _parameters, u, _x: u + u * (1 - u) / length  # noqa: E731
-    passive = {"parameters": None, "xs": None}
-    return Recurrence("growth", f"width {width}", length, step, {"init": init}, passive)
+    return of_state("growth", f"width {width}", length, step, init)
 
 
 def rnn(length: int, batch: int, width: int) -> Recurrence:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.workloads.recurrences import Recurrence
+from benchmarks.workloads.recurrences import Recurrence, of_state
 
 
 def sine_stencil(length: int, width: int) -> Recurrence:
@@ -16,7 +16,7 @@ def sine_stencil(length: int, width: int) -> Recurrence:
     def step(_: None, u: Any, __: None) -> Any:
         return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * jnp.sin(u)
 
-    return _of_state("sine stencil", f"width {width}", length, step, _wave(width))
+    return of_state("sine stencil", f"width {width}", length, step, _wave(width))
 
 
 def waves(length: int, width: int) -> Recurrence:
@@ -41,7 +41,7 @@ def _sine_gordon(length: int, width: int, dimensions: int) -> Recurrence:
     shape = (width,) * dimensions
     waves = (_wave(width).reshape([-1 if a == axis else 1 for a in axes]) for axis in axes)
     init = (jnp.broadcast_to(prod(waves, start=jnp.ones(())), shape), jnp.zeros(shape))
-    return _of_state(f"{dimensions}-D wave", f"width {width}", length, step, init)
+    return of_state(f"{dimensions}-D wave", f"width {width}", length, step, init)
 
 
 def particles(length: int, count: int) -> Recurrence:
@@ -56,7 +56,7 @@ def particles(length: int, count: int) -> Recurrence:
 
     keys = jax.random.split(jax.random.key(0))
     init = tuple(jax.random.normal(key, (count, 3)) for key in keys)
-    return _of_state("particles", f"{count} of them", length, step, init)
+    return of_state("particles", f"{count} of them", length, step, init)
 
 
 def lorenz(length: int, width: int) -> Recurrence:
@@ -66,7 +66,7 @@ def lorenz(length: int, width: int) -> Recurrence:
         return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + 8.0
 
     step = lambda _parameters, u, _x: _runge_kutta(slope, u, 0.001)  # noqa: E731
-    return _of_state("Lorenz-96", f"width {width}", length, step, 8 + _wave(width))
+    return of_state("Lorenz-96", f"width {width}", length, step, 8 + _wave(width))
 
 
 def gru(length: int, batch: int, width: int) -> Recurrence:
@@ -151,12 +151,6 @@ def _weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, jax.Array]:
         name: jax.random.normal(key, shape) / shape[-2] ** 0.5
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
-
-
-def _of_state(family: str, size: str, length: int, step: Any, init: Any) -> Recurrence:
-    """The gradient is that of the initial state."""
-    passive = {"parameters": None, "xs": None}
-    return Recurrence(family, size, length, step, {"init": init}, passive)
 
 
 def _of_parameters(

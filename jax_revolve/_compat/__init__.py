@@ -33,7 +33,6 @@ from jax_revolve._compat.equations import source_of as source_of
 from jax_revolve._compat.equations import varies_unevenly as varies_unevenly
 from jax_revolve._compat.equations import with_inner_programs as with_inner_programs
 from jax_revolve._compat.equations import within as within
-from jax_revolve._compat.errors import one_unless as one_unless
 from jax_revolve._compat.inlining import inlined as inlined
 from jax_revolve._compat.inlining import part_of as part_of
 from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr

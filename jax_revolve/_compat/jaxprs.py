@@ -1,6 +1,7 @@
 """Jaxprs: what a function computes, what depends on what, and parts of it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -106,12 +107,12 @@ def with_outputs(
 
 def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The equations that compute results from variables of the jaxpr."""
-    wanted = {v for v in results if not isinstance(v, Literal)}.difference(inputs)
+    wanted = set(variables(results)).difference(inputs)
     kept: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
         if not wanted.isdisjoint(eqn.outvars):
             kept.append(eqn)
-            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
+            wanted.update(variables(eqn.invars))
             wanted.difference_update(inputs)
     return kept[::-1]
 
@@ -205,7 +206,9 @@ def _has_jax_rule(eqn: Any) -> bool:
         seen.add(id(each))
         if isinstance(each, FunctionType):
             rules.add(Path(each.__code__.co_filename))
-            rest += [cell.cell_contents for cell in each.__closure__ or () if _is_filled(cell)]
+            for cell in each.__closure__ or ():
+                with suppress(ValueError):  # of a variable that is assigned later
+                    rest.append(cell.cell_contents)
         elif isinstance(each, tuple):
             rest += each
         elif isinstance(each, partial):
@@ -216,14 +219,6 @@ def _has_jax_rule(eqn: Any) -> bool:
             rest.append(getattr(each, "__wrapped__", None) or FunctionType(_UNKNOWN, {}))
     rules -= _CLOSURES
     return bool(rules) and all(_JAX in file.parents for file in rules)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # Python's word for a variable that is assigned later
-        return False
-    return True
 
 
 _UNKNOWN = compile("0", "unknown", "eval")
@@ -255,19 +250,15 @@ def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
 
 
 def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
+    """The branches of conditionals are looked through as well."""
     rest: list[Any] = [closed]
     while rest:
         for eqn in rest.pop().eqns:
             if test(eqn):
                 return True
-            rest += _all_jaxprs(eqn)
+            values = [v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,))]
+            rest += [v for v in values if hasattr(v, "eqns")]
     return False
-
-
-def _all_jaxprs(eqn: Any) -> list[Any]:
-    """As `inner_jaxprs`, the branches of a conditional included."""
-    values = [v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,))]
-    return [v for v in values if hasattr(v, "eqns")]
 
 
 def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:

@@ -17,8 +17,6 @@ from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import AbstractValue, bytes_of
 
 HOST_MEMORY = "pinned_host"
-
-
 MEMINFO = Path("/proc/meminfo")
 
 

@@ -5,7 +5,7 @@ Arrays are those of JAX and NumPy, as for `equinox.is_array`. A Python number is
 number that the body returns unchanged is a setting.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -29,27 +29,20 @@ class Parts(NamedTuple):
     @property
     def variables(self) -> Any:
         """The tree with `None` for leaves that are not loop variables."""
-        return self._tree(
-            leaf if varies else None for leaf, varies in zip(self.leaves, self.varies, strict=True)
-        )
+        pairs = zip(self.leaves, self.varies, strict=True)
+        return jax.tree.unflatten(self.treedef, [x if varies else None for x, varies in pairs])
 
     def whole(self, variables: Any) -> Any:
         """The tree with these loop variables, given as in `variables`."""
-        new = iter(jax.tree.leaves(variables))
-        return self._tree(
-            next(new) if varies else leaf
-            for leaf, varies in zip(self.leaves, self.varies, strict=True)
-        )
-
-    def _tree(self, leaves: Any) -> Any:
-        return jax.tree.unflatten(self.treedef, list(leaves))
+        new, pairs = iter(jax.tree.leaves(variables)), zip(self.leaves, self.varies, strict=True)
+        return jax.tree.unflatten(self.treedef, [next(new) if v else x for x, v in pairs])
 
 
 class Varies(Exception):
     """Further Python numbers are loop variables."""
 
-    def __init__(self, varies: Sequence[bool]) -> None:
-        self.varies = list(varies)
+    def __init__(self, varies: list[bool]) -> None:
+        self.varies = varies
 
 
 def run_with_parts(init: Any, run: Callable[[Parts], T]) -> T:
@@ -65,11 +58,11 @@ def run_with_parts(init: Any, run: Callable[[Parts], T]) -> T:
 def variables_of_new(parts: Parts, new: Any, name: str) -> Any:
     """The loop variables of a carry that the body returns. `name` is the name of the initial
     carry."""
-    leaves, treedef = jax.tree.flatten(new)
-    if treedef != parts.treedef:  # lax raises its own error
+    found = Parts.of(new)
+    if found.treedef != parts.treedef:  # lax raises its own error
         return Parts.of(new, eqx.is_array_like).variables
     varies = list(parts.varies)
-    for i, (old, leaf) in enumerate(zip(parts.leaves, leaves, strict=True)):
+    for i, (old, leaf) in enumerate(zip(parts.leaves, found.leaves, strict=True)):
         if varies[i] or _same(old, leaf):
             continue
         if not (_is_number(old) and eqx.is_array_like(leaf)):
@@ -82,7 +75,7 @@ def variables_of_new(parts: Parts, new: Any, name: str) -> Any:
         varies[i] = True
     if varies != parts.varies:
         raise Varies(varies)
-    return Parts(leaves, treedef, varies).variables
+    return found._replace(varies=varies).variables
 
 
 def _is_number(leaf: Any) -> bool:

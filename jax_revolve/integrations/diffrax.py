@@ -124,11 +124,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         ) -> Any:
             del buffers  # not needed: `step.restart` finds the leaves to store
             return filter_bounded_while_loop(
-                cond_fun,
-                body_fun,
-                init_val,
-                max_steps=max_steps,
-                **vars(self._asked),
+                cond_fun, body_fun, init_val, max_steps=max_steps, **vars(self._asked)
             )
 
         final_state = self._loop(
@@ -139,7 +135,8 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
             outer_while_loop=outer_while_loop,
             **kwargs,
         )
-        if _has_unsafe_path(terms):
+        is_unsafe = lambda x: isinstance(x, diffrax.UnsafeBrownianPath)  # noqa: E731
+        if any(map(is_unsafe, jax.tree.leaves(terms, is_leaf=is_unsafe))):
             return eqxi.nondifferentiable_backward(final_state, msg=UNSAFE_PATH, symbolic=True)
         return final_state
 
@@ -172,10 +169,3 @@ def check_interface() -> None:
             f"private functions of Diffrax, as in versions {TRIED}. Install one of those, or "
             "use another adjoint."
         )
-
-
-def _has_unsafe_path(terms: Any) -> bool:
-    def is_unsafe(x: Any) -> bool:
-        return isinstance(x, diffrax.UnsafeBrownianPath)
-
-    return any(map(is_unsafe, jax.tree.leaves(terms, is_leaf=is_unsafe)))

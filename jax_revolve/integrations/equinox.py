@@ -215,9 +215,8 @@ def filter_bounded_while_loop(
         limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block_size": block_size}
         limits |= {"memory": memory, "storage": storage, "plan": plan}
         limits |= {"throw": throw, "progress": progress}
-        if not with_steps:
-            return parts.whole(bounded_while_loop(going, body, parts.variables, **limits))
         final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)
-        return parts.whole(final), steps
+        value = parts.whole(final)
+        return (value, steps) if with_steps else value
 
     return run_with_parts(init_val, run)

@@ -9,7 +9,7 @@ from their operands.
   - `heterogeneous`: different layers run by the cheapest schedule that `schedule.chain` finds.
 - `checkpointed`: `Checkpointed` and `checkpoint_layers`, for single modules.
 - `layer`: one layer of a chain, called as `equinox.nn.Sequential` calls it.
-- `measure`, `sizes`: the work and the residual bytes of every layer, found by tracing.
+- `measure`: the work and the residual bytes of every layer, found by tracing.
 - `segment`: the primitives of a function that is recomputed when it is transposed.
 - `region`: keeps the recomputation apart from the rest of the program, so that XLA cannot merge it
   with the first computation.

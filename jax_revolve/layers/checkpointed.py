@@ -1,6 +1,5 @@
 """`Checkpointed` and `checkpoint_layers`: modules that are recomputed in the reverse pass."""
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -71,7 +70,11 @@ class Checkpointed(eqx.nn.StatefulLayer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        return checkpoint(self.wrapped, *args, **kwargs)
+        if is_jit_disabled():
+            return self.wrapped(*args, **kwargs)
+        return run_segment(
+            lambda call, args, kwargs: call(*args, **kwargs), self.wrapped, args, kwargs
+        )
 
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling look up special methods on objects that have no fields yet.
@@ -84,27 +87,6 @@ class Checkpointed(eqx.nn.StatefulLayer):
         import wadler_lindig  # the caller of this, so imported already
 
         return wadler_lindig.pdoc(self.wrapped, **kwargs)
-
-
-def checkpoint(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`call(*args, **kwargs)` as a segment. Arguments and results may be any pytrees."""
-    if is_jit_disabled():
-        return call(*args, **kwargs)
-    arrays, rest = eqx.partition((call, args, kwargs), eqx.is_array)
-    rest_of_result: list[Any] = []
-
-    def run(arrays: Any) -> Any:
-        call, args, kwargs = eqx.combine(arrays, rest)
-        result, rest_of_result[:] = _parts(call(*args, **kwargs))
-        return result
-
-    result = run_segment(run, arrays)
-    return eqx.combine(result, rest_of_result[0])
-
-
-def _parts(result: Any) -> tuple[Any, list[Any]]:
-    arrays, rest = eqx.partition(result, eqx.is_array)
-    return arrays, [rest]
 
 
 def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Model:
@@ -143,7 +125,7 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
             f"{layer_type!r}."
         )
     found: set[type] = set()
-    result = _wrap_inside(model, types, found)
+    result = _wrapped_inside(model, types, found)
     if not any(issubclass(t, types) for t in found):
         names = ", ".join(sorted({t.__name__ for t in found})) or "none"
         wanted = ", ".join(t.__name__ for t in types)
@@ -154,19 +136,19 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
     return result
 
 
-def _wrap_inside(node: Any, types: tuple[type, ...], found: set[type]) -> Any:
+def _wrapped_inside(node: Any, types: tuple[type, ...], found: set[type]) -> Any:
     """The same node with its submodules wrapped, inner ones first."""
 
     def wrap(child: Any) -> Any:
         if not _is_module(child):
             return child
         found.add(type(child.wrapped if isinstance(child, Checkpointed) else child))
-        inside = _wrap_inside(child, types, found)
+        inside = _wrapped_inside(child, types, found)
         is_wanted = isinstance(inside, types) and callable(inside)
         return Checkpointed(inside) if is_wanted else inside
 
     if isinstance(node, Checkpointed):
-        return Checkpointed(_wrap_inside(node.wrapped, types, found))
+        return Checkpointed(_wrapped_inside(node.wrapped, types, found))
     return jax.tree.map(wrap, node, is_leaf=lambda x: x is not node and _is_module(x))
 
 

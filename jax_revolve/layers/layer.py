@@ -10,8 +10,6 @@ import jax
 
 from jax_revolve.layers.checkpointed import Checkpointed
 
-is_array = eqx.is_array
-
 
 @jax.tree_util.register_static
 class Rest:
@@ -19,9 +17,19 @@ class Rest:
     can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`."""
 
     def __init__(self, tree: Any) -> None:
-        self.tree = tree
+        self._tree = tree
         leaves, treedef = jax.tree.flatten(tree)
-        self._key = treedef, tuple((type(x), x, _sign_of_zero(x)) for x in leaves)
+        signs = (str(x) if isinstance(x, float | complex) else None for x in leaves)
+        self._key = treedef, tuple(zip(map(type, leaves), leaves, signs, strict=True))
+
+    @classmethod
+    def of(cls, tree: Any) -> tuple[Any, "Rest"]:
+        """The arrays, with `None` for all else, and the rest."""
+        arrays, rest = eqx.partition(tree, eqx.is_array)
+        return arrays, cls(rest)
+
+    def with_arrays(self, arrays: Any) -> Any:
+        return eqx.combine(arrays, self._tree)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -38,23 +46,8 @@ class Rest:
         return True
 
 
-def _sign_of_zero(leaf: Any) -> str | None:
-    return str(leaf) if isinstance(leaf, float | complex) else None
-
-
-def without_arrays(tree: Any) -> tuple[Any, Rest]:
-    """The arrays of a pytree, with `None` for all else, and the rest."""
-    arrays, rest = eqx.partition(tree, is_array)
-    return arrays, Rest(rest)
-
-
-def with_arrays(arrays: Any, rest: Rest) -> Any:
-    return eqx.combine(arrays, rest.tree)
-
-
 class Layer(NamedTuple):
-    """A layer, its number in the chain, and the arguments that it takes in addition to the
-    carry."""
+    """A layer, its number in the chain, and the arguments that it takes besides the carry."""
 
     number: int
     call: Callable[..., Any]
@@ -70,15 +63,17 @@ class Layer(NamedTuple):
                 f"{type(call).__name__}."
             )
         inner = call.wrapped if isinstance(call, Checkpointed) else call
-        if isinstance(inner, eqx.nn.StatefulLayer):
-            is_stateful = inner.is_stateful()
-        else:
-            # An optional state, as that of equinox.nn.LayerNorm, is only passed on.
-            state = _parameters(inner).get("state")
-            is_stateful = state is not None and state.default is inspect.Parameter.empty
-        key = _parameters(inner).get("key")
-        requires_key = key is not None and key.default is inspect.Parameter.empty
-        return cls(number, call, _takes_key(inner), requires_key, is_stateful)
+        try:
+            parameters = dict(inspect.signature(inner).parameters)
+        except (TypeError, ValueError):  # some built-in functions have no signature
+            parameters = {}
+        required = {n for n, p in parameters.items() if p.default is inspect.Parameter.empty}
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        takes_key = "key" in parameters or (isinstance(inner, eqx.Module) and takes_any)
+        # An optional state, as that of equinox.nn.LayerNorm, is only passed on.
+        is_module = isinstance(inner, eqx.nn.StatefulLayer)
+        is_stateful = inner.is_stateful() if is_module else "state" in required
+        return cls(number, call, takes_key, "key" in required, is_stateful)
 
     @property
     def name(self) -> str:
@@ -90,10 +85,11 @@ class Layer(NamedTuple):
     def run(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
         """The next carry and the state, which is `None` for a stateless layer. Equal layers with
         inputs of equal types are traced once."""
-        arrays, rest = without_arrays((self.call, x, key, state))
+        arrays, rest = Rest.of((self.call, x, key, state))
         if not rest.is_hashable:
             return self.run_untraced(x, key, state)
-        return with_arrays(*_traced_once(self._replace(number=0, call=len), rest, arrays))
+        arrays, rest = _traced_once(self._replace(number=0, call=len), rest, arrays)
+        return rest.with_arrays(arrays)
 
     def run_untraced(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
         given = self.requires_key or (self.takes_key and key is not None)
@@ -107,8 +103,8 @@ class Layer(NamedTuple):
 @partial(jax.jit, static_argnums=(0, 1))
 def _traced_once(like: Layer, rest: Rest, arrays: Any) -> tuple[Any, Rest]:
     """A run of a layer with the arguments of `like`, whose number and callable do not matter."""
-    call, x, key, state = with_arrays(arrays, rest)
-    return without_arrays(like._replace(call=call).run_untraced(x, key, state))
+    call, x, key, state = rest.with_arrays(arrays)
+    return Rest.of(like._replace(call=call).run_untraced(x, key, state))
 
 
 def check_state(layers: Sequence[Layer], state: Any) -> None:
@@ -129,16 +125,3 @@ def check_state(layers: Sequence[Layer], state: Any) -> None:
             "state must be None, since no layer is stateful: none is an equinox.nn.StatefulLayer "
             "whose is_stateful() is true, or requires an argument `state`."
         )
-
-
-def _takes_key(call: Callable[..., Any]) -> bool:
-    parameters = _parameters(call)
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return "key" in parameters or (isinstance(call, eqx.Module) and takes_any)
-
-
-def _parameters(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(call).parameters)
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return {}

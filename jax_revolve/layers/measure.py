@@ -1,69 +1,88 @@
-"""The work and the sizes of the layers of a chain, found by tracing them."""
+"""The work of the layers of a chain, and the bytes of their residuals, found by tracing them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
-from jax_revolve._compat import bytes_of
-from jax_revolve.layers.layer import Layer, is_array, with_arrays, without_arrays
-from jax_revolve.layers.sizes import LayerSizes, layer_sizes
+from jax_revolve._compat import bytes_of, results_in
+from jax_revolve.layers.layer import Layer, Rest
+from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.chain import Layers
+from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.work import work_of
 
 
 def measure(layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any) -> Layers:
     """The work and the sizes of all layers. Equal layers are measured once, and nothing runs."""
-    known: dict[Any, LayerSizes] = {}
-    sizes: list[LayerSizes] = []
+    known: dict[Any, tuple[int, int]] = {}
+    sizes: list[tuple[int, int]] = []
     carries: list[int] = []
 
-    def trace() -> list[Any]:
+    def trace() -> None:
         carry, before = x, "x"
         for layer, key in zip(layers, keys, strict=True):
             own = state.substate(layer.call) if layer.is_stateful else None
-            following, _ = _run(layer, carry, key, own, before)
+            try:
+                following, _ = layer.run(carry, key, own)
+            except (TypeError, ValueError) as error:
+                types = eqx.tree_pformat(carry, short_arrays=True)
+                raise ValueError(
+                    f"layers must fit together, but {layer.name} does not take {before}, {types}: "
+                    f"{error}"
+                ) from error
             sizes.append(_sizes(layer, carry, key, own, known))
-            carries.append(bytes_of(_types(carry)))
+            carries.append(bytes_of(jax.typeof(x) for x in _arrays(carry)))
             carry, before = following, f"what {layer.name} returns"
-        return []
 
     jax.make_jaxpr(trace)()
     work, residuals = zip(*sizes, strict=True)
     return Layers(work, tuple(carries), residuals)
 
 
-def _run(layer: Layer, carry: Any, key: Any, state: Any, before: str) -> tuple[Any, Any]:
-    try:
-        return layer.run(carry, key, state)
-    except (TypeError, ValueError) as error:
-        types = eqx.tree_pformat(carry, short_arrays=True)
-        raise ValueError(
-            f"layers must fit together, but {layer.name} does not take {before}, {types}: {error}"
-        ) from error
-
-
 def _sizes(
-    layer: Layer, carry: Any, key: Any, state: Any, known: dict[Any, LayerSizes]
-) -> LayerSizes:
-    arrays, rest = without_arrays((layer.call, carry, key, state))
+    layer: Layer, carry: Any, key: Any, state: Any, known: dict[Any, tuple[int, int]]
+) -> tuple[int, int]:
+    arrays, rest = Rest.of((layer.call, carry, key, state))
     leaves, treedef = jax.tree.flatten(arrays)
 
     def run(*leaves: Any) -> list[Any]:
-        call, carry, key, state = with_arrays(jax.tree.unflatten(treedef, leaves), rest)
-        return list(_arrays(layer._replace(call=call).run_untraced(carry, key, state)))
+        call, carry, key, state = rest.with_arrays(jax.tree.unflatten(treedef, leaves))
+        return _arrays(layer._replace(call=call).run_untraced(carry, key, state))
 
     if not rest.is_hashable:
-        return layer_sizes(run, leaves)
+        return _work_and_residuals(run, leaves)
     alike = (layer[2:], rest, treedef, tuple(map(jax.typeof, leaves)))
     if alike not in known:
-        known[alike] = layer_sizes(run, leaves)
+        known[alike] = _work_and_residuals(run, leaves)
     return known[alike]
 
 
+def _work_and_residuals(fun: Callable[..., list[Any]], operands: list[Any]) -> tuple[int, int]:
+    """The work of a run, and the bytes of the residuals that its linearization in all operands
+    keeps besides operands and results: a carry counts by itself, and weights are not copied."""
+    work = work_of(jax.make_jaxpr(fun)(*operands), profile_in_force())
+    mask = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in operands]
+    counts: list[int] = []
+
+    def linearized(*operands: Any) -> list[Any]:
+        def run(chosen: list[Any]) -> list[Any]:
+            return fun(*substitute(list(operands), mask, chosen))
+
+        results, pullback = jax.vjp(run, pick(list(operands), mask))
+        counts.append(len(results))
+        return [*results, *jax.tree.leaves(pullback)]
+
+    found = results_in(jax.make_jaxpr(linearized)(*operands))
+    kept = [
+        r.aval
+        for i, r in enumerate(found)
+        if i >= counts[0] and r.same_as == i and r.input is None and r.passed_on is None
+    ]
+    return max(round(work), 1), bytes_of(kept)
+
+
 def _arrays(tree: Any) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(tree) if is_array(leaf)]
-
-
-def _types(tree: Any) -> list[Any]:
-    return [jax.typeof(leaf) for leaf in _arrays(tree)]
+    return [leaf for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf)]

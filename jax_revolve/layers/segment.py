@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 
 from jax_revolve import _compat
@@ -48,17 +49,20 @@ class Activity(NamedTuple):
 
 
 def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
-    """`fun(*inputs)`, pytrees of arrays to a pytree of arrays, as a segment."""
-    leaves, treedef = jax.tree.flatten(inputs)
-    shape: list[Any] = []
+    """`fun(*inputs)`, pytrees to a pytree, as a segment: a function of the arrays in them."""
+    arrays, rest = eqx.partition(inputs, eqx.is_array)
+    leaves, treedef = jax.tree.flatten(arrays)
+    result: list[Any] = []
 
     def flat_fun(*leaves: Any) -> list[Any]:
-        results, of = jax.tree.flatten(fun(*jax.tree.unflatten(treedef, leaves)))
-        shape[:] = [of]
+        result[:] = eqx.partition(
+            fun(*eqx.combine(jax.tree.unflatten(treedef, leaves), rest)), eqx.is_array
+        )
+        results, result[0] = jax.tree.flatten(result[0])
         return results
 
     results = _bind(flat_fun, leaves)
-    return jax.tree.unflatten(shape[0], results)
+    return eqx.combine(jax.tree.unflatten(result[0], results), result[1])
 
 
 def _bind(fun: Callable[..., Flat], operands: Flat) -> Flat:

@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jax_revolve.layers.layer import Layer, check_state, is_array
+from jax_revolve.layers.layer import Layer, check_state
 from jax_revolve.loops.options import Options
 from jax_revolve.loops.scan import checkpointed_scan
 
@@ -16,15 +16,15 @@ def run_stack(stack: eqx.Module, x: Any, asked: Options, key: Any, state: Any) -
     check_state([layer], state)
     own = None if state is None else state.substate(stack)
     length = _length({"layers": stack, "state": own})
-    weights, rest = eqx.partition(stack, is_array)
+    weights, rest = eqx.partition(stack, eqx.is_array)
     keys = None if key is None else jax.random.split(key, length)
-    start, rest_of_carry = eqx.partition(x, is_array)
+    start, rest_of_carry = eqx.partition(x, eqx.is_array)
 
     def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
         weights, key, state = inputs
         one = layer._replace(call=eqx.combine(weights, rest))
         after, state = one.run_untraced(eqx.combine(carry, rest_of_carry), key, state)
-        after, rest_after = eqx.partition(after, is_array)
+        after, rest_after = eqx.partition(after, eqx.is_array)
         if not eqx.tree_equal(rest_after, rest_of_carry):
             raise ValueError(
                 "layers must return what they take, as jax.lax.scan's carry, but the part that "
@@ -44,7 +44,7 @@ def _length(trees: dict[str, Any]) -> int:
         f"{name}{jax.tree_util.keystr(path)}": leaf.shape
         for name, tree in trees.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if is_array(leaf)
+        if eqx.is_array(leaf)
     }
     if not shapes:
         raise ValueError(

@@ -12,7 +12,6 @@ from jax_revolve._compat import (
     LoopEquation,
     as_array,
     is_jit_disabled,
-    one_unless,
     results_of,
     run_around_loop,
     vary,
@@ -246,9 +245,11 @@ def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
     """The value with an error at run time, which is raised if the value or a derivative of it is
-    used."""
+    used: a derivative of `equinox.error_if` itself does not check."""
+    import equinox  # not needed by other loops
+
     message = f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps"
-    not_stopped = one_unless(stopped, f"{message}.")
+    not_stopped = equinox.error_if(jnp.ones(jnp.shape(stopped)), stopped, f"{message}.")
 
     def check(x: Any) -> Any:
         aval = jax.typeof(x)
