@@ -14,7 +14,7 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -25,13 +25,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jax_revolve._compat import is_traced
-from jax_revolve.host.placement import on_host
-from jax_revolve.host.program import program
-
-Fingerprint = dict[str, str]
+from jax_revolve._compat import is_literal, is_traced
+from jax_revolve.host.arrays import on_host
 
 _OF_JAX = ("jax", "jaxlib", "jax_revolve")
+_CONTEXT = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _NOISE = re.compile(r"(?: at )?0x[0-9a-f]+|\x1b\[[0-9;]*m")
 """Addresses of objects, and colors."""
@@ -149,6 +147,36 @@ class Contents:
         if isinstance(reduced, str):
             return [type(value).__module__, reduced]
         return [self._of(list(x) if isinstance(x, Iterator) else x) for x in reduced]
+
+
+def program(jaxpr: Any, part: Callable[[Any], Hashable], *, results_only: bool = False) -> Hashable:
+    """A jaxpr, open or closed, with its variables as numbers and everything else as `part` says;
+    perhaps without equations that have no results, such as `jax.debug.callback`."""
+    numbers: dict[Any, int] = {}
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+
+    def use(atom: Any) -> Hashable:
+        return (part(atom.aval), part(atom.val)) if is_literal(atom) else numbers[atom]
+
+    def define(variables: Any) -> Hashable:
+        return tuple((numbers.setdefault(v, len(numbers)), part(v.aval)) for v in variables)
+
+    return (
+        define([*inner.constvars, *inner.invars]),
+        tuple(map(part, getattr(jaxpr, "consts", ()))),
+        tuple(
+            (
+                part(eqn.primitive),
+                tuple(map(use, eqn.invars)),
+                tuple((name, part(value)) for name, value in sorted(eqn.params.items())),
+                tuple(part(getattr(eqn.ctx, name, None)) for name in _CONTEXT),
+                define(eqn.outvars),
+            )
+            for eqn in inner.eqns
+            if eqn.outvars or not results_only
+        ),
+        tuple(map(use, inner.outvars)),
+    )
 
 
 def digest_of_array(value: Any) -> str:

@@ -1,15 +1,16 @@
-"""What happens between two steps: progress, saving, and interrupts."""
+"""What happens between two steps: progress, saving, interrupts, and what processes agree on."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_revolve.host.processes import Processes
 from jax_revolve.progress.listener import Listener
 
 STEPS_AHEAD = 16
@@ -20,6 +21,34 @@ SECONDS_AHEAD = 0.1
 
 SECONDS_APART = 1.0
 """About the time between two decisions of several processes."""
+
+
+class Processes:
+    """Those whose devices hold the operands of a loop, which run it together."""
+
+    def __init__(self, operands: Iterable[Any]) -> None:
+        arrays = [x for x in operands if isinstance(x, jax.Array) and not x.is_fully_addressable]
+        devices = set[Any]().union(*(x.sharding.device_set for x in arrays))
+        self._devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+        ranks = [device.process_index for device in self._devices]
+        self._first = [ranks.index(rank) for rank in sorted({*ranks})]
+        self.count = max(len(self._first), 1)
+        self.index = sorted({*ranks}).index(jax.process_index()) if ranks else 0
+
+    def gather(self, *numbers: int) -> np.ndarray:
+        """The numbers of each process, in rows, once all processes have called this."""
+        row = np.array([numbers], np.int32)
+        if self.count == 1:
+            return row
+        mesh = Mesh(np.array(self._devices), ("device",))
+        each, same = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("device", None))
+        shape = (len(self._devices), len(numbers))
+        rows = jax.make_array_from_callback(shape, each, lambda _: row)
+        return np.asarray(jax.jit(_same, out_shardings=same)(rows))[self._first]
+
+
+def _same(rows: Any) -> Any:
+    return rows
 
 
 class Watch:
@@ -38,11 +67,10 @@ class Watch:
         about its progress."""
         self._sweep, self._total, self._describe = sweep, total, describe
         self._ahead, self._looked = 0, time.monotonic()
-        self._report(0)
-        if steps:
-            self._report(steps)
+        for reached in sorted({0, steps}):
+            self._report(reached)
 
-    def between_steps(self, steps: int, values: Any, save: Callable[[int], None]) -> None:
+    def between_steps(self, steps: int, values: Any, save: Callable[[], None]) -> None:
         """`steps` steps of the sweep have been taken, the last of which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
@@ -56,7 +84,7 @@ class Watch:
             self._looked = now
             self._report(steps)
         if is_due:
-            save(steps)
+            save()
             self._saved = time.monotonic()
         if is_last:
             raise self._interrupt()

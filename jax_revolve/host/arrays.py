@@ -1,12 +1,13 @@
-"""Where values are: their shardings, and their data in the host's memory.
+"""Where values are: their shardings, their data in the host's memory, and checkpoints of them.
 
 A process has the data of the shards on its own devices. Where a sharding spans several processes,
 each of them writes and reads its own shards.
 """
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_revolve._compat import AbstractValue, with_weak_type
+from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.storage import files
 from jax_revolve.storage.stores import data_of, from_data
 
 Values = list[Any]
@@ -106,7 +109,7 @@ def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
 
 def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
     """The value with these data. A value of another type would be compiled again."""
-    if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
+    if not is_key(type_):
         return with_weak_type(data, type_)
     keys = from_data(data, type_)
     return keys if sharding is None else _moved(sharding)(keys)
@@ -122,3 +125,41 @@ def _parts(value: Any) -> list[Any]:
 
 def _index(slices: Any, shape: tuple[int, ...]) -> Index:
     return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value or a type is of PRNG keys."""
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """The leaves of a carry that are needed to run steps again: where they are, their bytes there,
+    and how to get them on the device and in the host's memory. It lives as long as something refers
+    to it. So does its file, unless that is the `file` of a saved run.
+    """
+
+    level: str
+    nbytes: int
+    on_device: Callable[[], Values]
+    on_host: Callable[[], list[np.ndarray]]
+    file: Any = None
+
+
+def keep(storage: Storage | None, values: Values) -> Checkpoint:
+    """A checkpoint in this storage; on the device without one, as the arrays themselves, which no
+    step changes."""
+    if storage is None:
+        nbytes = sum(x.nbytes for x in values)
+        return Checkpoint("on the device", nbytes, lambda: values, partial(on_host, values))
+    data, placed = on_host(values), Placed.of(values)
+    nbytes = sum(x.nbytes for x in data)
+    if not isinstance(storage, Disk):
+        return Checkpoint("in host memory", nbytes, lambda: placed.on_device(data), lambda: data)
+    directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
+    first, second, number = files.write_file(directory, data).tolist()
+    ticket = first, second, number
+    read = partial(files.read_file, directory, ticket, like, is_last=False)
+    checkpoint = Checkpoint("on disk", nbytes, lambda: placed.on_device(read()), read)
+    weakref.finalize(checkpoint, files.remove_file, directory, ticket)
+    return checkpoint
