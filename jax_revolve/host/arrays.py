@@ -38,7 +38,7 @@ def put(value: Any, sharding: Any) -> Any:
     if sharding is None:
         return jnp.asarray(value)
     if not getattr(value, "is_fully_addressable", True):
-        return _moved(sharding)(value)
+        return moved(sharding)(value)
     data = np.asarray(data_of(value))
     array = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
     return _of_type(array, jax.typeof(value), sharding)
@@ -60,11 +60,11 @@ def replicated(value: Any) -> Any:
     if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
         return value
     assert isinstance(value.sharding, NamedSharding)
-    return _moved(NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
+    return moved(NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
 
 
 @lru_cache(maxsize=64)
-def _moved(sharding: Any) -> Any:
+def moved(sharding: Any) -> Any:
     """A function that gives an array this sharding, which may span processes."""
     return jax.jit(lambda x: x, out_shardings=sharding)
 
@@ -72,6 +72,18 @@ def _moved(sharding: Any) -> Any:
 def on_host(values: Iterable[Any]) -> list[np.ndarray]:
     """The data of this process, in dtypes of NumPy: each value, or each of its shards."""
     return [np.asarray(data_of(part)) for value in values for part in _parts(value)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """The value, or its shards on the devices of this process, each once."""
+    if sharding_of(value) is None:
+        return [value]
+    shards = {_index(s.index, value.shape): s.data for s in value.addressable_shards}
+    return [shards[index] for index in sorted(shards)]
+
+
+def _index(slices: Any, shape: tuple[int, ...]) -> Index:
+    return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
 
 
 @dataclass(eq=False)
@@ -94,16 +106,13 @@ class Placed:
 
 def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
     if sharding is None:
-        value = jnp.asarray(next(data))
-    elif sharding.is_fully_addressable:
-        value = jax.device_put(next(data), sharding)
-    else:
-        slices = sharding.addressable_devices_indices_map(type_.shape).values()
-        parts = {index: next(data) for index in sorted({_index(s, type_.shape) for s in slices})}
-        inner = next(iter(parts.values())).shape[len(type_.shape) :]  # the words of a PRNG key
-        value = jax.make_array_from_callback(
-            type_.shape + inner, sharding, lambda index: parts[_index(index, type_.shape)]
-        )
+        return _of_type(jnp.asarray(next(data)), type_, None)
+    slices = sharding.addressable_devices_indices_map(type_.shape).values()
+    parts = {index: next(data) for index in sorted({_index(s, type_.shape) for s in slices})}
+    inner = next(iter(parts.values())).shape[len(type_.shape) :]  # the words of a PRNG key
+    value = jax.make_array_from_callback(
+        type_.shape + inner, sharding, lambda index: parts[_index(index, type_.shape)]
+    )
     return _of_type(value, type_, sharding)
 
 
@@ -112,19 +121,7 @@ def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
     if not is_key(type_):
         return with_weak_type(data, type_)
     keys = from_data(data, type_)
-    return keys if sharding is None else _moved(sharding)(keys)
-
-
-def _parts(value: Any) -> list[Any]:
-    """The value, or its shards on the devices of this process, each once."""
-    if not isinstance(value, jax.Array) or value.is_fully_addressable:
-        return [value]
-    shards = {_index(s.index, value.shape): s.data for s in value.addressable_shards}
-    return [shards[index] for index in sorted(shards)]
-
-
-def _index(slices: Any, shape: tuple[int, ...]) -> Index:
-    return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
+    return keys if sharding is None else moved(sharding)(keys)
 
 
 def is_key(value: Any) -> bool:

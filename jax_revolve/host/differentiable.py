@@ -8,7 +8,7 @@ import numpy as np
 from jax_revolve._compat import as_array, is_traced
 from jax_revolve.host.arrays import on_same_devices
 from jax_revolve.host.problem import Call
-from jax_revolve.host.run import Results, Run, run_forward
+from jax_revolve.host.run import Results, run_forward
 from jax_revolve.step.loop import Operands, is_inexact
 
 
@@ -26,18 +26,20 @@ def run(call: Call) -> Results:
         _check_known(given)
         return run_forward(call.value(_arrays(whole(given, operands.xs))))[0]
 
-    def forward(given: Any) -> tuple[Results, Run]:
+    def forward(given: Any) -> tuple[Results, Any]:
         values = jax.tree.map(lambda x: x.value, given)
         _check_known(values)
         differentiated = jax.tree.map(
             lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), given
         )
         differentiated = whole(differentiated, [False] * len(in_memory))
-        return run_forward(call.gradient(_arrays(whole(values, operands.xs)), differentiated))
+        problem = call.gradient(_arrays(whole(values, operands.xs)), differentiated)
+        results, run = run_forward(problem)
+        return results, jax.tree_util.Partial(run.pull_back)  # without leaves
 
-    def backward(run: Run, cotangents: Any) -> tuple[Operands]:
+    def backward(pull_back: Any, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
-        return (run.pull_back(*cotangents),)
+        return (pull_back(*cotangents),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(jax.tree.map(_reverse_only, whole(operands, [None] * len(in_memory))))

@@ -36,7 +36,7 @@ from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Mask, find_activity
-from jax_revolve.step.loop import Loop, Operands
+from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.restart import find_restart
 
 
@@ -187,17 +187,14 @@ def _trace(
     is_numpy = [isinstance(x, np.ndarray) for x in leaves]
 
     def scan(in_memory: list[Any]) -> Any:
-        rest = iter(in_memory)
-        values = [next(rest) if n else x for n, x in zip(is_numpy, leaves, strict=True)]
-        return lax.scan(f, init, jax.tree.unflatten(xs_tree, values), length, reverse)
+        xs = jax.tree.unflatten(xs_tree, substitute(leaves, is_numpy, in_memory))
+        return lax.scan(f, init, xs, length, reverse)
 
     # A NumPy array is an input here, because a constant would be read and copied whole.
-    in_memory = [x for x, n in zip(leaves, is_numpy, strict=True) if n]
+    in_memory = pick(leaves, is_numpy)
     scanned, (carry_shape, y_shape) = jax.make_jaxpr(scan, return_shape=True)(in_memory)
     carry_tree, y_tree = jax.tree.structure(carry_shape), jax.tree.structure(y_shape)
-    carry = [
-        _like(x, aval) for x, aval in zip(jax.tree.leaves(init), scanned.out_avals, strict=False)
-    ]
+    carry = list(map(_like, jax.tree.leaves(init), scanned.out_avals))
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         results = f(jax.tree.unflatten(carry_tree, carry), jax.tree.unflatten(xs_tree, x))

@@ -15,13 +15,13 @@ from jax_revolve.host.position import Cotangents, Position, sweep
 from jax_revolve.host.problem import Problem
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.watch import Processes, Watch
-from jax_revolve.step.loop import Operands, pick
+from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.pullback import of_init
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""
 
 
-@jax.tree_util.register_pytree_node_class
 @dataclass(eq=False)
 class Run:
     """A run whose forward sweep is over.
@@ -35,13 +35,6 @@ class Run:
     directory: RunDirectory | None
     left: Position | None
     is_pulled_back: bool = False
-
-    def tree_flatten(self) -> tuple[tuple[()], "Run"]:
-        return (), self
-
-    @staticmethod
-    def tree_unflatten(run: "Run", _: Any) -> "Run":
-        return run
 
     def pull_back(self, ct_carry: Values, ct_ys: Values) -> Operands:
         """The cotangents of the operands, `None` for those that are not differentiated."""
@@ -86,13 +79,13 @@ class Run:
     def _spread(self, cotangents: Cotangents) -> Operands:
         """The cotangents of all operands, `None` for those that are not differentiated."""
         activity, operands = self.problem.step.activity, self.problem.operands
-        consts, carry, xs = map(iter, (cotangents.consts, cotangents.carry, cotangents.xs.result()))
-        ct_carry = [next(carry) if active else None for active in activity.carry]
-        pairs = zip(operands.xs, activity.xs, strict=False)  # xs that are fetched are no operands
+        mask = activity.xs[: len(operands.xs)]
+        xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
+        spread = lambda mask, chosen: substitute([None] * len(mask), mask, chosen)  # noqa: E731
         return Operands(
-            [next(consts) if active else None for active in activity.consts],
-            [ct if active else None for ct, active in zip(ct_carry, activity.init, strict=True)],
-            [put(next(xs), sharding_of(x)) if active else None for x, active in pairs],
+            spread(activity.consts, cotangents.consts),
+            spread(activity.init, of_init(cotangents.carry, activity)),
+            spread(mask, list(xs)),
         )
 
 

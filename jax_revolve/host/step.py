@@ -1,7 +1,6 @@
 """The step as compiled programs: forward, and pulled back."""
 
 from collections.abc import Hashable
-from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -68,7 +67,6 @@ MOST_KNOWN = 16
 """The compiled steps that are kept, those that were used last."""
 
 _known: dict[Any, CompiledStep] = {}
-_lock = Lock()
 
 
 def compiled_step(loop: Loop, operands: Operands, activity: Activity | None = None) -> CompiledStep:
@@ -81,46 +79,28 @@ def compiled_step(loop: Loop, operands: Operands, activity: Activity | None = No
     placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
     types = tuple(jax.typeof(x) for part in operands for x in part)
     counts = loop.num_consts, loop.num_carry, len(operands.xs)
-    key = (_identity(loop.jaxpr), counts, placed, types, activity)
-    with _lock:
-        step = _known.pop(key, None)
-    if step is None:
-        step = CompiledStep(loop, operands, activity)
-    with _lock:
-        _known[key] = step
-        if len(_known) > MOST_KNOWN:
-            _known.pop(next(iter(_known)))
+    key = (program(loop.jaxpr, _identity), counts, placed, types, activity)
+    step = _known.pop(key, None) or CompiledStep(loop, operands, activity)
+    _known[key] = step
+    for oldest in list(_known)[:-MOST_KNOWN]:
+        _known.pop(oldest, None)
     return step
 
 
 def _identity(value: Any) -> Hashable:
-    """A key that only values with the same meaning have in this process. Values that cannot be
-    compared have it only if they are one object, such as the functions of two traces of a
-    `custom_jvp` function."""
+    """A key that only values with the same meaning have while the step is kept, which keeps its
+    values. Those that cannot be compared have it only if they are one object, such as the functions
+    of two traces of a `custom_jvp` function."""
     if hasattr(value, "eqns"):
         return program(value, _identity)
     if isinstance(value, tuple | list):
         return type(value), tuple(map(_identity, value))
     if isinstance(value, dict):
         return tuple((str(name), _identity(part)) for name, part in value.items())
-    if isinstance(value, float | complex | np.generic):
-        array = np.asarray(value)
-        return type(value).__name__, array.dtype, array.tobytes()
+    if isinstance(value, float | complex | np.generic):  # 0.0 == -0.0, and NaN != NaN
+        return type(value), np.asarray(value).dtype, np.asarray(value).tobytes()
     try:
         hash(value)
     except TypeError:
-        return _One(value)
+        return "one object", id(value)
     return type(value), value
-
-
-class _One:
-    """A value that is equal to itself alone, and lives as long as the key."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _One) and self._value is other._value
