@@ -425,6 +425,11 @@ def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
         ({"plan": plan(3, 1, block_size=2)}, ValueError, "plan must have blocks of a single step"),
         ({"version": 1.0}, TypeError, "version must be a str, an int or None"),
         ({"storage": Disk("a"), "directory": "b"}, ValueError, "storage must be Disk.'b'."),
+        (
+            {"plan": plan(3, 1, block_size=1, storage=Disk("a", transfer=0.1)), "directory": "b"},
+            ValueError,
+            "storage must be Disk.'b'.",
+        ),
         ({"consume": 3}, TypeError, "consume must be a function"),
         ({"directory": 3}, TypeError, "directory must be a str"),
         ({"save_every": "1"}, TypeError, "save_every must be a number >= 0"),
