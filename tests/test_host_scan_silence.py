@@ -166,14 +166,15 @@ def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert bits(gradient(tmp_path / "run")) == expected
 
 
-def test_another_version_of_the_schedule_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("name", ["SCHEDULE", "LAYOUT"])
+def test_another_version_of_saved_runs_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run(tmp_path)
     before = contents(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(run_directory, "SCHEDULE", SCHEDULE + 1)
-        with pytest.raises(ValueError, match="the version of the schedule differ"):
+        patched.setattr(run_directory, name, 1000)
+        with pytest.raises(ValueError, match=f"the version of the {name.lower()} differ"):
             run(tmp_path)
     assert contents(tmp_path) == before
 

@@ -20,12 +20,16 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
 from jax_revolve.storage.states import ArrayFile, DamagedError, States
 
+LAYOUT = 2
+"""The version of what a state has."""
+
 
 class RunDirectory:
     """The directory of a run, which goes on at the newest state there. A state has
 
     - the `fingerprint` of the run;
-    - the `plan`, and the version of the schedule by which the plan's actions are counted;
+    - the `plan`, the version of the schedule by which the plan's actions are counted, and the
+        version of the layout of states;
     - the `position`, and `ys`: the files with the ys;
     - after the forward sweep, the `final` carry;
     - in the reverse sweep, `given`: the fingerprint of the results' cotangents, and the
@@ -97,7 +101,7 @@ class RunDirectory:
         if number:
             state = self._states.read_state(number)
             self._check(state["fingerprint"], self._fingerprint)
-            self._check(state, {"version of the schedule": SCHEDULE})
+            self._check(state, _versions())
             self._states.go_on(number, state)
             self._state = state
         self._unlock_if_over()
@@ -123,7 +127,7 @@ class RunDirectory:
         """The problem with the plan of the run, once the ys so far are filled in, if they are
         kept."""
         saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
-        self._state["version of the schedule"] = SCHEDULE
+        self._state |= _versions()
         self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
         self._restore(ys, self._state["ys"])
         return self._problem
@@ -236,6 +240,10 @@ class RunDirectory:
         for first, last, file in files:
             for array, new in zip(rows.arrays, self._states.read(file), strict=True):
                 array[first : last + 1] = new
+
+
+def _versions() -> dict[str, int]:
+    return {"version of the schedule": SCHEDULE, "version of the layout": LAYOUT}
 
 
 def _saved_plan(plan: AnyPlan | None) -> Any:
