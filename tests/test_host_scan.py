@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from test_errors import REJECTED
 
 from jax_revolve import Disk, HostMemory, Plan, ProgressMeter, host_scan, plan
-from jax_revolve.host import levels
+from jax_revolve.host import arrays
 from jax_revolve.host.watch import Watch
 from jax_revolve.schedule.actions import Advance, Tape
 
@@ -168,7 +168,7 @@ def test_same_bits_as_the_step_one_by_one() -> None:
 def evaluations_of(length: int, options: dict[str, Any], monkeypatch: Any) -> Counter[str]:
     """What a gradient evaluates, writes and reads."""
     counted = Counter[str]()
-    keep = levels.keep
+    keep = arrays.keep
 
     def counting(storage: Any, values: Any) -> Any:
         held = keep(storage, values)
@@ -182,7 +182,7 @@ def evaluations_of(length: int, options: dict[str, Any], monkeypatch: Any) -> Co
 
         return replace(held, on_device=on_device)
 
-    monkeypatch.setattr("jax_revolve.host.loop.keep", counting)
+    monkeypatch.setattr("jax_revolve.host.run.keep", counting)
 
     def step(u: Any, x: Any) -> Any:
         jax.debug.callback(lambda: counted.update(evaluations=1))
@@ -425,6 +425,11 @@ def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
         ({"plan": plan(3, 1, block_size=2)}, ValueError, "plan must have blocks of a single step"),
         ({"version": 1.0}, TypeError, "version must be a str, an int or None"),
         ({"storage": Disk("a"), "directory": "b"}, ValueError, "storage must be Disk.'b'."),
+        (
+            {"plan": plan(3, 1, block_size=1, storage=Disk("a", transfer=0.1)), "directory": "b"},
+            ValueError,
+            "storage must be Disk.'b'.",
+        ),
         ({"consume": 3}, TypeError, "consume must be a function"),
         ({"directory": 3}, TypeError, "directory must be a str"),
         ({"save_every": "1"}, TypeError, "save_every must be a number >= 0"),
@@ -447,14 +452,14 @@ def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.Monkey
     mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, P("a"))
     seen = []
-    keep = levels.keep
+    keep = arrays.keep
 
     def looking(storage: Any, values: Any) -> Any:
         held = keep(storage, values)
         seen.extend(x.sharding for x in [*values, *held.on_device()])
         return held
 
-    monkeypatch.setattr("jax_revolve.host.loop.keep", looking)
+    monkeypatch.setattr("jax_revolve.host.run.keep", looking)
 
     def loss(scan: Any, w: Any, h: Any) -> Any:
         step = lambda h, _: (jnp.tanh(h * jnp.mean(h) + w), None)  # noqa: E731

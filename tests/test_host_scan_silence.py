@@ -23,9 +23,9 @@ from test_host_scan_resume import PROGRAM, Ended, bits, contents, ends_at, run
 
 from jax_revolve import Disk, HostMemory, host_scan, plan
 from jax_revolve.host import directory as run_directory
-from jax_revolve.host import loop
+from jax_revolve.host import problem
 from jax_revolve.host.fingerprint import Contents, digest_of_array
-from jax_revolve.host.trace import trace
+from jax_revolve.host.problem import trace
 from jax_revolve.host.watch import Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.selection import Request
@@ -166,14 +166,15 @@ def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert bits(gradient(tmp_path / "run")) == expected
 
 
-def test_another_version_of_the_schedule_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("name", ["SCHEDULE", "LAYOUT"])
+def test_another_version_of_saved_runs_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run(tmp_path)
     before = contents(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(run_directory, "SCHEDULE", SCHEDULE + 1)
-        with pytest.raises(ValueError, match="the version of the schedule differ"):
+        patched.setattr(run_directory, name, 1000)
+        with pytest.raises(ValueError, match=f"the version of the {name.lower()} differ"):
             run(tmp_path)
     assert contents(tmp_path) == before
 
@@ -390,8 +391,8 @@ def test_numpy_arrays_reach_the_loop_as_they_are(
 ) -> None:
     np.save(tmp_path / "xs.npy", np.ones((5, 2)))
     xs, seen = np.load(tmp_path / "xs.npy", mmap_mode="r"), list[Any]()
-    real = loop.slices
-    monkeypatch.setattr(loop, "slices", lambda xs: seen.extend(xs) or real(xs))
+    real = problem.slices_of
+    monkeypatch.setattr(problem, "slices_of", lambda xs: seen.extend(xs) or real(xs))
     value = lambda a: host_scan(lambda c, x: (c + a * x[0], None), 0.0, xs)[0]  # noqa: E731
     assert value(2.0) == 10
     assert jax.grad(value)(2.0) == 5

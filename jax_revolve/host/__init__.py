@@ -1,23 +1,19 @@
 """A loop that Python drives: one compiled step, and a plan whose actions Python runs.
 
-Begin with `scan`, the public function. `run` follows the actions of a plan, as `schedule.actions`
-lists them, in a forward and a reverse sweep.
+Begin with `scan`, the public function. A `Problem` is what is run, a `Position` is where the run
+stands in its plan, and a `RunDirectory` is what is on the disk.
 
 - `scan`: the public function.
-- `trace`: its arguments, as a step and its operands.
+- `problem`: the arguments of a call, traced, and the `Problem` of each evaluation or gradient.
 - `differentiable`: the loop as a function that JAX differentiates, and what it refuses.
-- `loop`: a loop that is about to run: its plan, its two sweeps, and what they return.
-- `step`: the step as compiled programs, forward and pulled back.
-- `run`: the sweeps, action by action: a `Problem`, and a `Position` in it.
-- `levels`: checkpoints on the device, in the host's memory, and in files.
-- `inputs`: the slices of the xs, arrays or a function, one ahead.
-- `rows`: ys, and the cotangents of xs, in the host's memory.
-- `placement`: where values are, and their data in the host's memory.
-- `processes`: the processes that run a loop together.
-- `watch`: what happens between steps: progress, saving, and interrupts.
+- `run`: the forward sweep, and the reverse sweep of each pullback.
+- `position`: the sweeps, action by action: a `Position`, and cotangents so far.
 - `directory`: the `RunDirectory` of a run that can be resumed.
 - `fingerprint`: what has to be the same for a run to go on.
-- `program`: jaxprs as nested tuples, to tell whether two of them are the same program.
+- `step`: the step as compiled programs, forward and pulled back.
+- `rows`: slices of the xs on their way to the device, and ys and cotangents of xs from it.
+- `arrays`: where values are, their data in the host's memory, and checkpoints of them.
+- `watch`: what happens between steps: progress, saving, interrupts, several processes.
 
 May import `loops` and all rooms below it. No other room imports this one.
 """

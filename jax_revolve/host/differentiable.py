@@ -6,15 +6,16 @@ import jax
 import numpy as np
 
 from jax_revolve._compat import as_array, is_traced
-from jax_revolve.host.loop import HostLoop, Results, Run
-from jax_revolve.host.placement import on_same_devices
+from jax_revolve.host.arrays import on_same_devices
+from jax_revolve.host.problem import Call
+from jax_revolve.host.run import Results, run_forward
 from jax_revolve.step.loop import Operands, is_inexact
 
 
-def run(loop: HostLoop, operands: Operands) -> Results:
+def run(call: Call) -> Results:
     """The final carry and the ys, with a rule for reverse mode."""
     # JAX would convert NumPy arrays, which may be files that are larger than the memory.
-    in_memory = [isinstance(x, np.ndarray) for x in operands.xs]
+    operands, in_memory = call.operands, [isinstance(x, np.ndarray) for x in call.operands.xs]
 
     def whole(values: Operands, xs: list[Any]) -> Operands:
         pairs = zip(values.xs, xs, in_memory, strict=True)
@@ -23,20 +24,22 @@ def run(loop: HostLoop, operands: Operands) -> Results:
     @jax.custom_vjp
     def run(given: Operands) -> Results:
         _check_known(given)
-        return loop.value(_arrays(whole(given, operands.xs)))
+        return run_forward(call.value(_arrays(whole(given, operands.xs))))[0]
 
-    def forward(given: Any) -> tuple[Results, Run]:
+    def forward(given: Any) -> tuple[Results, Any]:
         values = jax.tree.map(lambda x: x.value, given)
         _check_known(values)
         differentiated = jax.tree.map(
             lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), given
         )
         differentiated = whole(differentiated, [False] * len(in_memory))
-        return loop.forward(_arrays(whole(values, operands.xs)), differentiated)
+        problem = call.gradient(_arrays(whole(values, operands.xs)), differentiated)
+        results, run = run_forward(problem)
+        return results, jax.tree_util.Partial(run.pull_back)  # without leaves
 
-    def backward(run: Run, cotangents: Any) -> tuple[Operands]:
+    def backward(pull_back: Any, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
-        return (loop.reverse(run, *cotangents),)
+        return (pull_back(*cotangents),)
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     return run(jax.tree.map(_reverse_only, whole(operands, [None] * len(in_memory))))

@@ -1,42 +1,39 @@
 """The directory of a run that can be resumed."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from jax_revolve.host.fingerprint import Fingerprint, of_operands
-from jax_revolve.host.levels import Checkpoint, keep, on_disk
-from jax_revolve.host.placement import Placed, Values, on_host
-from jax_revolve.host.processes import Processes
-from jax_revolve.host.rows import Arriving, Rows
-from jax_revolve.host.run import Cotangents, ForwardOnly, Position, Problem
-from jax_revolve.host.watch import Watch
+from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
+from jax_revolve.host.fingerprint import of_operands
+from jax_revolve.host.position import Cotangents, Position
+from jax_revolve.host.problem import Problem
+from jax_revolve.host.rows import Rows
+from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
-from jax_revolve.schedule.two_level import TwoLevelPlan
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
 from jax_revolve.storage.states import ArrayFile, DamagedError, States
 
-RowFiles = list[tuple[int, int, ArrayFile]]
-"""The rows of the steps of a sweep from a first to before a last one."""
-
-_PLANS: dict[str, Any] = {kind.__name__: kind for kind in (ForwardOnly, Plan, TwoLevelPlan)}
-_STORAGES: dict[str, Any] = {kind.__name__: kind for kind in (HostMemory, Disk)}
+LAYOUT = 2
+"""The version of what a state has."""
 
 
 class RunDirectory:
     """The directory of a run, which goes on at the newest state there. A state has
 
     - the `fingerprint` of the run;
-    - the `plan`, and the version of the schedule by which the plan's actions are counted;
-    - `reached`: the steps that the sweep has taken, `position`: where in the plan that is, and the
-        checkpoints there, and `ys`: the files with the ys;
+    - the `plan`, the version of the schedule by which the plan's actions are counted, and the
+        version of the layout of states;
+    - the `position`, and `ys`: the files with the ys;
     - after the forward sweep, the `final` carry;
-    - in the reverse sweep, `given`: the fingerprint of the results' cotangents, and those so far;
+    - in the reverse sweep, `given`: the fingerprint of the results' cotangents, and the
+        `cotangents` of the carry and the consts so far, and files with those of `xs`;
     - at the end, `is_over`.
 
     All processes of a run use states of the same number. A process writes a state once all of them
@@ -44,12 +41,14 @@ class RunDirectory:
     the two that each of them keeps are enough.
     """
 
-    def __init__(self, path: Path, fingerprint: Fingerprint, processes: Processes) -> None:
-        self._path, self._fingerprint, self._processes = path, fingerprint, processes
+    def __init__(self, path: Path, problem: Problem, processes: Processes) -> None:
         path.mkdir(exist_ok=True)
+        self._path, self._problem, self._processes = path, problem, processes
+        self._fingerprint = problem.fingerprint(processes.count)
         self._states = States(path / f"process-{processes.index}")
         self._state: dict[str, Any] = {}
-        self._files: WeakKeyDictionary[Checkpoint, ArrayFile] = WeakKeyDictionary()
+        carry = problem.operands.carry
+        self._carry, self._restart = Placed.of(carry), Placed.of(pick(carry, problem.restart))
 
     @contextmanager
     def running(self, watch: Watch) -> Iterator[bool]:
@@ -68,7 +67,11 @@ class RunDirectory:
         )
         try:
             with watch.interruptible(self._processes, note):
-                yield self._is_known()
+                is_newest = bool(self._state) and self._states.is_newest()
+                is_known = bool(self._processes.gather(is_newest).all())
+                if not is_known:
+                    self._read_newest()
+                yield is_known
         except BaseException:
             self._states.unlock()
             raise
@@ -81,37 +84,27 @@ class RunDirectory:
             "pass another directory."
         )
 
-    def _is_known(self) -> bool:
-        """Whether the newest state is the one that was read or written here; if not, it is read.
-        It has to be of this run."""
-        if bool(self._state) and self._processes.gather(self._states.is_newest()).all():
-            return True
-        number = self._newest()
-        self._state = {"fingerprint": self._fingerprint, "reached": 0, "position": None, "ys": []}
-        self._files.clear()
-        if number:
-            state = self._states.read_state(number)
-            self._check(state["fingerprint"], self._fingerprint)
-            self._check(state, {"version of the schedule": SCHEDULE})
-            self._states.go_on(number, state)
-            self._state = state
-        self._unlock_if_over()
-        return False
-
-    def _newest(self) -> int:
-        """The number of the newest state that all processes have; 0 if there is none."""
+    def _read_newest(self) -> None:
+        """Read the newest state that all processes have. It has to be of this run."""
         own = self._states.newest()
         found = self._processes.gather(own)
-        common = int(found.min())
-        is_lost = common < 0 or (common == 0 and found.max() > 1)
-        has_common = common in (0, own) or self._states.is_whole(common)
+        number = int(found.min())
+        is_lost = number < 0 or (number == 0 and found.max() > 1)
+        has_common = number in (0, own) or self._states.is_whole(number)
         if is_lost or not self._processes.gather(has_common).all():
             raise DamagedError(
                 f"Every state in the directory {self._path} is damaged, or missing in one of its "
                 "processes. Nothing was changed. Remove the directory, or pass another one, to "
                 "begin again."
             )
-        return common
+        self._state = {"fingerprint": self._fingerprint, "position": None, "ys": [], "xs": []}
+        if number:
+            state = self._states.read_state(number)
+            self._check(state["fingerprint"], self._fingerprint)
+            self._check(state, _versions())
+            self._states.go_on(number, state)
+            self._state = state
+        self._unlock_if_over()
 
     def _differ(self, saved: dict[str, Any], ours: dict[str, Any]) -> list[str]:
         """What is not the same in all of the processes."""
@@ -128,86 +121,31 @@ class RunDirectory:
                 "with that run, or pass another directory to begin a new one."
             )
 
-    # What the newest state has
+    # Where a run goes on
 
-    @property
-    def reached(self) -> int:
-        """The steps that the sweep has taken, which is the reverse sweep if there is a final
-        carry."""
-        return self._state["reached"]
-
-    @property
-    def plan(self) -> Any:
-        """The plan of the run; `None` of one that begins."""
-        saved = self._state.get("plan")
-        if saved is None:
-            return None
-        kind, fields, storage = saved
-        if storage is not None:
-            place = {"directory": self._path} if storage[0] == "Disk" else {}
-            fields = fields | {"storage": _STORAGES[storage[0]](**storage[1], **place)}
-        return _PLANS[kind](**fields)
-
-    def begin(self, problem: Problem) -> Problem:
-        """The run is of this problem. Checkpoints on disk are then in files of the directory, and
-        not written again."""
-
-        def keep_here(storage: Storage | None, values: Values) -> Checkpoint:
-            if not isinstance(storage, Disk):
-                return keep(storage, values)
-            return self._checkpoint(self._write(values), storage)
-
-        self._carry = Placed.of(problem.operands.carry)
-        self._restart = Placed.of(pick(problem.operands.carry, problem.restart))
-        self._problem = problem = problem._replace(keep=keep_here)
-        plan = problem.plan
-        storage = getattr(plan, "storage", None)
-        fields = {k: v for k, v in asdict(plan).items() if k != "storage"}
-        own = {k: v for k, v in asdict(storage).items() if k != "directory"} if storage else {}
-        self._plan = [type(plan).__name__, fields, storage and [type(storage).__name__, own]]
-        self._state |= {"plan": self._plan, "version of the schedule": SCHEDULE}
-        return problem
+    def begin(self, ys: Rows) -> Problem:
+        """The problem with the plan of the run, once the ys so far are filled in, if they are
+        kept."""
+        saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
+        self._state |= _versions()
+        self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
+        self._restore(ys, self._state["ys"])
+        return self._problem
 
     def position(self) -> Position:
         """Where the run goes on."""
-        saved, problem = self._state["position"], self._problem
+        saved = self._state["position"]
         if saved is None:
-            return Position(carry=problem.operands.carry)
-        carry = saved["carry"]
+            return Position(carry=self._problem.operands.carry)
         held = {
-            name: self._checkpoint(file, problem.storage_of(name))
+            name: self._checkpoint(file, self._problem.storage_of(name))
             for name, file in saved["held"].items()
         }
-        carry = carry and self._carry.on_device(self._states.read(carry))
-        return Position(**saved | {"carry": carry, "held": held})
+        return Position(**saved | {"carry": self._read(saved["carry"], self._carry), "held": held})
 
     def final(self) -> Values | None:
         """The final carry of a run whose forward sweep is over."""
-        file = self._state.get("final")
-        return None if file is None else self._carry.on_device(self._states.read(file))
-
-    # The forward sweep
-
-    def restore_ys(self, ys: Arriving) -> None:
-        """Fill in the ys so far, if they are kept."""
-        self._restore(ys, self._state["ys"], self._entries)
-
-    def save_forward(self, position: Position, ys: Arriving, reached: int) -> None:
-        """A state in the forward sweep, after so many steps."""
-        kept = self._rows(ys, self._state["ys"], reached, self._entries)
-        self._save(reached=reached, position=self._position(position), ys=kept)
-
-    def finish_forward(self, position: Position | None, ys: Arriving, final: Values) -> None:
-        """The state after the forward sweep, which is the end if there is no position."""
-        self._save(
-            reached=0,
-            position=position and self._position(position),
-            ys=self._rows(ys, self._state["ys"], self._problem.length, self._entries),
-            final=self._write(final),
-            is_over=position is None,
-        )
-
-    # The reverse sweep
+        return self._read(self._state.get("final"), self._carry)
 
     @property
     def is_over(self) -> bool:
@@ -218,35 +156,52 @@ class RunDirectory:
         another run if it `is_first` that they are given, or if another call has begun again."""
         ours = {"cotangents of the results": of_operands([*cotangents.carry, *cotangents.ys])}
         given = self._state.get("given", ours)
-        is_ours = "final" in self._state and self._state["plan"] == self._plan
+        is_ours = "final" in self._state and self._state["plan"] == _saved_plan(self._problem.plan)
         if not is_ours or (not is_first and self._differ(given, ours)):
             return False
         self._check(given, ours)
         self._state["given"] = ours
-        carry, consts, xs = self._state.get("cotangents", (None, None, []))
-        self._restore(cotangents.xs, xs, self._reversed_entries)
-        if carry is not None:
-            for name, file in (("carry", carry), ("consts", consts)):
-                placed = Placed.of(getattr(cotangents, name))
-                setattr(cotangents, name, placed.on_device(self._states.read(file)))
+        if "cotangents" in self._state:
+            carry, consts = self._state["cotangents"]
+            cotangents.carry = self._read(carry, Placed.of(cotangents.carry)) or []
+            cotangents.consts = self._read(consts, Placed.of(cotangents.consts)) or []
+            self._restore(cotangents.xs, self._state["xs"])
         return True
-
-    def save_reverse(self, position: Position | None, cotangents: Cotangents, reached: int) -> None:
-        """A state in the reverse sweep, after so many steps; the end if there is no position."""
-        _, _, files = self._state.get("cotangents", (None, None, []))
-        carry, consts = map(self._write, (cotangents.carry, cotangents.consts))
-        xs = self._rows(cotangents.xs, files, reached, self._reversed_entries)
-        self._save(
-            reached=reached,
-            position=position and self._position(position),
-            cotangents=[carry, consts, xs],
-            is_over=position is None,
-        )
 
     # Files
 
-    def _save(self, **changed: Any) -> None:
-        state = self._state | changed
+    def keep(self, storage: Storage | None, values: Values) -> Checkpoint:
+        """A checkpoint. Those on disk are in files of the directory, and not written again."""
+        if not isinstance(storage, Disk):
+            return keep(storage, values)
+        return self._checkpoint(self._write(values), storage)
+
+    def save(
+        self,
+        position: Position,
+        to: Rows | Cotangents,
+        final: Values | None = None,
+        *,
+        is_over: bool = False,
+    ) -> None:
+        """Write a state: where a sweep is, and what it has computed; with the final carry, after
+        the forward sweep."""
+        for checkpoint in position.held.values():
+            if checkpoint.file is None:
+                checkpoint.file = self._states.write(checkpoint.on_host())
+        held = {name: checkpoint.file for name, checkpoint in position.held.items()}
+        carry = None if position.carry is None else self._write(position.carry)
+        state: dict[str, Any] = self._state | {
+            "position": vars(position) | {"carry": carry, "held": held}
+        }
+        state["is_over"] = is_over
+        if final is not None:
+            state["final"] = self._write(final)
+        if isinstance(to, Rows):
+            state["ys"] = self._with_new(state["ys"], to)
+        else:
+            state["cotangents"] = [self._write(to.carry), self._write(to.consts)]
+            state["xs"] = self._with_new(state["xs"], to.xs)
         self._processes.gather(0)  # all have written the state before
         self._states.save(state)
         self._state = state
@@ -259,51 +214,57 @@ class RunDirectory:
     def _write(self, values: Values) -> ArrayFile:
         return self._states.write(on_host(values))
 
-    def _position(self, position: Position) -> dict[str, Any]:
-        """A position, for a state."""
-        carry = position.carry and self._write(position.carry)
-        held = {name: self._file_of(kept) for name, kept in position.held.items()}
-        return vars(position) | {"carry": carry, "held": held}
-
-    def _file_of(self, checkpoint: Checkpoint) -> ArrayFile:
-        if checkpoint not in self._files:
-            self._files[checkpoint] = self._states.write(checkpoint.on_host())
-        return self._files[checkpoint]
+    def _read(self, file: ArrayFile | None, placed: Placed) -> Values | None:
+        return None if file is None else placed.on_device(self._states.read(file))
 
     def _checkpoint(self, file: ArrayFile, storage: Storage | None) -> Checkpoint:
         """A checkpoint in this storage, of a file of the directory."""
+        read = lambda: self._states.read(file)  # noqa: E731
+        on_device = lambda: self._restart.on_device(read())  # noqa: E731
         if isinstance(storage, Disk):
-            read = lambda: self._states.read(file)  # noqa: E731
-            checkpoint = on_disk(file["bytes"], read, self._restart)
-        else:
-            checkpoint = keep(storage, self._restart.on_device(self._states.read(file)))
-        self._files[checkpoint] = file
+            return Checkpoint("on disk", file["bytes"], on_device, read, file)
+        checkpoint = keep(storage, on_device())
+        checkpoint.file = file
         return checkpoint
 
-    def _entries(self, first: int, last: int) -> slice:
-        """The entries of the steps from `first` to before `last`."""
-        ends = self._problem.entry(first), self._problem.entry(last - 1)
-        return slice(min(ends), max(ends) + 1)
-
-    def _reversed_entries(self, first: int, last: int) -> slice:
-        n = self._problem.length
-        return self._entries(n - last, n - first)
-
-    def _rows(
-        self, rows: Arriving, files: RowFiles, steps: int, entries: Callable[[int, int], slice]
-    ) -> RowFiles:
-        """The files with the rows of so many steps; none if a function takes them."""
+    def _with_new(self, files: list[Any], rows: Rows) -> list[Any]:
+        """The files with rows, with one for those that are new; none if a function takes them."""
         rows.arrive()
-        first = files[-1][1] if files else 0
-        if not (isinstance(rows, Rows) and rows.arrays and first < steps):
+        if rows.new is None or not rows.arrays:
             return files
-        new = [array[entries(first, steps)] for array in rows.arrays]
-        return [*files, (first, steps, self._states.write(new))]
+        (first, last), rows.new = rows.new, None
+        file = self._states.write([array[first : last + 1] for array in rows.arrays])
+        return [*files, (first, last, file)]
 
-    def _restore(
-        self, rows: Arriving, files: RowFiles, entries: Callable[[int, int], slice]
-    ) -> None:
+    def _restore(self, rows: Rows, files: list[Any]) -> None:
         for first, last, file in files:
-            assert isinstance(rows, Rows)
             for array, new in zip(rows.arrays, self._states.read(file), strict=True):
-                array[entries(first, last)] = new
+                array[first : last + 1] = new
+
+
+def _versions() -> dict[str, int]:
+    return {"version of the schedule": SCHEDULE, "version of the layout": LAYOUT}
+
+
+def _saved_plan(plan: AnyPlan | None) -> Any:
+    """A plan, as JSON. Its storage on disk is the directory of the run."""
+    if plan is None:
+        return None
+    fields = asdict(plan)
+    if isinstance(plan.storage, Disk):
+        fields["storage"]["directory"] = None
+    return json.loads(json.dumps([type(plan).__name__, fields]))
+
+
+def _read_plan(saved: Any, directory: Path) -> AnyPlan | None:
+    """The plan that `_saved_plan` wrote."""
+    if saved is None:
+        return None
+    name, fields = saved
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    storage: Any = fields["storage"]
+    if storage is not None:
+        is_disk = "directory" in storage
+        own = storage | {"directory": directory} if is_disk else storage
+        fields["storage"] = (Disk if is_disk else HostMemory)(**own)
+    return {"Plan": Plan, "TwoLevelPlan": TwoLevelPlan}[name](**fields)

@@ -14,8 +14,8 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Hashable, Iterable, Iterator
-from functools import cache, partial
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -25,13 +25,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jax_revolve._compat import is_traced
-from jax_revolve.host.placement import on_host
-from jax_revolve.host.program import program
-
-Fingerprint = dict[str, str]
+from jax_revolve._compat import is_literal, is_traced
+from jax_revolve.host.arrays import on_host
 
 _OF_JAX = ("jax", "jaxlib", "jax_revolve")
+_CONTEXT = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _NOISE = re.compile(r"(?: at )?0x[0-9a-f]+|\x1b\[[0-9;]*m")
 """Addresses of objects, and colors."""
@@ -68,7 +66,9 @@ class Contents:
         if is_traced(value):
             return [repr(jax.typeof(value))]
         if isinstance(value, np.ndarray | np.generic | jax.Array):
-            return self._array(value)
+            if value.dtype == object:
+                return [value.shape, *map(self._of, np.ravel(value))]
+            return [*_type(value), digest_of_array(value)]
         if isinstance(value, tuple | list):
             return map(self._of, value)
         if isinstance(value, dict):
@@ -82,14 +82,12 @@ class Contents:
             return [value.co_code, value.co_names, value.co_varnames, value.co_flags, *consts]
         if isinstance(value, FunctionType):
             return self._function(value)
-        if isinstance(value, BuiltinFunctionType):
-            return [value.__qualname__, self._of(value.__self__, value.__qualname__)]
-        if isinstance(value, MethodType):
-            return [self._of(value.__func__), self._of(value.__self__, value.__qualname__)]
+        if isinstance(value, BuiltinFunctionType | MethodType):
+            function = getattr(value, "__func__", None)
+            name = value.__qualname__
+            return [name, self._of(function), self._of(value.__self__, name)]
         if isinstance(value, type):
             return self._class(value)
-        if isinstance(value, partial):
-            return map(self._of, (value.func, value.args, value.keywords))
         if isinstance(value, NamedSharding):
             return [repr(value), self._of(value.mesh)]
         if isinstance(value, Mesh):
@@ -100,28 +98,19 @@ class Contents:
             return [self._of(value.__wrapped__)]
         return self._pickled(value)
 
-    def _array(self, value: Any) -> Iterable[Hashable]:
-        if value.dtype == object:
-            return [value.shape, *map(self._of, value.flat)]
-        return [*_type(value), digest_of_array(value)]
-
     def _function(self, function: FunctionType) -> Iterable[Hashable]:
         name, package = function.__qualname__, _package_of(function)
         if package in _OF_JAX:
             return [name, *map(self._of, _held(function))]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        parts: list[Hashable] = [
-            self._of(value, f"{name}, {of}")
-            for of, value in [
-                *((of, cell.cell_contents) for of, cell in cells if _is_set(cell)),
-                ("its defaults", (function.__defaults__, function.__kwdefaults__)),
-            ]
-        ]
+        used = [(of, cell.cell_contents) for of, cell in cells if _is_set(cell)]
+        used.append(("its defaults", (function.__defaults__, function.__kwdefaults__)))
         if _is_installed(function.__code__.co_filename):
-            return [name, package, _version_of(package), *parts]
-        used = _globals(function.__code__, function.__globals__)
-        parts += [(of, self._of(value, f"{name}, {of}")) for of, value in used]
-        return [self._of(function.__code__), *parts]
+            parts = [name, package, _version_of(package)]
+        else:
+            parts = [self._of(function.__code__)]
+            used += _globals(function.__code__, function.__globals__)
+        return [*parts, *((of, self._of(value, f"{name}, {of}")) for of, value in used)]
 
     def _class(self, value: type) -> Iterable[Hashable]:
         file = getattr(sys.modules.get(value.__module__), "__file__", None)
@@ -149,6 +138,36 @@ class Contents:
         if isinstance(reduced, str):
             return [type(value).__module__, reduced]
         return [self._of(list(x) if isinstance(x, Iterator) else x) for x in reduced]
+
+
+def program(jaxpr: Any, part: Callable[[Any], Hashable], *, results_only: bool = False) -> Hashable:
+    """A jaxpr, open or closed, with its variables as numbers and everything else as `part` says;
+    perhaps without equations that have no results, such as `jax.debug.callback`."""
+    numbers: dict[Any, int] = {}
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+
+    def use(atom: Any) -> Hashable:
+        return (part(atom.aval), part(atom.val)) if is_literal(atom) else numbers[atom]
+
+    def define(variables: Any) -> Hashable:
+        return tuple((numbers.setdefault(v, len(numbers)), part(v.aval)) for v in variables)
+
+    return (
+        define([*inner.constvars, *inner.invars]),
+        tuple(map(part, getattr(jaxpr, "consts", ()))),
+        tuple(
+            (
+                part(eqn.primitive),
+                tuple(map(use, eqn.invars)),
+                tuple((name, part(value)) for name, value in sorted(eqn.params.items())),
+                tuple(part(getattr(eqn.ctx, name, None)) for name in _CONTEXT),
+                define(eqn.outvars),
+            )
+            for eqn in inner.eqns
+            if eqn.outvars or not results_only
+        ),
+        tuple(map(use, inner.outvars)),
+    )
 
 
 def digest_of_array(value: Any) -> str:

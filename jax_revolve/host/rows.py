@@ -1,4 +1,4 @@
-"""One row for each step, in the host's memory: ys, and the cotangents of xs."""
+"""One row for each step: slices of the xs on their way to the device, and rows from it."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,20 +7,95 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_revolve._compat import AbstractValue
-from jax_revolve.host.placement import Values, replicated
+from jax_revolve.host.arrays import Values, is_key, replicated
 from jax_revolve.storage.stores import data_of, from_data
 
 IN_FLIGHT = 3
 """The rows that may be on their way from the device while steps go on."""
 
 
-class Arriving:
-    """Rows on their way from the device. They arrive in the order in which they were put."""
+def slices_of(arrays: Values) -> Callable[[int], Values]:
+    """A function from an entry to the slice of each array. Arrays on the device are sliced there; a
+    NumPy array stays in the host's memory, and a step gets its slice. `None` stays `None`."""
+    on_device = [x if isinstance(x, jax.Array) else None for x in arrays]
+    is_any = any(x is not None for x in on_device)
 
-    def __init__(self) -> None:
+    def slices(entry: int) -> Values:
+        rows = _slices(on_device, np.int32(entry)) if is_any else on_device
+        return [
+            row if x is None or isinstance(x, jax.Array) else np.asarray(x)[entry, ...]
+            for row, x in zip(rows, arrays, strict=True)
+        ]
+
+    return slices
+
+
+@jax.jit
+def _slices(arrays: Values, entry: Any) -> Values:
+    return [
+        None if x is None else lax.dynamic_index_in_dim(x, entry, keepdims=False) for x in arrays
+    ]
+
+
+class Fetched:
+    """Slices that a function returns. NumPy arrays are copied, so that the function may fill and
+    return one buffer each time."""
+
+    def __init__(self, function: Callable[[int], Any], first: int) -> None:
+        """The function is called for entry `first`, as the example of all others."""
+        self.function = function
+        self.example, *self._type = _flat(function(first))
+        self.tree = self._type[0]
+        self._known = {first: self.example}
+
+    def __call__(self, entry: int) -> Values:
+        if entry in self._known:  # the first of the forward sweep
+            return self._known.pop(entry)
+        leaves, *type_ = _flat(self.function(entry))
+        if type_ != self._type:
+            raise TypeError(
+                f"xs({entry}) must have the structure, the shapes and the dtypes of the first "
+                f"slice, {_text(*self._type)}, but has {_text(*type_)}."
+            )
+        return leaves
+
+
+def _flat(value: Any) -> tuple[Values, Any, list[Any]]:
+    """Leaves as arrays, their structure, and their types."""
+    leaves, tree = jax.tree.flatten(value)
+    leaves = [x if isinstance(x, jax.Array) else np.array(x) for x in leaves]
+    return leaves, tree, [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves]
+
+
+def _text(tree: Any, types: list[Any]) -> str:
+    named = [f"{dtype}{list(shape)}" for shape, dtype in types]
+    return str(jax.tree.unflatten(tree, named))
+
+
+class Rows:
+    """Rows on their way from the device: ys, and cotangents of xs. They arrive in the order in
+    which they were put. They are kept as NumPy arrays, and PRNG keys on the device, unless a
+    function takes them."""
+
+    def __init__(
+        self,
+        length: int,
+        types: list[AbstractValue],
+        take: Callable[[int, Values], None] | None = None,
+    ) -> None:
+        """Rows of these types."""
         self._coming: deque[tuple[int, Values]] = deque()
+        self._take = self._keep if take is None else take
+        self._types = [t.update(shape=(length, *t.shape)) for t in types if take is None]
+        like = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in self._types]
+        data = [jax.eval_shape(data_of, t) for t in like]
+        self.arrays = [np.empty(t.shape, t.dtype) for t in data]
+        """The data of the rows that have arrived."""
+        self.new: tuple[int, int] | None = None
+        """The least and the greatest entry that arrived since this was reset."""
 
     def put(self, at: int, leaves: Values) -> None:
         """A row, which arrives later."""
@@ -28,58 +103,22 @@ class Arriving:
         for leaf in map(data_of, leaves):
             leaf.copy_to_host_async()
         self._coming.append((at, leaves))
-        while len(self._coming) > IN_FLIGHT:
-            self._arrived(*self._coming.popleft())
+        self.arrive(but=IN_FLIGHT)
 
-    def arrive(self) -> None:
-        """Wait for all rows."""
-        while self._coming:
-            self._arrived(*self._coming.popleft())
+    def arrive(self, *, but: int = 0) -> None:
+        """Wait for all rows but the last few."""
+        while len(self._coming) > but:
+            at, leaves = self._coming.popleft()
+            self._take(at, [x if is_key(x) else np.asarray(x) for x in leaves])
+
+    def _keep(self, at: int, leaves: Values) -> None:
+        for array, leaf in zip(self.arrays, leaves, strict=True):
+            array[at] = data_of(leaf)
+        first, last = self.new or (at, at)
+        self.new = min(first, at), max(last, at)
 
     def result(self) -> Values:
-        """What is kept of all rows."""
+        """All rows that are kept."""
         self.arrive()
-        return self._kept()
-
-    def _kept(self) -> Values:
-        raise NotImplementedError
-
-    def _arrived(self, at: int, leaves: Values) -> None:
-        raise NotImplementedError
-
-
-class Rows(Arriving):
-    """Rows of these types that are kept, as NumPy arrays, and PRNG keys on the device."""
-
-    def __init__(self, length: int, types: list[AbstractValue]) -> None:
-        super().__init__()
-        self._types = [t.update(shape=(length, *t.shape)) for t in types]
-        like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
-        self.arrays = [np.empty((length, *t.shape), t.dtype) for t in like]
-        """The data of the rows that have arrived."""
-
-    def _kept(self) -> Values:
         pairs = zip(self.arrays, self._types, strict=True)
-        return [from_data(jnp.asarray(x), t) if _is_key(t) else x for x, t in pairs]
-
-    def _arrived(self, at: int, leaves: Values) -> None:
-        for array, leaf in zip(self.arrays, leaves, strict=True):
-            array[at] = np.asarray(data_of(leaf))
-
-
-class Consumed(Arriving):
-    """Rows that a function takes."""
-
-    def __init__(self, consume: Callable[[int, Values], None]) -> None:
-        super().__init__()
-        self._consume = consume
-
-    def _kept(self) -> Values:
-        return []
-
-    def _arrived(self, at: int, leaves: Values) -> None:
-        self._consume(at, [x if _is_key(x) else np.asarray(x) for x in leaves])
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return [from_data(jnp.asarray(x), t) if is_key(t) else x for x, t in pairs]

@@ -1,204 +1,123 @@
-"""The two sweeps: the actions of a plan, run by Python."""
+"""A run: its forward sweep, and the reverse sweep of each pullback, with or without a directory."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any
 
-from jax_revolve.host.inputs import Fetch, Inputs, slices_of
-from jax_revolve.host.levels import Checkpoint
-from jax_revolve.host.placement import Values
-from jax_revolve.host.rows import Arriving, Rows
-from jax_revolve.host.step import CompiledStep
-from jax_revolve.host.watch import Watch
-from jax_revolve.progress.listener import FORWARD, REVERSE
-from jax_revolve.schedule.actions import (
-    Action,
-    Advance,
-    Free,
-    Load,
-    Read,
-    Store,
-    Tape,
-    Write,
-)
-from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Mask
+import jax
+from jax import lax
+
+from jax_revolve._compat import is_zero, tangent_type, zeros
+from jax_revolve.host.arrays import Values, keep, put, sharding_of
+from jax_revolve.host.directory import RunDirectory
+from jax_revolve.host.position import Cotangents, Position, sweep
+from jax_revolve.host.problem import Problem
+from jax_revolve.host.rows import Rows
+from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.pullback import of_init
 
-_OF_SLOTS = Store | Load | Free
-
-Save = Callable[[int], None]
-"""Saves the run between two steps, if it has a directory: after so many steps of the sweep."""
-
-
-@dataclass
-class Position:
-    """How far a sweep is, and what it holds: the number of actions that are done, of the steps of
-    the next one that are, and of evaluations so far, the current carry, and the checkpoints."""
-
-    actions: int = 0
-    steps: int = 0
-    evaluations: int = 0
-    carry: Values | None = None
-    held: dict[str, Checkpoint] = field(default_factory=dict)
-
-    def text(self, evaluations: int) -> str:
-        """The evaluations, of so many, and the bytes of the checkpoints on each level."""
-        sizes = dict[str, int]()
-        for _, checkpoint in sorted(self.held.items()):
-            sizes[checkpoint.level] = sizes.get(checkpoint.level, 0) + checkpoint.nbytes
-        levels = [f"{readable(size)} {level}" for level, size in sizes.items()]
-        return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
+Results = tuple[Values, Values]
+"""The final carry, and the ys."""
 
 
-@dataclass(frozen=True)
-class ForwardOnly:
-    """The plan of a loop that is not differentiated."""
+@dataclass(eq=False)
+class Run:
+    """A run whose forward sweep is over.
 
-    length: int
+    The first pullback uses up what is `left`, so that the device holds no more than the plan says.
+    Another one goes on where the directory says, or runs the forward sweep again.
+    """
 
-    @property
-    def evaluations(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[Action]:
-        yield Advance(0, self.length)
-
-
-class Problem(NamedTuple):
-    """What both sweeps know of a loop."""
-
-    step: CompiledStep
-    length: int
-    plan: AnyPlan | ForwardOnly
-    restart: Mask
-    """The leaves of the carry that a checkpoint holds."""
-    operands: Operands
-    fetch: Fetch
-    keep: Callable[[Storage | None, Values], Checkpoint]
-    entry: Callable[[int], int]
-    """The index in xs and ys of a step."""
+    problem: Problem
     watch: Watch
+    directory: RunDirectory | None
+    left: Position | None
+    is_pulled_back: bool = False
 
-    def storage_of(self, name: str) -> Storage | None:
-        """Where the checkpoint with this name is. One-level plans have all slots in their storage,
-        two-level plans have them on the device."""
-        is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
-        return None if is_slot else getattr(self.plan, "storage", None)
+    def pull_back(self, ct_carry: Values, ct_ys: Values) -> Operands:
+        """The cotangents of the operands, `None` for those that are not differentiated."""
+        problem, cotangents = self.problem, self._begin(ct_carry, ct_ys)
+        if self.directory is None or not self._pull_back_saved(self.directory, cotangents):
+            position, self.left = self.left, None
+            if position is None:
+                position = Position(carry=problem.operands.carry)
+                sweep(problem, position, Rows(0, [], lambda *_: None), self.watch, keep)
+                position.after_forward()
+            sweep(problem, position, cotangents, self.watch, keep)
+        return self._spread(cotangents)
 
-    def move(self, position: Position, action: Action) -> None:
-        """An action that runs no step."""
-        name = f"slot {action[0]}" if isinstance(action, _OF_SLOTS) else f"store {action[0]}"
-        if isinstance(action, Store | Write):
-            assert position.carry is not None
-            restart = pick(position.carry, self.restart)
-            position.held[name] = self.keep(self.storage_of(name), restart)
-        elif isinstance(action, Load | Read):
-            values = position.held[name].on_device()
-            position.carry = substitute(self.operands.carry, self.restart, values)
-        else:
-            del position.held[name]
-        position.actions += 1
+    def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
+        """The reverse sweep of a run that is saved, whose state is that of its first pullback:
+        returns false for a second one with other cotangents."""
+        with directory.running(self.watch) as is_known:
+            left, self.left = self.left if is_known else None, None
+            if not directory.begin_reverse(cotangents, is_first=not self.is_pulled_back):
+                return False
+            self.is_pulled_back = True
+            if not directory.is_over:
+                position = left or directory.position()
+                save = partial(directory.save, position, cotangents)
+                sweep(self.problem, position, cotangents, self.watch, directory.keep, save)
+                directory.save(position, cotangents, is_over=True)
+        return True
 
-    def inputs(self, position: Position, *, until_end: bool) -> Inputs:
-        """The slices of the steps from a position on, perhaps only in the forward sweep."""
+    def _begin(self, ct_carry: Values, ct_ys: Values) -> Cotangents:
+        problem, activity = self.problem, self.problem.step.activity
+        operands = problem.operands
+        if problem.call.consume is not None:  # what a function took has no cotangents
+            ct_ys = [None] * len(activity.ys)
+        xs = [x.update(shape=x.shape[1:]) for x in map(tangent_type, operands.xs)]
+        return Cotangents(
+            list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
+            list(map(_zeros_like, pick(operands.consts, activity.consts))),
+            Rows(problem.length, pick(xs, activity.xs[: len(xs)])),  # no function's
+            [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
+        )
 
-        def entries() -> Iterator[int]:
-            done = position.steps
-            for action in islice(self.plan, position.actions, None):
-                if isinstance(action, Advance | Tape):
-                    yield from map(self.entry, range(action.start + done, action.stop))
-                    if until_end and action.stop == self.length:
-                        return
-                    done = 0
-
-        return Inputs(self.fetch, entries())
-
-
-@dataclass
-class Cotangents:
-    """Cotangents so far: of the active carries, of the active consts, and rows of those of the
-    active xs; and those of all ys, `None` where they are zero."""
-
-    carry: Values
-    consts: Values
-    xs: Rows
-    ys: Values
-
-
-def run_forward(
-    problem: Problem, position: Position, ys: Arriving, save: Save, reached: int = 0
-) -> Values:
-    """The final carry, from a position on, which has taken `reached` steps. The position is then
-    where the reverse sweep begins."""
-    xs = problem.inputs(position, until_end=True)
-    describe = partial(position.text, problem.plan.evaluations)
-    problem.watch.begin(FORWARD, problem.length, reached, describe)
-    for action in islice(problem.plan, position.actions, None):
-        if not isinstance(action, Advance):
-            problem.move(position, action)
-            continue
-        for step in range(action.start + position.steps, action.stop):
-            ys.put(problem.entry(step), _advance(problem, position, xs.take()))
-            xs.look_ahead()
-            problem.watch.between_steps(step + 1, position.carry, save)
-        position.actions, position.steps = position.actions + 1, 0
-        if action.stop == problem.length:
-            break
-    problem.watch.finish()
-    assert position.carry is not None
-    return position.carry
+    def _spread(self, cotangents: Cotangents) -> Operands:
+        """The cotangents of all operands, `None` for those that are not differentiated."""
+        activity, operands = self.problem.step.activity, self.problem.operands
+        mask = activity.xs[: len(operands.xs)]
+        xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
+        spread = lambda mask, chosen: substitute([None] * len(mask), mask, chosen)  # noqa: E731
+        return Operands(
+            spread(activity.consts, cotangents.consts),
+            spread(activity.init, of_init(cotangents.carry, activity)),
+            spread(mask, list(xs)),
+        )
 
 
-def run_reverse(
-    problem: Problem, position: Position, cotangents: Cotangents, save: Save, reached: int = 0
-) -> None:
-    """The cotangents of the whole loop, from a position on, where `reached` steps are reversed."""
-    xs = problem.inputs(position, until_end=False)
-    describe = partial(position.text, problem.plan.evaluations)
-    problem.watch.begin(REVERSE, problem.length, reached, describe)
-    for action in islice(problem.plan, position.actions, None):
-        if isinstance(action, Advance):
-            for _ in range(action.start + position.steps, action.stop):
-                _advance(problem, position, xs.take())
-                xs.look_ahead()
-                problem.watch.between_steps(reached, position.carry, save)
-            position.actions, position.steps = position.actions + 1, 0
-        elif isinstance(action, Tape):
-            _pull(problem, position, cotangents, problem.entry(action.start), xs.take())
-            reached = problem.length - action.start
-            xs.look_ahead()
-            problem.watch.between_steps(reached, cotangents.carry, save)
-        else:
-            problem.move(position, action)
-    problem.watch.finish()
+def run_forward(problem: Problem) -> tuple[Results, Run]:
+    """The results, and what pulls cotangents back."""
+    call, ys = problem.call, problem.ys()
+    watch = Watch(call.listener, call.save_every)
+    if call.directory is None:
+        position = Position(carry=problem.operands.carry)
+        sweep(problem, position, ys, watch, keep)
+        final = position.after_forward()
+        return (final, ys.result()), Run(problem, watch, None, position)
+    processes = Processes([x for part in problem.operands for x in part])
+    directory = RunDirectory(Path(call.directory), problem, processes)
+    with directory.running(watch):
+        problem = directory.begin(ys)
+        final, position = directory.final(), directory.position()
+        if final is None:
+            save = partial(directory.save, position, ys)
+            sweep(problem, position, ys, watch, directory.keep, save)
+            final = position.after_forward()
+            directory.save(position, ys, final, is_over=problem.plan is None)
+    return (final, ys.result()), Run(problem, watch, directory, position)
 
 
-def _advance(problem: Problem, position: Position, x: Values) -> Values:
-    """One step, which gives a y."""
-    assert position.carry is not None
-    position.carry, y = problem.step.forward(problem.operands.consts, position.carry, x)
-    position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
-    return y
+def _like(cotangent: Any, value: Any) -> Any:
+    """A cotangent of a value, as those that the steps compute."""
+    if is_zero(cotangent):
+        return _zeros_like(value)
+    strong = lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype)
+    return put(strong, sharding_of(value))
 
 
-def _pull(
-    problem: Problem, position: Position, cotangents: Cotangents, entry: int, x: Values
-) -> None:
-    """Pull cotangents back through the step that the current carry enters."""
-    assert position.carry is not None
-    pulled = problem.step.pull(
-        Operands(problem.operands.consts, position.carry, x),
-        cotangents.carry,
-        slices_of(cotangents.ys, entry),
-        cotangents.consts,
-    )
-    cotangents.carry, cotangents.consts = pulled.carry, pulled.consts
-    if pulled.x:
-        cotangents.xs.put(entry, pulled.x)
-    position.carry, position.actions = None, position.actions + 1
-    position.evaluations += 1
+def _zeros_like(value: Any) -> Any:
+    return put(zeros(tangent_type(value)), sharding_of(value))

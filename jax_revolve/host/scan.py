@@ -11,9 +11,7 @@ import jax
 from jax import lax
 
 from jax_revolve.host.differentiable import run
-from jax_revolve.host.loop import HostLoop
-from jax_revolve.host.trace import trace
-from jax_revolve.host.watch import Watch
+from jax_revolve.host.problem import trace
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
@@ -128,16 +126,21 @@ def host_scan(
     _check(consume, directory, save_every, version)
     asked = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
     _check_plan(plan, storage if plan is None else plan.storage, directory)
-    traced = trace(f, init, xs, length, reverse)
-    if traced.length == 0:
+    call = trace(f, init, xs, length, reverse)
+    if call.length == 0:
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
-    chosen = asked.for_scan(traced.length)
-    watch = Watch(asked.listener, inf if directory is None else save_every)
-    loop = HostLoop(traced, chosen, consume, watch, directory, version)
-    carry, ys = run(loop, traced.operands)
-    carry = jax.tree.unflatten(traced.carry_tree, carry)
-    return carry, jax.tree.unflatten(traced.y_tree, ys) if consume is None else None
+    call = call._replace(
+        plan=asked.for_scan(call.length),
+        consume=consume,
+        listener=asked.listener,
+        directory=directory,
+        save_every=inf if directory is None else save_every,
+        version=version,
+    )
+    carry, ys = run(call)
+    carry = jax.tree.unflatten(call.carry_tree, carry)
+    return carry, jax.tree.unflatten(call.y_tree, ys) if consume is None else None
 
 
 def _check(consume: object, directory: object, save_every: Any, version: object) -> None:

@@ -1,12 +1,13 @@
 """The step as compiled programs: forward, and pulled back."""
 
-from threading import Lock
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from jax_revolve.host.placement import Values, sharding_of
-from jax_revolve.host.program import identity
+from jax_revolve.host.arrays import Values, sharding_of
+from jax_revolve.host.fingerprint import program
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.pullback import Cotangents, add, pull_back_step, zero_cotangents
@@ -20,37 +21,6 @@ class Pulled(NamedTuple):
     carry: Values
     x: Values
     consts: Values
-
-
-def compiled_step(
-    loop: Loop, operands: Operands, activity: Activity | None = None
-) -> "CompiledStep":
-    """The step of a loop with operands like these, which may have a single slice of the xs. A step
-    without activity has no pullback.
-
-    An earlier one is used again if it is the same program, so that an optimization compiles it
-    once, even if it makes another function `f` for each gradient.
-    """
-    placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
-    types = tuple(jax.typeof(x) for part in operands for x in part)
-    counts = loop.num_consts, loop.num_carry, len(operands.xs)
-    key = (identity(loop.jaxpr), counts, placed, types, activity)
-    with _lock:
-        step = _known.pop(key, None)
-    if step is None:
-        step = CompiledStep(loop, operands, activity)
-    with _lock:
-        _known[key] = step
-        if len(_known) > MOST_KNOWN:
-            _known.pop(next(iter(_known)))
-    return step
-
-
-MOST_KNOWN = 16
-"""The compiled steps that are kept, those that were used last."""
-
-_known: dict[Any, "CompiledStep"] = {}
-_lock = Lock()
 
 
 class CompiledStep:
@@ -91,3 +61,46 @@ class CompiledStep:
         active = self.activity
         pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)
         return self._pull(inputs, *(zero_cotangents(*pair) for pair in pairs))
+
+
+MOST_KNOWN = 16
+"""The compiled steps that are kept, those that were used last."""
+
+_known: dict[Any, CompiledStep] = {}
+
+
+def compiled_step(loop: Loop, operands: Operands, activity: Activity | None = None) -> CompiledStep:
+    """The step of a loop with operands like these, which may have a single slice of the xs. A step
+    without activity has no pullback.
+
+    An earlier one is used again if it is the same program, so that an optimization compiles it
+    once, even if it makes another function `f` for each gradient.
+    """
+    placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
+    types = tuple(jax.typeof(x) for part in operands for x in part)
+    counts = loop.num_consts, loop.num_carry, len(operands.xs)
+    key = (program(loop.jaxpr, _identity), counts, placed, types, activity)
+    step = _known.pop(key, None) or CompiledStep(loop, operands, activity)
+    _known[key] = step
+    for oldest in list(_known)[:-MOST_KNOWN]:
+        _known.pop(oldest, None)
+    return step
+
+
+def _identity(value: Any) -> Hashable:
+    """A key that only values with the same meaning have while the step is kept, which keeps its
+    values. Those that cannot be compared have it only if they are one object, such as the functions
+    of two traces of a `custom_jvp` function."""
+    if hasattr(value, "eqns"):
+        return program(value, _identity)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(_identity, value))
+    if isinstance(value, dict):
+        return tuple((str(name), _identity(part)) for name, part in value.items())
+    if isinstance(value, float | complex | np.generic):  # 0.0 == -0.0, and NaN != NaN
+        return type(value), np.asarray(value).dtype, np.asarray(value).tobytes()
+    try:
+        hash(value)
+    except TypeError:
+        return "one object", id(value)
+    return type(value), value

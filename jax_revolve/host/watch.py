@@ -1,15 +1,17 @@
-"""What happens between two steps: progress, saving, and interrupts."""
+"""What happens between two steps: progress, saving, interrupts, and what processes agree on."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_revolve.host.processes import Processes
+from jax_revolve.host.arrays import moved
 from jax_revolve.progress.listener import Listener
 
 STEPS_AHEAD = 16
@@ -18,8 +20,29 @@ STEPS_AHEAD = 16
 SECONDS_AHEAD = 0.1
 """The least time between two reports, and the longest that Python may be ahead."""
 
-SECONDS_APART = 1.0
-"""About the time between two decisions of several processes."""
+
+class Processes:
+    """Those whose devices hold the operands of a loop, which run it together."""
+
+    def __init__(self, operands: Iterable[Any]) -> None:
+        arrays = [x for x in operands if isinstance(x, jax.Array) and not x.is_fully_addressable]
+        devices = set[Any]().union(*(x.sharding.device_set for x in arrays))
+        self._devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+        ranks = [device.process_index for device in self._devices]
+        self._first = [i for i, rank in enumerate(ranks) if rank not in ranks[:i]]
+        self.count = max(len(self._first), 1)
+        self.index = len({rank for rank in ranks if rank < jax.process_index()})
+
+    def gather(self, *numbers: int) -> np.ndarray:
+        """The numbers of each process, in rows, once all processes have called this."""
+        row = np.array([numbers], np.int32)
+        if self.count == 1:
+            return row
+        mesh = Mesh(np.array(self._devices), ("device",))
+        each, same = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("device", None))
+        shape = (len(self._devices), len(numbers))
+        rows = jax.make_array_from_callback(shape, each, lambda _: row)
+        return np.asarray(moved(same)(rows))[self._first]
 
 
 class Watch:
@@ -29,20 +52,18 @@ class Watch:
     def __init__(self, listener: Listener | None, save_every: float) -> None:
         """`save_every` is infinite for a run that is not saved."""
         self._listener, self._save_every = listener, save_every
-        self._saved = self._met = time.monotonic()
-        self._is_interrupted, self._note = False, ""
-        self._processes, self._until, self._apart = Processes(()), 1, 1
+        self._saved = time.monotonic()
+        self._processes, self._is_interrupted, self._note = Processes(()), False, ""
 
     def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
         """A sweep of `total` steps begins, or goes on after `steps` of them. `describe` tells more
         about its progress."""
         self._sweep, self._total, self._describe = sweep, total, describe
         self._ahead, self._looked = 0, time.monotonic()
-        self._report(0)
-        if steps:
-            self._report(steps)
+        for reached in sorted({0, steps}):
+            self._report(reached)
 
-    def between_steps(self, steps: int, values: Any, save: Callable[[int], None]) -> None:
+    def between_steps(self, steps: int, values: Any, save: Callable[[], None]) -> None:
         """`steps` steps of the sweep have been taken, the last of which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
@@ -56,26 +77,15 @@ class Watch:
             self._looked = now
             self._report(steps)
         if is_due:
-            save(steps)
+            save()
             self._saved = time.monotonic()
         if is_last:
             raise self._interrupt()
 
     def _decided(self, now: float) -> tuple[bool, bool]:
-        """Whether to save, and whether to end then. Several processes decide together, between the
-        same steps, about once a second."""
+        """Whether to save, and whether to end then, which several processes decide together."""
         is_due = self._is_interrupted or now - self._saved >= self._save_every
-        if self._processes.count == 1:
-            return is_due, self._is_interrupted
-        self._until -= 1
-        if self._until > 0:
-            return False, False
-        rate = self._apart / max(now - self._met, 1e-6)
-        apart = int(rate * min(SECONDS_APART, self._save_every))
-        apart = min(max(apart, 1), 2 * self._apart)
-        found = self._processes.gather(is_due, self._is_interrupted, apart)
-        self._until = self._apart = int(found[0, 2])
-        self._met = time.monotonic()
+        found = self._processes.gather(is_due, self._is_interrupted)
         return bool(found[:, 0].any()), bool(found[:, 1].any())
 
     def finish(self) -> None:

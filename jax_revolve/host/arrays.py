@@ -1,12 +1,13 @@
-"""Where values are: their shardings, and their data in the host's memory.
+"""Where values are: their shardings, their data in the host's memory, and checkpoints of them.
 
 A process has the data of the shards on its own devices. Where a sharding spans several processes,
 each of them writes and reads its own shards.
 """
 
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_revolve._compat import AbstractValue, with_weak_type
+from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.storage import files
 from jax_revolve.storage.stores import data_of, from_data
 
 Values = list[Any]
@@ -35,7 +38,7 @@ def put(value: Any, sharding: Any) -> Any:
     if sharding is None:
         return jnp.asarray(value)
     if not getattr(value, "is_fully_addressable", True):
-        return _moved(sharding)(value)
+        return moved(sharding)(value)
     data = np.asarray(data_of(value))
     array = jax.make_array_from_callback(data.shape, sharding, data.__getitem__)
     return _of_type(array, jax.typeof(value), sharding)
@@ -57,11 +60,11 @@ def replicated(value: Any) -> Any:
     if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
         return value
     assert isinstance(value.sharding, NamedSharding)
-    return _moved(NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
+    return moved(NamedSharding(value.sharding.mesh, PartitionSpec()))(value)
 
 
 @lru_cache(maxsize=64)
-def _moved(sharding: Any) -> Any:
+def moved(sharding: Any) -> Any:
     """A function that gives an array this sharding, which may span processes."""
     return jax.jit(lambda x: x, out_shardings=sharding)
 
@@ -69,6 +72,18 @@ def _moved(sharding: Any) -> Any:
 def on_host(values: Iterable[Any]) -> list[np.ndarray]:
     """The data of this process, in dtypes of NumPy: each value, or each of its shards."""
     return [np.asarray(data_of(part)) for value in values for part in _parts(value)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """The value, or its shards on the devices of this process, each once."""
+    if sharding_of(value) is None:
+        return [value]
+    shards = {_index(s.index, value.shape): s.data for s in value.addressable_shards}
+    return [shards[index] for index in sorted(shards)]
+
+
+def _index(slices: Any, shape: tuple[int, ...]) -> Index:
+    return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
 
 
 @dataclass(eq=False)
@@ -91,34 +106,57 @@ class Placed:
 
 def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
     if sharding is None:
-        value = jnp.asarray(next(data))
-    elif sharding.is_fully_addressable:
-        value = jax.device_put(next(data), sharding)
-    else:
-        slices = sharding.addressable_devices_indices_map(type_.shape).values()
-        parts = {index: next(data) for index in sorted({_index(s, type_.shape) for s in slices})}
-        inner = next(iter(parts.values())).shape[len(type_.shape) :]  # the words of a PRNG key
-        value = jax.make_array_from_callback(
-            type_.shape + inner, sharding, lambda index: parts[_index(index, type_.shape)]
-        )
+        return _of_type(jnp.asarray(next(data)), type_, None)
+    slices = sharding.addressable_devices_indices_map(type_.shape).values()
+    parts = {index: next(data) for index in sorted({_index(s, type_.shape) for s in slices})}
+    inner = next(iter(parts.values())).shape[len(type_.shape) :]  # the words of a PRNG key
+    value = jax.make_array_from_callback(
+        type_.shape + inner, sharding, lambda index: parts[_index(index, type_.shape)]
+    )
     return _of_type(value, type_, sharding)
 
 
 def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
     """The value with these data. A value of another type would be compiled again."""
-    if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
+    if not is_key(type_):
         return with_weak_type(data, type_)
     keys = from_data(data, type_)
-    return keys if sharding is None else _moved(sharding)(keys)
+    return keys if sharding is None else moved(sharding)(keys)
 
 
-def _parts(value: Any) -> list[Any]:
-    """The value, or its shards on the devices of this process, each once."""
-    if not isinstance(value, jax.Array) or value.is_fully_addressable:
-        return [value]
-    shards = {_index(s.index, value.shape): s.data for s in value.addressable_shards}
-    return [shards[index] for index in sorted(shards)]
+def is_key(value: Any) -> bool:
+    """Whether a value or a type is of PRNG keys."""
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def _index(slices: Any, shape: tuple[int, ...]) -> Index:
-    return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
+@dataclass(eq=False)
+class Checkpoint:
+    """The leaves of a carry that are needed to run steps again: where they are, their bytes there,
+    and how to get them on the device and in the host's memory. It lives as long as something refers
+    to it. So does its file, unless that is the `file` of a saved run.
+    """
+
+    level: str
+    nbytes: int
+    on_device: Callable[[], Values]
+    on_host: Callable[[], list[np.ndarray]]
+    file: Any = None
+
+
+def keep(storage: Storage | None, values: Values) -> Checkpoint:
+    """A checkpoint in this storage; on the device without one, as the arrays themselves, which no
+    step changes."""
+    if storage is None:
+        nbytes = sum(x.nbytes for x in values)
+        return Checkpoint("on the device", nbytes, lambda: values, partial(on_host, values))
+    data, placed = on_host(values), Placed.of(values)
+    nbytes = sum(x.nbytes for x in data)
+    if not isinstance(storage, Disk):
+        return Checkpoint("in host memory", nbytes, lambda: placed.on_device(data), lambda: data)
+    directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
+    first, second, number = files.write_file(directory, data).tolist()
+    ticket = first, second, number
+    read = partial(files.read_file, directory, ticket, like, is_last=False)
+    checkpoint = Checkpoint("on disk", nbytes, lambda: placed.on_device(read()), read)
+    weakref.finalize(checkpoint, files.remove_file, directory, ticket)
+    return checkpoint

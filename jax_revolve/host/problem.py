@@ -1,0 +1,256 @@
+"""What is run: a function and its operands, by which steps and which plan.
+
+`trace` makes a `Call` of the arguments of `host_scan`. Each evaluation or differentiation of it is
+a `Problem`.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_revolve._compat import (
+    as_array,
+    callback_effects,
+    is_array_type,
+    results_in,
+    with_weak_type,
+    without_consts,
+    without_dead_code,
+)
+from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.host.arrays import Values
+from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
+from jax_revolve.host.rows import Fetched, Rows, slices_of
+from jax_revolve.host.step import CompiledStep, compiled_step
+from jax_revolve.progress.listener import Listener
+from jax_revolve.schedule.actions import Action, Advance, Tape
+from jax_revolve.schedule.arguments import check_integer
+from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.activity import Mask, find_activity
+from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve.step.restart import find_restart
+
+
+class Call(NamedTuple):
+    """A call of `host_scan`: its step, its operands, without xs if those are fetched, the
+    structures of the carry and of one y, and its options."""
+
+    loop: Loop
+    operands: Operands
+    length: int
+    fetched: Fetched | None
+    carry_tree: Any
+    y_tree: Any
+    plan: AnyPlan | Request | None = None
+    consume: Callable[[int, Any], None] | None = None
+    listener: Listener | None = None
+    directory: str | os.PathLike[str] | None = None
+    save_every: float = 0.0
+    version: str | int | None = None
+
+    def value(self, operands: Operands) -> "Problem":
+        """The call with operands that are not differentiated: one sweep, which keeps nothing."""
+        step = compiled_step(self.loop, operands._replace(xs=[]))
+        return Problem(self, operands, step, (True,) * len(operands.carry), None, "value")
+
+    def gradient(self, operands: Operands, differentiated: Operands) -> "Problem":
+        """The call with operands of which some are differentiated."""
+        loop, one = self.loop, self._one_slice(operands)
+        if self.fetched is not None:
+            differentiated = differentiated._replace(xs=[False] * len(one.xs))
+        activity = find_activity(loop, [flag for part in differentiated for flag in part])
+        needed = find_restart(loop, activity, one)
+        carry, _ = loop.results(results_in(loop.jaxpr))
+        is_changed = [result.input != loop.num_consts + i for i, result in enumerate(carry)]
+        restart = tuple(n and c for n, c in zip(needed, is_changed, strict=True))
+        plan = self.plan
+        if isinstance(plan, Request):
+            sizes = sizes_of(loop, activity, needed, one)
+            # All residuals of a step are there at once, and cotangents of weights are added up.
+            uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
+            none = {"weights": 0, "again": 0, "again_work": 0.0, "factors": 0}
+            plan = plan.resolve(sizes._replace(residuals=uncut, **none))
+        step = compiled_step(loop, one, activity)
+        return Problem(self, operands, step, restart, plan, f"gradient {differentiated} {restart}")
+
+    def _one_slice(self, operands: Operands) -> Operands:
+        """The operands with a single slice of the xs, those that are fetched included."""
+        if self.fetched is None:
+            return operands._replace(xs=[x[:1] for x in operands.xs])
+        return operands._replace(xs=[x[None] for x in self.fetched.example])
+
+
+class Problem(NamedTuple):
+    """What is run, from a `Position` on: a call with its operands, and by which plan."""
+
+    call: Call
+    operands: Operands
+    step: CompiledStep
+    restart: Mask
+    """The leaves of the carry that a checkpoint holds."""
+    plan: AnyPlan | None
+    """None for a loop that is not differentiated."""
+    derivatives: str
+    """Which derivatives are taken, for the fingerprint."""
+
+    @property
+    def length(self) -> int:
+        """The number of steps."""
+        return self.call.length
+
+    @property
+    def evaluations(self) -> int:
+        """The steps that are run, those that run again included."""
+        return self.length if self.plan is None else self.plan.evaluations
+
+    def actions(self, first: int) -> Iterator[Action]:
+        """The actions of the plan, from this one on."""
+        plan = [Advance(0, self.length)] if self.plan is None else self.plan
+        return islice(plan, first, None)
+
+    def entry(self, step: int) -> int:
+        """The index in xs and ys of a step."""
+        return self.length - 1 - step if self.call.loop.reverse else step
+
+    def slices(self, actions: int, steps: int, *, until_end: bool) -> Iterator[Values]:
+        """The slices of the xs for the steps that follow so many actions and steps, perhaps only in
+        the forward sweep."""
+        fetch = self.call.fetched or slices_of(self.operands.xs)
+        for action in self.actions(actions):
+            if isinstance(action, Advance | Tape):
+                yield from map(fetch, map(self.entry, range(action.start + steps, action.stop)))
+                if until_end and action.stop == self.length:
+                    return
+                steps = 0
+
+    def storage_of(self, name: str) -> Storage | None:
+        """Where the checkpoint with this name is. One-level plans have all slots in their storage,
+        two-level plans have them on the device."""
+        is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
+        return None if is_slot else getattr(self.plan, "storage", None)
+
+    def ys(self) -> Rows:
+        """No ys yet."""
+        call, take = self.call, None
+        _, types = call.loop.results(call.loop.jaxpr.out_avals)
+        if (consume := call.consume) is not None:
+            take = lambda at, y: consume(at, jax.tree.unflatten(call.y_tree, y))  # noqa: E731
+        return Rows(self.length, types, take)
+
+    def fingerprint(self, processes: int) -> dict[str, str]:
+        """What has to be the same for a saved run to go on."""
+        call, operands, contents = self.call, self.operands, Contents(self.call.version)
+        plan, fetched = call.plan, call.fetched
+        assert plan is not None
+        if isinstance(plan.storage, Disk):  # which is the directory of the run
+            plan = replace(plan, storage=replace(plan.storage, directory=""))
+        return {
+            "step": contents.of("the step", *self.step.programs),
+            "inputs": of_operands([*operands.consts, *operands.carry, *operands.xs]),
+            "function for xs": contents.of("xs", fetched and fetched.function),
+            "slices of xs": of_operands(fetched.example if fetched else ()),
+            "derivatives": self.derivatives,
+            "options": repr((call.length, call.loop.reverse, call.consume is None, plan)),
+            "version": repr(call.version),
+            "versions of JAX or the devices": of_platform(processes),
+        }
+
+
+def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Call:
+    """Checks the arguments. Whatever `jax.lax.scan` rejects raises its own error."""
+    if not (callable(xs) and jax.tree.leaves(xs) == [xs]):
+        loop, operands, *trees = _trace(f, init, xs, length, reverse)
+        return Call(loop, operands, loop.steps, None, *trees)
+    allowed = "an int >= 1 where xs is a function"
+    length = check_integer("length", length, least=1, allowed=allowed)
+    fetched = Fetched(xs, length - 1 if reverse else 0)
+    one = jax.tree.unflatten(fetched.tree, [x[None] for x in fetched.example])
+    loop, operands, *trees = _trace(f, init, one, 1, reverse)
+    return Call(loop, operands._replace(xs=[]), length, fetched, *trees)
+
+
+def _trace(
+    f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool
+) -> tuple[Loop, Operands, Any, Any]:
+    """Traces `f`: once as `jax.lax.scan`, for its checks, its errors and its types, and once for a
+    jaxpr that returns each carry and each y, which that of `jax.lax.scan` may not."""
+    leaves, xs_tree = jax.tree.flatten(xs)
+    is_numpy = [isinstance(x, np.ndarray) for x in leaves]
+
+    def scan(in_memory: list[Any]) -> Any:
+        xs = jax.tree.unflatten(xs_tree, substitute(leaves, is_numpy, in_memory))
+        return lax.scan(f, init, xs, length, reverse)
+
+    # A NumPy array is an input here, because a constant would be read and copied whole.
+    in_memory = pick(leaves, is_numpy)
+    scanned, (carry_shape, y_shape) = jax.make_jaxpr(scan, return_shape=True)(in_memory)
+    carry_tree, y_tree = jax.tree.structure(carry_shape), jax.tree.structure(y_shape)
+    carry = list(map(_like, jax.tree.leaves(init), scanned.out_avals))
+
+    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = f(jax.tree.unflatten(carry_tree, carry), jax.tree.unflatten(xs_tree, x))
+        return jax.tree.leaves(results[0]), jax.tree.leaves(results[1])
+
+    closed, consts = without_consts(jax.make_jaxpr(step)(carry, list(map(_row_type, leaves))))
+    _check_effects(closed, consts)
+    loop = Loop(
+        jaxpr=without_dead_code(closed),
+        condition=None,
+        num_condition_consts=0,
+        num_consts=len(consts),
+        num_carry=len(carry),
+        length=int(leaves[0].shape[0] if length is None else length),
+        reverse=bool(reverse),
+        unroll=1,
+        output_types=tuple(scanned.out_avals),
+        body_effects=frozenset(),
+        plan=None,
+    )
+    consts = [as_array(_own(x)) for x in consts]
+    return loop, Operands(consts, carry, leaves), carry_tree, y_tree
+
+
+def _like(value: Any, aval: Any) -> Any:
+    """An initial carry as the array that `jax.lax.scan` makes of it."""
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        return value
+    return with_weak_type(jnp.asarray(_own(value), aval.dtype), aval)
+
+
+def _own(value: Any) -> Any:
+    """A copy of a NumPy array, which its owner may change while the loop runs."""
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def _row_type(x: Any) -> Any:
+    """The type of a slice of an array of xs."""
+    if isinstance(x, np.ndarray):
+        return jax.ShapeDtypeStruct(x.shape[1:], jax.dtypes.canonicalize_dtype(x.dtype))
+    if x.shape[0]:
+        return jax.eval_shape(lambda x: lax.index_in_dim(x, 0, keepdims=False), x)
+    return jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+
+
+def _check_effects(closed: Any, consts: list[Any]) -> None:
+    if not all(is_array_type(jax.typeof(x)) for x in consts):
+        raise NotImplementedError(
+            "host_scan does not support mutable array references in f: its reverse sweep runs "
+            "steps again, which would change the array again. Pass the array through the carry."
+        )
+    effects = closed.effects - callback_effects()
+    if effects:
+        names = ", ".join(sorted(map(str, effects)))
+        raise NotImplementedError(
+            f"host_scan does not support the effects of f ({names}): its reverse sweep, and a run "
+            "that is resumed, run steps again, which would repeat them. Pass consume=, which is "
+            "called in the forward sweep alone, or use jax.pure_callback or jax.debug.callback."
+        )
