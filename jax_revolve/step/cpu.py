@@ -1,7 +1,7 @@
 """What is here because of how XLA compiles for CPUs, and for no other reason.
 
-Each piece has a name for what it prevents. The environment variable `JAX_REVOLVE_WITHOUT` turns off those that it lists,
-separated by commas, so that anyone can try whether a new XLA still needs them.
+Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off those that it lists,
+separated by commas, so that anyone can try whether a new XLA still needs them. They prevent:
 
 - `branch`: a second thread for what one does in no time. Pays on a stencil in single steps.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
