@@ -85,14 +85,15 @@ class Reports:
         if not self.are_shown:
             return lax.fori_loop(start, stop, body, state)
         stop = lax.optimization_barrier(jnp.asarray(stop, jnp.int32))
-        start = vary_as(jnp.asarray(start, jnp.int32), stop)
+        total = jnp.asarray(self._total, jnp.int32)
+        start = vary_as(jnp.asarray(start, jnp.int32), stop, total)
 
         def step(counted: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
             i, state = counted
             return i + 1, body(i, state)
 
         i, state = lax.while_loop(lambda counted: counted[0] < stop, step, (start, state))
-        self.end(jnp.where(i < stop, i, self._total))
+        self.end(lax.select(i < stop, i, vary_as(total, i)))
         return state
 
     def _call_if(self, wanted: Any, function: Callable[[str, Any], None], steps: Number) -> None:
