@@ -57,7 +57,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         return lax.while_loop(lambda p: go_on(p, p[0][1]), step, progress), kept
 
     kept, numbers = keeping.begin(pick(init, steps.restart))
-    progress = (numbers, loop.holds(consts, init), init)
+    progress = (reports.begin(numbers), loop.holds(consts, init), init)
     progress, kept = lax.while_loop(
         lambda state: go_on(state[0], plan.length), store_and_advance, (progress, kept)
     )

@@ -67,6 +67,6 @@ def _run_while(loop: Loop, consts: list[Any], init: list[Any]) -> list[Any]:
         reports.before_step(count)
         return count + (1 if bound is not None else count < LARGEST), advance(carry)
 
-    count, carry = lax.while_loop(go_on, counted, (jnp.int32(0), init))
+    count, carry = lax.while_loop(go_on, counted, (reports.begin(jnp.int32(0)), init))
     reports.end(count)
     return carry

@@ -72,19 +72,21 @@ class Reports:
         least = min((self._least - 1).bit_length(), 30)
         return jnp.int32(1) << jnp.maximum(bits_of_steps - FRACTION.bit_length(), least)
 
+    def begin(self, numbers: jax.Array) -> jax.Array:
+        """The numbers that the sweep counts with, of which XLA must not know where they end: it
+        would report the end at any time, even before the beginning."""
+        return lax.optimization_barrier(numbers) if self.are_shown else numbers
+
     def end(self, steps: Number) -> None:
         """Report that the sweep is over, after so many steps, a number that its end computes."""
         if self._listener is not None:
             self._call_if(True, self._listener.finished, steps)
 
     def last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
-        """`lax.fori_loop`, with which a sweep of known length is over.
-
-        XLA must not know after how many iterations it ends. It would report the end at any time.
-        """
+        """`lax.fori_loop`, with which a sweep of known length is over."""
         if not self.are_shown:
             return lax.fori_loop(start, stop, body, state)
-        stop = lax.optimization_barrier(jnp.asarray(stop, jnp.int32))
+        stop = self.begin(jnp.asarray(stop, jnp.int32))
         total = jnp.asarray(self._total, jnp.int32)
         start = vary_as(jnp.asarray(start, jnp.int32), stop, total)
 
