@@ -88,14 +88,14 @@ FAULTS = [
     # The engines
     Fault(
         "the split on the device is one step late",
-        "rows.append([(low + offset, high - low) for low, offset, high in terms])",
-        "rows.append([(low + offset + 1, high - low) for low, offset, high in terms])",
+        "np.stack([shortest + offset, longest - shortest], axis=1)",
+        "np.stack([shortest + offset + 1, longest - shortest], axis=1)",
         "test_counts.py",
     ),
     Fault(
         "the reverse sweep restarts from the checkpoint below",
-        "stored = read(held.slots, jnp.maximum(held.slot(level) - 1, 0))",
-        "stored = read(held.slots, jnp.maximum(held.slot(level) - 2, 0))",
+        "stored = read_slot(held.slots, held.slot(level))",
+        "stored = read_slot(held.slots, held.slot(level) - 1)",
         PARITY + "tree-grad-plain",
     ),
     Fault(
@@ -205,8 +205,8 @@ FAULTS = [
     ),
     Fault(
         "a carry of the storage is dropped when it is first read",
-        "(*move, positions[move.store], last[move.store] == number)",
-        "(*move, positions[move.store], True)",
+        "np.column_stack([moves, positions[stores], is_last.astype(np.int32)])",
+        "np.column_stack([moves, positions[stores], np.ones_like(stores)])",
         "test_storage.py -k 'written_and_read'",
     ),
     Fault(

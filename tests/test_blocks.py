@@ -24,6 +24,7 @@ from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.actions import Advance, Tape
+from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -339,3 +340,16 @@ def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
     taped, kept, weight = (4 * width * n for n in (2 * batch * length, batch * 32, width))
     bytes_held = compiled(jax.grad(loss), w, h).memory_analysis().temp_size_in_bytes
     assert taped < bytes_held < taped + 2 * kept + 2 * weight
+
+
+def test_what_is_there_for_cpus_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One piece at a time, as for another platform; a name that is none is an error."""
+    monkeypatch.setenv(cpu.VARIABLE, "branch, carry")
+    assert [piece for piece in cpu.PIECES if not cpu.is_on(piece)] == ["branch", "carry"]
+    assert cpu.carry_in_slots()
+    monkeypatch.delenv(cpu.VARIABLE)
+    assert all(map(cpu.is_on, cpu.PIECES))
+    assert not cpu.carry_in_slots()
+    monkeypatch.setenv(cpu.VARIABLE, "brunch")
+    with pytest.raises(ValueError, match="must list some of branch, reads, turns, carry"):
+        cpu.is_on("branch")

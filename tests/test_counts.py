@@ -115,7 +115,7 @@ def test_f_is_traced_once() -> None:
 
 @pytest.mark.parametrize(
     ("options", "most"),
-    [({}, 9), ({"checkpoints": 4}, 9), ({"block_size": 5}, 9), ({"memory": "1MB"}, 9)],
+    [({}, 7), ({"checkpoints": 4}, 7), ({"block_size": 5}, 7), ({"memory": "1MB"}, 6)],
     ids=str,
 )
 def test_a_step_is_linearized_once(

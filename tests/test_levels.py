@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
+from jax_revolve.profiles import in_force
 from jax_revolve.profiles.profile import CPU, of_platform
 from jax_revolve.schedule import cost, levels
 from jax_revolve.schedule.actions import Advance, Tape
@@ -229,7 +231,10 @@ WHILE = re.compile(r"stablehlo\.while.*?cond \{(.*?)\} do", re.DOTALL)
 
 
 def lowered(function: Callable[..., Any], platform: str, *args: Any) -> str:
-    return jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    """The program as it is traced where the platform is the default, and lowered for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_force, "default_device", lambda: SimpleNamespace(platform=platform))
+        return jax.jit(function).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
 def loops(text: str) -> tuple[int, int]:

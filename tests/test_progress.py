@@ -14,8 +14,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
-from jax_revolve.engine import bars as progress
-from jax_revolve.engine import offline, online, reverse
+from jax_revolve.engine import offline, online, plain, reports, reverse
 from jax_revolve.progress.meters import TextMeter
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
@@ -58,7 +57,7 @@ FORWARD_WHILE = ("forward", None, N)
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if steps were so slow that each may be reported."""
-    monkeypatch.setattr(progress, "is_estimated", lambda _: False)
+    monkeypatch.setattr(reports, "is_estimated", lambda _: False)
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -164,7 +163,7 @@ TRANSFORMATIONS["grad of shard_map"] = (
 
 IN_EVERY_RUN = {
     scan: {"eager", "jvp", "vmap of grad", "linearize", "grad of shard_map"},
-    while_loop: {"eager grad", "hessian", "scan"},
+    while_loop: {"eager grad", "hessian", "jvp", "scan"},
 }
 
 
@@ -290,19 +289,14 @@ def test_reports_are_thinned() -> None:
     assert run(jnp.sin) == [1000]
 
 
-class _Plain:
-    """In place of `progress.Bar`: lax's own loops."""
+class _Nothing:
+    """In place of `Reports`: nothing but lax's own loop."""
 
-    is_shown = False
+    are_shown = False
 
     def __init__(self, *_: Any) -> None:
-        pass
-
-    def fori_loop(self, start: Any, stop: Any, body: Any, state: Any, **_: Any) -> Any:
-        return lax.fori_loop(start, stop, body, state)
-
-    def outer_loop(self, loops: Any, body: Any, state: Any, **_: Any) -> Any:
-        return lax.fori_loop(0, loops, partial(body, self), state)
+        self.before_step = self.end = lambda *_: None
+        self.begin, self.last_loop = lambda numbers: numbers, lax.fori_loop
 
 
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,11 +310,26 @@ def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
                 found.append(jax.jit(jax.value_and_grad(silent)).lower(0.5).as_text())
         return found
 
-    with_bars = texts()
-    for module in (offline, online, reverse):
-        monkeypatch.setattr(module, "Bar", _Plain)
-    assert texts() == with_bars
-    assert not any("progress" in text or "callback" in text for text in with_bars)
+    found = texts()
+    for module in (offline, online, plain, reverse):
+        monkeypatch.setattr(module, "Reports", _Nothing)
+    assert texts() == found
+    assert not any("progress" in text or "callback" in text for text in found)
+
+
+@pytest.mark.usefixtures("every_step")
+def test_a_report_is_one_more_branch_of_the_same_loop() -> None:
+    """The program has as many loops, and no second copy of the step."""
+
+    def counts(progress: Any) -> tuple[int, int, int]:
+        jax.clear_caches()
+        gradient = jax.grad(partial(scan, progress=progress, checkpoints=2, block_size=5))
+        text = jax.jit(gradient).lower(0.5).as_text()
+        return tuple(text.count(word) for word in ("stablehlo.while", "sine", "callback("))  # pyright: ignore[reportReturnType]
+
+    loops, sines, callbacks = counts(meter)
+    assert (loops, sines, 0) == counts(False)
+    assert callbacks > 0
 
 
 @pytest.mark.parametrize("method", ["start", "update", "close"])

@@ -13,7 +13,7 @@ Parts of the slots engine:
 - `tape`: what is kept of a block of steps until they are transposed.
 - `split`, `placement`: the decisions of the schedule, in 32-bit integers on the device.
 
-All engines use `bars`, loops that report their progress.
+All engines use `reports`, of their progress.
 
 May import `step`, `storage`, `progress`, `schedule` and `_compat`. `autodiff` and the rooms above
 import this one.

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import is_on_host, zeros
-from jax_revolve.engine.bars import Bar
+from jax_revolve._compat import is_on_host
+from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
     Held,
     at_level,
@@ -28,15 +28,13 @@ from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.activity import Activity
+from jax_revolve.step.cpu import carry_in_slots
 from jax_revolve.step.loop import pick, substitute
-from jax_revolve.step.steps import Steps
+from jax_revolve.step.steps import Progress, Steps
 from jax_revolve.storage.buffers import Buffers, write
 from jax_revolve.storage.stores import in_storage, put
 
-CarryAndYs = tuple[list[Any], list[Any]]
-"""The carry, and the ys that are kept."""
-
-State = tuple[CarryAndYs, list[Any]]
+State = tuple[Progress, list[Any]]
 """How far the sweep has come, and the checkpoints so far."""
 
 
@@ -45,52 +43,17 @@ def run_forward_offline(
 ) -> tuple[list[Any], Held]:
     """The final carry and the ys that are kept; and the checkpoints, if it `tapes` with the last
     block's tape."""
-    loop = steps.loop
-    ys = [zeros(t) for t in pick(loop.results(loop.output_types)[1], keep_ys)]
-    bar, progress = Bar(loop, FORWARD, plan.length), (steps.operands.carry, ys)
-    start = stores = None
+    sweep = _Sweep(steps, plan, keep_ys, Reports(steps.loop, FORWARD, plan.length))
+    progress = steps.at_start(keep_ys)
+    start = stores = tape = None
     if isinstance(plan, TwoLevelPlan):
-        progress, stores = _write_and_advance(steps, plan, keep_ys, bar, progress)
+        progress, stores = sweep.write(plan, progress)
         start = pick(progress[0], steps.restart)
-    progress, slots = _store_and_advance(steps, plan, keep_ys, bar, progress)
-    tape = None
+    progress, slots = sweep.store(progress)
     if tapes_the_last_block(plan):
-        run_last = _tape_and_advance if tapes else _advance_to_the_end
-        progress, tape = run_last(steps, plan, activity, keep_ys, bar, progress)
+        progress, tape = sweep.last_block(progress, Tape(steps, activity, plan.block_size), tapes)
     carry, ys = progress
     return [*carry, *ys], Held(slots, None, None, None, None, tape, start, stores)
-
-
-def _store_and_advance(
-    steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
-) -> State:
-    """Advance until the schedule first tapes. Returns the slots, too."""
-    slots = empty(slots_used(plan), pick(progress[0], steps.restart), plan)
-    starts, stops = _first_advances(plan)
-    if plan.static_levels:
-        runs = _runs_on_levels(plan)
-    elif len(np.unique(stops - starts)) <= 1:
-        runs = _runs_alike(plan.block_size, starts, stops)
-    else:
-        advance = partial(_advance_to_the_host, steps, plan, keep_ys, bar, (starts, stops))
-        if any(map(is_on_host, slots)):
-            return advance((progress, slots))
-        # On a CPU nothing waits, and a carry in the slots makes a gradient up to 4 times slower.
-        in_slots = partial(_advance_in_slots, steps, plan, keep_ys, bar, (starts, stops))
-        return lax.platform_dependent((progress, slots), cpu=advance, default=in_slots)
-    ends = not tapes_the_last_block(plan)
-    return _advance_in_runs(steps, keep_ys, bar, runs, ends, write_slot, (progress, slots))
-
-
-def _write_and_advance(
-    steps: Steps, plan: TwoLevelPlan, keep_ys: Sequence[bool], bar: Bar, progress: CarryAndYs
-) -> tuple[CarryAndYs, Buffers]:
-    """Advance as far as the schedule writes to the storage. Returns the storage's buffers, too."""
-    stops = np.array([*plan.stores[1:], plan.tail], np.int32)
-    runs = _runs_alike(plan.block_size, np.array(plan.stores, np.int32), stops)
-    kept = in_storage(plan.storage, pick(progress[0], steps.restart), len(plan.stores))
-    write_store = partial(put, plan.storage)
-    return _advance_in_runs(steps, keep_ys, bar, runs, False, write_store, (progress, kept))
 
 
 class _Run(NamedTuple):
@@ -102,6 +65,139 @@ class _Run(NamedTuple):
     advances: int
     first: int
     base: int
+
+
+class _Sweep(NamedTuple):
+    steps: Steps
+    plan: AnyPlan
+    keep_ys: Sequence[bool]
+    reports: Reports
+
+    def run(self, step: Any, progress: Progress) -> Progress:
+        self.reports.before_step(step)
+        return self.steps.run(step, progress, self.keep_ys)
+
+    def write(self, plan: TwoLevelPlan, progress: Progress) -> tuple[Progress, Buffers]:
+        """Advance as far as the schedule writes to the storage. Returns the storage's buffers,
+        too."""
+        stops = np.array([*plan.stores[1:], plan.tail], np.int32)
+        runs = _runs_alike(plan.block_size, np.array(plan.stores, np.int32), stops)
+        kept = in_storage(plan.storage, pick(progress[0], self.steps.restart), len(plan.stores))
+        return self._in_runs(runs, False, partial(put, plan.storage), (progress, kept))
+
+    def store(self, progress: Progress) -> State:
+        """Advance until the schedule first tapes, or to the end. Returns the slots, too."""
+        plan = self.plan
+        slots = empty(slots_used(plan), pick(progress[0], self.steps.restart), plan)
+        starts, stops = _first_advances(plan)
+        if plan.static_levels:
+            runs = _runs_on_levels(plan)
+        elif len(np.unique(stops - starts)) <= 1:
+            runs = _runs_alike(plan.block_size, starts, stops)
+        else:
+            starts, stops = plan.block_size * starts, plan.block_size * stops
+            # A transfer to the host for each step would take longer than a wait.
+            is_far = any(map(is_on_host, slots))
+            advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
+            return advance(starts, stops, (progress, slots))
+        ends = not tapes_the_last_block(plan)
+        return self._in_runs(runs, ends, write_slot, (progress, slots))
+
+    def last_block(
+        self, progress: Progress, tape: Tape, tapes: bool
+    ) -> tuple[Progress, Buffers | None]:
+        """Run the last block. Returns its tape, too, if it `tapes`."""
+        first = self.plan.block_size * (self.plan.blocks - 1)
+
+        def record(i: Any, state: tuple[Progress, Buffers]) -> tuple[Progress, Buffers]:
+            (carry, ys), entries = state
+            self.reports.before_step(first + i)
+            _, *inputs = self.steps.inputs(carry, first + i)
+            carry, y, stored = tape.run(*inputs)
+            ys = write(ys, pick(y, self.keep_ys), self.steps.loop.entry(first + i))
+            return (carry, ys), write(entries, stored, i)
+
+        def run(i: Any, progress: Progress) -> Progress:
+            return self.run(first + i, progress)
+
+        count = self.plan.length - first
+        if not tapes:
+            return self.reports.last_loop(0, count, run, progress), None
+        # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
+        return self.reports.last_loop(0, count, record, (progress, tape.empty()))
+
+    def _loop(self, is_last: bool) -> Callable[..., Any]:
+        return self.reports.last_loop if is_last else lax.fori_loop
+
+    def _in_runs(
+        self,
+        runs: Sequence[_Run],
+        ends: bool,
+        keep: Callable[[list[Any], list[Any], Any], list[Any]],
+        state: State,
+    ) -> State:
+        """All runs, in loops of static length. `keep(kept, checkpoint, number)` returns `kept` with
+        one more checkpoint. `ends` says whether the sweep ends with the last run."""
+        for run in runs:
+
+            def keep_and_advance(j: Any, state: State, run: _Run = run) -> State:
+                progress, kept = state
+                number = run.base + j
+                if run.first != run.base:
+                    number = jnp.where(j == 0, run.first, number)
+                kept = keep(kept, pick(progress[0], self.steps.restart), number)
+                start = run.start + run.size * j
+                step = lambda i, progress: self.run(start + i, progress)  # noqa: E731
+                return lax.fori_loop(0, run.size, step, progress), kept
+
+            loop = self._loop(ends and run is runs[-1])
+            state = loop(0, run.advances, keep_and_advance, state)
+        return state
+
+    def _looking_up(self, starts: np.ndarray, stops: np.ndarray, state: State) -> State:
+        """Advances of unlike lengths, each from a checkpoint, in loops whose lengths are looked
+        up."""
+
+        def advance(number: jax.Array, state: State) -> State:
+            progress, slots = state
+            slots = write_slot(slots, pick(progress[0], self.steps.restart), number)
+            start, stop = (jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
+            return lax.fori_loop(start, stop, self.run, progress), slots
+
+        loop = self._loop(not tapes_the_last_block(self.plan))
+        return loop(0, len(stops), advance, state)
+
+    def _in_slots(self, starts: np.ndarray, stops: np.ndarray, state: State) -> State:
+        """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
+
+        The carry lives in the slots: a step reads it from the slot that is next to be complete and
+        writes it to where the following step reads it. That is the same slot until its position is
+        reached. So there is no decision, and no copy besides the one that any loop makes.
+        """
+        restart, initial = self.steps.restart, self.steps.operands.carry
+        first, last, stop = int(starts[0]), int(starts[-1]), int(stops[-1])
+        others = [not is_stored for is_stored in restart]
+
+        def whole(stored: list[Any], rest: list[Any]) -> list[Any]:
+            return substitute(substitute(initial, restart, stored), others, rest)
+
+        def number(i: Any) -> Any:
+            """The number of the first checkpoint that is not before step `i`."""
+            return jnp.sum(jnp.asarray(starts, jnp.int32) < i, dtype=jnp.int32)
+
+        def step_in_slots(i: Any, state: State) -> State:
+            (rest, ys), slots = state
+            carry, ys = self.run(i, (whole(read_slot(slots, number(i)), rest), ys))
+            slots = write_slot(slots, pick(carry, restart), number(i + 1))
+            return (pick(carry, others), ys), slots
+
+        (carry, ys), slots = state
+        slots = write_slot(slots, pick(carry, restart), 0)
+        state = (pick(carry, others), ys), slots
+        (rest, ys), slots = lax.fori_loop(first, last, step_in_slots, state)
+        progress = whole(read_slot(slots, len(starts) - 1), rest), ys
+        loop = self._loop(not tapes_the_last_block(self.plan))
+        return loop(last, stop, self.run, progress), slots
 
 
 def _runs_on_levels(plan: AnyPlan) -> list[_Run]:
@@ -127,155 +223,6 @@ def _runs_alike(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[
         _Run(block_size * int(starts[i]), block_size * int(sizes[i]), end - i, i, i)
         for i, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True)
     ]
-
-
-def _step_with_ys(
-    steps: Steps, keep_ys: Sequence[bool], i: Any, progress: CarryAndYs
-) -> CarryAndYs:
-    carry, ys = progress
-    _, *inputs = steps.inputs(carry, i)
-    carry, y = steps.loop.step(steps.operands.consts, *inputs)
-    return carry, write(ys, pick(y, keep_ys), steps.loop.entry(i))
-
-
-def _advance_in_runs(
-    steps: Steps,
-    keep_ys: Sequence[bool],
-    bar: Bar,
-    runs: Sequence[_Run],
-    ends: bool,
-    keep: Callable[[list[Any], list[Any], Any], list[Any]],
-    state: State,
-) -> State:
-    """All runs, in loops of static length. `keep(kept, checkpoint, number)` returns `kept` with one
-    more checkpoint. `ends` says whether the sweep ends with the last run."""
-    for run in runs:
-
-        def keep_and_advance(bar: Bar, j: Any, state: State, run: _Run = run) -> State:
-            progress, kept = state
-            number = run.base + j
-            if run.first != run.base:
-                number = jnp.where(j == 0, run.first, number)
-            kept = keep(kept, pick(progress[0], steps.restart), number)
-            start = run.start + run.size * j
-            step = lambda i, progress: _step_with_ys(steps, keep_ys, start + i, progress)  # noqa: E731
-            return bar.fori_loop(0, run.size, step, progress, before=start), kept
-
-        before = lambda j, run=run: run.start + run.size * j  # noqa: E731
-        is_end = ends and run is runs[-1]
-        state = bar.outer_loop(
-            run.advances, keep_and_advance, state, size=run.size, before=before, ends=is_end
-        )
-    return state
-
-
-def _advance_in_slots(
-    steps: Steps,
-    plan: AnyPlan,
-    keep_ys: Sequence[bool],
-    bar: Bar,
-    advances: tuple[np.ndarray, np.ndarray],
-    state: State,
-) -> State:
-    """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
-
-    The carry lives in the slots: a step reads it from the slot that is next to be complete and
-    writes it to where the following step reads it. That is the same slot until its position is
-    reached. So there is no decision, and no copy besides the one that any loop makes.
-    """
-    starts, stops = (plan.block_size * ends for ends in advances)
-    first, last, stop = int(starts[0]), int(starts[-1]), int(stops[-1])
-    others = [not is_stored for is_stored in steps.restart]
-
-    def whole(stored: list[Any], rest: list[Any]) -> list[Any]:
-        carry = substitute(steps.operands.carry, steps.restart, stored)
-        return substitute(carry, others, rest)
-
-    def number(i: Any) -> Any:
-        """The number of the first checkpoint that is not before step `i`."""
-        return jnp.sum(jnp.asarray(starts, jnp.int32) < i, dtype=jnp.int32)
-
-    def step_in_slots(i: Any, state: State) -> State:
-        (rest, ys), slots = state
-        progress = whole(read_slot(slots, number(i)), rest), ys
-        carry, ys = _step_with_ys(steps, keep_ys, i, progress)
-        slots = write_slot(slots, pick(carry, steps.restart), number(i + 1))
-        return (pick(carry, others), ys), slots
-
-    def step(i: Any, progress: CarryAndYs) -> CarryAndYs:
-        return _step_with_ys(steps, keep_ys, last + i, progress)
-
-    (carry, ys), slots = state
-    slots = write_slot(slots, pick(carry, steps.restart), 0)
-    state = (pick(carry, others), ys), slots
-    (rest, ys), slots = bar.fori_loop(first, last, step_in_slots, state)
-    progress = whole(read_slot(slots, len(starts) - 1), rest), ys
-    return bar.fori_loop(0, stop - last, step, progress, before=last), slots
-
-
-def _advance_to_the_host(
-    steps: Steps,
-    plan: AnyPlan,
-    keep_ys: Sequence[bool],
-    bar: Bar,
-    advances: tuple[np.ndarray, np.ndarray],
-    state: State,
-) -> State:
-    """Advances of unlike lengths, each from a checkpoint in the host's memory. The loop of each has
-    a length that is looked up: a transfer for each step would take longer than a wait."""
-    starts, stops = (plan.block_size * ends for ends in advances)
-
-    def advance(bar: Bar, number: jax.Array, state: State) -> State:
-        progress, slots = state
-        slots = write_slot(slots, pick(progress[0], steps.restart), number)
-        start, stop = (jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
-        return bar.fori_loop(start, stop, partial(_step_with_ys, steps, keep_ys), progress), slots
-
-    return bar.outer_loop(
-        len(stops),
-        advance,
-        state,
-        size=int(stops[-1] - starts[0]) // len(stops),
-        before=lambda number: jnp.asarray(starts, jnp.int32)[number],
-        ends=not tapes_the_last_block(plan),
-    )
-
-
-def _tape_and_advance(
-    steps: Steps,
-    plan: AnyPlan,
-    activity: Activity,
-    keep_ys: Sequence[bool],
-    bar: Bar,
-    progress: CarryAndYs,
-) -> tuple[CarryAndYs, Buffers]:
-    tape, first = Tape(steps, activity, plan.block_size), plan.block_size * (plan.blocks - 1)
-
-    def record(i: jax.Array, state: tuple[CarryAndYs, Buffers]) -> tuple[CarryAndYs, Buffers]:
-        (carry, ys), entries = state
-        _, *inputs = steps.inputs(carry, first + i)
-        carry, y, stored = tape.run(*inputs)
-        ys = write(ys, pick(y, keep_ys), steps.loop.entry(first + i))
-        return (carry, ys), write(entries, stored, i)
-
-    # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
-    state = (progress, tape.empty())
-    return bar.fori_loop(0, plan.length - first, record, state, before=first)
-
-
-def _advance_to_the_end(
-    steps: Steps,
-    plan: AnyPlan,
-    activity: Activity,
-    keep_ys: Sequence[bool],
-    bar: Bar,
-    progress: CarryAndYs,
-) -> tuple[CarryAndYs, None]:
-    """`_tape_and_advance` without a tape."""
-    del activity
-    first = plan.block_size * (plan.blocks - 1)
-    step = lambda i, progress: _step_with_ys(steps, keep_ys, first + i, progress)  # noqa: E731
-    return bar.fori_loop(0, plan.length - first, step, progress, before=first), None
 
 
 def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: Held) -> Buffers:

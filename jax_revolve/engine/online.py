@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.engine.bars import OVER, Bar
 from jax_revolve.engine.placement import Placement, Stack
+from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import Held, empty, keep
 from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
@@ -30,61 +30,39 @@ _Progress = tuple[jax.Array, jax.Array, list[Any]]
 whether each example goes on; and the carry. On CPU, numbers that are not in one array would each
 take kernels of their own, which last as long as a light step."""
 
-_Shown = tuple[Any, _Progress]
-"""The step of the next report, if there are reports, and the progress."""
-
 
 def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """The final carry, and the checkpoints."""
     loop = steps.loop
     consts, init, _ = steps.operands
-    keeping, bar = _keeping(plan), Bar(loop, FORWARD, None)
+    keeping, reports = _keeping(plan), Reports(loop, FORWARD, None)
 
     def go_on(progress: _Progress, stop: Any) -> jax.Array:
         numbers, going, _ = progress
         return (numbers[0] < stop) & any_example(going)
 
-    def is_between(progress: _Progress) -> jax.Array:
-        return go_on(progress, progress[0][1])
-
     def step(progress: _Progress) -> _Progress:
         numbers, _, carry = progress
+        reports.before_step(numbers[0])
         carry, _ = steps.step_from(carry)(*steps.inputs(carry, numbers[0]))
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
         return numbers + one, loop.holds(consts, carry), carry
 
-    def chunk(state: _Shown) -> _Shown:
-        due, progress = state
-        over = ~go_on(progress, plan.length)
-        due = bar.report_if_due(due, progress[0][0], over)
-        is_due = lambda p: is_between(p) & (p[0][0] < due)  # noqa: E731
-        return due, lax.while_loop(is_due, step, progress)
-
-    def is_to_end(state: _Shown) -> jax.Array:
-        """Whether the sweep is over, and its end is not reported yet."""
-        due, progress = state
-        return ~go_on(progress, plan.length) & (due < OVER)
-
-    def store_and_advance(state: tuple[_Shown, Any]) -> tuple[_Shown, Any]:
-        (due, (numbers, going, carry)), kept = state
+    def store_and_advance(state: tuple[_Progress, Any]) -> tuple[_Progress, Any]:
+        (numbers, going, carry), kept = state
         kept, numbers, stored = keeping.keep(kept, numbers, pick(carry, steps.restart))
         progress = (numbers, going, substitute(carry, steps.restart, stored))
-        if bar.is_shown:
-            is_in_part = lambda s: is_between(s[1]) | is_to_end(s)  # noqa: E731
-            return lax.while_loop(is_in_part, chunk, (due, progress)), kept
         if plan.block_size == 1 and plan.stores_every_block(is_while=True):
-            return (due, step(progress)), kept
-        return (due, lax.while_loop(is_between, step, progress)), kept
+            return step(progress), kept
+        return lax.while_loop(lambda p: go_on(p, p[0][1]), step, progress), kept
 
     kept, numbers = keeping.begin(pick(init, steps.restart))
-    progress = (numbers, loop.holds(consts, init), init)
-    due = bar.begin(~go_on(progress, plan.length)) if bar.is_shown else None
-    (_, progress), kept = lax.while_loop(
-        lambda state: go_on(state[0][1], plan.length),
-        store_and_advance,
-        ((due, progress), kept),
+    progress = (reports.begin(numbers), loop.holds(consts, init), init)
+    progress, kept = lax.while_loop(
+        lambda state: go_on(state[0], plan.length), store_and_advance, (progress, kept)
     )
     numbers, _, carry = progress
+    reports.end(numbers[0])
     return carry, keeping.held(kept, numbers)
 
 

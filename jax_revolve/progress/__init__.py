@@ -7,6 +7,6 @@ Begin with `meters`, whose `ProgressMeter` is the base class of all meters.
   cannot tell their run.
 - `limit`: a bar for work on the host that has a limit of seconds.
 
-`engine.bars` makes the reports on the device. Imports NumPy and the standard library, and no other
-room. `step`, `engine` and the rooms above import this one.
+`engine.reports` makes the reports on the device. Imports NumPy and the standard library, and no
+other room. `step`, `engine` and the rooms above import this one.
 """

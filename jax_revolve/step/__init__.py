@@ -12,13 +12,14 @@ about it each, by tracing the step and never by running it:
 
 These files run steps in a reverse pass:
 
-- `steps`: from one restart state to a later one.
+- `steps`: from the start, with their ys, and from one restart state to a later one.
 - `pullback`: one step linearized, and its pullback.
 - `paired`: the loop of values and tangents, which derivatives of gradients run.
 - `traced`: a step with its residuals as one jaxpr.
 - `primal_half`: the part of a linearized function that runs before the cotangents are known.
 - `examples`: steps under `jax.vmap`, where some examples of a while loop are done.
 - `in_place`: arrays of which such a step writes entries alone.
+- `cpu`: what is there because of how XLA compiles for CPUs.
 
 May import `storage`, `progress`, `schedule` and `_compat`. `engine`, `autodiff` and the rooms above
 import this one.

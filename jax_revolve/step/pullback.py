@@ -4,24 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
-from jax_revolve._compat import (
-    ClosedJaxpr,
-    Uses,
-    call_jaxpr,
-    run_each,
-    run_equation,
-    run_in_place,
-    tangent_type,
-    updated,
-    with_equations,
-    with_slices,
-    zeros,
-)
+from jax_revolve._compat import call_jaxpr, tangent_type, zeros
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.examples import any_example
+from jax_revolve.step.cpu import with_reads_first
 from jax_revolve.step.loop import Operands, Step, pick, substitute
 from jax_revolve.storage.buffers import write
 
@@ -72,7 +58,7 @@ def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangen
     cotangents_in = linearized.filled(cotangents)
     pullback = jax.tree.unflatten(linearized.pullback, residuals)
     traced, shape = jax.make_jaxpr(pullback, return_shape=True)(cotangents_in)
-    flat = call_jaxpr(_with_reads_first(traced))(*cotangents_in)
+    flat = call_jaxpr(with_reads_first(traced))(*cotangents_in)
     return Operands(*jax.tree.unflatten(jax.tree.structure(shape), flat))
 
 
@@ -108,59 +94,3 @@ def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
     """The cotangents of the differentiated initial carries, from those of all active carries."""
     return pick(ct_carry, pick(activity.init, activity.carry))
-
-
-def _with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
-    """The pullback, of which XLA writes each array in place whose entries it reads as well.
-
-    The cotangent of an array, of which the step writes some entries, is read there, and zero there
-    before the step. XLA copies for CPU before it orders, and the read would be part of each kernel
-    that needs it. So the read is a branch of its own, and the write depends on it.
-    """
-    closed = with_slices(pullback)
-    pairs = Uses(closed).pairs()
-    if not pairs:
-        return pullback
-    before = {id(writer): readers for writer, readers in pairs}
-    readers = {id(reader) for readers in before.values() for reader in readers}
-    equations: dict[int, Any] = {}
-    for eqn in closed.eqns:
-        for each in (*before.get(id(eqn), ()), eqn):
-            equations.setdefault(id(each), each)
-
-    def run_all(*inputs: Any) -> list[Any]:
-        entries: dict[Any, jax.Array] = {}
-
-        def run(eqn: Any, operands: list[Any]) -> list[Any]:
-            if id(eqn) in readers:
-                entries[eqn.outvars[0]] = value = _read_alone(eqn, operands)
-                return [value]
-            if id(eqn) in before:
-                read = [entries[reader.outvars[0]] for reader in before[id(eqn)]]
-                operands[updated(eqn)] = _after(read, operands[updated(eqn)])
-                return [run_equation(eqn, operands)]
-            return run_in_place(eqn, operands)
-
-        return run_each(with_equations(closed, list(equations.values())), inputs, run)
-
-    return jax.make_jaxpr(run_all)(*closed.in_avals)
-
-
-def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
-    """What an equation reads, on CPU in a branch of its own. The other branch is the same."""
-
-    def read() -> jax.Array:
-        return run_in_place(eqn, operands)[0]
-
-    def branch() -> jax.Array:
-        return lax.cond(any_example(jnp.any(operands[1] >= 0)), read, read)
-
-    return lax.platform_dependent(cpu=branch, default=read)
-
-
-def _after(entries: list[jax.Array], update: jax.Array) -> jax.Array:
-    """The update, as if it depended on these entries: no number is less than itself, which XLA does
-    not know."""
-    for entry in map(jnp.real, entries):
-        update = lax.select(entry < entry, lax.full_like(update, 1), update)
-    return update

@@ -1,15 +1,20 @@
-"""The steps of a loop that is reversed, run again from a checkpoint."""
+"""The steps of a loop: from its start, with its ys, and again from a checkpoint."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
 
+from jax_revolve._compat import zeros
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.examples import going, guarded, safe_operands
 from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute, with_layout
-from jax_revolve.storage.buffers import read
+from jax_revolve.storage.buffers import read, write
+
+Progress = tuple[list[Any], list[Any]]
+"""The carry, and the ys that are kept, of the steps that are done."""
 
 
 class Steps(NamedTuple):
@@ -25,6 +30,16 @@ class Steps(NamedTuple):
     def of(cls, loop: Loop, restart: Mask, operands: Operands) -> "Steps":
         operands = with_layout(loop, operands)
         return cls(loop, restart, operands, safe_operands(loop, operands))
+
+    def at_start(self, keep_ys: Sequence[bool] | None = None) -> Progress:
+        """Before the first step of a loop of known length. All ys are kept by default."""
+        _, ys = self.loop.results(self.loop.output_types)
+        return self.operands.carry, list(map(zeros, _kept(ys, keep_ys)))
+
+    def run(self, step: Any, progress: Progress, keep_ys: Sequence[bool] | None = None) -> Progress:
+        """One step of a loop of known length, and its ys."""
+        carry, y = self.loop.step(*self.inputs(progress[0], step))
+        return carry, write(progress[1], _kept(y, keep_ys), self.loop.entry(step))
 
     def initial(self) -> list[Any]:
         """The checkpoint at the loop's start."""
@@ -68,3 +83,7 @@ class Steps(NamedTuple):
 
         one = np.eye(1, span.size, dtype=np.int32)[0]
         return lax.while_loop(lambda s: s[0][0] < s[0][1], step, (span, restarted))
+
+
+def _kept(ys: list[Any], keep_ys: Sequence[bool] | None) -> list[Any]:
+    return ys if keep_ys is None else pick(ys, keep_ys)

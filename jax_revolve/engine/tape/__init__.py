@@ -5,5 +5,4 @@
 - `cut`: the fewest bytes from which the residuals of a step can be computed again, which are a
   `minimum_cut`.
 - `weight_gradients`: cotangents of weights, added up over a block by one matrix product.
-- `branch`: residuals that XLA does not merge with what uses them.
 """

@@ -1,0 +1,136 @@
+"""Reports of a sweep's progress, from the device to the host.
+
+A step that is due calls a Python function before it runs. Whether it is due follows from its number
+alone, so that the parts of a sweep are independent. Such a call takes as long as thousands of light
+steps. So there are about a hundred, or fewer if the estimate of a step's work says that they would
+come faster than a person can read. The test takes about a tenth of a microsecond on a CPU. Without
+progress, nothing of this is traced.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import ceil
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_revolve._compat import is_first_device, vary, varying_axes
+from jax_revolve.profiles.in_force import profile_in_force
+from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
+from jax_revolve.step.loop import Loop
+from jax_revolve.step.work import is_estimated, work_of
+
+T = TypeVar("T")
+Number = Any
+"""An int or an `int32` scalar."""
+
+REPORTS = 100
+"""The most reports of a sweep whose length is known when it is traced."""
+
+FRACTION = 16
+"""In other sweeps the next report comes after at most a sixteenth of the steps so far."""
+
+BETWEEN_REPORTS = 100e6
+"""The least time between reports in estimated nanoseconds, that between updates of tqdm. A report
+takes up to one hundredth of it."""
+
+LEAST_WORK = 100.0
+"""The least time of a step in nanoseconds."""
+
+
+class Reports:
+    """The reports of one sweep; none if the loop shows no progress."""
+
+    def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
+        """`total` is the number of steps of the sweep, if it is known at its start."""
+        self._listener = listener_of_sweep(loop.progress, sweep)
+        self._sweep, self._total, self._least = sweep, total, 1
+        self.are_shown = self._listener is not None
+        if self.are_shown and is_estimated(loop.jaxpr):
+            work = work_of(loop.jaxpr, profile_in_force())
+            self._least = ceil(BETWEEN_REPORTS / max(work, LEAST_WORK))
+
+    def before_step(self, steps: Number) -> None:
+        """In the body of a loop: report that so many steps have been taken, if that is due."""
+        if self._listener is None:
+            return
+        if not isinstance(self._total, int):
+            is_due = steps & (self._spacing(steps) - 1) == 0
+        elif self._least <= self._total:
+            is_due = steps % max(self._least, -(-self._total // REPORTS)) == 0
+        else:
+            return
+        self._call_if(is_due, self._listener.reached, steps)
+
+    def _spacing(self, steps: Number) -> jax.Array:
+        """A power of two: the largest one in a `FRACTION` of the steps, or what takes the least
+        time between reports."""
+        bits_of_steps = 32 - lax.clz(jnp.asarray(steps, jnp.int32))
+        least = min((self._least - 1).bit_length(), 30)
+        return jnp.int32(1) << jnp.maximum(bits_of_steps - FRACTION.bit_length(), least)
+
+    def begin(self, numbers: jax.Array) -> jax.Array:
+        """The numbers that the sweep counts with, of which XLA must not know where they end: it
+        would report the end at any time, even before the beginning."""
+        return lax.optimization_barrier(numbers) if self.are_shown else numbers
+
+    def end(self, steps: Number) -> None:
+        """Report that the sweep is over, after so many steps, a number that its end computes."""
+        if self._listener is not None:
+            self._call_if(True, self._listener.finished, steps)
+
+    def last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
+        """`lax.fori_loop`, with which a sweep of known length is over."""
+        if not self.are_shown:
+            return lax.fori_loop(start, stop, body, state)
+        stop = self.begin(jnp.asarray(stop, jnp.int32))
+        total = jnp.asarray(self._total, jnp.int32)
+        start = vary_as(jnp.asarray(start, jnp.int32), stop, total)
+
+        def step(counted: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
+            i, state = counted
+            return i + 1, body(i, state)
+
+        i, state = lax.while_loop(lambda counted: counted[0] < stop, step, (start, state))
+        self.end(lax.select(i < stop, i, vary_as(total, i)))
+        return state
+
+    def _call_if(self, wanted: Any, function: Callable[[str, Any], None], steps: Number) -> None:
+        total = UNKNOWN if self._total is None else self._total
+        report = jnp.stack([jnp.asarray(n, jnp.int32) for n in (steps, total)])
+        wanted, report = _of_one_example(jnp.asarray(wanted), report)
+        first = is_first_device()
+        lax.cond(
+            wanted if first is None else wanted & first,
+            partial(jax.debug.callback, partial(function, self._sweep)),
+            lambda _: None,
+            report,
+        )
+
+
+def vary_as(value: jax.Array, *others: Any) -> jax.Array:
+    """The value, typed as varying over every device axis over which one of the others varies."""
+    axes = [varying_axes(jax.typeof(jnp.asarray(other))) for other in others]
+    return vary(value, frozenset().union(*axes))
+
+
+@custom_vmap
+def _of_one_example(wanted: jax.Array, report: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether to report, and the report. Never batched.
+
+    A loop counts steps for all examples at once. The exception is a while loop in a `cond` that
+    `vmap` makes a select, because that selects the numbers of steps, too. Such a loop reports
+    nothing.
+    """
+    return wanted, report
+
+
+@_of_one_example.def_vmap
+def _(axis_size: int, batched: Any, wanted: jax.Array, report: jax.Array) -> Any:
+    del axis_size
+    if any(batched):
+        wanted, report = jnp.bool_(False), jnp.zeros(2, jnp.int32)
+    return _of_one_example(wanted, report), (False, False)

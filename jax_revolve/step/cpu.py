@@ -1,0 +1,199 @@
+"""What is here because of how XLA compiles for CPUs, and for no other reason.
+
+Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off those that it lists,
+separated by commas, so that anyone can try whether a new XLA still needs them. They prevent:
+
+- `branch`: a second thread for what one does in no time. Pays on a stencil in single steps.
+- `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
+- `turns`: two tapes where a loop around blocks turns once. Pays in bytes.
+- `carry`: a forward sweep with its carry in the slots. Pays on any scan with `checkpoints=`.
+
+Two more have no switch, because nothing else would be written: numbers that belong together are one
+array (`steps.advance`, `engine.split.Way`, `engine.online`), since each number by itself is a
+kernel that lasts as long as a light step; and placement is a single small loop, which is one kernel
+(`engine.placement`).
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat import (
+    ClosedJaxpr,
+    Uses,
+    bytes_of,
+    call_jaxpr,
+    filled_with_a_number,
+    has_constraint,
+    is_host_type,
+    pruned,
+    results_in,
+    run_each,
+    run_equation,
+    run_in_place,
+    updated,
+    varying_axes,
+    with_equations,
+    with_outputs,
+    with_slices,
+    without_consts,
+    zeros,
+)
+from jax_revolve.profiles.in_force import profile_of_platform
+from jax_revolve.profiles.profile import CPU
+from jax_revolve.step.examples import any_example
+from jax_revolve.step.loop import pick, substitute
+
+T = TypeVar("T")
+
+VARIABLE = "JAX_REVOLVE_WITHOUT"
+PIECES = ("branch", "reads", "turns", "carry")
+
+
+def is_on(piece: str) -> bool:
+    """Whether a piece is in use."""
+    off = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if unknown := [name for name in off if name not in PIECES]:
+        raise ValueError(
+            f"{VARIABLE} must list some of {', '.join(PIECES)}, separated by commas, but it lists "
+            f"{unknown[0]!r}. Unset it to use all of them."
+        )
+    return piece not in off
+
+
+def _is_for_cpu(piece: str) -> bool:
+    """Whether a piece is in use where a program is traced for a CPU. For another platform the
+    program computes the same."""
+    return is_on(piece) and profile_of_platform() == CPU
+
+
+def carry_in_slots() -> bool:
+    """Whether the carry of a forward sweep may live in the slots, so that its loop has a static
+    length. On a CPU no loop waits, and it would make a gradient up to four times slower."""
+    return not _is_for_cpu("carry")
+
+
+def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
+    """`run(0, count, body, state)`, a loop around blocks.
+
+    XLA unrolls a single turn, and then tapes before it has used the tape up: two tapes. A barrier
+    between the two prevents that. It is removed before XLA for CPU puts operations in order, so
+    there the number of turns is hidden from XLA, at the price of a wait on a GPU.
+    """
+    if isinstance(count, int) and count == 1:
+        if _is_for_cpu("turns"):
+            count = lax.optimization_barrier(jnp.int32(1))
+        else:
+            state = _barrier(state)
+    return run(0, count, body, state)
+
+
+def _barrier(state: T) -> T:
+    """A barrier between what made the values and what uses them. Values that vary over different
+    device axes have one each, because its results vary over the axes of all its operands."""
+    leaves, treedef = jax.tree.flatten(state)
+    axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
+    for each in set(axes):
+        alike = [a == each for a in axes]
+        leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
+    return jax.tree.unflatten(treedef, leaves)
+
+
+FEW_BYTES = 4096
+
+
+def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
+    """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
+
+    XLA would otherwise compute the residuals inside of the fused kernel of the transposed step,
+    which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
+    second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
+    removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
+
+    Residuals of `FEW_BYTES` are not worth two threads, and a branch would cost more than they do.
+    XLA (jaxlib 0.10.2) cannot compile some with a constraint on their sharding without a branch.
+    Values that are residuals as they are, such as weights, do not go through: it would copy them.
+    Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
+    whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
+    values between memories outside of them alone.
+    """
+    traced = jax.make_jaxpr(residuals)()
+    outvars = traced.jaxpr.outvars
+    if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
+        return with_outputs(traced, outvars)([])
+    results, filled = results_in(traced), filled_with_a_number(traced)
+    outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
+    passed_on = substitute([r.passed_on for r in results], filled, outside)
+    computed = [value is None for value in passed_on]
+    is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
+    if is_small and not has_constraint(traced):
+        return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
+    program, consts = without_consts(traced)
+    program, used = pruned(program, computed, [False] * len(consts))
+    run = jax.jit(call_jaxpr(program))  # not traced again for each platform and branch
+
+    def branch(*operands: Any) -> list[Any]:
+        return lax.cond(always, run, lambda *_: list(map(zeros, program.out_avals)), *operands)
+
+    values = lax.platform_dependent(*pick(consts, used), cpu=branch, default=run)
+    return substitute(passed_on, computed, values)
+
+
+def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
+    """The pullback, of which XLA writes each array in place whose entries it reads as well.
+
+    The cotangent of an array, of which the step writes some entries, is read there, and zero there
+    before the step. XLA copies for CPU before it orders, and the read would be part of each kernel
+    that needs it. So the read is a branch of its own, and the write depends on it.
+    """
+    closed = with_slices(pullback)
+    pairs = Uses(closed).pairs() if is_on("reads") else []
+    if not pairs:
+        return pullback
+    before = {id(writer): readers for writer, readers in pairs}
+    readers = {id(reader) for readers in before.values() for reader in readers}
+    equations: dict[int, Any] = {}
+    for eqn in closed.eqns:
+        for each in (*before.get(id(eqn), ()), eqn):
+            equations.setdefault(id(each), each)
+
+    def run_all(*inputs: Any) -> list[Any]:
+        entries: dict[Any, jax.Array] = {}
+
+        def run(eqn: Any, operands: list[Any]) -> list[Any]:
+            if id(eqn) in readers:
+                entries[eqn.outvars[0]] = value = _read_alone(eqn, operands)
+                return [value]
+            if id(eqn) in before:
+                read = [entries[reader.outvars[0]] for reader in before[id(eqn)]]
+                operands[updated(eqn)] = _after(read, operands[updated(eqn)])
+                return [run_equation(eqn, operands)]
+            return run_in_place(eqn, operands)
+
+        return run_each(with_equations(closed, list(equations.values())), inputs, run)
+
+    return jax.make_jaxpr(run_all)(*closed.in_avals)
+
+
+def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
+    """What an equation reads, on CPU in a branch of its own. The other branch is the same."""
+
+    def read() -> jax.Array:
+        return run_in_place(eqn, operands)[0]
+
+    def branch() -> jax.Array:
+        return lax.cond(any_example(jnp.any(operands[1] >= 0)), read, read)
+
+    return lax.platform_dependent(cpu=branch, default=read)
+
+
+def _after(entries: list[jax.Array], update: jax.Array) -> jax.Array:
+    """The update, as if it depended on these entries: no number is less than itself, which XLA does
+    not know."""
+    for entry in map(jnp.real, entries):
+        update = lax.select(entry < entry, lax.full_like(update, 1), update)
+    return update
