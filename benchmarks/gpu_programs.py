@@ -169,7 +169,7 @@ def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
     n = compiler.workload.length
     size = max(n // 50, 1)
     blocks = {"storage": HostMemory(-(-n // size)), "block_size": size}
-    few = {"storage": HostMemory(30)}
+    few = {"storage": HostMemory(checkpoints=30)}
     for name, options in {f"HostMemory, blocks of {size}": blocks, "HostMemory": few}.items():
         chosen = plan(n, 0, **options)
         loop = partial(checkpointed_scan, checkpoints=0, **options)

@@ -21,25 +21,8 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     for length, width in [(12, 16)] if quick else [(1000, 20_000), (1000, 1_000_000)]:
         with TemporaryDirectory() as directory:
             count = 2 if quick else 10
-<<<<<<< HEAD
-            places: dict[str, dict[str, Any]] = {
-                names.ON_DEVICE: {"checkpoints": count},
-                "jax_revolve, checkpoints=0, HostMemory": {
-                    "checkpoints": 0,
-                    "storage": HostMemory(checkpoints=count),
-                },
-                "jax_revolve, HostMemory": {"checkpoints": count, "storage": HostMemory()},
-                "jax_revolve, Disk": {"checkpoints": count, "storage": Disk(directory)},
-            }
-            loops = [
-                Contender(name, partial(checkpointed_scan, **options))
-                for name, options in places.items()
-            ]
-            yield Comparison(scanned(stencil(length, width)), "gradient", loops)
-=======
             contenders = [*on_a_device(count), _stored("Disk", count, Disk(directory))]
             yield Comparison(scanned(stencil(length, width)), "gradient", contenders)
->>>>>>> layers
 
 
 def on_a_device(count: int) -> list[Contender]:
