@@ -168,7 +168,7 @@ def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
     """Checkpoints in the host's memory, one for each block, and as many as are worth it."""
     n = compiler.workload.length
     size = max(n // 50, 1)
-    blocks = {"storage": HostMemory(-(-n // size)), "block_size": size}
+    blocks = {"storage": HostMemory(checkpoints=-(-n // size)), "block_size": size}
     few = {"storage": HostMemory(checkpoints=30)}
     for name, options in {f"HostMemory, blocks of {size}": blocks, "HostMemory": few}.items():
         chosen = plan(n, 0, **options)

@@ -15,7 +15,7 @@ from jax import lax
 from jax_revolve._compat import AbstractValue, zeros
 from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.cpu import in_a_branch
+from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.pullback import Cotangents, accumulate, add
 from jax_revolve.step.steps import Steps
@@ -111,7 +111,8 @@ class Pullback:
             return pull_back_piece(0, state)[0]
         if is_known and count % piece:
             state, first = pull_back_piece(0, state), 1
-        return loop(first, pieces, pull_back_piece, state)[0]
+        pull_back_next = lambda i, state: pull_back_piece(i + first, state)  # noqa: E731
+        return turns(loop, pieces - first, pull_back_next, state)[0]
 
     def of_step(
         self, taped: list[Any], step: Any, gradient: Operands
