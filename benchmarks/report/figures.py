@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.contenders import names
-from benchmarks.report.results import Run, load, quickest
+from benchmarks.report.results import Run, find, load, quickest
 from benchmarks.report.table import megabytes
 
 
@@ -23,6 +23,14 @@ def _of_stack(share: float) -> Run:
     return quickest(near)
 
 
+def _far_bound() -> str:
+    """The time with a bound of 2**20 and default checkpoints, over the time with a bound of 16."""
+    runs = find(load("while-cpu").runs, family="bounds", contender=names.JAX_REVOLVE)
+    runs = [run for run in runs if "default" in run["quantity"]]
+    near, far = (quickest(runs, max_steps=bound) for bound in (16, 2**20))
+    return f"{far['median_ms'] / near['median_ms']:.1f}"
+
+
 def _plain_seconds(workload: str) -> str:
     runs = [r for r in load("layers-cpu").runs if r["workload"].startswith(workload)]
     return f"{quickest(runs, contender=names.PLAIN_LAYERS)['median_ms'] / 1e3:.0f} s"
@@ -34,6 +42,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "stack-half-time": lambda: f"{_of_stack(0.5)['median_ms'] / 1e3:.1f} s",
     "stack-quarter": lambda: megabytes(_of_stack(0.25), 0),
     "stack-quarter-time": lambda: f"{_of_stack(0.25)['median_ms'] / 1e3:.1f} s",
+    "far-bound": _far_bound,
     "plain-list": lambda: _plain_seconds("transformer, "),
     "plain-stack": lambda: _plain_seconds("transformer stack, "),
 }

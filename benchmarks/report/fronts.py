@@ -8,6 +8,8 @@ from benchmarks.report.results import Results, Run, find, quickest
 from benchmarks.report.table import Column, Table, megabytes, number, ratio
 
 SHARES = (0.1, 0.05, 0.02)
+ON_THE_FIRST_PAGE = ("2-D wave", "gru")
+"""The families of the workloads in the README: a field, and a network."""
 BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
 
 
@@ -86,7 +88,37 @@ def _milliseconds(run: Run) -> str:
 
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
 
+
+def _trade(results: Results) -> Iterator[tuple[str, list[Run]]]:
+    """A label and the runs of the workloads in the README."""
+    workloads = [find(results.runs, family=family) for family in ON_THE_FIRST_PAGE]
+    everything = [quickest(runs, contender=names.LAX_SCAN) for runs in workloads]
+    yield "`lax.scan`", everything
+    for share in SHARES:
+        yield (
+            f"`memory=` {share:.0%} of that",
+            [
+                quickest(runs, contender=names.JAX_REVOLVE, budget=int(share * run["temp_bytes"]))
+                for runs, run in zip(workloads, everything, strict=True)
+            ],
+        )
+
+
+def _cell(column: int) -> Callable[[tuple[str, list[Run]]], str]:
+    return lambda row: f"{megabytes(row[1][column], 1)}, {row[1][column]['median_ms']:.0f} ms"
+
+
 FRONTS = {
+    "trade": Table(
+        "fronts-cpu",
+        "Memory and median time of one gradient {where} (`benchmarks/fronts.py`):",
+        _trade,
+        [
+            ("gradient of 1000 steps", lambda row: row[0]),
+            ("2-D wave, 100 x 100", _cell(0)),
+            ("GRU, batch 16, width 128", _cell(1)),
+        ],
+    ),
     "results": Table(
         "fronts-cpu",
         "Memory and time of gradients {where}: with `memory=` 2% of what `lax.scan` takes, and of"

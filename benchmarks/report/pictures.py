@@ -1,14 +1,14 @@
-"""Pictures of files of results, drawn beside them."""
+"""Pictures of files of results, among the pages of the documentation."""
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.contenders import names
+from benchmarks.report.fronts import ON_THE_FIRST_PAGE
 from benchmarks.report.results import FOLDER, Run, find, load, quickest
 
 STYLES: dict[str, dict[str, Any]] = {
-    names.LAX_SCAN: {"color": "#000000", "marker": "*"},
+    names.LAX_SCAN: {"marker": "*"},
     names.REMAT: {"color": "#E69F00", "marker": "s"},
     names.SINGLE_STEPS: {"color": "#E69F00", "marker": "s"},
     names.SAVES_PRODUCTS: {"color": "#D55E00", "marker": "v"},
@@ -32,16 +32,22 @@ OVER_MEMORY: dict[str, dict[str, Any]] = {
     names.SAVES_PRODUCTS: {"label": "jax.checkpoint that saves products", "linestyle": "none"},
     names.JAX_REVOLVE: {"label": "jax_revolve, memory=..."},
 }
-FRONTS = ("2-D wave", "gru")
-"""The families of the workloads on the first page: a field, and a network."""
+INK = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+THEMES = {
+    "light": {**dict.fromkeys(INK, "#222222"), "grid.color": "#dddddd"},
+    "dark": {**dict.fromkeys(INK, "#d8d8e0"), "grid.color": "#4a4a58"},
+}
+PAGES = FOLDER.parents[1] / "docs" / "pictures"
 
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 def over_memory(runs: list[Run]) -> Any:
     """What memory costs: times over memory, both relative to storing everything."""
+    from matplotlib import rcParams
     from matplotlib.ticker import FixedLocator
 
+    ink = rcParams["text.color"]
     runs = find(runs, quantity="gradient")
     workloads = list(dict.fromkeys(run["workload"] for run in runs))
     figure, panels = _figure(len(workloads), (max(4.8 * len(workloads), 8), 4.6), sharey=True)
@@ -52,12 +58,12 @@ def over_memory(runs: list[Run]) -> Any:
                 (run["temp_bytes"] / plain["temp_bytes"], run["median_ms"] / plain["median_ms"])
                 for run in find(runs, workload=workload, contender=name)
             )
-            style = {"markersize": 7} | STYLES[name] | style
+            style = {"markersize": 7, "color": ink} | STYLES[name] | style
             if points:
                 ax.plot(*zip(*points, strict=True), **style)
         _finish(ax, workload, "memory / lax.scan", lambda share, _: f"{100 * share:g}%")
         ax.xaxis.set_major_locator(FixedLocator(SHARES))
-        ax.axhline(1, color="#000000", linewidth=0.5, zorder=0)
+        ax.axhline(1, color=ink, linewidth=0.5, zorder=0)
     panels[0].set_ylim(bottom=0)  # of all panels
     panels[0].set_ylabel("time of the gradient / lax.scan")
     _legend(figure, panels[0], columns=3)
@@ -66,7 +72,7 @@ def over_memory(runs: list[Run]) -> Any:
 
 def fronts(runs: list[Run]) -> Any:
     """What memory costs the workloads on the first page."""
-    return over_memory([run for run in runs if run["family"] in FRONTS])
+    return over_memory([run for run in runs if run["family"] in ON_THE_FIRST_PAGE])
 
 
 def _figure(panels: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
@@ -84,7 +90,7 @@ def _finish(ax: Any, title: str, label: str, text: Callable[[float, Any], str]) 
     ax.set_xscale("log")
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(text))
-    ax.grid(color="#DDDDDD", linewidth=0.5)
+    ax.grid(linewidth=0.5)
     ax.set_axisbelow(True)
 
 
@@ -98,9 +104,13 @@ PICTURES = {"fronts": fronts}
 
 
 def write() -> None:
-    """One for each device that there are results of; the site needs a copy among its pages."""
+    """One for each device that there are results of, for light and for dark pages."""
+    from matplotlib import rc_context
+
     for name, draw in PICTURES.items():
         for results in FOLDER.glob(f"{name}-*.json"):
-            draw(list(load(results.stem).runs)).savefig(results.with_suffix(".png"), dpi=150)
-    pages = FOLDER.parents[1] / "docs" / "pictures"
-    shutil.copyfile(FOLDER / "fronts-cpu.png", pages / "fronts-cpu.png")
+            runs = list(load(results.stem).runs)
+            for theme, style in THEMES.items():
+                with rc_context(style):
+                    path = PAGES / f"{results.stem}-{theme}.png"
+                    draw(runs).savefig(path, dpi=150, transparent=True)

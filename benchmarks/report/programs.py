@@ -59,12 +59,6 @@ def _storage(run: Run) -> str:
     return storage if run["contender"] == names.ON_DEVICE else f"`{storage}`"
 
 
-def _transformers(results: Results) -> list[Run]:
-    """All but those with a number of checkpoints, which the table of layers has."""
-    runs = find(results.runs, checkpoints=None)
-    return [run for run in runs if "transformer" in run["workload"]]
-
-
 def _compiled(results: Results) -> Iterator[tuple[str, str, dict[int, Run]]]:
     for kind, family, contender, detail, label in COMPILED:
         runs = find(results.runs, family=family, contender=contender)
@@ -221,17 +215,6 @@ PROGRAMS = {
             ("memory", megabytes),
             ("share", lambda run: number(run.memory_over(names.PLAIN_LAYERS), 3)),
             ("time", over(names.PLAIN_LAYERS)),
-        ],
-    ),
-    "transformers": Table(
-        "layers-cpu",
-        "Gradients of two transformers {where}; times are medians (`benchmarks/layers.py`):",
-        _transformers,
-        [
-            ("model", field("workload")),
-            ("layers run by", _layers_run_by),
-            ("memory", lambda run: megabytes(run, 0)),
-            ("time", lambda run: f"{run['median_ms'] / 1e3:.1f} s"),
         ],
     ),
     "diffrax": Table(

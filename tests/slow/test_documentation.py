@@ -77,12 +77,8 @@ def run(text: str, names: dict[str, object], printed: pytest.CaptureFixture[str]
     return len(blocks)
 
 
-def _page(page: Path) -> Any:
-    marks = [pytest.mark.slow] if page.parent.name in {"recipes", "coming-from"} else []
-    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
-
-
-@pytest.mark.parametrize("page", [_page(page) for page in PAGES])
+@pytest.mark.usefixtures("default_precision")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_of_a_page_runs(
     page: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,7 +173,7 @@ def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
 
 def test_figures_in_the_text() -> None:
     """What pages say without a block of code beside it."""
-    assert len(ALL) == 40  # "some forty transformations"
+    assert len(ALL) == 40  # "under 40 transformations"
     for fun in (checkpoint_loops, jax_revolve.explain_loops):
         assert inspect.signature(fun).parameters["min_length"].default == 16
     for steps, checkpoints in {4096: 28, 10**6: 180}.items():
@@ -192,7 +188,7 @@ def test_figures_in_the_text() -> None:
     assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
 
 
-def test_what_the_readme_says_of_its_results(results: ModuleType) -> None:
+def test_what_the_page_of_benchmarks_says_of_its_results(results: ModuleType) -> None:
     runs = results.load("fronts-cpu").runs
     least: dict[str, int] = {}
     for run in runs:
@@ -255,7 +251,7 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/while.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/while.md"])
 def test_the_square_root_has_a_derivative_at_one(page: str) -> None:
     """It once started from the root there, took no step, and had the derivative of its start."""
     blocks = [b["code"] for b in BLOCK.finditer((ROOT / page).read_text())]
@@ -263,3 +259,17 @@ def test_the_square_root_has_a_derivative_at_one(page: str) -> None:
     imports = "import jax\nimport jax.numpy as jnp\nfrom jax_revolve import bounded_while_loop\n"
     exec(imports + next(code for code in blocks if "def square_root" in code), names)
     assert abs(jax.grad(names["square_root"])(1.0) - 0.5) < 1e-4
+
+
+def test_memory_that_the_first_page_states() -> None:
+    """A budget of 4 MB, where `lax.scan` takes 80 MB."""
+    code = next(BLOCK.finditer((ROOT / "docs" / "index.md").read_text()))["code"]
+    assert 'memory="4MB",  # lax.scan takes 80 MB' in code
+    for text, stated in ((code, 4), (code.replace('memory="4MB",', ""), 80)):
+        names: dict[str, Any] = {}
+        exec(text, names)
+        if stated == 80:
+            names["checkpointed_scan"] = jax.lax.scan
+        program = jax.jit(jax.grad(names["heat"])).lower(jnp.ones(20000, "float32")).compile()
+        memory: Any = program.memory_analysis()
+        assert round(memory.temp_size_in_bytes / 1e6) == stated
