@@ -1,5 +1,6 @@
 """A table is data: where its rows come from, and a function of a row for each column."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -7,6 +8,8 @@ from typing import Any, TypeAlias
 from benchmarks.report.results import Results, Run, load
 
 Column: TypeAlias = tuple[str, Callable[[Any], str]]
+
+UNIT = re.compile(r"(\d) ([kMG]?B|m?s)\b")
 
 ENOUGH = 7
 """The repetitions from which on a median has a second digit; fewer are noise."""
@@ -32,8 +35,8 @@ class Table:
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
-    """Padded, so that it can be read as text too."""
-    cells = [[cell(row) for _, cell in columns] for row in rows]
+    """Padded, so that it can be read as text too; a number stays in the line of its unit."""
+    cells = [[UNIT.sub("\\1\u00a0\\2", cell(row)) for _, cell in columns] for row in rows]
     titles = [title for title, _ in columns]
     widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
     lines = [titles, ["-" * width for width in widths], *cells]
