@@ -118,28 +118,18 @@ def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.report.results")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_tables_of_a_page_are_those_of_the_benchmarks(page: Path, report: ModuleType) -> None:
-    text = page.read_text()
-    assert report.with_tables(text) == text
-    assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
-    assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /fig")
-
-
-def test_every_figure_has_a_page(report: ModuleType) -> None:
-    shown = {name for page in PAGES for _, name, _ in report.FIGURE.findall(page.read_text())}
-    assert shown == set(report.FIGURES)
-
-
-def test_no_figure_begins_a_line() -> None:
-    """A comment there ends the paragraph."""
+def test_tables_and_figures_are_from_the_results(report: ModuleType) -> None:
+    """Each is on a page, and each file of results is in a table."""
+    tables, figures = set(), set()
     for page in PAGES:
-        assert "\n<!-- figure" not in page.read_text(), page.name
-
-
-def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
-    shown = {name for page in PAGES for _, name, _ in report.BLOCK.findall(page.read_text())}
-    assert shown == set(report.TABLES)
+        text = page.read_text()
+        assert report.with_tables(text) == text, page.name
+        tables |= {name for _, name, _ in report.BLOCK.findall(text)}
+        figures |= {name for _, name, _ in report.FIGURE.findall(text)}
+        assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+        assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /")
+        assert "\n<!-- figure" not in text, f"{page.name}: a comment there ends the paragraph"
+    assert (tables, figures) == (set(report.TABLES), set(report.FIGURES))
     shown = {name for table in report.TABLES.values() for name in table.files}
     results = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
     assert shown == {name for name in results if not name.startswith("profile-")}
