@@ -77,7 +77,7 @@ GPU = {
         "programs-gpu",
         f"Gradients compiled for a GPU {COMPILED}, with the default budget and with a tenth of the"
         " memory of `lax.scan`: temporaries, kernels, waits and predicted times. The ratio is of"
-        " kernels to those of the nested scans with the fewest levels that need no more memory:",
+        " kernels, over the nested scans with the fewest levels that need no more memory:",
         _by_budget,
         [
             ("device", _ours(_device)),

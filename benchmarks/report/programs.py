@@ -176,7 +176,7 @@ PROGRAMS = {
         "fit-cpu",
         "Whole programs {where}, with limits as shares of what plain JAX takes: the budget that"
         " `fit` finds, the share of the limit that the program takes, the compilations, and the"
-        " time over that of plain JAX, roughly, because the machine was busy; the last columns are"
+        " time over plain JAX, roughly, because the machine was busy; the last columns are"
         " the peak of a process that runs nothing else beside the bytes of the compiled program"
         " (`benchmarks/fit.py`):",
         _all,
@@ -219,8 +219,8 @@ PROGRAMS = {
     ),
     "diffrax": Table(
         "diffrax-cpu",
-        "Solves {where}; the last column is the time over `ForwardMode`'s or, for gradients, over"
-        " that of `RecursiveCheckpointAdjoint` with as many checkpoints"
+        "Solves {where}; the last column is the time over `ForwardMode` or, for gradients, over"
+        " `RecursiveCheckpointAdjoint` with as many checkpoints"
         " (`benchmarks/diffrax_adjoints.py`):",
         lambda results: [run for run in results.runs if run["quantity"] != "value"],
         [
