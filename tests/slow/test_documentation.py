@@ -26,8 +26,8 @@ from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_LONG = {README, ROOT / "docs" / "progress.md"}
-"""Their programs take longer to run than to compile."""
+RUN_LONG = {README, *(ROOT / "docs" / name for name in ("progress.md", "tutorial.md"))}
+"""They show the memory of optimized programs, or run longer than they compile."""
 PUBLIC = [
     jax_revolve.bounded_while_loop,
     jax_revolve.Checkpointed,
