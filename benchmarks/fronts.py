@@ -7,7 +7,7 @@
 Each record has the bytes of the residuals of a step, too: as JAX keeps them, and as a tape does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from benchmarks.contenders.nested import BestNested
 from benchmarks.contenders.scans import LAX_SCAN, REMAT
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Record
-from benchmarks.runner.programs import Contender, Workload, bytes_of
+from benchmarks.runner.programs import Contender, Workload
 from benchmarks.workloads.recurrences import lstm, scanned
 from benchmarks.workloads.steps import (
     gru,
@@ -31,7 +31,7 @@ from benchmarks.workloads.steps import (
     transformer,
     waves,
 )
-from jax_revolve import checkpointed_scan, explain_scan
+from jax_revolve import checkpointed_scan, explain
 
 SHAPES = [
     (sine_stencil, (1000, 20_000)),
@@ -78,15 +78,9 @@ def measure(quick: bool) -> Iterator[list[Record]]:
 
 def residuals(workload: Workload) -> Record:
     """The bytes of a carry, and of the residuals of a step: as JAX keeps them, and on a tape."""
-    found: Record = {}
-
-    def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
-        sizes = explain_scan(body, init, xs, length).sizes
-        found.update(carry=bytes_of(init), uncut=sizes.uncut, kept=sizes.residuals)
-        return init, None
-
-    jax.eval_shape(partial(workload.loss, loop), workload.active, workload.passive)
-    return found
+    loss = partial(workload.loss, checkpointed_scan)
+    sizes = explain(loss)(workload.active, workload.passive).loops[0].sizes
+    return {"carry": sizes.carry, "uncut": sizes.uncut, "kept": sizes.residuals}
 
 
 BENCHMARK = Benchmark("fronts", measure)

@@ -39,7 +39,7 @@ from benchmarks.runner.launches import A100, H100, Device, launches
 from benchmarks.runner.programs import Compiler, Contender, Program, Workload, bytes_of
 from benchmarks.runner.timing import describe_machine
 from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
-from jax_revolve import HostMemory, Plan, checkpointed_scan, explain_scan, plan
+from jax_revolve import HostMemory, Plan, checkpointed_scan, explain, plan
 from jax_revolve.profiles import in_force
 from jax_revolve.schedule import cost
 
@@ -135,14 +135,10 @@ def of_scan(compiler: CompilerFor, shares: tuple[Any, ...]) -> Iterator[Record]:
 
 
 def default_plan(workload: Workload) -> Plan:
-    plans: list[Any] = []
-
-    def loop(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, None]:
-        plans.append(explain_scan(body, init, xs, length).plan)
-        return init, None
-
-    workload.loss(loop, workload.active, workload.passive)
-    return plans[0]
+    loss = partial(workload.loss, checkpointed_scan)
+    plan = explain(loss)(workload.active, workload.passive).loops[0].plan
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def unknown(chosen: Plan) -> int:
@@ -195,10 +191,10 @@ def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
     for name, options in {
         f"HostMemory, blocks of {size}": {
             "checkpoints": 0,
-            "storage": HostMemory(-(-n // size)),
+            "storage": HostMemory(checkpoints=-(-n // size)),
             "block_size": size,
         },
-        "HostMemory": {"checkpoints": 0, "storage": HostMemory(30)},
+        "HostMemory": {"checkpoints": 0, "storage": HostMemory(checkpoints=30)},
     }.items():
         loop = partial(checkpointed_scan, **options)
         chosen = plan(n, **options)

@@ -23,7 +23,7 @@ SECONDS, STEPS, WIDTH = 6.0, 5000, 1000
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("value", {}),
     ("gradient", {"checkpoints": 50}),
-    ("gradient", {"checkpoints": 10, "storage": HostMemory(40, transfer=0.5)}),
+    ("gradient", {"checkpoints": 10, "storage": HostMemory(checkpoints=40, transfer=0.5)}),
 ]
 
 

@@ -2,10 +2,10 @@
 
 Of each workload and budget, plans of all kinds that fit are timed in turns. The quickest is chosen
 by half of the rounds, and all are compared by the other half, so that luck does not count. The
-others are what is chosen by prediction, and by `explain_scan(..., measure=True)`.
+others are what is chosen by prediction, and by `explain(..., measure=True)`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from benchmarks.runner.programs import Compiler, Contender, Program, Workload
 from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import scanned
 from benchmarks.workloads.steps import sine_stencil
-from jax_revolve import Report, checkpointed_scan, explain_scan
+from jax_revolve import Report, checkpointed_scan, explain
 from jax_revolve.schedule.selection import quickest
 from jax_revolve.schedule.two_level import AnyPlan
 
@@ -32,7 +32,7 @@ MOST_OF_FEWEST = 1.6
 
 ROUNDS = 12
 MEASURING = 60.0
-"""Seconds: the default of `explain_scan`."""
+"""Seconds: the default of `explain`."""
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
@@ -47,12 +47,10 @@ def measure(quick: bool) -> Iterator[list[Record]]:
 
 
 def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
-    predicted = _explained(workload, memory=budget)
+    predicted = _explained(workload, budget)
     sizes = predicted.sizes
     length = workload.length
-    measured = _explained(
-        workload, memory=budget, measure=True, seconds=2.0 if quick else MEASURING
-    )
+    measured = _explained(workload, budget, measure=True, seconds=2.0 if quick else MEASURING)
     chosen = {"predicted": predicted.plan, "measured": measured.plan}
     others: list[Any] = []
     for block_size in (*(k for k in BLOCKS if k < length), length):
@@ -82,15 +80,9 @@ def _program(compile: Compiler, plan: Any) -> Program:
     return compile(Contender("", loop, plan.checkpoints, block=plan.block_size))
 
 
-def _explained(workload: Workload, **options: Any) -> Report:
-    found: list[Report] = []
-
-    def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
-        found.append(explain_scan(body, init, xs, length, **options))
-        return init, None
-
-    workload.loss(loop, workload.active, workload.passive)
-    return found[0]
+def _explained(workload: Workload, budget: int, **how: Any) -> Report:
+    loss = partial(workload.loss, partial(checkpointed_scan, memory=budget))
+    return explain(loss, **how)(workload.active, workload.passive).loops[0]
 
 
 def _in_words(plan: AnyPlan) -> str:

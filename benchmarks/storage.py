@@ -25,7 +25,7 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
                 names.ON_DEVICE: {"checkpoints": count},
                 "jax_revolve, checkpoints=0, HostMemory": {
                     "checkpoints": 0,
-                    "storage": HostMemory(count),
+                    "storage": HostMemory(checkpoints=count),
                 },
                 "jax_revolve, HostMemory": {"checkpoints": count, "storage": HostMemory()},
                 "jax_revolve, Disk": {"checkpoints": count, "storage": Disk(directory)},

@@ -19,7 +19,7 @@ from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Record, Search
 from benchmarks.runner.programs import Compiler, Contender, Program, Workload, difference
 from benchmarks.workloads.packages import PROGRAMS, ThirdParty
-from jax_revolve import checkpoint_loops, explain_loops
+from jax_revolve import checkpoint_loops, explain
 
 SHARE = 0.1
 """Of the plain gradient's temporaries, the budget."""
@@ -60,12 +60,12 @@ def measured(program: ThirdParty, quick: bool) -> list[Record]:
     def rewritten(rewrite: Any, active: Any, _: Any) -> Any:
         return rewrite(loss)(active["argument"])
 
-    report = explain_loops(loss, max_steps=program.max_steps)(argument)
+    ours = checkpoint_loops(loss, max_steps=program.max_steps)
     about = {
         "program": program.name,
         "size": program.size,
         "versions": {package: version(package) for package in program.packages},
-        "loops": sum(of_loop is not None for of_loop in report.loops.values()),
+        "loops": sum(loop.is_own for loop in explain(ours)(argument).loops),
     }
     workload = Workload(program.name, program.size, "", 0, rewritten, {"argument": argument}, {})
     records = Comparison(workload, "gradient", contenders, share=0.6).measured(quick)

@@ -35,7 +35,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "checkpoints=30, block_size=4": {"checkpoints": 30, "block_size": 4},
     "checkpoints=32, block_size=32": {"checkpoints": 32, "block_size": 32},
     'checkpoints="all"': {"checkpoints": "all"},
-    "checkpoints=0, storage=HostMemory(30)": {"checkpoints": 0, "storage": HostMemory(30)},
+    "checkpoints=0, storage=HostMemory(30)": {
+        "checkpoints": 0,
+        "storage": HostMemory(checkpoints=30),
+    },
     "checkpoints=10": {"checkpoints": 10},
     "checkpoints=10, storage=HostMemory()": {"checkpoints": 10, "storage": HostMemory()},
 }

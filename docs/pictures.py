@@ -18,7 +18,7 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 from palette import small
 
-from jax_revolve import Plan, Report, explain_scan, plan
+from jax_revolve import Plan, Report, checkpointed_scan, explain, plan
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -47,7 +47,10 @@ def heat_report() -> Report:
     def step(u: Any, _: Any) -> Any:
         return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
 
-    return explain_scan(step, jax.ShapeDtypeStruct((20000,), "float32"), length=1000, memory="4MB")
+    def run(u: Any) -> Any:
+        return checkpointed_scan(step, u, length=1000, memory="4MB")[0]
+
+    return explain(run)(jax.ShapeDtypeStruct((20000,), "float32")).loops[0]
 
 
 PICTURES: dict[str, Callable[[], Plan | Report]] = {

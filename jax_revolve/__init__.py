@@ -11,29 +11,32 @@ if TYPE_CHECKING:
     from jax_revolve.layers.chain import checkpointed_chain as checkpointed_chain
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
-    from jax_revolve.loops.explain import explain_fori_loop as explain_fori_loop
-    from jax_revolve.loops.explain import explain_scan as explain_scan
-    from jax_revolve.loops.explain import explain_while_loop as explain_while_loop
     from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
+    from jax_revolve.programs.choice import Where as Where
+    from jax_revolve.programs.explain import Explanation as Explanation
+    from jax_revolve.programs.explain import explain as explain
     from jax_revolve.programs.find import FoundLoop as FoundLoop
     from jax_revolve.programs.fit import Fitted as Fitted
     from jax_revolve.programs.fit import fit as fit
-    from jax_revolve.programs.report import LoopsReport as LoopsReport
     from jax_revolve.programs.rewrite import checkpoint_loops as checkpoint_loops
-    from jax_revolve.programs.rewrite import explain_loops as explain_loops
     from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
     from jax_revolve.progress.meters import TextMeter as TextMeter
     from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
     from jax_revolve.schedule import actions as actions
+    from jax_revolve.schedule.arguments import Memory as Memory
+    from jax_revolve.schedule.cost import Sizes as Sizes
     from jax_revolve.schedule.plan import Plan as Plan
+    from jax_revolve.schedule.planning import Checkpoints as Checkpoints
     from jax_revolve.schedule.planning import longest_plan as longest_plan
     from jax_revolve.schedule.planning import plan as plan
     from jax_revolve.schedule.report.measured import Measurement as Measurement
     from jax_revolve.schedule.report.report import Report as Report
     from jax_revolve.schedule.storage import Disk as Disk
     from jax_revolve.schedule.storage import HostMemory as HostMemory
+    from jax_revolve.schedule.storage import Storage as Storage
+    from jax_revolve.schedule.two_level import AnyPlan as AnyPlan
     from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan
 
 _MODULES = {
@@ -41,36 +44,52 @@ _MODULES = {
     "checkpointed_chain": "layers.chain",
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",
-    "explain_fori_loop": "loops.explain",
-    "explain_scan": "loops.explain",
-    "explain_while_loop": "loops.explain",
     "checkpointed_fori_loop": "loops.fori_loop",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",
+    "Where": "programs.choice",
+    "Explanation": "programs.explain",
+    "explain": "programs.explain",
     "FoundLoop": "programs.find",
     "Fitted": "programs.fit",
     "fit": "programs.fit",
-    "LoopsReport": "programs.report",
     "checkpoint_loops": "programs.rewrite",
-    "explain_loops": "programs.rewrite",
     "ProgressMeter": "progress.meters",
     "TextMeter": "progress.meters",
     "TqdmMeter": "progress.meters",
     "actions": "schedule",
+    "Memory": "schedule.arguments",
+    "Sizes": "schedule.cost",
     "Plan": "schedule.plan",
+    "Checkpoints": "schedule.planning",
     "longest_plan": "schedule.planning",
     "plan": "schedule.planning",
     "Measurement": "schedule.report.measured",
     "Report": "schedule.report.report",
     "Disk": "schedule.storage",
     "HostMemory": "schedule.storage",
+    "Storage": "schedule.storage",
+    "AnyPlan": "schedule.two_level",
     "TwoLevelPlan": "schedule.two_level",
 }
+
+_GONE = {
+    "explain_scan": "explain(partial(checkpointed_scan, f, **options))(init, xs).loops[0]",
+    "explain_while_loop": "explain(partial(bounded_while_loop, cond_fun, body_fun, **options))"
+    "(init_val).loops[0]",
+    "explain_fori_loop": "explain(partial(checkpointed_fori_loop, lower, upper, body_fun, "
+    "**options))(init_val).loops[0]",
+    "explain_loops": "explain(checkpoint_loops(fun, **options))(*args), or explain(fun)(*args)",
+    "LoopsReport": "Explanation",
+}
+"""Names of 0.1, and what to write instead."""
 
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _GONE:
+        raise AttributeError(f"jax_revolve.{name} is gone. Write {_GONE[name]} instead.")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = ["demo", *arguments]
     if arguments[0] == "calibrate":
         parser.error(
-            "calibrate is gone: explain_scan(..., measure=True) times the plans of one loop, and "
+            "calibrate is gone: explain(loss, measure=True) times the plans of its loops, and "
             "JAX_REVOLVE_PROFILE names a profile, such as one that calibrate wrote"
         )
     options = vars(parser.parse_args(arguments))
@@ -138,7 +138,7 @@ def _plan_parser(commands: Any) -> Parser:
     add("--repetitions", type=int, metavar="R", help="the most advances of any step")
     add("--overhead", type=float, metavar="X", help="the most advances per step, on average")
     add("--memory", metavar="BYTES", help='bytes, such as "512MB" or "2GiB"; needs both sizes')
-    sizes = parser.add_argument_group("sizes, which jax_revolve.explain_scan measures")
+    sizes = parser.add_argument_group("sizes, which jax_revolve.explain measures")
     add = sizes.add_argument
     add("--state-bytes", type=int, metavar="BYTES", help="bytes of a carry")
     add("--residual-bytes", type=int, metavar="BYTES", help="bytes of the residuals of one step")

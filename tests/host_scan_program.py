@@ -100,7 +100,7 @@ def called(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> An
             start,
             length=STEPS,
             checkpoints=0,
-            storage=HostMemory(4),
+            storage=HostMemory(checkpoints=4),
             directory=directory,
             save_every=save_every,
         )

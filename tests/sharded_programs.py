@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from asked import explained_scan
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_revolve import bounded_while_loop, checkpointed_scan, explain_scan
+from jax_revolve import bounded_while_loop, checkpointed_scan
 
 Program = Callable[..., Any]
 """Weight, initial carry and xs to a number."""
@@ -66,9 +67,9 @@ def program(scan: Scan, parts: Step = Step()) -> Program:  # noqa: B008
 
 def in_a_budget(step: Any, init: Any, xs: Any, examples: int = 1) -> Any:
     """The scan with the least memory with which several steps, but not all, are taped together."""
-    report = explain_scan(step, init, xs)
+    report = explained_scan(step, init, xs)
     memory = min(report.memory(p) for p in report.choices if 1 < p.block_size < p.length)
-    assert explain_scan(step, init, xs, memory=memory).plan.block_size > 1
+    assert explained_scan(step, init, xs, memory=memory).plan.block_size > 1
     return checkpointed_scan(step, init, xs, memory=examples * memory)
 
 

@@ -47,7 +47,8 @@ INNER: dict[str, Callable[..., Any]] = {
     "slots": partial(by_scan, partial(checkpointed_scan, checkpoints=3)),
     "blocks": partial(by_scan, partial(checkpointed_scan, checkpoints=2, block_size=3)),
     "host": partial(
-        by_scan, partial(checkpointed_scan, checkpoints=1, storage=HostMemory(2, transfer=0.1))
+        by_scan,
+        partial(checkpointed_scan, checkpoints=1, storage=HostMemory(checkpoints=2, transfer=0.1)),
     ),
     "while": by_while,
     "chain": by_chain,

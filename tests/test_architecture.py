@@ -91,7 +91,7 @@ def test_public_names_are_imported_when_they_are_used() -> None:
     ("names", "unused"),
     [
         ("Disk, HostMemory, Plan, longest_plan, plan", "jax equinox numpy"),
-        ("bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, explain_scan", "equinox"),
+        ("bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, Report", "equinox"),
     ],
 )
 def test_what_an_import_brings(names: str, unused: str) -> None:

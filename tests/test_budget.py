@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from asked import explained_scan
 from jax import lax
 from test_memory import compiled
 from workloads import WORKLOADS, Workload
 
-from jax_revolve import checkpointed_scan, explain_scan
+from jax_revolve import checkpointed_scan
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -46,7 +47,7 @@ def test_gradient_keeps_to_its_budget(workload: Workload, shares: tuple[float, .
     values, two carries, and 16 kB for the schedule."""
     parameters, init, xs = workload.of_length(LENGTH)
     step = lambda carry, x: (workload.step(parameters, carry, x), None)  # noqa: E731
-    report = explain_scan(step, init, xs, LENGTH)
+    report = explained_scan(step, init, xs, LENGTH)
     least = report.memory(report.choices[0])
     closed_over = report.always["cotangents of closed-over values"]
     allowance = temporaries(workload, lax.scan, 1) + closed_over + 2 * report.sizes.carry + 16384
@@ -74,6 +75,6 @@ def test_the_budget_is_that_of_the_batch_that_is_differentiated() -> None:
 
     def chosen(batch: int) -> Any:
         state = jax.ShapeDtypeStruct((batch, 100), jnp.float32)
-        return explain_scan(lambda u, _: (jnp.sin(u), None), state, length=100, memory=40000).plan
+        return explained_scan(lambda u, _: (jnp.sin(u), None), state, length=100, memory=40000).plan
 
     assert chosen(1).block_size > chosen(10).block_size

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import explained_scan
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -16,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from test_memory import temporaries
 from workloads import gru, lstm, runge_kutta
 
-from jax_revolve import checkpointed_scan, explain_scan
+from jax_revolve import checkpointed_scan
 from jax_revolve._compat import bytes_of
 from jax_revolve.engine.tape import cut, taped
 from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
@@ -88,7 +89,7 @@ def test_bytes_that_are_kept(step: Any) -> None:
     found: Any = []
 
     def explain(*args: Any, **kwargs: Any) -> Any:
-        found.append(explain_scan(*args, **kwargs))
+        found.append(explained_scan(*args, **kwargs))
         return lax.scan(*args, **kwargs)
 
     scanned(explain, step, arguments)

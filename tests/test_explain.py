@@ -1,4 +1,4 @@
-"""`explain_scan`: bytes against hand counts, choices against what the loops really run."""
+"""`explain`: bytes against hand counts, choices against what the loops really run."""
 
 import re
 import sys
@@ -11,17 +11,18 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
-from asked import for_bound, for_scan
+from asked import explained_scan, explained_while, for_bound, for_scan
 from jax import lax
 from matplotlib import pyplot
 
+import jax_revolve
 from jax_revolve import (
     Plan,
     Report,
     bounded_while_loop,
+    checkpoint_loops,
     checkpointed_scan,
-    explain_scan,
-    explain_while_loop,
+    explain,
     plan,
 )
 from jax_revolve.schedule import cost
@@ -93,7 +94,7 @@ def start() -> Any:
 def test_bytes() -> None:
     """The sine and its derivative are left behind, and the factors that are multiplied; what they
     are multiplied by is read again. The field and the factors are what running on takes."""
-    report = explain_scan(step, *arguments())
+    report = explained_scan(step, *arguments())
     sizes = report.sizes
     assert sizes.checkpoint == 4 * (WIDTH + 10)
     assert sizes.carry == 4 * (WIDTH + 10 + 1)
@@ -116,7 +117,7 @@ def test_bytes_of_a_loop_that_stops_by_itself() -> None:
     def cond_fun(state: Any) -> Any:
         return going(state) & (state[1][0] < limit[0])
 
-    report = explain_while_loop(cond_fun, body, start(), max_steps=100)
+    report = explained_while(cond_fun, body, start(), max_steps=100)
     sizes = report.sizes
     assert sizes.checkpoint == sizes.carry == 4 * (WIDTH + 1)
     assert sizes.uncut is not None
@@ -137,7 +138,7 @@ def test_products_of_weights() -> None:
     """A block keeps what the weight's cotangent is a product of; a single step adds to it."""
     w = jnp.eye(256, dtype=jnp.float32)
     h = jax.ShapeDtypeStruct((16, 256), jnp.float32)
-    report = explain_scan(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
+    report = explained_scan(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
     assert report.sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
     assert report.sizes.residuals == report.sizes.alone
     assert report.sizes.factors == 4 * 16 * 256
@@ -154,7 +155,7 @@ def test_products_of_weights() -> None:
 
 def test_shapes_do() -> None:
     init, xs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments())
-    assert explain_scan(step, init, xs) == explain_scan(step, *arguments())
+    assert explained_scan(step, init, xs) == explained_scan(step, *arguments())
 
 
 @pytest.mark.parametrize("loop", ["scan", "while"])
@@ -168,10 +169,10 @@ def test_nothing_runs_and_functions_are_traced_once(loop: str) -> None:
         return result
 
     if loop == "scan":
-        explain_scan(lambda c, x: noted("f", step(c, x)), *arguments())
+        explained_scan(lambda c, x: noted("f", step(c, x)), *arguments())
         assert traced == ["f"]
     else:
-        explain_while_loop(
+        explained_while(
             lambda c: (traced.append("cond"), going(c))[1],
             lambda c: noted("body", body(c)),
             start(),
@@ -187,12 +188,12 @@ def test_within_another_trace() -> None:
     found: list[Report] = []
 
     def loss(u: Any) -> Any:
-        found.append(explain_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
+        found.append(explained_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
         chosen: Any = found[0].plan
         return checkpointed_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH, plan=chosen)[0]
 
     assert jnp.isfinite(jax.jit(jax.grad(loss))(1.0))
-    assert found[0].plan == explain_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan
+    assert found[0].plan == explained_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan
 
 
 # The table
@@ -243,7 +244,7 @@ def check_choices(report: Report, wanted: AnyPlan | Request | None) -> None:
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=str)
 def test_chosen_plan(asked: dict[str, Any]) -> None:
-    report = explain_scan(step, *arguments(), **asked)
+    report = explained_scan(step, *arguments(), **asked)
     check_choices(report, for_scan(LENGTH, **{"checkpoints": None, **asked}))
     if "memory" in asked:
         assert report.memory(report.plan) <= {"1GB": 10**9, 30_000: 30_000}.get(
@@ -257,27 +258,110 @@ def test_chosen_plan(asked: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=str)
 def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> None:
-    report = explain_while_loop(going, body, start(), max_steps=LENGTH, **asked)
+    report = explained_while(going, body, start(), max_steps=LENGTH, **asked)
     check_choices(report, for_bound(LENGTH, **{"checkpoints": None, **asked}))
     assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
     for p in report.choices:
         assert report.evaluations(p) == cost.evaluations(p, is_while=True)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2])
+@pytest.mark.parametrize("length", [1, 2])
 def test_shortest_loops(length: int) -> None:
-    report = explain_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=length)
+    report = explained_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=length)
     assert report.plan == Plan(length, 1, 1)
     assert report.evaluations(report.plan) == plan(length).evaluations
     assert marked(report)[:2] == ["1", "1"]
+
+
+# All loops of a function
+
+
+def long(u: Any) -> Any:
+    return jnp.sum(checkpointed_scan(lambda c, _: (jnp.sin(c) * weight, None), u, length=40)[0])
+
+
+def nest(u: Any, note: Callable[[], None] = lambda: None, inner: Any = checkpointed_scan) -> Any:
+    """A loop in another one, and one of lax."""
+
+    def noted(c: Any, _: Any) -> Any:
+        jax.debug.callback(lambda: note())
+        return jnp.sin(c), None  # a weight would count as differentiated in the report alone
+
+    def step(c: Any, _: Any) -> Any:
+        return inner(noted, c, length=20)[0] + 1, None
+
+    u = checkpointed_scan(step, u, length=6)[0]
+    with jax.named_scope("last"):
+        return jnp.sum(jax.jit(lambda u: lax.scan(noted, u, length=30)[0])(u) ** 2)
+
+
+def test_all_loops_of_a_function() -> None:
+    explanation = explain(nest)(jnp.ones(WIDTH, jnp.float32))
+    outer, inner, last = explanation.loops
+    names = [loop.name for loop in explanation.loops]
+    assert names == ["scan", "scan/scan", "last/<lambda>/scan"]
+    assert all(loop.source.startswith("test_explain.py:") for loop in explanation.loops)
+    assert [loop.runs for loop in explanation.loops] == [1, 6, 1]
+    assert [loop.is_own for loop in explanation.loops] == [True, True, False]
+    assert [loop.plan.length for loop in explanation.loops] == [6, 20, 30]
+    assert inner.sizes.checkpoint == 4 * WIDTH
+    # What the inner loop holds is among the residuals of an outer step.
+    assert outer.sizes.residuals >= inner.plan.checkpoints * 4 * WIDTH
+    assert last.memory(last.plan) < 20 * 4 * WIDTH < explanation.memory_now - explanation.memory
+    lines = str(explanation).splitlines()
+    assert lines[4].split()[0] == "together"
+    assert lines[4].split()[-1] == str(explanation.evaluations)
+    assert "Run by jax.lax: last/<lambda>/scan." in lines[5]
+    own = checkpoint_loops(nest)
+    assert explain(own)(jnp.ones(WIDTH, jnp.float32)).memory_now == explanation.memory
+
+
+@pytest.mark.usefixtures("compile_quickly")
+@pytest.mark.parametrize("inner", [checkpointed_scan, lax.scan])
+def test_evaluations_are_counted_in_nests(inner: Any) -> None:
+    """The inner loops are evaluated in each evaluation of an outer step."""
+    noted: list[None] = []
+    fun = checkpoint_loops(partial(nest, note=lambda: noted.append(None), inner=inner))
+    u = jnp.ones(WIDTH, jnp.float32)
+    explanation = explain(fun)(u)
+    assert not noted
+    jax.block_until_ready(jax.jit(jax.value_and_grad(fun))(u))
+    jax.effects_barrier()
+    outer = explanation.loops[0]
+    assert len(noted) == explanation.evaluations - outer.evaluations(outer.plan)
+
+
+def test_pictures_of_all_loops() -> None:
+    axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
+    assert [ax.get_title() for ax in axes] == [
+        "Gradient of a loop of 6 steps (scan)",
+        "Gradient of a loop of 20 steps (scan/scan)",
+        "Gradient of a loop of 30 steps (last/<lambda>/scan)",
+    ]
+    assert len({ax.figure for ax in axes}) == 1
+    assert len(explain(long)(jnp.ones(WIDTH, jnp.float32)).plot()) == 1
+
+
+def test_the_table_of_one_loop_has_its_plans() -> None:
+    explanation = explain(long)(jax.ShapeDtypeStruct((WIDTH,), jnp.float32))
+    (loop,) = explanation.loops
+    assert str(explanation).endswith("\n\n" + str(loop))
+    assert explanation.memory == explanation.memory_now == loop.memory(loop.plan)
+
+
+@pytest.mark.parametrize("name", ["scan", "while_loop", "fori_loop", "loops"])
+def test_the_old_names_say_what_to_write(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"explain_{name} is gone. Write explain\("):
+        getattr(jax_revolve, f"explain_{name}")
 
 
 # Errors
 
 
 def test_a_bound_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"^max_steps must be an int, but is None"):
-        explain_while_loop(going, body, start(), max_steps=None)
+    explanation = explain(lambda x: bounded_while_loop(going, body, x, max_steps=None))(start())
+    assert not explanation.loops
+    assert "needs max_steps" in str(explanation)
 
 
 @pytest.mark.parametrize(
@@ -289,24 +373,27 @@ def test_a_bound_is_needed() -> None:
     ids=["integers", "stopped"],
 )
 def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
-    with pytest.raises(ValueError, match="must hold floating-point numbers that its results"):
-        explain_scan(f, jnp.int32(0), xs)
+    for scan in (checkpointed_scan, lax.scan):
+        explanation = explain(partial(scan, f))(jnp.int32(0), jnp.concatenate([xs] * 4))
+        assert not explanation.loops
+        assert explanation.evaluations == 0
+        assert ("no gradient" if scan is checkpointed_scan else "left alone") in str(explanation)
 
 
 def test_too_little_memory() -> None:
-    sizes = explain_scan(step, *arguments()).sizes
+    sizes = explained_scan(step, *arguments()).sizes
     least = sizes.checkpoint + sizes.residuals + sizes.carry
-    enough = explain_scan(step, *arguments(), memory=least)
+    enough = explained_scan(step, *arguments(), memory=least)
     assert (enough.plan, enough.memory(enough.plan)) == (Plan(LENGTH, 1, 1), least)
     with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here"):
-        explain_scan(step, *arguments(), memory=least - 1)
+        explained_scan(step, *arguments(), memory=least - 1)
 
 
 # The picture
 
 
 def test_plot() -> None:
-    report = explain_scan(step, *arguments())
+    report = explained_scan(step, *arguments())
     ax = report.plot()
     assert ax.get_xscale() == "log"
     assert ax.figure in map(pyplot.figure, pyplot.get_fignums())
@@ -323,7 +410,7 @@ def test_plot() -> None:
 
 
 def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = explain_scan(step, *arguments())
+    report = explained_scan(step, *arguments())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install "jax_revolve\[plot\]"'):
         report.plot()
@@ -372,7 +459,7 @@ def test_a_loop_runs_the_plan_that_is_explained(
             jnp.sum(x) for x in jax.tree.leaves(results) if jnp.issubdtype(x.dtype, jnp.floating)
         )
 
-    report = run(jnp.ones(3), jnp.ones(3), xs, explain_scan, explain_while_loop)
+    report = run(jnp.ones(3), jnp.ones(3), xs, explained_scan, explained_while)
     assert length == 1 or not ({"block_size", "memory"} & {*asked}) or report.plan.block_size > 1
     gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
     jax.block_until_ready(gradient(jnp.ones(3), jnp.ones(3), xs))

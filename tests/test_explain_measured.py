@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
+from asked import explained_scan, explained_while
 from jax import lax
 from matplotlib import pyplot
 from matplotlib.figure import Figure
@@ -24,9 +25,7 @@ from jax_revolve import (
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
-    explain_fori_loop,
-    explain_scan,
-    explain_while_loop,
+    explain,
     plan,
 )
 from jax_revolve._compat import is_traced
@@ -63,8 +62,8 @@ def arguments(length: int = LENGTH) -> tuple[Any, Any]:
     return (jnp.ones(100), 0), jnp.linspace(0.0, 1.0, length)
 
 
-def explain(**asked: Any) -> Report:
-    return explain_scan(partial(step, weight), *arguments(), measure=True, **asked)
+def measured(**asked: Any) -> Report:
+    return explained_scan(partial(step, weight), *arguments(), measure=True, **asked)
 
 
 def expected_plans(report: Report, memory: int | None = None) -> list[Plan]:
@@ -124,8 +123,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_the_quickest_is_chosen(machine: Machine) -> None:
-    report = explain(memory=BUDGET, seconds=1000)
-    predicted = explain_scan(partial(step, weight), *arguments(), memory=BUDGET)
+    report = measured(memory=BUDGET, seconds=1000)
+    predicted = explained_scan(partial(step, weight), *arguments(), memory=BUDGET)
     expected = expected_plans(predicted, BUDGET)
     assert machine.compiled == list(report.measured) == expected
     assert len(expected) > 3
@@ -143,7 +142,7 @@ def test_the_quickest_is_chosen(machine: Machine) -> None:
 
 def test_plans_take_turns(machine: Machine) -> None:
     machine.seconds = lambda plan: 1 + plan.checkpoints / 1000
-    report = explain(memory=BUDGET, seconds=1000)
+    report = measured(memory=BUDGET, seconds=1000)
     n = len(report.measured)
     rounds = [machine.ran[i : i + n] for i in range(0, len(machine.ran), n)]
     assert len(rounds) == 1 + MOST_ROUNDS
@@ -152,13 +151,13 @@ def test_plans_take_turns(machine: Machine) -> None:
     assert len({*map(tuple, rounds)}) > 3
     before = machine.ran.copy()
     machine.ran.clear()
-    assert explain(memory=BUDGET, seconds=1000).plan == report.plan
+    assert measured(memory=BUDGET, seconds=1000).plan == report.plan
     assert machine.ran == before
 
 
 def test_quartiles(machine: Machine) -> None:
     machine.seconds = lambda plan: len(machine.ran)
-    report = explain(checkpoints=3, seconds=1000)
+    report = measured(checkpoints=3, seconds=1000)
     (its,) = report.measured.values()
     assert (its.ms, its.quartiles, its.runs) == (15500, (8250, 22750), 30)
 
@@ -166,8 +165,8 @@ def test_quartiles(machine: Machine) -> None:
 @pytest.mark.parametrize("seconds", [1e-9, 2.0])
 def test_too_short_a_limit(machine: Machine, seconds: float) -> None:
     """A plan is measured all the same: the one that is predicted quickest."""
-    report = explain(memory=BUDGET, seconds=seconds)
-    predicted = explain_scan(partial(step, weight), *arguments(), memory=BUDGET)
+    report = measured(memory=BUDGET, seconds=seconds)
+    predicted = explained_scan(partial(step, weight), *arguments(), memory=BUDGET)
     chosen, *others = expected_plans(predicted, BUDGET)
     assert machine.compiled == list(report.measured) == [report.plan] == [chosen]
     assert report.unmeasured == others
@@ -179,7 +178,7 @@ def test_too_short_a_limit(machine: Machine, seconds: float) -> None:
 def test_limit_with_long_runs(machine: Machine) -> None:
     """Programs that there is no time to run are left out, those predicted slowest first."""
     machine.seconds = lambda _: 5.0
-    report = explain(memory=BUDGET, seconds=120)
+    report = measured(memory=BUDGET, seconds=120)
     assert list(report.measured) == machine.compiled[: len(report.measured)]
     assert 1 < len(report.measured) < len(machine.compiled)
     assert {*report.unmeasured} == {*machine.compiled} - {*report.measured}
@@ -188,11 +187,11 @@ def test_limit_with_long_runs(machine: Machine) -> None:
 
 
 def test_interrupted(machine: Machine) -> None:
-    n = len(explain(memory=BUDGET, seconds=1000).measured)
+    n = len(measured(memory=BUDGET, seconds=1000).measured)
     assert n > 3
     machine.ran.clear()
     machine.interrupt_at = 2 * n + 3
-    report = explain(memory=BUDGET, seconds=1000)
+    report = measured(memory=BUDGET, seconds=1000)
     assert {*report.measured} == {*machine.ran[-3:]}
     assert report.plan.checkpoints == max(p.checkpoints for p in report.measured)
     assert len(report.unmeasured) == n - 3
@@ -204,7 +203,7 @@ def test_a_slow_run_of_the_quickest(machine: Machine) -> None:
     """A plan runs no more only if all of its runs were slow."""
     steady = machine.seconds
     machine.seconds = lambda plan: steady(plan) + (len(machine.ran) % 7 == 0)
-    report = explain(memory=BUDGET, seconds=1000)
+    report = measured(memory=BUDGET, seconds=1000)
     assert report.plan.checkpoints == max(p.checkpoints for p in report.measured)
     assert report.measured[report.plan].runs == MOST_ROUNDS
 
@@ -213,7 +212,7 @@ def test_a_machine_that_becomes_slower(machine: Machine) -> None:
     """What ran only while it was quicker is not taken for the quickest."""
     steady = machine.seconds
     machine.seconds = lambda plan: steady(plan) * (1 if len(machine.ran) < 36 else 100)
-    report = explain(memory=BUDGET, seconds=1000)
+    report = measured(memory=BUDGET, seconds=1000)
     most = max(p.checkpoints for p in report.measured)
     assert report.plan.checkpoints == most
     assert any(its.ms < report.measured[report.plan].ms for its in report.measured.values())
@@ -226,7 +225,7 @@ FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while tryin
 @pytest.mark.parametrize("when", ["compiled", "run first", "run"])
 def test_too_large_for_the_device(machine: Machine, when: str) -> None:
     """What other plans have measured is kept."""
-    plans = list(explain(memory=BUDGET, seconds=1000).measured)
+    plans = list(measured(memory=BUDGET, seconds=1000).measured)
     machine.ran.clear()
     compile_gradient, run, largest = machine.compile_gradient, machine.run, plans[0]
 
@@ -243,7 +242,7 @@ def test_too_large_for_the_device(machine: Machine, when: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "compile_gradient", compile)
         patch.setattr(machine, "run", run_or_raise)
-        report = explain(memory=BUDGET, seconds=1000)
+        report = measured(memory=BUDGET, seconds=1000)
     assert list(report.measured) == plans[1:]
     assert report.plan.checkpoints == max(p.checkpoints for p in plans[1:])
     assert (report.too_large, report.unmeasured) == ([largest], [])
@@ -259,20 +258,20 @@ def test_no_plan_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch, text: s
 
     monkeypatch.setattr(machine, "run", run)
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
-        explain(memory=BUDGET)
+        measured(memory=BUDGET)
     assert (len(machine.ran) > 1) == text.startswith("RESOURCE")
 
 
 def test_interrupted_before_anything_is_measured(machine: Machine) -> None:
     machine.interrupt_at = 4
     with pytest.raises(KeyboardInterrupt):
-        explain(memory=BUDGET)
+        measured(memory=BUDGET)
 
 
 def test_peaks(machine: Machine) -> None:
     """A peak that the process had before is nobody's."""
     machine.peak = 8000
-    report = explain(memory=BUDGET, seconds=1000)
+    report = measured(memory=BUDGET, seconds=1000)
     peaks = {p.checkpoints: its.peak for p, its in report.measured.items()}
     assert peaks == {s: 1000 * s + 7 if s >= 8 else None for s in peaks}
     assert None in peaks.values()
@@ -286,34 +285,34 @@ def test_peaks(machine: Machine) -> None:
         {"checkpoints": 3},
         {"checkpoints": 3, "block_size": 4},
         {"checkpoints": "all"},
+        {"block_size": 4},
         {"plan": plan(LENGTH, 5, block_size=2)},
     ],
     ids=str,
 )
 def test_what_is_asked_for_stays(machine: Machine, asked: dict[str, Any]) -> None:
-    report = explain(**asked)
+    report = measured(**asked)
     assert machine.compiled == [report.plan]
-    assert report.plan == explain_scan(partial(step, weight), *arguments(), **asked).plan
+    assert report.plan == explained_scan(partial(step, weight), *arguments(), **asked).plan
 
 
-@pytest.mark.parametrize("asked", [{}, {"memory": BUDGET}], ids=str)
-def test_block_size_stays(machine: Machine, asked: dict[str, Any]) -> None:
-    report = explain(block_size=4, **asked)
+def test_block_size_stays(machine: Machine) -> None:
+    report = measured(block_size=4, memory=BUDGET)
     assert {p.block_size for p in machine.compiled} == {4}
     assert len(report.measured) > 1
-    predicted = explain_scan(partial(step, weight), *arguments(), block_size=4, **asked)
+    predicted = explained_scan(partial(step, weight), *arguments(), block_size=4, memory=BUDGET)
     assert machine.compiled[0] == predicted.plan
 
 
 def test_budget_by_default_is_what_the_chosen_plan_takes(machine: Machine) -> None:
-    report = explain()
-    chosen = explain_scan(partial(step, weight), *arguments())
+    report = measured()
+    chosen = explained_scan(partial(step, weight), *arguments())
     assert max(map(report.memory, machine.compiled)) <= chosen.memory(chosen.plan)
     assert machine.compiled == expected_plans(chosen)
 
 
 def test_bar(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    n = len(explain(memory=BUDGET).measured)
+    n = len(measured(memory=BUDGET).measured)
     printed = capsys.readouterr()
     assert not printed.out
     last = printed.err.split("\r")[-1]
@@ -327,7 +326,7 @@ def test_no_bar_without_tqdm(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    assert explain().measured
+    assert measured().measured
     assert capsys.readouterr() == ("", "")
 
 
@@ -337,15 +336,15 @@ def test_no_bar_without_tqdm(
 def test_bad_arguments() -> None:
     for seconds in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match=r"^seconds must be a number > 0, but is"):
-            explain(seconds=seconds)
+            measured(seconds=seconds)
     for other in ("1", None, True):
         with pytest.raises(TypeError, match=r"^seconds must be a number > 0, but is .* of type"):
-            explain(seconds=other)
+            measured(seconds=other)
     with pytest.raises(TypeError, match=r"^measure must be True or False, but is 10 of type int"):
-        explain_scan(partial(step, weight), *arguments(), measure=10)  # pyright: ignore
+        explained_scan(partial(step, weight), *arguments(), measure=10)  # pyright: ignore
 
 
-REFUSED = "^measure must be False unless the arguments, and what the functions close over, are real"
+REFUSED = "^measure must be False unless the arguments, and what the function closes over, are real"
 
 
 def test_shapes_are_refused(machine: Machine) -> None:
@@ -357,11 +356,7 @@ def test_shapes_are_refused(machine: Machine) -> None:
         return carry, None
 
     with pytest.raises(ValueError, match=REFUSED + ".* is a shape. Pass arrays"):
-        explain_scan(noted, (1.0, shape), length=5, measure=True)
-    with pytest.raises(ValueError, match=REFUSED):
-        explain_while_loop(lambda c: noted(c, 0)[0] < 1, jnp.sin, shape, max_steps=5, measure=True)
-    with pytest.raises(ValueError, match=REFUSED):
-        explain_fori_loop(0, 5, lambda i, c: noted(c, i)[0], shape, measure=True)
+        explained_scan(noted, (1.0, shape), length=5, measure=True)
     assert not traced
     assert not machine.compiled
 
@@ -371,10 +366,10 @@ def test_shapes_are_refused(machine: Machine) -> None:
 def test_tracers_are_refused(transform: Any, where: str, machine: Machine) -> None:
     def loss(u: Any) -> Any:
         factor, start = (u, jnp.float32(1.0)) if where == "closure" else (2.0, u)
-        explain_scan(lambda c, _: (jnp.sin(c) * factor, None), start, length=5, measure=True)
+        explained_scan(lambda c, _: (jnp.sin(c) * factor, None), start, length=5, measure=True)
         return u
 
-    with pytest.raises(ValueError, match=REFUSED + ".* traces. Pass arrays, outside of trans"):
+    with pytest.raises(ValueError, match=REFUSED + ".* traces. Pass arrays, outside trans"):
         transform(loss)(jnp.ones(3) if transform is jax.vmap else jnp.float32(1.0))
     assert not machine.compiled
 
@@ -400,7 +395,7 @@ def made_up(peak: int | None = None) -> Report:
         slow: Measurement(12.345, (12.0, 13.0), 7, 5000, None),
         quick: Measurement(8.0, (7.0, 8.5), 8, 9000, peak),
     }
-    return Report(quick, Sizes(1000, 3000, 2000, 1004), {}, False, measured)
+    return Report(quick, Sizes(1000, 3000, 2000, 1004), {}, False, measured=measured)
 
 
 def test_table() -> None:
@@ -448,7 +443,7 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         measure, "compile_gradient", lambda *args: programs.append(real(*args)) or programs[-1]
     )
-    report = explain(memory=BUDGET, block_size=10)
+    report = measured(memory=BUDGET, block_size=10)
     assert len(programs) == len(report.measured) > 1
     _, expected = compiled_for(lambda *args, plan: lax.scan(*args), report.plan)
     for program in programs:
@@ -458,7 +453,9 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, results = compiled_for(checkpointed_scan, report.plan)
     assert_close(results, expected)
     in_use = compiled.memory_analysis().temp_size_in_bytes
-    assert report.measured[report.plan].temporaries == in_use
+    # The initial count, an integer of eight bytes, is a constant of the user's program, and in the
+    # measured one an operand. Some plans copy it. Which plan is the quickest is left to the machine.
+    assert abs((report.measured[report.plan].temporaries or 0) - in_use) <= 8
 
 
 def assert_close(results: Any, expected: Any) -> None:
@@ -468,7 +465,7 @@ def assert_close(results: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("is_disabled", [False, True])
 def test_a_function_is_traced_once(is_disabled: bool) -> None:
-    """Its effects happen in each run."""
+    """Its effects happen in each run, and in the evaluation for the operands."""
     traced: list[None] = []
     ran: list[int] = []
 
@@ -478,11 +475,11 @@ def test_a_function_is_traced_once(is_disabled: bool) -> None:
         return jnp.sin(carry), None
 
     with jax.disable_jit(is_disabled):
-        report = explain_scan(noted, 1.0, length=3, checkpoints=1, measure=True)
+        report = explained_scan(noted, 1.0, length=3, checkpoints=1, measure=True)
     jax.effects_barrier()
     assert len(traced) == 1
     (its,) = report.measured.values()
-    assert len(ran) == (1 + its.runs) * report.evaluations(report.plan)
+    assert len(ran) == 3 + (1 + its.runs) * report.evaluations(report.plan)
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -494,12 +491,12 @@ def test_while_loop() -> None:
         jax.debug.callback(lambda: ran.append(1))
         return body(state)
 
-    report = explain_while_loop(going, noted, (0, weight), max_steps=1000, measure=True, seconds=2)
+    report = explained_while(going, noted, (0, weight), max_steps=1000, measure=True, seconds=2)
     jax.effects_barrier()
     runs = sum(1 + its.runs for its in report.measured.values())
     assert 7 * runs <= len(ran) <= 7 * 8 * runs
     assert all(p.length == 1000 for p in report.measured)
-    chosen = explain_while_loop(going, body, (0, weight), max_steps=1000)
+    chosen = explained_while(going, body, (0, weight), max_steps=1000)
     assert [*report.measured, *report.unmeasured] == expected_plans(chosen)
 
     def total(loop: Callable[..., Any], **asked: Any) -> Any:
@@ -517,7 +514,8 @@ def test_fori_loop() -> None:
     def loop_body(i: Any, u: Any) -> Any:
         return jnp.sin(u) * weight + i
 
-    report = explain_fori_loop(3, 12, loop_body, weight, measure=True, block_size=2)
+    fori = partial(checkpointed_fori_loop, 3, 12, loop_body, memory="1MB", block_size=2)
+    (report,) = explain(fori, measure=True)(jnp.asarray(weight)).loops
     assert report.plan in report.measured
     assert {(p.length, p.block_size) for p in report.measured} == {(9, 2)}
 
@@ -529,18 +527,42 @@ def test_fori_loop() -> None:
 
 
 @pytest.mark.usefixtures("compile_quickly")
+def test_outer_loops_are_measured() -> None:
+    """Wherever their operands can be had; the loops share the seconds."""
+
+    def loop(length: int) -> Any:
+        def scan(x: Any) -> Any:
+            return lax.scan(lambda c, _: (jnp.sin(c) * weight, None), x, length=length)[0]
+
+        return scan
+
+    def fun(x: Any, y: Any) -> Any:
+        x = jax.jit(loop(20))(x)
+        x = lax.scan(lambda c, _: (loop(30)(c), None), jnp.sort(x) * y, length=17)[0]
+        x = jax.checkpoint(loop(18))(x)
+        return lax.cond(x[0] > 0, loop(19), loop(21), x)
+
+    explanation = explain(fun, measure=True, seconds=3)(jnp.ones(100), jnp.float32(2.0))
+    of_length = {report.plan.length: report for report in explanation.loops}
+    assert {n for n, report in of_length.items() if report.measured} == {20, 17, 18}
+    assert {*of_length} == {20, 17, 30, 18, 19, 21}
+    for n in (20, 17, 18):
+        assert of_length[n].plan in of_length[n].measured
+
+
+@pytest.mark.usefixtures("compile_quickly")
 def test_storage(tmp_path: Path) -> None:
-    report = explain(memory=6000, storage=Disk(tmp_path, transfer=1))
+    report = measured(memory=6000, storage=Disk(tmp_path, transfer=1))
     assert isinstance(report.plan, TwoLevelPlan)
     assert list(report.measured) == [report.plan]
     assert "writes" in str(report)
 
 
-@pytest.mark.parametrize("length", [0, 1, 2])
+@pytest.mark.parametrize("length", [1, 2])
 def test_shortest_loops(length: int) -> None:
     """Numbers and NumPy's arrays are arrays, too."""
     xs = np.ones(length)
-    report = explain_scan(lambda c, x: (jnp.sin(c) * x, c), 1.0, xs, measure=True)
+    report = explained_scan(lambda c, x: (jnp.sin(c) * x, c), 1.0, xs, measure=True)
     assert list(report.measured) == [report.plan] == [Plan(length, 1, 1)]
 
 
@@ -550,5 +572,5 @@ def test_keys_and_complex_numbers() -> None:
         return (z * jax.random.normal(key) * 1j, key), last
 
     keys = jax.random.split(jax.random.key(0), 8)
-    report = explain_scan(step, (1.0 + 0j, keys[0]), keys, measure=True, checkpoints=2)
+    report = explained_scan(step, (1.0 + 0j, keys[0]), keys, measure=True, checkpoints=2)
     assert list(report.measured) == [report.plan]

@@ -28,16 +28,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "some": {"checkpoints": 3},
     "all": {"checkpoints": "all"},
     "budget": {"memory": "2kB"},
-    "host": {"checkpoints": 0, "storage": HostMemory(3)},
-    "two levels": {"checkpoints": 2, "storage": HostMemory(2, transfer=0.1)},
-    "disk": {"checkpoints": 2, "storage": Disk("", 2, transfer=0.1)},
+    "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3)},
+    "two levels": {"checkpoints": 2, "storage": HostMemory(checkpoints=2, transfer=0.1)},
+    "disk": {"checkpoints": 2, "storage": Disk("", checkpoints=2, transfer=0.1)},
 }
 
 
 def options_of(name: str, directory: Path) -> dict[str, Any]:
     options = OPTIONS[name]
     if isinstance(options.get("storage"), Disk):
-        return {**options, "storage": Disk(directory, 2, transfer=0.1)}
+        return {**options, "storage": Disk(directory, checkpoints=2, transfer=0.1)}
     return options
 
 
@@ -203,8 +203,8 @@ def evaluations_of(length: int, options: dict[str, Any], monkeypatch: Any) -> Co
         (1, 1, None),
         (20, 3, None),
         (21, 2, None),
-        (30, 2, HostMemory(3, transfer=0.5)),
-        (30, 2, Disk("", 2, transfer=0.5)),
+        (30, 2, HostMemory(checkpoints=3, transfer=0.5)),
+        (30, 2, Disk("", checkpoints=2, transfer=0.5)),
     ],
 )
 def test_evaluations_writes_and_reads_are_those_of_the_plan(
@@ -215,7 +215,7 @@ def test_evaluations_writes_and_reads_are_those_of_the_plan(
     tmp_path: Path,
 ) -> None:
     if isinstance(storage, Disk):
-        storage = Disk(tmp_path, storage.checkpoints, storage.transfer)
+        storage = Disk(tmp_path, checkpoints=storage.checkpoints, transfer=storage.transfer)
     made = plan(length, checkpoints, block_size=1, storage=storage)
     counted = evaluations_of(length, {"plan": made}, monkeypatch)
     expected = {"evaluations": made.evaluations}
@@ -488,7 +488,10 @@ def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatc
     start = jnp.ones(size)
     for options, held in [
         ({"checkpoints": 5}, 5),
-        ({"checkpoints": 2, "storage": HostMemory(4)}, 2 + 4),  # on a CPU, both are one memory
+        (
+            {"checkpoints": 2, "storage": HostMemory(checkpoints=4)},
+            2 + 4,
+        ),  # on a CPU, both are one memory
     ]:
         most[0] = 0
         jax.grad(partial(loss, **options))(start)
@@ -520,7 +523,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     swept = [1, 2, 3, 4, 4, "closed"]
     assert log.seen == [("forward", 4), *swept, ("reverse", 4), *swept]
     assert log.noted == "8 of 8 evaluations, 8 B on the device"
-    two = {"checkpoints": 1, "storage": HostMemory(2, transfer=0.0)}
+    two = {"checkpoints": 1, "storage": HostMemory(checkpoints=2, transfer=0.0)}
     host_scan(step, jnp.ones(4), length=4, progress=log)
     jax.vjp(lambda a: host_scan(step, a, length=4, progress=log, **two), jnp.ones(4))
     assert log.noted == "4 of 9 evaluations, 32 B on the device, 64 B in host memory"

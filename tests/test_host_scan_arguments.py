@@ -34,7 +34,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"checkpoints": 1}, {"checkpoints": 0, "storage": HostMemory(2)}],
+    [{}, {"checkpoints": 1}, {"checkpoints": 0, "storage": HostMemory(checkpoints=2)}],
     ids=str,
 )
 @pytest.mark.parametrize("length", [0, 1, 2, 5])

@@ -111,7 +111,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "length": (7,),
     "reverse": (True,),
     "checkpoints": (1, 3, None),
-    "storage": (HostMemory(2, transfer=0.5),),
+    "storage": (HostMemory(checkpoints=2, transfer=0.5),),
     "memory": (300,),
     "plan": (1, 2),
     "derivative": ("weight", "start", "none"),

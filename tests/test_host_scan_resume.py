@@ -407,7 +407,11 @@ def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Pa
         return np.sin(float(i))
 
     def loss(a: Any) -> Any:
-        options: dict[str, Any] = {"checkpoints": 2, "storage": HostMemory(2), "save_every": 0}
+        options: dict[str, Any] = {
+            "checkpoints": 2,
+            "storage": HostMemory(checkpoints=2),
+            "save_every": 0,
+        }
         options |= {"directory": tmp_path if is_saved else None}
         start: Any = 1.0
         return host_scan(lambda u, x: (jnp.sin(a * u + x), None), start, read, 9, **options)[0]

@@ -182,7 +182,7 @@ def test_the_version_of_the_schedule_is_that_of_its_actions() -> None:
     """If this fails, saved runs would go on elsewhere: give `SCHEDULE` another number, and write
     the new digest here."""
     plans = [plan(n, s, block_size=1) for n in (1, 2, 17, 100) for s in (1, 3, 20)]
-    storages = [HostMemory(3, transfer=0.5), Disk("", transfer=2.0)]
+    storages = [HostMemory(checkpoints=3, transfer=0.5), Disk("", transfer=2.0)]
     plans += [plan(50, s, block_size=1, storage=x) for s in (1, 4) for x in storages]
     actions = [[(type(a).__name__, *a) for a in each] for each in plans]
     digest = hashlib.sha256(repr(actions).encode()).hexdigest()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import explained_scan
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -22,7 +23,6 @@ from jax_revolve import (
     Plan,
     bounded_while_loop,
     checkpointed_scan,
-    explain_scan,
     plan,
 )
 from jax_revolve.profiles.profile import CPU, of_platform
@@ -285,7 +285,7 @@ STATIC: list[dict[str, Any]] = [
     {"checkpoints": 9, "block_size": 10},
     {"checkpoints": 2, "block_size": 50},
     {"checkpoints": "all"},
-    {"checkpoints": 0, "storage": HostMemory(9), "block_size": 10},
+    {"checkpoints": 0, "storage": HostMemory(checkpoints=9), "block_size": 10},
 ]
 
 
@@ -316,7 +316,7 @@ def test_every_forward_sweep_is_static(options: dict[str, Any]) -> None:
 
 def test_a_buffer_in_the_hosts_memory_is_not_computed_there() -> None:
     """XLA would warn of compute on the host. Slots are broadcast from what was not moved there."""
-    options = {"checkpoints": 0, "storage": HostMemory(9), "block_size": 10}
+    options = {"checkpoints": 0, "storage": HostMemory(checkpoints=9), "block_size": 10}
     text = lowered(
         jax.grad(partial(loss, checkpointed_scan, 100, **options)), "cuda", *arguments(100)
     )
@@ -349,7 +349,7 @@ def test_a_cpu_gets_no_levels(carries: int) -> None:
 
 def test_a_report_shows_levels() -> None:
     chosen = plan(100, levels=(5, 5), block_size=4)
-    report = explain_scan(lambda u, _: (jnp.sin(u), None), jnp.ones(10), length=100, plan=chosen)
+    report = explained_scan(lambda u, _: (jnp.sin(u), None), jnp.ones(10), length=100, plan=chosen)
     assert report.plan == chosen
     assert re.search(r"5 x 5 +4 .*<- chosen", str(report))
 

@@ -11,17 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import explained_scan
 
 from jax_revolve import (
     HostMemory,
-    Report,
     bounded_while_loop,
     checkpointed_chain,
     checkpointed_fori_loop,
     checkpointed_scan,
-    explain_fori_loop,
-    explain_scan,
-    explain_while_loop,
+    explain,
     plan,
 )
 from jax_revolve.integrations.diffrax import RevolveAdjoint
@@ -38,9 +36,6 @@ LOOPS = [
     checkpointed_fori_loop,
     filter_checkpointed_scan,
     filter_bounded_while_loop,
-    explain_scan,
-    explain_while_loop,
-    explain_fori_loop,
     checkpointed_chain,
     RevolveAdjoint,
 ]
@@ -93,11 +88,8 @@ def gradient(loop: Callable[..., Any], **asked: Any) -> Any:
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_names_and_defaults_are_the_same(loop: Any) -> None:
     taken = signature(loop).parameters
-    is_run = not loop.__name__.startswith("explain")
-    names = [f.name for f in fields(Options) if is_run or f.name != "progress"]
-    assert {name: taken[name].default for name in names} == {
-        f.name: f.default for f in fields(Options) if f.name in names
-    }
+    defaults = {f.name: f.default for f in fields(Options)}
+    assert {name: taken[name].default for name in defaults} == defaults
 
 
 @pytest.mark.parametrize(
@@ -107,7 +99,7 @@ def test_a_plan_is_what_it_says(loop: Any) -> None:
     asked: dict[str, Any] = {"checkpoints": 3, "block_size": 2}
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
     assert str(gradient(loop, plan=plan(N, **asked))) != str(gradient(loop, checkpoints=2))
-    asked = {"checkpoints": 2, "storage": HostMemory(3, 5.0)}
+    asked = {"checkpoints": 2, "storage": HostMemory(checkpoints=3, transfer=5.0)}
     assert str(gradient(loop, plan=plan(N, **asked))) == str(gradient(loop, **asked))
 
 
@@ -134,33 +126,18 @@ def test_a_plan_is_for_a_bound() -> None:
         while_loop(max_steps=None, plan=plan(N, 3))(X)
 
 
-def test_explanations_take_what_the_loops_take() -> None:
-    chosen = plan(N, 3, block_size=2)
-    step = lambda x, y: (jnp.sin(x) * y, x)  # noqa: E731
-    report = explain_scan(step, 1.0, jnp.ones(N), None, True, plan=chosen)
-    assert report.plan == chosen
-    assert str(report) == str(explain_scan(step, 1.0, jnp.ones(N), checkpoints=3, block_size=2))
-    goes_on, body = (lambda x: x > 0.5), jnp.sin
-    assert explain_while_loop(goes_on, body, 1.0, max_steps=N, plan=chosen).plan == chosen
-
-
 def test_a_fori_loop_is_a_scan_or_a_while_loop() -> None:
     body = lambda i, x: jnp.sin(x) * i  # noqa: E731
-    known = explain_fori_loop(0, N, body, 1.0)
+    loop = checkpointed_fori_loop
+    (known,) = explain(lambda x: loop(0, N, body, x))(1.0).loops
     step = lambda c, _: ((c[0] + 1, jnp.sin(c[1]) * c[0]), None)  # noqa: E731
-    assert known.plan == explain_scan(step, (0, 1.0), length=N).plan
+    assert known.plan == explained_scan(step, (0, 1.0), length=N).plan
     assert not known.is_while
-    found: list[Report] = []
-
-    def unknown(n: Any) -> Any:
-        found.append(explain_fori_loop(0, n, body, 1.0, max_steps=N))
-        with pytest.raises(ValueError, match="max_steps must be an int, but is None"):
-            explain_fori_loop(0, n, body, 1.0)
-        return n
-
-    jax.eval_shape(unknown, 3)
-    assert found[0].is_while
-    assert found[0].plan.length == N
+    n = jnp.int32(3)
+    (unknown,) = explain(lambda x, n: loop(0, n, body, x, max_steps=N))(1.0, n).loops
+    assert unknown.is_while
+    assert unknown.plan.length == N
+    assert "needs max_steps" in str(explain(lambda x, n: loop(0, n, body, x))(1.0, n))
 
 
 @pytest.mark.parametrize(

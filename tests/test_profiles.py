@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from asked import explained_scan
 
-from jax_revolve import Plan, checkpointed_scan, explain_scan
+from jax_revolve import Plan, checkpointed_scan
 from jax_revolve.profiles import in_force
 from jax_revolve.profiles.profile import CPU, FOLDER, of_platform, read
 from jax_revolve.schedule import cost
@@ -150,7 +151,7 @@ def test_plans_follow_the_profile() -> None:
 def test_what_is_kept_of_a_step_does_not_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def sizes() -> Sizes:
         step = lambda u, _: (jnp.sin(u) * jnp.tanh(u), None)  # noqa: E731
-        return explain_scan(step, jnp.ones(100), length=10).sizes
+        return explained_scan(step, jnp.ones(100), length=10).sizes
 
     before = sizes()
     monkeypatch.setenv(in_force.VARIABLE, str(FOLDER / "gpu.json"))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import explained_scan
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,7 +25,7 @@ from sharded_programs import (
     program,
 )
 
-from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, explain_scan
+from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 
 quickly = pytest.mark.usefixtures("compile_quickly")
 
@@ -220,7 +221,7 @@ def test_bytes_are_those_of_a_device_where_types_tell_the_sharding(spec: P) -> N
     def sizes(shape: tuple[int, ...], **options: Any) -> Any:
         state = jax.ShapeDtypeStruct(shape, jnp.float32, **options)
         step = lambda u, x: (jnp.sin(u) * jnp.cos(u) + x, x)  # noqa: E731
-        report = explain_scan(step, state, jnp.ones(200, jnp.float32), memory="200kB")
+        report = explained_scan(step, state, jnp.ones(200, jnp.float32), memory="200kB")
         return report.plan, report.sizes
 
     sharding = NamedSharding(EXPLICIT, spec)

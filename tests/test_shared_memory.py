@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jax_revolve import FoundLoop, LoopsReport, checkpoint_loops, checkpointed_chain, explain_loops
+from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_chain, explain
 from jax_revolve.programs.choice import Choice
+from jax_revolve.programs.explain import memory_of, reports_on
 from jax_revolve.programs.find import find_loops
-from jax_revolve.programs.report import report_on
 from jax_revolve.programs.share import MANY, Outlay, Outlays, SharingLoop, together
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
@@ -67,6 +67,14 @@ NESTS: dict[str, Fun] = {
 }
 
 
+class Budgeted:
+    """What becomes of loops with these replacements."""
+
+    def __init__(self, loops: list[FoundLoop], replacements: Any) -> None:
+        self.loops = reports_on(loops, replacements)
+        self.memory = memory_of(self.loops, replacements)
+
+
 class Program:
     """A nest, and what becomes of it with so much memory."""
 
@@ -78,11 +86,10 @@ class Program:
             self.report(1)
         self.least = int(re.findall(r"\d+", str(info.value))[0])
 
-    def report(self, memory: int | None) -> LoopsReport:
-        replacements = Choice(None, memory, 16, BOUND, None).replacements(self.loops)
-        return report_on(self.loops, replacements, [])
+    def report(self, memory: int | None) -> Budgeted:
+        return Budgeted(self.loops, Choice(None, memory, 16, BOUND, None).replacements(self.loops))
 
-    def memory(self, report: LoopsReport) -> int:
+    def memory(self, report: Budgeted) -> int:
         """That of the loops which share."""
         left_alone = [loop for loop in self.loops if loop.depth == 0 and not report.loops[loop]]
         if not left_alone:
@@ -91,7 +98,7 @@ class Program:
         smallest = self.report(self.least)
         return self.least + report.memory - smallest.memory
 
-    def time(self, report: LoopsReport) -> float:
+    def time(self, report: Budgeted) -> float:
         return sum(
             self._runs(loop) * cost.time(r.plan, r.sizes, is_while=r.is_while)
             for loop, r in report.loops.items()
@@ -164,9 +171,9 @@ def test_loops_in_loops_get_more_than_one_checkpoint() -> None:
         return x
 
     for memory in ("300kB", "2MB"):
-        report = explain_loops(scan(20, scan(20, slow)), memory=memory)(jnp.ones(500))
-        _, inner = (r.plan for r in report.loops.values() if r)
-        assert inner.evaluations < 60
+        ours = checkpoint_loops(scan(20, scan(20, slow)), memory=memory)
+        _, inner = explain(ours)(jnp.ones(500)).loops
+        assert inner.plan.evaluations < 60
 
 
 @given(

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asked import for_bound, for_scan
+from asked import explained_scan, for_bound, for_scan
 from jax import lax
 
 import jax_revolve.loops.try_storage as storage_checks
@@ -24,7 +24,6 @@ from jax_revolve import (
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
-    explain_scan,
     plan,
 )
 from jax_revolve._compat import default_device, to_device
@@ -186,7 +185,7 @@ def test_files_are_written_and_read_as_the_plan_says(
 
     monkeypatch.setattr(files, "write_file", writing)
     monkeypatch.setattr(files, "read_file", reading)
-    storage = Disk(tmp_path, checkpoints, transfer)
+    storage = Disk(tmp_path, checkpoints=checkpoints, transfer=transfer)
     chosen = plan(50, 2, storage=storage)
     jax.jit(jax.grad(partial(loss, length=50, checkpoints=2, storage=storage)))(X)
     assert calls == ["write"] * chosen.writes + ["read"] * chosen.reads
@@ -225,10 +224,12 @@ def test_a_backend_that_computes_wrong_gradients_is_refused(
     monkeypatch.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
     storage_checks.check_host_memory.cache_clear()
     with pytest.raises(RuntimeError, match=r"host's memory is wrong on the cpu backend"):
-        jax.grad(partial(loss, checkpoints=0, storage=HostMemory(3)))(X)
+        jax.grad(partial(loss, checkpoints=0, storage=HostMemory(checkpoints=3)))(X)
     monkeypatch.undo()
     storage_checks.check_host_memory.cache_clear()
-    assert np.isfinite(jax.grad(partial(loss, checkpoints=0, storage=HostMemory(3)))(X)).all()
+    assert np.isfinite(
+        jax.grad(partial(loss, checkpoints=0, storage=HostMemory(checkpoints=3)))(X)
+    ).all()
 
 
 def test_host_memory_is_tried_where_transfers_are_refused() -> None:
@@ -265,12 +266,12 @@ def test_two_budgets() -> None:
     f = lambda u, _: (jnp.sin(u), None)  # noqa: E731
     state = jax.ShapeDtypeStruct((1000,), jnp.float32)
     budgets: dict[str, Any] = {"memory": "60kB", "storage": HostMemory(memory="100kB")}
-    report = explain_scan(f, state, length=1000, **budgets)
+    report = explained_scan(f, state, length=1000, **budgets)
     chosen = report.plan
     assert isinstance(chosen, TwoLevelPlan)
     assert report.memory(chosen) <= 60_000
     assert chosen.storage_bytes(report.sizes.checkpoint) <= 100_000
-    alone = explain_scan(f, state, length=1000, memory="60kB")
+    alone = explained_scan(f, state, length=1000, memory="60kB")
     assert report.evaluations(chosen) < alone.evaluations(alone.plan)
     assert "in the storage" in str(report)
     x = jnp.linspace(0.0, 1.0, 1000, dtype=jnp.float32)
@@ -313,9 +314,13 @@ def test_bytes_of_a_storage_are_counted_when_sizes_are_known(call: Any) -> None:
     for block_size in (None, 5):
         k = block_size or 1
         wanted = call(100, 3, block_size, storage=HostMemory(memory=9000))
-        assert wanted.resolve(sizes) == plan(100, 3, block_size=k, storage=HostMemory(9 - tail))
+        assert wanted.resolve(sizes) == plan(
+            100, 3, block_size=k, storage=HostMemory(checkpoints=9 - tail)
+        )
         wanted = call(100, 0, block_size, storage=HostMemory(memory=9000))
-        assert wanted.resolve(sizes) == plan(100, 0, block_size=k, storage=HostMemory(9))
+        assert wanted.resolve(sizes) == plan(
+            100, 0, block_size=k, storage=HostMemory(checkpoints=9)
+        )
     with pytest.raises(ValueError, match=f"at least {1000 * (1 + tail)} bytes here, but is 999"):
         call(100, 3, storage=HostMemory(memory=999)).resolve(sizes)
 
@@ -527,7 +532,7 @@ def test_a_loop_in_a_loop_with_checkpoints_in_the_hosts_memory(outer: dict[str, 
 
         return jnp.sum(outer_scan(step, x, jnp.linspace(0.5, 1, 5))[0])
 
-    inner = partial(checkpointed_scan, checkpoints=0, storage=HostMemory(3))
+    inner = partial(checkpointed_scan, checkpoints=0, storage=HostMemory(checkpoints=3))
     x = jnp.linspace(0.1, 1, 4)
     ours = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **outer), inner)))(x)
     theirs = jax.jit(jax.grad(partial(loss, lax.scan, lax.scan)))(x)
@@ -539,7 +544,7 @@ def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch)
     tried = storage_checks.check_host_memory.__wrapped__
     monkeypatch.setattr(storage_checks, "check_host_memory", tried)
     with jax.disable_jit():
-        stored = loss_of_while(X, 3, 5, storage=HostMemory(3), checkpoints=0)
+        stored = loss_of_while(X, 3, 5, storage=HostMemory(checkpoints=3), checkpoints=0)
     np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-5)
 
 
@@ -567,7 +572,7 @@ def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
         f, init = (noisy, (x, keys)) if name == "keys" else (step, x)
         return jnp.sum(jax.tree.leaves(scan(f, init, length=9)[0])[0])
 
-    storage = Disk(tmp_path, 2, transfer=0.1)
+    storage = Disk(tmp_path, checkpoints=2, transfer=0.1)
     ours = partial(checkpointed_scan, checkpoints=2, storage=storage)
     gradient, expected = (jax.grad(partial(loss, scan)) for scan in (ours, lax.scan))
     if name == "vmap of grad":

@@ -37,7 +37,7 @@ plans = st.builds(
     st.integers(0, 1000),
     st.integers(1, 40),
     st.integers(1, 5),
-    st.builds(HostMemory, st.none() | st.integers(1, 60), st.floats(0, 60)),
+    st.builds(HostMemory, checkpoints=st.none() | st.integers(1, 60), transfer=st.floats(0, 60)),
 )
 
 
@@ -146,7 +146,7 @@ def run_abstract_machine(p: TwoLevelPlan) -> tuple[int, int, int]:
 def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
     expected = optimum(slots, int(4 * transfer), LONGEST + 1, None)
     for length in range(LONGEST + 1):
-        p = TwoLevelPlan(length, slots, 1, HostMemory(None, transfer))
+        p = TwoLevelPlan(length, slots, 1, HostMemory(transfer=transfer))
         assert cost(p) == expected[p.scheduled_blocks]
         if length % 11 == 0 or length < 30:
             assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
@@ -159,7 +159,7 @@ def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
 def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most: int) -> None:
     expected = optimum(slots, int(4 * transfer), LONGEST_LIMITED + 1, most)
     for length in range(LONGEST_LIMITED + 1):
-        p = TwoLevelPlan(length, slots, 1, HostMemory(most, transfer))
+        p = TwoLevelPlan(length, slots, 1, HostMemory(checkpoints=most, transfer=transfer))
         assert cost(p) == expected[p.scheduled_blocks]
         assert run_abstract_machine(p) == (p.advances, p.writes, p.reads)
 
@@ -191,7 +191,11 @@ def test_a_thousand_steps(transfer: float) -> None:
 
 
 def test_nothing_in_the_storage() -> None:
-    for storage in (HostMemory(transfer=1e6), HostMemory(1, 1e300), Disk(".", transfer=1e6)):
+    for storage in (
+        HostMemory(transfer=1e6),
+        HostMemory(checkpoints=1, transfer=1e300),
+        Disk(".", transfer=1e6),
+    ):
         p = plan(100, 5, storage=storage)
         assert (p.stores, p.tail, p.moves) == ((), 0, ())
         assert f"5 checkpoints and none in {storage}: 420 evaluations" in str(p)
@@ -205,7 +209,7 @@ def test_nothing_in_the_storage() -> None:
 def test_values() -> None:
     p = plan(1000, 10, storage=HostMemory())
     assert p == TwoLevelPlan(1000, 10, 1, HostMemory())
-    assert {p: 1}[plan(1000, 10, storage=HostMemory(None, 5))] == 1
+    assert {p: 1}[plan(1000, 10, storage=HostMemory(transfer=5))] == 1
     assert p != Plan(1000, 10)
     assert p.storage_bytes(8) == 85 * 8
     assert p.memory(1000, 10) == Plan(1000, 10).memory(1000, 10)
@@ -214,7 +218,7 @@ def test_values() -> None:
         "(1.91 extra forward passes, no step advanced more than 2 times)"
     )
     assert "3 more in the directory x, read 15 times in all" in str(
-        plan(60, 1, storage=Disk(Path("x"), 3, 0.25))
+        plan(60, 1, storage=Disk(Path("x"), checkpoints=3, transfer=0.25))
     )
 
 
@@ -224,12 +228,16 @@ def test_a_storage_limits_its_bytes() -> None:
     storage = HostMemory(memory="20.9 kB")
     p = plan(1000, memory="12kB", storage=storage, **sizes)
     assert p.memory(1000, 1000) <= 12_000
-    assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(20))
+    assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(checkpoints=20))
     assert 0 < p.storage_bytes(1000) <= 20_000
     assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
-    assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(20, 5.0)
+    assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(
+        checkpoints=20, transfer=5.0
+    )
     both = HostMemory(checkpoints=7, memory=20_000)
-    assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(7, 5.0)
+    assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(
+        checkpoints=7, transfer=5.0
+    )
     assert plan(1000, 10, storage=storage, state_bytes=0).storage == HostMemory(transfer=5.0)
     with pytest.raises(TypeError, match=r"^state_bytes must be an int >= 0 where memory is given"):
         plan(1000, 10, storage=storage)
@@ -238,7 +246,7 @@ def test_a_storage_limits_its_bytes() -> None:
 
 
 def test_all_checkpoints_in_the_memory_of_the_host() -> None:
-    p = plan(1000, 0, storage=HostMemory(30))
+    p = plan(1000, 0, storage=HostMemory(checkpoints=30))
     assert p == Plan(1000, 30, 1, HostMemory())
     assert list(p) == list(plan(1000, 30))
     assert p.memory(1000, 10) == 10 + 1000
@@ -247,13 +255,15 @@ def test_all_checkpoints_in_the_memory_of_the_host() -> None:
     assert plan(1000, 0, storage=HostMemory()).checkpoints == plan(1000).checkpoints
     limited = plan(1000, 0, storage=HostMemory(memory=30_999), state_bytes=1000)
     assert limited == p
-    assert plan(10, 0, block_size=4, storage=HostMemory(99)) == Plan(10, 3, 4, HostMemory())
+    assert plan(10, 0, block_size=4, storage=HostMemory(checkpoints=99)) == Plan(
+        10, 3, 4, HostMemory()
+    )
 
 
 def test_long_loops() -> None:
     """The relaxation that bounds the cost from below is met within a few steps."""
     for length, slots, transfer in [(10**6, 30, 5), (10**6, 1, 5), (10**9, 50, 1000)]:
-        p = TwoLevelPlan(length, slots, 1, HostMemory(None, transfer))
+        p = TwoLevelPlan(length, slots, 1, HostMemory(transfer=transfer))
         total = p.advances + transfer * (p.writes + p.reads)
         bound = multistage.LowerBound(length, slots, Fraction(transfer))
         least = min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2))
@@ -305,10 +315,10 @@ def test_what_storage_does_not_go_with(given: dict[str, Any]) -> None:
 
 
 SHOWN = [
-    TwoLevelPlan(30, 2, 1, HostMemory(None, 1)),
-    TwoLevelPlan(60, 1, 1, Disk("/tmp", 3, 0.25)),
-    TwoLevelPlan(200, 3, 7, HostMemory(2, 0)),
-    TwoLevelPlan(300, 4, 1, HostMemory(None, 5)),
+    TwoLevelPlan(30, 2, 1, HostMemory(transfer=1)),
+    TwoLevelPlan(60, 1, 1, Disk("/tmp", checkpoints=3, transfer=0.25)),
+    TwoLevelPlan(200, 3, 7, HostMemory(checkpoints=2, transfer=0)),
+    TwoLevelPlan(300, 4, 1, HostMemory(transfer=5)),
 ]
 
 

@@ -1,6 +1,6 @@
 """Scans whose gradient is to keep to a share of the memory that storing everything takes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ from benchmarks.contenders.nested import TOLERANCE, beside, last_of_jax_revolve
 from benchmarks.contenders.scans import equinox
 from benchmarks.runner.comparison import Search
 from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
-from jax_revolve import Plan, checkpointed_scan, explain_scan
+from jax_revolve import Plan, checkpointed_scan, explain
+from jax_revolve.schedule.arguments import TooLittleMemory
 
 ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
 TRIED = 4
@@ -78,14 +79,10 @@ def recorded(name: str, loop: Loop, budget: int, plan: Plan) -> Contender:
 
 def plan_within(workload: Workload, budget: int, **options: Any) -> Plan | None:
     """The plan that jax_revolve chooses within the budget; `None` if there is none."""
-    plans: list[Any] = []
-
-    def loop(body: Callable[..., Any], init: Any, xs: Any, length: int) -> tuple[Any, None]:
-        plans.append(explain_scan(body, init, xs, length, memory=budget, **options).plan)
-        return init, None
-
+    loss = partial(workload.loss, partial(checkpointed_scan, memory=budget, **options))
     try:
-        workload.loss(loop, workload.active, workload.passive)
-    except ValueError:
+        plan = explain(loss)(workload.active, workload.passive).loops[0].plan
+    except TooLittleMemory:
         return None
-    return plans[0]
+    assert isinstance(plan, Plan)
+    return plan

@@ -81,7 +81,10 @@ def measure_host_offload(setting: Setting) -> Iterator[Record]:
     count = setting.of(ON_DEVICE)
     options: dict[str, dict[str, Any]] = {
         names.ON_DEVICE: {"checkpoints": count},
-        "jax_revolve, checkpoints=0, HostMemory": {"checkpoints": 0, "storage": HostMemory(count)},
+        "jax_revolve, checkpoints=0, HostMemory": {
+            "checkpoints": 0,
+            "storage": HostMemory(checkpoints=count),
+        },
         "jax_revolve, HostMemory": {"checkpoints": count, "storage": HostMemory()},
     }
     trials = Trials(scanned(stencil(*setting.of(OFFLOADED))), setting.seconds)

@@ -34,10 +34,13 @@ _FUNCTIONS = ("checkpointed_loop", "checkpointed_segment")
 _RECOMPUTED = ("remat2", "checkpointed_segment")
 """Equations that are run again when they are transposed."""
 
+_IN_PLACE = "checkpointed_in_place"
+"""The name of a function that is called in place of an equation."""
+
 _MANUAL = ("newly_manual_axes", "manual_axes")
 """The parameter of a `shard_map` equation for its axes, from jax 0.8 and before."""
 
-_JAX, _HERE = Path(jax.__file__).parent, Path(__file__).parent
+_JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
 
 
 def read_loop(eqn: Any) -> LoopEquation | None:
@@ -89,7 +92,8 @@ def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequen
         return call
 
     call = within(enclosing, trace)
-    return eqn.replace(primitive=call.primitive, params=call.params, effects=call.effects)
+    params = {**call.params, "name": _IN_PLACE}
+    return eqn.replace(primitive=call.primitive, params=params, effects=call.effects)
 
 
 def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
@@ -132,18 +136,22 @@ def name_in(eqn: Any) -> list[str]:
     and of transformations around it, and that of the function or the primitive it runs."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", eqn.primitive.name)
+    if name == _IN_PLACE:
+        return scopes
+    if eqn.primitive.name == "checkpointed_loop":
+        return [*scopes, "scan" if function_of(eqn).condition is None else "while"]
     return [*scopes, str(name) if eqn.primitive.name == "jit" else eqn.primitive.name]
 
 
 def source_of(eqn: Any) -> str:
-    """The file and line outside of JAX that an equation comes from, "model.py:42"; nothing if it is
-    one that was made here, in place of another."""
+    """The file and line outside JAX and this library that an equation comes from, "model.py:42";
+    nothing if it is one that was made here, in place of another."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         file = Path(frame.file_name)
-        if file.is_relative_to(_HERE):
+        if file == Path(__file__):
             return ""
-        if not file.is_relative_to(_JAX):
+        if not file.is_relative_to(_JAX) and not file.is_relative_to(_OURS):
             return f"{file.name}:{frame.line_num}"
     return ""
 
@@ -163,8 +171,9 @@ def _empty() -> Any:
 
 def run_each(closed: Any, inputs: Sequence[Any], run: Callable[..., Sequence[Any]]) -> list[Any]:
     """The results of a jaxpr, of which `run(eqn, operands)` computes each equation."""
-    jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    consts = closed.consts if hasattr(closed, "consts") else ()
+    jaxpr = closed.jaxpr if hasattr(closed, "consts") else closed
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
     def value(atom: Any) -> Any:

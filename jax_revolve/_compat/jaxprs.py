@@ -246,7 +246,7 @@ def has_constraint(closed: ClosedJaxpr) -> bool:
 
 def has_loop(closed: ClosedJaxpr) -> bool:
     """Whether a loop is run anywhere in it."""
-    return _any_name(closed, lambda name: name in ("scan", "while"))
+    return _any_name(closed, lambda name: name in ("scan", "while", "checkpointed_loop"))
 
 
 def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:

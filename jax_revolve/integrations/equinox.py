@@ -165,7 +165,7 @@ def filter_bounded_while_loop(
     progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
     """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
-    be the same after every step.
+    be the same after every step. The bound stops the loop without an error, unless `throw=True`.
 
     Arrays and Python numbers are as in the carry of
     [`jax_revolve.integrations.equinox.filter_checkpointed_scan`][].

@@ -6,7 +6,6 @@ primitive (`autodiff.loop_primitive`), and JAX's transformations do the rest.
 
 - `scan`, `while_loop`, `fori_loop`: the public functions, with the semantics, the order of checks
   and the errors of `jax.lax`.
-- `explain`: the memory and the evaluations of their gradients, for every plan worth considering.
 - `measure`: the measured times and bytes of their gradients, for a few of these plans.
 - `options`: from `checkpoints=`, `block_size=`, `memory=` and `storage=` to a plan or a request.
 - `try_storage`: a test of whether a storage works on this machine.

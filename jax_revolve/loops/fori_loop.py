@@ -34,7 +34,8 @@ def checkpointed_fori_loop(
     progress: bool | ProgressMeter = False,
 ) -> Value:
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
-    It has a reverse mode even if the number of steps is not known when it is traced.
+    It has a reverse mode even if the number of steps is not known when it is traced. A loop of more
+    than `max_steps` steps is an error.
 
     If the bounds are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
     [`jax_revolve.bounded_while_loop`][]. The documentation of that loop holds for it.

@@ -17,14 +17,11 @@ import jax
 
 from jax_revolve._compat import is_traced, zeros
 from jax_revolve.autodiff.primitive import run_loop
-from jax_revolve.loops.options import Options
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.limit import Show, limit_bar
-from jax_revolve.schedule.arguments import parse_bytes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measured, Measurement
+from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measurement
 from jax_revolve.schedule.report.report import Report
-from jax_revolve.schedule.selection import contenders
+from jax_revolve.schedule.selection import Request, contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
 
@@ -64,45 +61,19 @@ def check_arrays(values: Sequence[Any]) -> None:
         is_shape = isinstance(value, jax.ShapeDtypeStruct)
         if is_shape or is_traced(value):
             raise ValueError(
-                "measure must be False unless the arguments, and what the functions close over, "
+                "measure must be False unless the arguments, and what the function closes over, "
                 f"are real arrays: measuring runs the loop, but {value} is "
-                f"{'a shape' if is_shape else traced}. Pass arrays, outside of transformations."
+                f"{'a shape' if is_shape else traced}. Pass arrays, outside transformations."
             )
 
 
-def measured_report(
-    asked: Options, loop: Loop, operands: list[Any], report: Report, seconds: float
-) -> Report:
-    """The report, with measurements of the plans that may be the quickest."""
-    try_storage(loop.plan)
-    measured, quickest = measure(loop, operands, plans_to_measure(asked, report), seconds)
-    return replace(report, plan=quickest, **measured._asdict())
-
-
-def plans_to_measure(asked: Options, report: Report) -> list[AnyPlan]:
-    """The chosen plan, and others that may be quicker. What is asked for stays as it is."""
-    chosen, sizes = report.plan, report.sizes
-    fixed = (asked.plan, asked.checkpoints, asked.storage)
-    if not isinstance(chosen, Plan) or any(option is not None for option in fixed):
-        return [chosen]
-    memory = report.memory(chosen) if asked.memory is None else parse_bytes(asked.memory)
-    block_size = None if asked.block_size is None else chosen.block_size
-    how = {"block_size": block_size, "is_while": report.is_while}
-    return list(contenders(chosen, sizes, memory, **how))
-
-
-def measure(
-    loop: Loop,
-    operands: list[Any],
-    plans: list[AnyPlan],
-    seconds: float,
-    clearly: float = CLEARLY,
-) -> tuple[Measured, AnyPlan]:
-    """The measurements of the loop's gradient with each plan, and the quickest one. The first plan
-    is measured even if that takes longer than `seconds`. An interrupt returns what is measured by
-    then, if anything is. Plans that the device has too little memory for are left out."""
+def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: float) -> Report:
+    """The report, with measurements of the plans that may be the quickest. The first of them is
+    measured even if that takes longer than `seconds`. Plans that the device has too little memory
+    for are left out."""
+    plans = plans_to_measure(loop.plan, report)
     with limit_bar() as show:
-        measuring = _Measuring(loop, operands, plans, seconds, clearly, show)
+        measuring = _Measuring(loop._replace(progress=None), operands, plans, seconds, show)
         is_interrupted = False
         try:
             measuring.run()
@@ -114,8 +85,26 @@ def measure(
     results, too_large = measuring.results(), measuring.too_large
     if not results:
         raise too_large[plans[0]]
-    rest = [p for p in plans if p not in results and p not in too_large]
-    return Measured(results, rest, list(too_large), is_interrupted), measuring.quickest()
+    return replace(
+        report,
+        plan=measuring.quickest(),
+        measured=results,
+        unmeasured=[p for p in plans if p not in results and p not in too_large],
+        too_large=list(too_large),
+        is_interrupted=is_interrupted,
+    )
+
+
+def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[AnyPlan]:
+    """The chosen plan, and others that may be quicker. What is asked for stays as it is."""
+    chosen = report.plan
+    if not isinstance(wanted, Request) or wanted.storage is not None:
+        return [chosen]
+    assert isinstance(chosen, Plan)
+    memory = report.memory(chosen) if wanted.memory is None else wanted.memory
+    block_size = None if wanted.block_size is None else chosen.block_size
+    how = {"block_size": block_size, "is_while": report.is_while}
+    return list(contenders(chosen, report.sizes, memory, **how))
 
 
 @dataclass(eq=False)
@@ -166,7 +155,6 @@ class _Measuring:
     operands: list[Any]
     plans: list[AnyPlan]
     seconds: float
-    clearly: float
     show: Show
     programs: list[Program] = field(default_factory=list)
     promising: list[Program] = field(default_factory=list)
@@ -195,7 +183,7 @@ class _Measuring:
         programs = self.promising or self.programs
         if not programs or any(len(p.times) < TELLING_RUNS for p in programs):
             return programs
-        longest = self.clearly * min(median(p.times) for p in programs)
+        longest = CLEARLY * min(median(p.times) for p in programs)
         return [p for p in programs if min(p.times) <= longest]
 
     def quickest(self) -> AnyPlan:
@@ -229,28 +217,25 @@ class _Measuring:
     def warm_up(self) -> None:
         """Run each program once, as many of them as there is time for.
 
-        The peak of the allocator is that of the process, and never sinks. So programs run in order
-        of their temporaries, and a program has a peak if it raises that of the process.
+        The peak of the allocator belongs to the process, and never decreases. So programs run in
+        order of their temporaries, and a program has a peak if it raises the process's.
         """
-        is_limited = False
+        time = None
         for program in sorted(self.programs, key=lambda p: p.temporaries or 0):
-            if program in self.programs:
-                with self.leaving_out(program.plan):
-                    time = self.run_first(program)
-                    if not is_limited:
-                        self.limit(time)
-                        is_limited = True
-
-    def limit(self, time: float) -> None:
-        """Keep as many programs as there is time for, if each run takes `time`."""
-        turns = (self.seconds - self.elapsed) / max((1 + FEWEST_RUNS) * time, SHORTEST)
-        self.programs = self.programs[: int(max(min(turns, len(self.programs)), 1))]
-
-    def run_first(self, program: Program) -> float:
-        self.tell(f"first runs of {len(self.programs)} plans")
-        before, time, after = peak_bytes(self.operands), program.time(), peak_bytes(self.operands)
-        program.peak = None if after == before else after
-        return time
+            if program not in self.programs:
+                continue
+            self.tell(f"first runs of {len(self.programs)} plans")
+            with self.leaving_out(program.plan):
+                before, took, after = (
+                    peak_bytes(self.operands),
+                    program.time(),
+                    peak_bytes(self.operands),
+                )
+                program.peak = None if after == before else after
+                if time is None:
+                    time = max((1 + FEWEST_RUNS) * took, SHORTEST)
+                    turns = (self.seconds - self.elapsed) / time
+                    self.programs = self.programs[: int(max(min(turns, len(self.programs)), 1))]
 
     @property
     def elapsed(self) -> float:

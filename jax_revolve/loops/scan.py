@@ -77,7 +77,7 @@ def checkpointed_scan(
         is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
         one device inside `jax.shard_map`, and where types tell the sharding (`AxisType.Explicit`);
         elsewhere it counts whole arrays, sharded or not. The plan is the one predicted quickest;
-        `jax_revolve.explain_scan` shows the choices.
+        `jax_revolve.explain` shows the choices.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
         `memory` then count the device alone. With `checkpoints=0`, a `HostMemory` holds all

@@ -46,7 +46,7 @@ def check_host_memory(backend: str) -> None:
             f"storage must be None or a Disk on the {backend} backend, which has no memory of kind "
             f"{HOST_MEMORY!r}."
         )
-    on_device, two_levels = Plan(_LENGTH, 4), TwoLevelPlan(_LENGTH, 3, 1, HostMemory(None, 1.0))
+    on_device, two_levels = Plan(_LENGTH, 4), TwoLevelPlan(_LENGTH, 3, 1, HostMemory(transfer=1.0))
     expected = _gradient(on_device)
     for plan in (Plan(_LENGTH, 4, 1, HostMemory()), two_levels):
         if not np.array_equal(_gradient(plan), expected):

@@ -3,7 +3,8 @@
 Begin with `rewrite`: `checkpoint_loops` traces a function, finds its loops, chooses a plan for
 each, and runs the jaxpr with these loops replaced.
 
-- `rewrite`: `checkpoint_loops` and `explain_loops`.
+- `rewrite`: `checkpoint_loops`.
+- `explain`: the plan, the memory and the evaluations of every loop in a function.
 - `find`: the loops in a jaxpr, at any depth, and their sizes.
 - `location`: where a loop is in a program, and its replacement.
 - `replace`: the program with its loops replaced.
@@ -11,7 +12,6 @@ each, and runs the jaxpr with these loops replaced.
 - `nests`: which loop is inside which.
 - `share`: one memory budget for several loops.
 - `fit`: the largest budget with which a compiled program fits.
-- `report`: the result of `explain_loops`.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.
 """

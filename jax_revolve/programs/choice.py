@@ -32,10 +32,10 @@ class _LoopOptions(Options):
         return self.max_steps is None and self.checkpoints in (None, "all")
 
     def replacement(self, loop: FoundLoop) -> Replacement:
-        if loop.length is None and self.is_without_bound:
-            return Replacement(None, None)
         if loop.length is not None:
             plan, bound = self.for_scan(loop.length), None
+        elif self.is_without_bound:
+            return Replacement(None, None)
         else:
             plan, bound = self.for_bound(self.max_steps), self.max_steps
         try_storage(plan)
@@ -64,6 +64,7 @@ class Choice:
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         """The replacements of the loops that are checkpointed."""
+        loops = [loop for loop in loops if not loop.is_own]
         chosen = {loop: options for loop in loops if (options := self._options(loop)) is not None}
         sharing = {
             loop: options

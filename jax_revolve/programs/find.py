@@ -5,29 +5,50 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import jax
+
 from jax_revolve import _compat
-from jax_revolve.loops.explain import NoDerivative, chosen_plan, report_of, residual_bytes
+from jax_revolve._compat import bytes_of, zeros
+from jax_revolve.autodiff.loop_primitive import loop_p
+from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.loops.options import LARGEST_BOUND
-from jax_revolve.programs.location import Key, Location, Replacement, Replacements, is_in
+from jax_revolve.programs.location import (
+    Key,
+    Location,
+    Replacement,
+    Replacements,
+    is_in,
+    loop_in,
+)
 from jax_revolve.programs.replace import replace_inside
+from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.report import Report
-from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact
+from jax_revolve.schedule.selection import Request
+from jax_revolve.step.activity import Activity, find_activity
+from jax_revolve.step.loop import Loop, NoReverseMode, Operands, is_inexact, pick
+from jax_revolve.step.restart import find_restart
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FoundLoop:
-    """A loop in a function that [`jax_revolve.checkpoint_loops`][] was given.
+    """A loop in a function that [`jax_revolve.checkpoint_loops`][] or [`jax_revolve.explain`][] was
+    given.
 
     - `name`: where it is: the names of functions under `jax.jit`, of scopes made with
         `jax.named_scope` and of the loops around it, ending in "scan" or "while".
     - `source`: the file and line that it comes from, "model.py:42".
     - `kind`: "scan" or "while". A `fori_loop` is one or the other: a scan if its bounds are known
         when it is traced.
-    - `length`: its steps, or `None` for a while loop.
+    - `length`: its steps; `None` for a while loop of `jax.lax`, and the bound of one of this
+        library.
     - `depth`: the number of loops around it.
+    - `runs`: how often it runs, at most: as often as the loops around it have steps. `None` inside
+        a while loop without a bound.
+    - `is_own`: whether it is a loop of this library, not of `jax.lax`.
     - `carry_bytes`: the bytes of its carry.
     - `residual_bytes`: the most bytes that `jax.lax` keeps of each step for the reverse pass,
         without checkpoints. While loops inside, which have no reverse mode then, count with their
@@ -39,6 +60,8 @@ class FoundLoop:
     kind: str
     length: int | None
     depth: int
+    runs: int | None
+    is_own: bool
     carry_bytes: int
     _eqn: Any = field(repr=False)
     _place: Location = field(repr=False)
@@ -53,14 +76,9 @@ class FoundLoop:
     def plain_bytes(self) -> int | None:
         """The most bytes that the gradient of `jax.lax`'s loop keeps; `None` for a while loop, and
         for a loop with a while loop inside, which have no gradient."""
-        if self.length is None or self._while_loops:
+        if self.kind == "while" or self.length is None or self._while_loops:
             return None
         return self.length * self.residual_bytes
-
-    @property
-    def is_of_a_gradient(self) -> bool:
-        """Whether it is the reverse pass of another loop."""
-        return "transpose(" in self.name
 
     @property
     def has_floats(self) -> bool:
@@ -71,7 +89,7 @@ class FoundLoop:
     def varies_unevenly(self) -> bool:
         """Whether it is a while loop in `jax.shard_map` whose devices take different numbers of
         steps, although part of its carry is typed as the same on all of them."""
-        return self.length is None and _compat.varies_unevenly(self._eqn)
+        return not self.is_own and self.kind == "while" and _compat.varies_unevenly(self._eqn)
 
     @property
     def key(self) -> Key:
@@ -89,7 +107,7 @@ class FoundLoop:
         reversible = {key for key, replacement in inside.items() if replacement.plan is not None}
         if any(loop.key not in reversible for loop in self._while_loops):
             return None
-        equation = _compat.read_loop(self._eqn)
+        equation = loop_in(self._eqn)
         assert equation is not None
         # Loops of the same function share the jaxpr of the step, whatever their lengths.
         kept = (equation.jaxpr, equation.condition, equation.num_consts, self._place.enclosing)
@@ -97,17 +115,28 @@ class FoundLoop:
         known = ("bytes", kept, relative)
         if known not in self._measured:
             report = self._measured.get(self._report_key(inside))
-            self._measured[known] = (
-                report.sizes.alone if report else self._look(inside, residual_bytes)
-            )
+            self._measured[known] = report[0].alone if report else self._look(inside, _residuals)
         return self._measured[known]
 
-    def measure(self, inside: Replacements, own: Replacement) -> Report | None:
-        """The report on the gradient with these replacements, or `None` if it has none."""
-        report = self._measure(inside)
-        if report is None:
+    def loop(self, inside: Replacements, own: Replacement | None) -> Loop:
+        """The loop of this library that it is, or that its replacement is."""
+        eqn = self._with(inside)
+        return eqn.params["function"] if own is None else own.loop(eqn)
+
+    def measure(self, inside: Replacements, own: Replacement | None) -> Report | None:
+        """The report on the gradient with these replacements, or `None` if it has none. A loop of
+        this library has its own plan."""
+        inside = self._among(inside)
+        known = self._report_key(inside)
+        if known not in self._measured:
+            self._measured[known] = self._look(inside, _sizes)
+        plan = self._eqn.params["function"].plan if own is None else own.plan
+        if self._measured[known] is None or plan is None:
             return None
-        return replace(report, plan=chosen_plan(own.loop(self._eqn), report.sizes))
+        sizes, always = self._measured[known]
+        plan = plan.resolve(sizes) if isinstance(plan, Request) else plan
+        where = (self.name, self.source, self.runs, self.is_own)
+        return Report(plan, sizes, always, self.kind == "while", *where)
 
     @cached_property
     def _while_loops(self) -> list["FoundLoop"]:
@@ -117,16 +146,8 @@ class FoundLoop:
             loop
             for part, inner in enumerate(_compat.inner_programs(self._eqn))
             for loop in find_loops(inner, into(part))
-            if loop.length is None and loop.has_floats
+            if loop.length is None and loop.has_floats and not loop.is_own
         ]
-
-    def _measure(self, inside: Replacements) -> Report | None:
-        """The report, with an arbitrary plan."""
-        inside = self._among(inside)
-        known = self._report_key(inside)
-        if known not in self._measured:
-            self._measured[known] = self._look(inside, report_of)
-        return self._measured[known]
 
     def _report_key(self, inside: Replacements) -> Any:
         return "report", self.key, frozenset(inside.items())
@@ -134,17 +155,21 @@ class FoundLoop:
     def _among(self, replacements: Replacements) -> Replacements:
         return {key: value for key, value in replacements.items() if is_in(key, self.key)}
 
+    def _with(self, inside: Replacements) -> Any:
+        """The equation with these replacements."""
+        place = replace(self._place, key=self.key[:-1])
+        return replace_inside(self._eqn, self.key[-1], place, inside)
+
     def _look(self, inside: Replacements, find: Callable[[Loop, list[Any]], T]) -> T | None:
         """`find(loop, operands)` with these replacements; `None` if the loop has no reverse
         mode."""
-        place = replace(self._place, key=self.key[:-1])
-        eqn = replace_inside(self._eqn, self.key[-1], place, inside)
-        any_plan = Replacement(Plan(self.length or 1, 1), 1)
+        eqn = self._with(inside)
+        loop = self.loop(inside, None if self.is_own else Replacement(Plan(self.length or 1, 1), 1))
 
         def look() -> T | None:
             try:
-                return find(any_plan.loop(eqn), _compat.operands_like(eqn))
-            except (NoDerivative, NoReverseMode):
+                return find(loop, _compat.operands_like(eqn))
+            except (_NoDerivative, NoReverseMode):
                 return None
 
         return _compat.within(self._place.enclosing, look)
@@ -168,7 +193,7 @@ def find_loops(jaxpr: Any, place: Location | None = None) -> Iterator[FoundLoop]
     """The loops of a program, each before those inside it."""
     measured: dict[Any, Any] = {}
     for eqn, index, here in _equations(jaxpr, place or Location()):
-        equation = _compat.read_loop(eqn)
+        equation = loop_in(eqn)
         if equation is not None:
             yield FoundLoop(
                 name=here.name_of(eqn),
@@ -176,6 +201,8 @@ def find_loops(jaxpr: Any, place: Location | None = None) -> Iterator[FoundLoop]
                 kind="scan" if equation.condition is None else "while",
                 length=equation.length,
                 depth=here.depth,
+                runs=here.runs,
+                is_own=eqn.primitive is loop_p,
                 carry_bytes=_compat.bytes_of(equation.output_types[: equation.num_carry]),
                 _eqn=eqn,
                 _place=replace(here, key=(*here.key, index)),
@@ -188,3 +215,52 @@ def find_rules(jaxpr: Any) -> tuple[str, ...]:
     determines their residuals."""
     found = (_compat.rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr, Location()))
     return tuple(dict.fromkeys(name for name in found if name is not None))
+
+
+def takes_derivatives(jaxpr: Any) -> bool:
+    """Whether a program runs derivatives of loops, which are no loops that have a gradient."""
+    return any(
+        eqn.primitive.name.startswith("checkpointed_loop_")
+        or (loop_in(eqn) is not None and "transpose(" in here.name_of(eqn))
+        for eqn, _, here in _equations(jaxpr, Location())
+    )
+
+
+class _NoDerivative(Exception):
+    """There is nothing to differentiate."""
+
+
+def _sizes(loop: Loop, operands: list[Any]) -> tuple[Sizes, dict[str, int]]:
+    """The sizes of a loop, and the bytes that every plan needs, as if all operands were
+    differentiated that can be."""
+    inputs, activity = _differentiated(loop, operands)
+    restart = find_restart(loop, activity, inputs)
+    _, ys = loop.results(loop.output_types)
+    xs = list(map(jax.typeof, loop.operands(operands).xs))
+    consts = list(map(jax.typeof, inputs.consts))
+    always = {
+        "xs": bytes_of(xs),
+        "cotangents of xs": bytes_of(pick(xs, activity.xs)),
+        "ys": bytes_of(ys),
+        "cotangents of ys": bytes_of(pick(ys, activity.ys)),
+        "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
+    }
+    return sizes_of(loop, activity, restart, inputs), always
+
+
+def _residuals(loop: Loop, operands: list[Any]) -> int:
+    """The bytes of the residuals of a step, without checkpoints."""
+    inputs, activity = _differentiated(loop, operands)
+    return taped_step(loop, activity, inputs).uncut_bytes
+
+
+def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:
+    """The operands, with at least one slice of the xs, and what is active."""
+    inputs, first = loop.operands(operands), loop.num_condition_consts
+    if loop.length == 0:  # there is no slice to look at
+        one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
+        inputs = inputs._replace(xs=one)
+    activity = find_activity(loop, [is_inexact(x) and i >= first for i, x in enumerate(operands)])
+    if not any(activity.results):
+        raise _NoDerivative
+    return inputs, activity

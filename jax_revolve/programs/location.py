@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from jax_revolve import _compat
+from jax_revolve.autodiff.loop_primitive import loop_p
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
@@ -37,6 +38,11 @@ class Replacement:
         return Loop.of(equation, length, self.plan, self.progress)
 
 
+def loop_in(eqn: Any) -> Loop | _compat.LoopEquation | None:
+    """The loop that an equation is, of this library or of lax."""
+    return eqn.params["function"] if eqn.primitive is loop_p else _compat.read_loop(eqn)
+
+
 @dataclass(frozen=True)
 class Location:
     """The location of a jaxpr in a program."""
@@ -45,6 +51,8 @@ class Location:
     names: tuple[str, ...] = ()
     source: str = ""
     depth: int = 0
+    runs: int | None = 1
+    """How often a run of the program comes here, at most; `None` if nobody knows."""
     enclosing: tuple[Any, ...] = ()
     """The `shard_map` equations around it."""
     recomputed: tuple[Key, ...] = ()
@@ -52,12 +60,15 @@ class Location:
 
     def into(self, index: int, eqn: Any) -> Callable[[int], "Location"]:
         """The locations of the jaxprs that an equation here runs."""
-        key = (*self.key, index)
+        key, loop, runs = (*self.key, index), loop_in(eqn), self.runs
+        if loop is not None:
+            runs = None if runs is None or loop.length is None else runs * loop.length
         inner = replace(
             self,
             names=(*self.names, *_compat.name_in(eqn)),
             source=self.source_of(eqn),
-            depth=self.depth + (_compat.read_loop(eqn) is not None),
+            depth=self.depth + (loop is not None),
+            runs=runs,
             enclosing=(*self.enclosing, eqn) if _compat.is_shard_map(eqn) else self.enclosing,
             recomputed=(*self.recomputed, key) if _compat.is_recomputed(eqn) else self.recomputed,
         )

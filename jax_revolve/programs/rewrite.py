@@ -10,9 +10,8 @@ import jax
 
 from jax_revolve._compat import call_jaxpr, is_jit_disabled, with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
-from jax_revolve.programs.find import find_loops, find_rules
+from jax_revolve.programs.find import FoundLoop, find_loops
 from jax_revolve.programs.replace import replace_loops
-from jax_revolve.programs.report import LoopsReport, report_on
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 
@@ -55,7 +54,8 @@ def checkpoint_loops(
     where: Where | None = None,
 ) -> Any:
     """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
-    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth.
+    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth. A while
+    loop that would take more than `max_steps` steps raises an error at run time.
 
     For programs whose loops you do not own: nothing in them has to change. Loops are found when
     `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.shard_map` and
@@ -84,10 +84,10 @@ def checkpoint_loops(
         that can be, and under `jax.vmap` of the result for one example.
     - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
         with it.
-    - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][]. A loop that
-        would take more steps raises an error at run time. While loops without a bound are left
-        alone, and reverse mode raises an error that names them, unless `checkpoints` is an int:
-        they can then be differentiated once in reverse.
+    - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
+        `throw=True`. While loops without a bound are left alone, and reverse mode raises an error
+        that names them, unless `checkpoints` is an int: they can then be differentiated once in
+        reverse.
     - `where`: a function of each [`jax_revolve.FoundLoop`][] that is long enough. It returns
         whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
         `block_size`, `memory` (not part of the shared budget), `storage`, `plan`, `progress` and
@@ -132,15 +132,16 @@ def checkpoint_loops(
 
 
 def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
-    _check_function(fun)
+    check_function(fun)
 
-    @eqx.filter_jit
-    def compiled(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-        closed = with_single_predicates(closed)
-        replaced = replace_loops(closed, choice.replacements(list(find_loops(closed))))
+    def run(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        closed, loops, types, static = trace(fun, args, kwargs)
+        replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
+
+    run.__name__ = getattr(fun, "__name__", type(fun).__name__)  # it names the loops in it
+    compiled = eqx.filter_jit(run)
 
     @wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
@@ -149,64 +150,16 @@ def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., 
     return checkpointed
 
 
-def _check_function(fun: object) -> None:
+def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
+    """What a function is traced to, its loops, and the types of its results and the others."""
+    closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+    closed = with_single_predicates(closed)
+    return closed, list(find_loops(closed)), types, static
+
+
+def check_function(fun: object) -> None:
     if not callable(fun):
         raise TypeError(
             f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the "
             "function itself, not what it returns."
         )
-
-
-def explain_loops(
-    fun: Callable[..., Any],
-    *,
-    checkpoints: Checkpoints = None,
-    memory: Memory = None,
-    min_length: int = 16,
-    max_steps: int | None = None,
-    where: Where | None = None,
-) -> Callable[..., LoopsReport]:
-    """The loops that a function runs, and the plans that [`jax_revolve.checkpoint_loops`][] chooses
-    for them.
-
-    Nothing runs: `fun` is traced, and the linearization of each loop's step is measured, as if
-    everything were differentiated that can be.
-
-    **Arguments:**
-
-    As [`jax_revolve.checkpoint_loops`][].
-
-    **Returns:**
-
-    A function that takes the arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s, and returns a
-    [`jax_revolve.LoopsReport`][], which prints as a table.
-
-    **Raises:**
-
-    As [`jax_revolve.checkpoint_loops`][].
-
-    !!! Example
-
-        ```python
-        import jax
-        import jax.numpy as jnp
-        from jax_revolve import explain_loops
-
-        def cumulative(x):
-            return jax.lax.map(jnp.sin, x).sum()
-
-        print(explain_loops(cumulative)(jax.ShapeDtypeStruct((1000, 50), "float32")))
-        ```
-    """
-    choice = Choice(checkpoints, memory, min_length, max_steps, where)
-    choice.check()
-    _check_function(fun)
-
-    def report(*args: Any, **kwargs: Any) -> LoopsReport:
-        with jax.disable_jit(False):
-            closed, *_ = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-            closed = with_single_predicates(closed)
-            loops = list(find_loops(closed))
-            return report_on(loops, choice.replacements(loops), find_rules(closed))
-
-    return report

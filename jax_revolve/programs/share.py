@@ -22,6 +22,7 @@ from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import candidates
+from jax_revolve.schedule.two_level import AnyPlan
 
 FINEST = 1.02
 """Among outlays whose bytes differ by less than this factor, only the quickest is kept. The factor
@@ -104,7 +105,7 @@ class SharingLoop:
         return replace(outlay, plans=((self.key, plan), *inner.plans))
 
 
-def of_plan(plan: Plan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
+def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
     """The outlay of a loop of these sizes, given that of everything inside it."""
     held = cost.held(plan, sizes, is_while=is_while)
     passing = cost.passing(plan, sizes, is_while=is_while)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Plan, Reversal
+from jax_revolve.schedule.plan import Reversal
 from jax_revolve.schedule.storage import TRANSFER, Disk, Storage
 from jax_revolve.schedule.two_level import TwoLevelPlan
 
@@ -80,7 +80,7 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
     return -(-block_size // -(-block_size // most))
 
 
-def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
+def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     """The bytes held from the forward sweep to the reverse sweep. Those of an inner loop exist once
     for each outer step that is taped."""
     if is_while:
@@ -89,7 +89,7 @@ def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     return plan.checkpoints * sizes.checkpoint + tape
 
 
-def passing(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
+def passing(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     """The further bytes that the plan holds during the reverse sweep only."""
     stack = plan.checkpoints * STACK_LEVEL if is_while else 0
     return memory(plan, sizes) + stack - held(plan, sizes, is_while=is_while)

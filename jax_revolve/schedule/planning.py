@@ -104,7 +104,7 @@ def plan(
     - `memory`: the most bytes to hold: an int or a string such as `"512MB"` or `"2GiB"`. The plan
         has the fewest evaluations within this budget, with the best checkpoints and, unless it is
         given, the best `block_size`. It needs `state_bytes`, the size of a carry, and
-        `residual_bytes`, the size of one step's residuals; `jax_revolve.explain_scan` finds both.
+        `residual_bytes`, the size of one step's residuals; `jax_revolve.explain` finds both.
 
     - `levels`: the numbers of places of several levels of checkpoints, the coarsest first: ints
         >= 2 whose product is at least the number of blocks. With `levels=(a, b)`, `a` carries are
@@ -240,7 +240,7 @@ def is_zero(checkpoints: Checkpoints) -> bool:
 
 def _check_bytes(**size: int | None) -> int:
     ((name, value),) = size.items()
-    allowed = "an int >= 0 where memory is given (jax_revolve.explain_scan finds it)"
+    allowed = "an int >= 0 where memory is given (jax_revolve.explain finds it)"
     return check_integer(name, value, least=0, allowed=allowed)
 
 

@@ -1,7 +1,7 @@
 """`HostMemory` and `Disk`: where to store checkpoints beyond those on the device."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from math import isfinite
 from numbers import Real
 from typing import TypeAlias, TypeVar
@@ -45,9 +45,10 @@ class HostMemory:
         ```
     """
 
+    _: KW_ONLY
     checkpoints: int | None = None
-    transfer: float | None = None
     memory: Memory = None
+    transfer: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -81,9 +82,10 @@ class Disk:
     """
 
     directory: str | os.PathLike[str]
+    _: KW_ONLY
     checkpoints: int | None = None
-    transfer: float | None = None
     memory: Memory = None
+    transfer: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str | os.PathLike):

@@ -136,8 +136,8 @@ def options_of(program: Program, directory: str) -> dict[str, Any]:
         "some memory": {"memory": 1500},
         "much memory": {"memory": "1MB"},
         "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3, transfer=0.1)},
-        "host memory": {"checkpoints": 1, "storage": HostMemory(2, transfer=0.1)},
-        "disk": {"checkpoints": 1, "storage": Disk(directory, 2, transfer=0.1)},
+        "host memory": {"checkpoints": 1, "storage": HostMemory(checkpoints=2, transfer=0.1)},
+        "disk": {"checkpoints": 1, "storage": Disk(directory, checkpoints=2, transfer=0.1)},
         "progress": {"progress": METER},
     }[program.setting]
 

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from asked import explained_while
 from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import actions, checkpoint_loops, explain_while_loop, plan
+from jax_revolve import actions, checkpoint_loops, plan
 from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 
@@ -37,10 +38,7 @@ PUBLIC = [
     jax_revolve.checkpointed_fori_loop,
     jax_revolve.checkpointed_scan,
     jax_revolve.Disk,
-    jax_revolve.explain_fori_loop,
-    jax_revolve.explain_scan,
-    jax_revolve.explain_while_loop,
-    jax_revolve.explain_loops,
+    jax_revolve.explain,
     jax_revolve.fit,
     jax_revolve.host_scan,
     jax_revolve.HostMemory,
@@ -164,10 +162,9 @@ def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
 def test_figures_in_the_text() -> None:
     """What pages say without a block of code beside it."""
     assert len(ALL) == 40  # "under 40 transformations"
-    for fun in (checkpoint_loops, jax_revolve.explain_loops):
-        assert inspect.signature(fun).parameters["min_length"].default == 16
+    assert inspect.signature(checkpoint_loops).parameters["min_length"].default == 16
     for steps, checkpoints in {4096: 28, 10**6: 180}.items():
-        report = explain_while_loop(lambda x: x > 0, jnp.sin, 1.0, max_steps=steps, block_size=1)
+        report = explained_while(lambda x: x > 0, jnp.sin, 1.0, max_steps=steps, block_size=1)
         assert report.plan.checkpoints == checkpoints
         assert abs((6 * steps) ** (1 / 3) - checkpoints) < 2
     for n in (50, 1000, 10**6):

@@ -31,8 +31,8 @@ def options_in(directory: Path) -> dict[str, dict[str, Any]]:
     return {
         "device": {"checkpoints": 2},
         "one": {"checkpoints": 1},
-        "host": {"checkpoints": 0, "storage": HostMemory(3)},
-        "disk": {"checkpoints": 1, "storage": Disk(directory, 2, transfer=0.1)},
+        "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3)},
+        "disk": {"checkpoints": 1, "storage": Disk(directory, checkpoints=2, transfer=0.1)},
     }
 
 

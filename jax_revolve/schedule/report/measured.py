@@ -40,33 +40,28 @@ class Measurement(NamedTuple):
         return cls(median(ms), (lower, upper), len(ms), temporaries, peak)
 
 
-class Measured(NamedTuple):
-    """The measurements of several plans. Those that the limit of seconds, or an interrupt, left no
-    time for are `unmeasured`; those that the device had too little memory for are `too_large`."""
-
-    measured: dict[AnyPlan, Measurement]
-    unmeasured: list[AnyPlan]
-    too_large: list[AnyPlan]
-    is_interrupted: bool
-
-    def remarks(self) -> Iterator[str]:
-        """What a reader of the table has to know."""
-        if not self.measured:
-            return
-        runs = min(its.runs for its in self.measured.values())
-        yield "measured: the temporaries of the compiled gradient"
-        yield f"ms: the median of at least {runs} runs"
-        if _has_peaks(self.measured):
-            yield "peak: the most bytes that the device has held, operands and results too"
-        number = len(self.measured)
-        of_all = f"{number} of {number + len(self.unmeasured)} plans are measured"
-        if self.is_interrupted:
-            yield f"Interrupted: {of_all}."
-        elif self.unmeasured:
-            yield f"{of_all}: more seconds are needed for the others"
-        if self.too_large:
-            plans = ", ".join(f"{p.checkpoints} x {p.block_size}" for p in self.too_large)
-            yield f"The device has too little memory for (checkpoints x block size): {plans}."
+def remarks(
+    measured: Mapping[AnyPlan, Measurement],
+    unmeasured: Sequence[AnyPlan],
+    too_large: Sequence[AnyPlan],
+    is_interrupted: bool,
+) -> Iterator[str]:
+    """What a reader of the table has to know."""
+    if not measured:
+        return
+    runs = min(its.runs for its in measured.values())
+    yield "measured: the temporaries of the compiled gradient"
+    yield f"ms: the median of at least {runs} runs"
+    if _has_peaks(measured):
+        yield "peak: the most bytes that the device has held, operands and results too"
+    of_all = f"{len(measured)} of {len(measured) + len(unmeasured)} plans are measured"
+    if is_interrupted:
+        yield f"Interrupted: {of_all}."
+    elif unmeasured:
+        yield f"{of_all}: more seconds are needed for the others"
+    if too_large:
+        plans = ", ".join(f"{p.checkpoints} x {p.block_size}" for p in too_large)
+        yield f"The device has too little memory for (checkpoints x block size): {plans}."
 
 
 def columns(measured: Mapping[AnyPlan, Measurement]) -> list[str]:

@@ -18,10 +18,14 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 @dataclass(frozen=True)
 class Report:
-    """The result of [`jax_revolve.explain_scan`][]. Prints as a table; sizes are in bytes.
+    """A loop in a [`jax_revolve.Explanation`][]. Prints as a table; sizes are in bytes.
+
+    `name` and `source` say where the loop is, as in [`jax_revolve.FoundLoop`][], and `runs` how
+    often the function runs it, at most. A loop of `jax.lax` is not `is_own`. If `is_while`, it is a
+    while loop, and its plan is for one that reaches its bound.
 
     `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is the memory that
-    every plan needs in addition, by name. `plan` is the chosen plan. `choices` are the plans worth
+    every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
@@ -35,6 +39,10 @@ class Report:
     sizes: Sizes
     always: dict[str, int]
     is_while: bool
+    name: str = ""
+    source: str = ""
+    runs: int | None = 1
+    is_own: bool = True
     measured: dict[AnyPlan, Measurement] = field(default_factory=dict)
     unmeasured: list[AnyPlan] = field(default_factory=list)
     too_large: list[AnyPlan] = field(default_factory=list)
@@ -60,13 +68,14 @@ class Report:
 
     def _remarks(self) -> Iterator[str]:
         of_all = (self.measured, self.unmeasured, self.too_large, self.is_interrupted)
-        yield from measured.Measured(*of_all).remarks()
+        yield from measured.remarks(*of_all)
         if self.sizes.work is not None:
             yield f"Predicted by the profile of {self.sizes.profile}."
 
     def _header(self) -> Iterator[str]:
         at_most = "at most " if self.is_while else ""
-        yield f"A loop of {at_most}{self.plan.length} steps."
+        where = f": {self.name}" if "/" in self.name else ""
+        yield f"A loop of {at_most}{self.plan.length} steps{where}."
         rows = [
             (
                 "a checkpoint",
@@ -122,9 +131,7 @@ class Report:
         runs = self.evaluations(plan)
         per_step = runs / max(plan.length, 1)
         bytes_and_times = (readable(self.memory(plan)), *measured.cells(self.measured, plan))
-        levels = plan.levels if isinstance(plan, Plan) else ()
-        checkpoints = " x ".join(map(str, levels)) or str(plan.checkpoints)
-        cells = (checkpoints, str(plan.block_size), *bytes_and_times)
+        cells = (checkpoints_of(plan), str(plan.block_size), *bytes_and_times)
         cells += (str(runs), f"{per_step:.2f}")
         if not isinstance(self.plan, TwoLevelPlan):
             return cells
@@ -153,7 +160,8 @@ class Report:
         _scale(ax)
         ax.set_xlabel("memory of checkpoints and residuals")
         ax.set_ylabel("evaluations per step")
-        ax.set_title(f"Gradient of a loop of {self.plan.length} steps")
+        named = self.name and f" ({self.name})"
+        ax.set_title(f"Gradient of a loop of {self.plan.length} steps{named}")
         if self.measured:
             measured.draw(ax, self.measured, self.plan)
         ax.legend(loc="lower left" if self.measured else "best")
@@ -163,6 +171,12 @@ class Report:
         memory = [self.memory(plan) for plan in plans]
         runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
         ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)
+
+
+def checkpoints_of(plan: AnyPlan) -> str:
+    """The checkpoints of a plan, "5 x 5" of one with levels."""
+    levels = plan.levels if isinstance(plan, Plan) else ()
+    return " x ".join(map(str, levels)) or str(plan.checkpoints)
 
 
 def _scale(ax: Any) -> None:

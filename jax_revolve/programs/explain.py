@@ -1,0 +1,306 @@
+"""`explain`: the plan, the memory and the evaluations of every loop that a function runs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from jax_revolve import _compat
+from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
+from jax_revolve.programs.choice import Choice
+from jax_revolve.programs.find import FoundLoop, find_rules, takes_derivatives
+from jax_revolve.programs.location import Key, Replacements, is_in
+from jax_revolve.programs.nests import Nests
+from jax_revolve.programs.rewrite import check_function, trace
+from jax_revolve.programs.share import Outlays, of_each_step, of_plan
+from jax_revolve.schedule.arguments import readable
+from jax_revolve.schedule.report.report import Report, checkpoints_of
+from jax_revolve.schedule.report.table import aligned
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The result of [`jax_revolve.explain`][]. Prints as a table; `plot()` draws a picture.
+
+    - `loops`: a [`jax_revolve.Report`][] on each loop that has a plan, in the order in which they
+        run. A loop of `jax.lax` has the plan that [`jax_revolve.checkpoint_loops`][] would give it.
+    - `left_alone`: the other loops, each a [`jax_revolve.FoundLoop`][]: short scans, while loops
+        without a bound, and loops without a derivative.
+    - `rules`: the names of functions that run loops but are left alone, because they have a
+        `jax.custom_jvp` or `jax.custom_vjp` rule.
+    - `memory`: the bytes that the gradients of all loops hold together with these plans.
+    - `memory_now`: as `memory`, of the function as it stands, where loops of `jax.lax` keep the
+        residuals of all their steps.
+    - `evaluations`: the evaluations of steps, of all loops together, in a gradient of the function
+        with these plans.
+    """
+
+    loops: tuple[Report, ...]
+    left_alone: tuple[FoundLoop, ...]
+    rules: tuple[str, ...]
+    memory: int
+    memory_now: int
+    evaluations: int
+    _rows: tuple[tuple[FoundLoop, Report | None, int], ...] = field(repr=False)
+    _takes_derivatives: bool = field(repr=False)
+
+    def plot(self) -> list[Any]:
+        """A picture with a panel for each of `loops`, drawn by [`jax_revolve.Report`][].
+
+        **Returns:**
+
+        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        """
+        from jax_revolve.schedule.report.show import new_axes
+
+        if len(self.loops) < 2:
+            return [report.plot() for report in self.loops]
+        figure = new_axes().figure
+        figure.clear()
+        figure.set_size_inches(6 * len(self.loops), 4.5)
+        axes = figure.subplots(1, len(self.loops))
+        return [report.plot(ax) for report, ax in zip(self.loops, axes, strict=True)]
+
+    def __str__(self) -> str:
+        lines = [*(self._table() if self._rows else ["No loops."]), *self._remarks()]
+        if len(self._rows) == len(self.loops) == 1:
+            lines += ["", str(self.loops[0])]
+        return "\n".join(lines)
+
+    def _table(self) -> Iterator[str]:
+        sizes = ("carry", "residuals", "jax.lax keeps", "memory")
+        titles = ("loop", "from", "steps", "runs", *sizes, "checkpoints", "block size")
+        plain = [loop.plain_bytes for loop, _, _ in self._rows if loop.depth == 0]
+        kept = "" if None in plain else readable(sum(size or 0 for size in plain))
+        total = ["together", "", "", "", "", "", kept, readable(self.memory), "", ""]
+        rows = [[*titles, "evaluations"], *(self._row(*row) for row in self._rows)]
+        yield from aligned([*rows, [*total, str(self.evaluations)]], words=2)
+
+    def _row(self, loop: FoundLoop, report: Report | None, evaluations: int) -> list[str]:
+        at_most = "<= " if loop.kind == "while" else ""
+        steps = "" if loop.length is None else f"{at_most}{loop.length}"
+        runs = "" if loop.runs is None else str(loop.runs)
+        carry = readable(report.sizes.carry if report else loop.carry_bytes)
+        residuals = readable(report.sizes.residuals if report else loop.residual_bytes)
+        plain = "" if loop.plain_bytes is None else readable(loop.plain_bytes)
+        row = [loop.name, loop.source, steps, runs, carry, residuals, plain]
+        if report is None:
+            alone = "no gradient" if loop.is_own else "left alone"
+            return [*row, "needs max_steps" if loop.length is None else alone, "", "", ""]
+        memory, plan = readable(report.memory(report.plan)), report.plan
+        return [*row, memory, checkpoints_of(plan), str(plan.block_size), str(evaluations)]
+
+    def _remarks(self) -> Iterator[str]:
+        of_lax = [loop.name for loop, report, _ in self._rows if report and not loop.is_own]
+        if of_lax:
+            yield (
+                f"Run by jax.lax: {', '.join(of_lax)}. The plan is the one that checkpoint_loops "
+                f"gives. As the function stands, all loops together take "
+                f"{readable(self.memory_now)}."
+            )
+        if self._takes_derivatives:
+            yield (
+                "The function takes a derivative itself, of loops that are not shown or cannot be "
+                "changed any more: explain, or checkpoint, the function that is differentiated."
+            )
+        names = ", ".join(self.rules)
+        if len(self.rules) == 1:
+            yield f"A function with a derivative rule of its own is left alone: {names}."
+        elif self.rules:
+            yield (
+                f"{len(self.rules)} functions with derivative rules of their own are left alone: "
+                f"{names}."
+            )
+
+
+def explain(
+    fun: Callable[..., Any], *, measure: bool = False, seconds: float = 60.0
+) -> Callable[..., Explanation]:
+    """Every loop that a function runs, and for each one its plan, memory and evaluations.
+
+    It finds the loops of this library and the loops of `jax.lax`, at any depth. Of a loop of
+    `jax.lax`, it shows the plan that [`jax_revolve.checkpoint_loops`][] would give it. To see the
+    plans for other options, explain the result: `explain(checkpoint_loops(fun, memory="1GB"))`.
+
+    Nothing runs unless `measure=True`: `fun` is traced, so arguments may be shapes, and `explain`
+    also works inside `jax.jit`. Apply it to the function that is differentiated, not to its
+    gradient. Sizes are found as if everything were differentiated that can be; a gradient with
+    respect to less has fewer residuals. They are for one device inside `jax.shard_map`, and where
+    types tell the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
+
+    **Arguments:**
+
+    - `fun`: the function.
+    - `measure`: `True` measures the time and the memory of the gradients of loops that are in no
+        other loop. It evaluates `fun` once, to get the loops' operands. Then it compiles each
+        loop's gradient with its plan and, if the plan was chosen to fit in an amount of memory, up
+        to seven others of different kinds that fit in there and are predicted to be at most 1.6
+        times as slow. Each runs up to 31 times, in turns with the others, effects included. The
+        quickest is the loop's `plan`. Loops under `jax.lax.cond` or `jax.shard_map` are not
+        measured. A bar of tqdm shows how far it is.
+    - `seconds`: with `measure=True`, the time after which it ends, which the loops share: a number
+        > 0. At least one plan of each loop is measured, in two runs after its first. Ctrl-C ends
+        the measurements of a loop, and keeps what is measured by then.
+
+    **Returns:**
+
+    A function that takes the arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s, and returns an
+    [`jax_revolve.Explanation`][]. Printed, it is a table of the loops and their sums; if there is
+    one loop, also of every plan worth considering for it, which `print(explanation.loops[i])` shows
+    of any loop.
+
+    **Raises:**
+
+    What `fun` raises; `TypeError` or `ValueError` if an argument is not as above; `ValueError` if
+    `memory` of a loop is less than the least possible, or if `measure=True` and an argument is no
+    array: a shape, or traced by `jax.jit` or another transformation.
+
+    !!! Example
+
+        ```python
+        import jax
+        import jax.numpy as jnp
+        from jax_revolve import checkpointed_scan, explain
+
+        def step(u, _):
+            return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
+
+        def loss(u):
+            return jnp.sum(checkpointed_scan(step, u, length=1000, memory="8MB")[0] ** 2)
+
+        explanation = explain(loss)(jax.ShapeDtypeStruct((20000,), jnp.float32))
+        print(explanation)
+        assert explanation.memory <= 8_000_000
+        ```
+    """
+    check_function(fun)
+    limit = check_limit(measure, seconds)
+
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        inputs = jax.tree.leaves(eqx.filter((args, kwargs), _is_input))
+        if limit is not None:
+            check_arrays(inputs)
+        with jax.disable_jit(False):
+            closed, loops, *_ = trace(fun, args, kwargs)
+            replacements = Choice(None, None, 16, None, None).replacements(loops)
+            now = {loop: loop.measure({}, None) if loop.is_own else None for loop in loops}
+            then = reports_on(loops, replacements)
+            shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
+            if limit is not None:
+                check_arrays(closed.consts)
+                shown.update(_measured(closed, inputs, shown, replacements, limit))
+        evaluations = _evaluations(shown)
+        return Explanation(
+            tuple(report for report in shown.values() if report is not None),
+            tuple(loop for loop, report in shown.items() if report is None),
+            find_rules(closed),
+            memory_of(then, replacements),
+            memory_of(now, {}),
+            sum(evaluations[loop.key] for loop, report in shown.items() if report is not None),
+            tuple((loop, report, evaluations[loop.key]) for loop, report in shown.items()),
+            takes_derivatives(closed),
+        )
+
+    return explained
+
+
+def _is_input(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def reports_on(
+    loops: Sequence[FoundLoop], replacements: Replacements
+) -> dict[FoundLoop, Report | None]:
+    """The report on each loop's gradient, with these replacements; `None` if lax runs the loop, or
+    if it has no reverse mode."""
+    own = {loop: replacements.get(loop.key) for loop in loops}
+    return {
+        loop: loop.measure(replacements, own[loop]) if loop.is_own or own[loop] else None
+        for loop in loops
+    }
+
+
+def memory_of(reports: Mapping[FoundLoop, Report | None], replacements: Replacements) -> int:
+    """The bytes that the gradients of all loops take together. Loops without a report are lax's,
+    with these replacements inside."""
+
+    def outlays(loop: FoundLoop, inside: Outlays) -> Outlays:
+        report, inner = reports[loop], inside.least
+        if report is not None:
+            outlay = of_plan(report.plan, report.sizes, inner, is_while=report.is_while)
+            return Outlays(outlay, outlay)
+        outlay = of_each_step(inner, loop.length or 1)
+        # What an inner loop keeps is among the residuals of the outer loop.
+        if loop.depth == 0 and loop.kind == "scan":
+            of_a_step = loop.bytes_of_a_step(replacements)
+            if loop.length is not None and of_a_step is not None:
+                outlay = replace(outlay, held=loop.length * of_a_step)
+        return Outlays(outlay, outlay)
+
+    return Nests(list(reports)).outlays(outlays).least.memory
+
+
+def _evaluations(reports: Mapping[FoundLoop, Report | None]) -> dict[Key, int]:
+    """How often each loop's step is evaluated in a gradient of the function. An outer step is
+    evaluated as often as its plan says, and differentiated in the last of these evaluations: only
+    then an inner loop follows its own plan."""
+    loops, found = {loop.key: loop for loop in reports}, dict[Key, int]()
+    recomputed = {key for loop in reports for key in loop.recomputed}
+    # How often what is under a key is evaluated alone, and how often it is differentiated.
+    inside: dict[Key, tuple[int, int]] = {(): (0, 1)}
+    for key in sorted({*loops, *recomputed}):
+        around = (key[:end] for end in range(len(key) - 1, -1, -1))
+        alone, both = inside[next(outer for outer in around if outer in inside)]
+        if key not in loops:
+            inside[key] = alone + both, both
+            continue
+        steps, report = loops[key].length or 1, reports[loops[key]]
+        runs = steps if report is None else report.evaluations(report.plan)
+        inside[key] = alone * steps + both * (runs - steps), both * steps
+        found[key] = alone * steps + both * runs
+    return found
+
+
+def _measured(
+    closed: Any,
+    inputs: list[Any],
+    reports: Mapping[FoundLoop, Report | None],
+    replacements: Replacements,
+    seconds: float,
+) -> dict[FoundLoop, Report]:
+    """The reports on loops that are in no other loop, with measurements."""
+    outer = {loop.key: loop for loop in reports if loop.depth == 0 and reports[loop] is not None}
+    found = jax.jit(lambda *inputs: _operands(closed, inputs, outer.keys()))(*inputs)
+    measured: dict[FoundLoop, Report] = {}
+    for key, operands in found.items():
+        loop, report = outer[key], reports[outer[key]]
+        assert report is not None
+        runs = loop.loop({} if loop.is_own else replacements, replacements.get(key))
+        measured[loop] = measured_report(runs, operands, report, seconds / len(found))
+    return measured
+
+
+def _operands(closed: Any, inputs: Sequence[Any], keys: Any) -> dict[Key, list[Any]]:
+    """The operands of the loops with these keys, in an evaluation of the program."""
+    found: dict[Key, list[Any]] = {}
+
+    def evaluate(program: Any, inputs: Sequence[Any], around: Key) -> list[Any]:
+        numbers = count()
+
+        def run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+            key = (*around, next(numbers))
+            if key in keys:
+                found[key] = operands
+            elif not _compat.is_shard_map(eqn) and any(is_in(k, key) for k in keys):
+                programs = _compat.inner_programs(eqn)
+                if len(programs) == 1:  # others are branches
+                    return evaluate(programs[0], operands, (*key, 0))
+            return _compat.run_in_place(eqn, operands)
+
+        return _compat.run_each(program, inputs, run)
+
+    evaluate(closed, inputs, ())
+    return found
