@@ -334,9 +334,9 @@ def test_evaluations_are_counted_in_nests(inner: Any) -> None:
 def test_pictures_of_all_loops() -> None:
     axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
     assert [ax.get_title() for ax in axes] == [
-        "Gradient of a loop of 6 steps (scan)",
-        "Gradient of a loop of 20 steps (scan/scan)",
-        "Gradient of a loop of 30 steps (last/<lambda>/scan)",
+        "Gradient of a loop of 6 steps",
+        "Gradient of a loop of 20 steps: scan/scan",
+        "Gradient of a loop of 30 steps: last/<lambda>/scan",
     ]
     assert len({ax.figure for ax in axes}) == 1
     assert len(explain(long)(jnp.ones(WIDTH, jnp.float32)).plot()) == 1

@@ -454,7 +454,7 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(results, expected)
     in_use = compiled.memory_analysis().temp_size_in_bytes
     # The initial count, an integer of eight bytes, is a constant of the user's program, and in the
-    # measured one an operand. Some plans copy it. Which plan is the quickest is left to the machine.
+    # measured one an operand. Some plans copy it. The machine decides which plan is quickest.
     assert abs((report.measured[report.plan].temporaries or 0) - in_use) <= 8
 
 
@@ -548,6 +548,8 @@ def test_outer_loops_are_measured() -> None:
     assert {*of_length} == {20, 17, 30, 18, 19, 21}
     for n in (20, 17, 18):
         assert of_length[n].plan in of_length[n].measured
+    no_loops = explain(jnp.sin, measure=True)(1.0)
+    assert (no_loops.loops, no_loops.memory, no_loops.memory_now) == ((), 0, 0)
 
 
 @pytest.mark.usefixtures("compile_quickly")

@@ -9,8 +9,7 @@ each, and runs the jaxpr with these loops replaced.
 - `location`: where a loop is in a program, and its replacement.
 - `replace`: the program with its loops replaced.
 - `choice`: which loops are checkpointed, and with which options.
-- `nests`: which loop is inside which.
-- `share`: one memory budget for several loops.
+- `share`: one memory budget for several loops, after or inside one another.
 - `fit`: the largest budget with which a compiled program fits.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.

@@ -6,15 +6,13 @@ from typing import Any, TypeAlias
 
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
-from jax_revolve.programs.find import FoundLoop
+from jax_revolve.programs.find import FoundLoop, resolved
 from jax_revolve.programs.location import Key, Replacement
-from jax_revolve.programs.nests import Nests
-from jax_revolve.programs.share import Outlay, Outlays, SharingLoop, of_each_step
+from jax_revolve.programs.share import Nests, Outlay, Outlays, SharingLoop, of_each_step
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
-from jax_revolve.schedule.selection import Request
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
@@ -83,7 +81,7 @@ class Choice:
         }
         if not sharing:
             return own
-        return {**own, **_SharedMemory(loops, sharing, own).replacements(parse_bytes(self.memory))}
+        return {**own, **_shared(loops, sharing, own, parse_bytes(self.memory))}
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
         """`None` for a loop that is left alone."""
@@ -126,53 +124,38 @@ def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _L
     return options
 
 
-class _SharedMemory:
-    """The loops that share one memory budget, among all loops of the program."""
+def _shared(
+    loops: Sequence[FoundLoop],
+    sharing: Mapping[FoundLoop, _LoopOptions],
+    own: Mapping[Key, Replacement],
+    memory: int,
+) -> dict[Key, Replacement]:
+    """The replacements of the loops that share the memory, which fit together with the least
+    predicted time. The others have their `own` ones."""
 
-    def __init__(
-        self,
-        loops: Sequence[FoundLoop],
-        sharing: Mapping[FoundLoop, _LoopOptions],
-        own: Mapping[Key, Replacement],
-    ) -> None:
-        self._nests, self._sharing, self._own = Nests(loops), sharing, own
-
-    def replacements(self, memory: int) -> dict[Key, Replacement]:
-        """The replacements that fit together with the least predicted time."""
-        outlays = self._nests.outlays(self._outlays)
-        chosen = outlays.quickest(memory)
-        if chosen is None:
-            names = ", ".join(f"{loop.name} of {loop.source}" for loop in self._sharing)
-            raise TooLittleMemory(
-                outlays.least.memory,
-                f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
-                f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
-                "that much, or leave out loops with where.",
-            )
-        return self._with_plans(chosen)
-
-    def _with_plans(self, outlay: Outlay) -> dict[Key, Replacement]:
+    def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
         plans = dict(outlay.plans)
         return {
             loop.key: Replacement(plans[loop.key], options.max_steps, options.listener)
-            for loop, options in self._sharing.items()
+            for loop, options in sharing.items()
             if loop.key in plans
         }
 
-    def _outlays(self, loop: FoundLoop, inside: Outlays) -> Outlays:
-        options = self._sharing.get(loop)
+    def outlays_of(loop: FoundLoop, inside: Outlays) -> Outlays:
+        options = sharing.get(loop)
         if options is None:
             # A loop with its own plan has its own memory for the loops inside its steps.
-            has_plan = loop.key in self._own and self._own[loop.key].plan is not None
+            has_plan = loop.key in own and own[loop.key].plan is not None
             steps = loop.length or 1
             return inside(
                 lambda o: replace(o, time=o.time * steps) if has_plan else of_each_step(o, steps)
             )
-        least = self._with_plans(inside.least)
         default = options.replacement(loop)
-        report = loop.measure({**self._own, **least}, default)
+        length = options.max_steps if loop.length is None else loop.length
+        assert length is not None
+        report = loop.measure({**own, **with_plans(inside.least)}, default)
         if report is None:
-            plan = Plan(_length(loop, options), 1, options.block_size or 1)
+            plan = Plan(length, 1, options.block_size or 1)
             return inside(lambda o: replace(o, plans=((loop.key, plan), *o.plans)))
 
         def sizes(held: int) -> Sizes:
@@ -182,22 +165,23 @@ class _SharedMemory:
             )
 
         def default_plan(sizes: Sizes) -> Plan:
-            plan = default.plan
-            plan = plan.resolve(sizes) if isinstance(plan, Request) else plan
+            assert default.plan is not None
+            plan = resolved(default.plan, sizes)
             assert isinstance(plan, Plan)
             return plan
 
         return SharingLoop(
-            loop.key,
-            _length(loop, options),
-            options.block_size,
-            report.is_while,
-            default_plan,
-            sizes,
+            loop.key, length, options.block_size, report.is_while, default_plan, sizes
         ).outlays(inside)
 
-
-def _length(loop: FoundLoop, options: _LoopOptions) -> int:
-    length = options.max_steps if loop.length is None else loop.length
-    assert length is not None
-    return length
+    outlays = Nests(loops).outlays(outlays_of)
+    chosen = outlays.quickest(memory)
+    if chosen is None:
+        names = ", ".join(f"{loop.name} of {loop.source}" for loop in sharing)
+        raise TooLittleMemory(
+            outlays.least.memory,
+            f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
+            f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
+            "that much, or leave out loops with where.",
+        )
+    return with_plans(chosen)

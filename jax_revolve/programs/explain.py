@@ -13,12 +13,14 @@ from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import FoundLoop, find_rules, takes_derivatives
 from jax_revolve.programs.location import Key, Replacements, is_in
-from jax_revolve.programs.nests import Nests
 from jax_revolve.programs.rewrite import check_function, trace
-from jax_revolve.programs.share import Outlays, of_each_step, of_plan
+from jax_revolve.programs.share import Nests, Outlays, of_each_step, of_plan
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.report.report import Report, checkpoints_of
 from jax_revolve.schedule.report.table import aligned
+
+Reports = Mapping[FoundLoop, Report | None]
+"""The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ def explain(
             if limit is not None:
                 check_arrays(closed.consts)
                 shown.update(_measured(closed, inputs, shown, replacements, limit))
+        now, then = _with_plans(now, shown), _with_plans(then, shown)
         evaluations = _evaluations(shown)
         return Explanation(
             tuple(report for report in shown.values() if report is not None),
@@ -211,9 +214,7 @@ def _is_input(leaf: Any) -> bool:
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def reports_on(
-    loops: Sequence[FoundLoop], replacements: Replacements
-) -> dict[FoundLoop, Report | None]:
+def reports_on(loops: Sequence[FoundLoop], replacements: Replacements) -> Reports:
     """The report on each loop's gradient, with these replacements; `None` if lax runs the loop, or
     if it has no reverse mode."""
     own = {loop: replacements.get(loop.key) for loop in loops}
@@ -223,7 +224,7 @@ def reports_on(
     }
 
 
-def memory_of(reports: Mapping[FoundLoop, Report | None], replacements: Replacements) -> int:
+def memory_of(reports: Reports, replacements: Replacements) -> int:
     """The bytes that the gradients of all loops take together. Loops without a report are lax's,
     with these replacements inside."""
 
@@ -243,7 +244,16 @@ def memory_of(reports: Mapping[FoundLoop, Report | None], replacements: Replacem
     return Nests(list(reports)).outlays(outlays).least.memory
 
 
-def _evaluations(reports: Mapping[FoundLoop, Report | None]) -> dict[Key, int]:
+def _with_plans(reports: Reports, others: Reports) -> Reports:
+    """The reports, with the plans of the others."""
+    plans = {loop: other.plan for loop, other in others.items() if other is not None}
+    return {
+        loop: None if report is None else replace(report, plan=plans.get(loop, report.plan))
+        for loop, report in reports.items()
+    }
+
+
+def _evaluations(reports: Reports) -> dict[Key, int]:
     """How often each loop's step is evaluated in a gradient of the function. An outer step is
     evaluated as often as its plan says, and differentiated in the last of these evaluations: only
     then an inner loop follows its own plan."""
@@ -267,12 +277,14 @@ def _evaluations(reports: Mapping[FoundLoop, Report | None]) -> dict[Key, int]:
 def _measured(
     closed: Any,
     inputs: list[Any],
-    reports: Mapping[FoundLoop, Report | None],
+    reports: Reports,
     replacements: Replacements,
     seconds: float,
 ) -> dict[FoundLoop, Report]:
     """The reports on loops that are in no other loop, with measurements."""
     outer = {loop.key: loop for loop in reports if loop.depth == 0 and reports[loop] is not None}
+    if not outer:
+        return {}
     found = jax.jit(lambda *inputs: _operands(closed, inputs, outer.keys()))(*inputs)
     measured: dict[FoundLoop, Report] = {}
     for key, operands in found.items():

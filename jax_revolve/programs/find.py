@@ -1,9 +1,9 @@
 """The loops of a program, and their properties."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -11,7 +11,6 @@ from jax_revolve import _compat
 from jax_revolve._compat import bytes_of, zeros
 from jax_revolve.autodiff.loop_primitive import loop_p
 from jax_revolve.autodiff.sizes import sizes_of
-from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.programs.location import (
     Key,
@@ -26,11 +25,10 @@ from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.report import Report
 from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity
-from jax_revolve.step.loop import Loop, NoReverseMode, Operands, is_inexact, pick
+from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 from jax_revolve.step.restart import find_restart
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -103,20 +101,11 @@ class FoundLoop:
     def bytes_of_a_step(self, inside: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
         it has no gradient."""
-        inside = self._among(inside)
         reversible = {key for key, replacement in inside.items() if replacement.plan is not None}
         if any(loop.key not in reversible for loop in self._while_loops):
             return None
-        equation = loop_in(self._eqn)
-        assert equation is not None
-        # Loops of the same function share the jaxpr of the step, whatever their lengths.
-        kept = (equation.jaxpr, equation.condition, equation.num_consts, self._place.enclosing)
-        relative = frozenset((key[len(self.key) :], value) for key, value in inside.items())
-        known = ("bytes", kept, relative)
-        if known not in self._measured:
-            report = self._measured.get(self._report_key(inside))
-            self._measured[known] = report[0].alone if report else self._look(inside, _residuals)
-        return self._measured[known]
+        facts = self._facts(inside)
+        return None if facts is None else facts[0].uncut
 
     def loop(self, inside: Replacements, own: Replacement | None) -> Loop:
         """The loop of this library that it is, or that its replacement is."""
@@ -126,17 +115,13 @@ class FoundLoop:
     def measure(self, inside: Replacements, own: Replacement | None) -> Report | None:
         """The report on the gradient with these replacements, or `None` if it has none. A loop of
         this library has its own plan."""
-        inside = self._among(inside)
-        known = self._report_key(inside)
-        if known not in self._measured:
-            self._measured[known] = self._look(inside, _sizes)
+        facts = self._facts(inside)
         plan = self._eqn.params["function"].plan if own is None else own.plan
-        if self._measured[known] is None or plan is None:
+        if facts is None or plan is None:
             return None
-        sizes, always = self._measured[known]
-        plan = plan.resolve(sizes) if isinstance(plan, Request) else plan
+        sizes, always = facts[0], _always(self.loop({}, own), self._eqn, facts[1])
         where = (self.name, self.source, self.runs, self.is_own)
-        return Report(plan, sizes, always, self.kind == "while", *where)
+        return Report(resolved(plan, sizes), sizes, always, self.kind == "while", *where)
 
     @cached_property
     def _while_loops(self) -> list["FoundLoop"]:
@@ -149,27 +134,31 @@ class FoundLoop:
             if loop.length is None and loop.has_floats and not loop.is_own
         ]
 
-    def _report_key(self, inside: Replacements) -> Any:
-        return "report", self.key, frozenset(inside.items())
-
-    def _among(self, replacements: Replacements) -> Replacements:
-        return {key: value for key, value in replacements.items() if is_in(key, self.key)}
+    def _facts(self, inside: Replacements) -> "Facts | None":
+        """What there is to know of a gradient with these replacements, if it has one."""
+        inside = {key: value for key, value in inside.items() if is_in(key, self.key)}
+        equation = loop_in(self._eqn)
+        assert equation is not None
+        # Loops of the same function share the jaxpr of the step, whatever their lengths.
+        kept = (equation.jaxpr, equation.condition, equation.num_consts, self._place.enclosing)
+        known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
+        if known not in self._measured:
+            self._measured[known] = self._look(inside)
+        return self._measured[known]
 
     def _with(self, inside: Replacements) -> Any:
         """The equation with these replacements."""
         place = replace(self._place, key=self.key[:-1])
         return replace_inside(self._eqn, self.key[-1], place, inside)
 
-    def _look(self, inside: Replacements, find: Callable[[Loop, list[Any]], T]) -> T | None:
-        """`find(loop, operands)` with these replacements; `None` if the loop has no reverse
-        mode."""
-        eqn = self._with(inside)
-        loop = self.loop(inside, None if self.is_own else Replacement(Plan(self.length or 1, 1), 1))
+    def _look(self, inside: Replacements) -> "Facts | None":
+        any_plan = Replacement(Plan(self.length or 1, 1), 1)
+        loop = self.loop(inside, None if self.is_own else any_plan)
 
-        def look() -> T | None:
+        def look() -> Facts | None:
             try:
-                return find(loop, _compat.operands_like(eqn))
-            except (_NoDerivative, NoReverseMode):
+                return _facts(loop, _compat.operands_like(self._eqn))
+            except NoReverseMode:
                 return None
 
         return _compat.within(self._place.enclosing, look)
@@ -226,41 +215,35 @@ def takes_derivatives(jaxpr: Any) -> bool:
     )
 
 
-class _NoDerivative(Exception):
-    """There is nothing to differentiate."""
+Facts = tuple[Sizes, Activity]
 
 
-def _sizes(loop: Loop, operands: list[Any]) -> tuple[Sizes, dict[str, int]]:
-    """The sizes of a loop, and the bytes that every plan needs, as if all operands were
-    differentiated that can be."""
-    inputs, activity = _differentiated(loop, operands)
-    restart = find_restart(loop, activity, inputs)
-    _, ys = loop.results(loop.output_types)
-    xs = list(map(jax.typeof, loop.operands(operands).xs))
-    consts = list(map(jax.typeof, inputs.consts))
-    always = {
-        "xs": bytes_of(xs),
-        "cotangents of xs": bytes_of(pick(xs, activity.xs)),
-        "ys": bytes_of(ys),
-        "cotangents of ys": bytes_of(pick(ys, activity.ys)),
-        "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
-    }
-    return sizes_of(loop, activity, restart, inputs), always
-
-
-def _residuals(loop: Loop, operands: list[Any]) -> int:
-    """The bytes of the residuals of a step, without checkpoints."""
-    inputs, activity = _differentiated(loop, operands)
-    return taped_step(loop, activity, inputs).uncut_bytes
-
-
-def _differentiated(loop: Loop, operands: list[Any]) -> tuple[Operands, Activity]:
-    """The operands, with at least one slice of the xs, and what is active."""
+def _facts(loop: Loop, operands: list[Any]) -> Facts | None:
+    """The sizes of a loop, and what is active, as if all operands were differentiated that can be;
+    `None` if there is nothing to differentiate."""
     inputs, first = loop.operands(operands), loop.num_condition_consts
     if loop.length == 0:  # there is no slice to look at
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
         inputs = inputs._replace(xs=one)
     activity = find_activity(loop, [is_inexact(x) and i >= first for i, x in enumerate(operands)])
     if not any(activity.results):
-        raise _NoDerivative
-    return inputs, activity
+        return None
+    return sizes_of(loop, activity, find_restart(loop, activity, inputs), inputs), activity
+
+
+def _always(loop: Loop, eqn: Any, activity: Activity) -> dict[str, int]:
+    """The bytes that every plan needs, by name."""
+    consts, _, xs = loop.operands([v.aval for v in eqn.invars])
+    _, ys = loop.results(loop.output_types)
+    return {
+        "xs": bytes_of(xs),
+        "cotangents of xs": bytes_of(pick(xs, activity.xs)),
+        "ys": bytes_of(ys),
+        "cotangents of ys": bytes_of(pick(ys, activity.ys)),
+        "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
+    }
+
+
+def resolved(plan: AnyPlan | Request, sizes: Sizes) -> AnyPlan:
+    """The plan of a loop of these sizes."""
+    return plan.resolve(sizes) if isinstance(plan, Request) else plan

@@ -14,10 +14,12 @@ inside. So the time of an inner gradient counts once for each outer step, whatev
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from math import log
 from typing import NamedTuple
 
+from jax_revolve.programs.find import FoundLoop
+from jax_revolve.programs.location import Key
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -174,3 +176,33 @@ def _quickest_of_the_like(outlays: Iterable[Outlay], closeness: float) -> list[O
 
 def _order(outlay: Outlay) -> tuple[float, int, int]:
     return outlay.time, outlay.memory, outlay.held
+
+
+OfLoop = Callable[[FoundLoop, Outlays], Outlays]
+"""The outlays of a loop, given those of everything inside it."""
+
+
+class Nests:
+    """The loops of a program, and the equations that run again when they are transposed. The loops
+    inside such an equation hold nothing before it runs again."""
+
+    def __init__(self, loops: Sequence[FoundLoop]) -> None:
+        self._loops = {loop.key: loop for loop in loops}
+        recomputed = chain.from_iterable(loop.recomputed for loop in loops)
+        inside: dict[Key, list[Key]] = {(): []}
+        for key in sorted({*self._loops, *recomputed}):
+            around = (key[:end] for end in range(len(key) - 1, -1, -1))
+            inside[next(outer for outer in around if outer in inside)].append(key)
+            inside[key] = []
+        self._inside = inside
+
+    def outlays(self, of_loop: OfLoop) -> Outlays:
+        """The outlays of the whole program."""
+        return self._together((), of_loop, MANY)
+
+    def _together(self, key: Key, of_loop: OfLoop, most: int) -> Outlays:
+        return together([self._of(inner, of_loop) for inner in self._inside[key]], most)
+
+    def _of(self, key: Key, of_loop: OfLoop) -> Outlays:
+        inside = self._together(key, of_loop, FEW)
+        return of_loop(self._loops[key], inside) if key in self._loops else inside(recomputed)

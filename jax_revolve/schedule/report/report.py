@@ -74,8 +74,7 @@ class Report:
 
     def _header(self) -> Iterator[str]:
         at_most = "at most " if self.is_while else ""
-        where = f": {self.name}" if "/" in self.name else ""
-        yield f"A loop of {at_most}{self.plan.length} steps{where}."
+        yield f"A loop of {at_most}{self.plan.length} steps{self._where}."
         rows = [
             (
                 "a checkpoint",
@@ -89,6 +88,11 @@ class Report:
         width = max(len(name) for name, _, _ in rows)
         for name, size, meaning in rows:
             yield f"  {name:<{width}}  {readable(size):>8}  {meaning}"
+
+    @property
+    def _where(self) -> str:
+        """Where a loop is that is inside something."""
+        return f": {self.name}" if "/" in self.name else ""
 
     def _residuals(self) -> Iterator[tuple[str, int, str]]:
         meaning, uncut = "kept until the step is transposed", self.sizes.uncut
@@ -160,8 +164,7 @@ class Report:
         _scale(ax)
         ax.set_xlabel("memory of checkpoints and residuals")
         ax.set_ylabel("evaluations per step")
-        named = self.name and f" ({self.name})"
-        ax.set_title(f"Gradient of a loop of {self.plan.length} steps{named}")
+        ax.set_title(f"Gradient of a loop of {self.plan.length} steps{self._where}")
         if self.measured:
             measured.draw(ax, self.measured, self.plan)
         ax.legend(loc="lower left" if self.measured else "best")
