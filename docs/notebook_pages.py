@@ -53,4 +53,4 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """In the repository the notebooks are beside the folder of the pages, not in it."""
     if isinstance(page.file, NotebookPage):
         return markdown.replace("](../docs/", "](../")
-    return markdown.replace("](../notebooks/", "](notebooks/")
+    return markdown.replace("../notebooks/", "notebooks/")

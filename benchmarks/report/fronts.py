@@ -8,6 +8,9 @@ from benchmarks.report.results import Results, Run, find, grouped, quickest
 from benchmarks.report.table import Column, Table, of, ratio, text
 
 SHARES = (0.1, 0.05, 0.02)
+ON_THE_FIRST_PAGE = ("2-D wave", "gru")
+"""The families of the workloads in the README: a field, and a network."""
+
 BESIDE = {names.JAX_REVOLVE: "jax_revolve", names.NESTED: "nested", names.EQUINOX: "Equinox"}
 QUARTILES = "{quartiles_ms[0]:.0f} to {quartiles_ms[1]:.0f}"
 TRANSFORMER = "transformer block, n = 60, 64 tokens, width 128"
@@ -66,9 +69,32 @@ def _of_blocks(results: Results) -> Iterator[tuple[str, Run]]:
         yield label, quickest(runs, contender=contender, budget=budget)
 
 
+def _trade(results: Results) -> Iterator[tuple[str, Run, Run]]:
+    """A label and the runs of the two workloads in the README."""
+    wave, gru = (find(results.runs, family=family) for family in ON_THE_FIRST_PAGE)
+    yield "`lax.scan`", *(quickest(runs, contender=names.LAX_SCAN) for runs in (wave, gru))
+    for share in SHARES:
+        yield f"`memory=` {share:.0%} of that", _within(wave, share), _within(gru, share)
+
+
+def _within(runs: list[Run], share: float) -> Run:
+    budget = int(share * quickest(runs, contender=names.LAX_SCAN)["temp_bytes"])
+    return quickest(runs, contender=names.JAX_REVOLVE, budget=budget)
+
+
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
 
 FRONTS = {
+    "trade": Table(
+        "fronts-cpu",
+        "Memory and median time of one gradient {where} (`benchmarks/fronts.py`):",
+        _trade,
+        [
+            ("gradient of 1000 steps", lambda row: row[0]),
+            ("2-D wave, 100 x 100", of(1, "{MB:.1f} MB, {median_ms:.0f} ms")),
+            ("GRU, batch 16, width 128", of(2, "{MB:.1f} MB, {median_ms:.0f} ms")),
+        ],
+    ),
     "results": Table(
         "fronts-cpu",
         "Memory and time of gradients {where}: with `memory=` 2% of what `lax.scan` takes, and of"

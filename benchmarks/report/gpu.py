@@ -24,7 +24,7 @@ def _by_budget(results: Results) -> Iterator[Row]:
     for run in find(results.runs, contender=names.JAX_REVOLVE):
         same = {name: run[name] for name in ("device", "workload")}
         everything = find(plain, **same)
-        if run["share"] != "host" and everything:
+        if run["share"] in ("default", 0.1) and everything:
             others = find(results.runs, share=run["share"], **same)
             yield {names.LAX_SCAN: everything[0]} | {r["contender"]: r for r in others}
 
@@ -54,9 +54,9 @@ def _is_vmap(run: Run) -> bool:
 GPU = {
     "gpu-programs": Table(
         "programs-gpu",
-        f"Gradients compiled for a GPU {COMPILED}, with the default budget and with shares of the"
+        f"Gradients compiled for a GPU {COMPILED}, with the default budget and with a tenth of the"
         " memory of `lax.scan`: temporaries, kernels, waits and predicted times. The ratio is of"
-        " kernels to those of the nested scans with the fewest levels that need no more memory:",
+        " kernels, over the nested scans with the fewest levels that need no more memory:",
         _by_budget,
         [
             ("device", _ours(_device)),

@@ -9,7 +9,7 @@ from benchmarks.report.fronts import FRONTS
 from benchmarks.report.gpu import GPU
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
-from benchmarks.report.results import Run, load, quickest
+from benchmarks.report.results import Run, find, load, quickest
 
 ROOT = Path(__file__).parents[2]
 TABLES = LOOPS | FRONTS | PROGRAMS | GPU
@@ -53,6 +53,14 @@ def _of_layers(workload: str, share: float | None = None) -> Run:
     return quickest(r for r in runs if r["budget"] and abs(r["budget"] / bytes - share) < 0.01)
 
 
+def _far_bound() -> str:
+    """The time with a bound of 2**20 and default checkpoints, over the time with a bound of 16."""
+    runs = find(load("while-cpu").runs, family="bounds", contender=names.JAX_REVOLVE)
+    runs = [run for run in runs if "default" in run["quantity"]]
+    near, far = (quickest(runs, max_steps=bound) for bound in (16, 2**20))
+    return f"{far['median_ms'] / near['median_ms']:.1f}"
+
+
 LIST, STACK = "transformer, ", "transformer stack, "
 FIGURES: dict[str, Callable[[], str]] = {
     "above-budget": lambda: _above_budget(0.02),
@@ -60,6 +68,7 @@ FIGURES: dict[str, Callable[[], str]] = {
     "stack-half-time": lambda: f"{_of_layers(STACK, 0.5)['seconds']:.1f} s",
     "stack-quarter": lambda: f"{_of_layers(STACK, 0.25)['MB']:.0f} MB",
     "stack-quarter-time": lambda: f"{_of_layers(STACK, 0.25)['seconds']:.1f} s",
+    "far-bound": _far_bound,
     "plain-list": lambda: f"{_of_layers(LIST)['seconds']:.0f} s",
     "plain-stack": lambda: f"{_of_layers(STACK)['seconds']:.0f} s",
 }

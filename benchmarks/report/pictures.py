@@ -1,16 +1,15 @@
-"""The picture of what memory costs, drawn beside its file of results."""
+"""The picture of what memory costs, among the pages of the documentation."""
 
-import shutil
 from typing import Any
 
 from benchmarks.contenders import names
+from benchmarks.report.fronts import ON_THE_FIRST_PAGE as FAMILIES
 from benchmarks.report.results import FOLDER, Run, find, load, quickest
 
 STYLES: dict[str, dict[str, Any]] = {
     names.LAX_SCAN: {
         "label": "lax.scan, stores everything",
         "linestyle": "none",
-        "color": "#000000",
         "marker": "*",
         "markersize": 14,
     },
@@ -34,17 +33,22 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 """Colors that the color-blind tell apart (Okabe and Ito)."""
 
-FAMILIES = ("2-D wave", "gru")
-"""Of the workloads on the first page: a field, and a network."""
-
+INK = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+THEMES: dict[str, Any] = {
+    "light": {**dict.fromkeys(INK, "#222222"), "grid.color": "#dddddd"},
+    "dark": {**dict.fromkeys(INK, "#d8d8e0"), "grid.color": "#4a4a58"},
+}
+PAGES = FOLDER.parents[1] / "docs" / "pictures"
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 def over_memory(runs: list[Run]) -> Any:
     """Times over memory, both relative to storing everything."""
+    from matplotlib import rcParams
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+    ink = rcParams["text.color"]
     figure = Figure(figsize=(4.8 * len(FAMILIES), 4.6), layout="constrained")
     panels = figure.subplots(1, len(FAMILIES), squeeze=False, sharey=True)[0]
     for ax, family in zip(panels, FAMILIES, strict=True):
@@ -56,16 +60,16 @@ def over_memory(runs: list[Run]) -> Any:
                 for run in find(shown, contender=name)
             )
             if points:
-                ax.plot(*zip(*points, strict=True), **{"markersize": 7} | style)
+                ax.plot(*zip(*points, strict=True), **{"markersize": 7, "color": ink} | style)
         ax.set_title(plain["workload"], fontsize="medium")
         ax.set_xlabel("memory / lax.scan")
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
         ax.xaxis.set_major_locator(FixedLocator(SHARES))
-        ax.grid(color="#DDDDDD", linewidth=0.5)
+        ax.grid(linewidth=0.5)
         ax.set_axisbelow(True)
-        ax.axhline(1, color="#000000", linewidth=0.5, zorder=0)
+        ax.axhline(1, color=ink, linewidth=0.5, zorder=0)
     panels[0].set_ylim(bottom=0)  # of all panels
     panels[0].set_ylabel("time of the gradient / lax.scan")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -75,9 +79,11 @@ def over_memory(runs: list[Run]) -> Any:
 
 
 def write() -> None:
-    """One for each device that there are results of; the site needs a copy among its pages."""
+    """One for each device that there are results of, for light and for dark pages."""
+    from matplotlib import rc_context
+
     for results in FOLDER.glob("fronts-*.json"):
-        figure = over_memory(list(load(results.stem).runs))
-        figure.savefig(results.with_suffix(".png"), dpi=150)
-    pages = FOLDER.parents[1] / "docs" / "pictures"
-    shutil.copyfile(FOLDER / "fronts-cpu.png", pages / "fronts-cpu.png")
+        for theme, style in THEMES.items():
+            with rc_context(style):
+                figure = over_memory(list(load(results.stem).runs))
+                figure.savefig(PAGES / f"{results.stem}-{theme}.png", dpi=150, transparent=True)

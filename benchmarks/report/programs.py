@@ -58,12 +58,6 @@ def _storage(run: Run) -> str:
     return storage if run["contender"] == names.ON_DEVICE else f"`{storage}`"
 
 
-def _transformers(results: Results) -> list[Run]:
-    """All but those with a number of checkpoints, which the table of layers has."""
-    runs = find(results.runs, checkpoints=None)
-    return [run for run in runs if "transformer" in run["workload"]]
-
-
 def _compiled(results: Results) -> Iterator[dict[int | str, Run | str]]:
     for family, contender, detail, label in COMPILED:
         runs = find(results.runs, family=family, contender=contender)
@@ -153,7 +147,7 @@ PROGRAMS = {
         "fit-cpu",
         "Whole programs {where}, with limits as shares of what plain JAX takes: the budget that"
         " `fit` finds, the share of the limit that the program takes, the compilations, and the"
-        " time over that of plain JAX, roughly, because the machine was busy; the last columns are"
+        " time over plain JAX, roughly, because the machine was busy; the last columns are"
         " the peak of a process that runs nothing else beside the bytes of the compiled program"
         " (`benchmarks/fit.py`):",
         _all,
@@ -194,21 +188,10 @@ PROGRAMS = {
             ("time", over(names.PLAIN_LAYERS)),
         ],
     ),
-    "transformers": Table(
-        "layers-cpu",
-        "Gradients of two transformers {where}; times are medians (`benchmarks/layers.py`):",
-        _transformers,
-        [
-            ("model", "{workload}"),
-            ("layers run by", _layers_run_by),
-            ("memory", "{MB:.0f} MB"),
-            ("time", "{seconds:.1f} s"),
-        ],
-    ),
     "diffrax": Table(
         "diffrax-cpu",
-        "Solves {where}; the last column is the time over `ForwardMode`'s or, for gradients, over"
-        " that of `RecursiveCheckpointAdjoint` with as many checkpoints"
+        "Solves {where}; the last column is the time over `ForwardMode` or, for gradients, over"
+        " `RecursiveCheckpointAdjoint` with as many checkpoints"
         " (`benchmarks/diffrax_adjoints.py`):",
         lambda results: [run for run in results.runs if run["quantity"] != "value"],
         [

@@ -1,5 +1,6 @@
 """A table is data: where its rows come from, and a cell for each column."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
@@ -12,6 +13,8 @@ Cell: TypeAlias = str | Callable[[Any], str]
 empty where one of them is `None`."""
 
 Column: TypeAlias = tuple[str, Cell]
+
+UNIT = re.compile(r"(\d) ([kMG]?B|m?s)\b")
 
 ENOUGH = 7
 """The repetitions from which on a median has a second digit; fewer are noise."""
@@ -33,8 +36,8 @@ class Table:
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
-    """Padded, so that it can be read as text too."""
-    cells = [[text(cell, row) for _, cell in columns] for row in rows]
+    """Padded, so that it can be read as text too; a number stays in the line of its unit."""
+    cells = [[UNIT.sub("\\1\u00a0\\2", text(cell, row)) for _, cell in columns] for row in rows]
     titles = [title for title, _ in columns]
     widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
     lines = [titles, ["-" * width for width in widths], *cells]

@@ -27,8 +27,8 @@ from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_LONG = {README, ROOT / "docs" / "progress.md"}
-"""Their programs take longer to run than to compile."""
+RUN_LONG = {README, *(ROOT / "docs" / name for name in ("progress.md", "tutorial.md"))}
+"""They show the memory of optimized programs, or run longer than they compile."""
 PUBLIC = [
     jax_revolve.bounded_while_loop,
     jax_revolve.Checkpointed,
@@ -75,12 +75,8 @@ def run(text: str, names: dict[str, object], printed: pytest.CaptureFixture[str]
     return len(blocks)
 
 
-def _page(page: Path) -> Any:
-    marks = [pytest.mark.slow] if page.parent.name in {"recipes", "coming-from"} else []
-    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT)))
-
-
-@pytest.mark.parametrize("page", [_page(page) for page in PAGES])
+@pytest.mark.usefixtures("default_precision")
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_code_of_a_page_runs(
     page: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,28 +116,18 @@ def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.report.results")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_tables_of_a_page_are_those_of_the_benchmarks(page: Path, report: ModuleType) -> None:
-    text = page.read_text()
-    assert report.with_tables(text) == text
-    assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
-    assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /fig")
-
-
-def test_every_figure_has_a_page(report: ModuleType) -> None:
-    shown = {name for page in PAGES for _, name, _ in report.FIGURE.findall(page.read_text())}
-    assert shown == set(report.FIGURES)
-
-
-def test_no_figure_begins_a_line() -> None:
-    """A comment there ends the paragraph."""
+def test_tables_and_figures_are_from_the_results(report: ModuleType) -> None:
+    """Each is on a page, and each file of results is in a table."""
+    tables, figures = set(), set()
     for page in PAGES:
-        assert "\n<!-- figure" not in page.read_text(), page.name
-
-
-def test_every_table_has_a_page_and_every_result_a_table_or_a_picture(report: ModuleType) -> None:
-    shown = {name for page in PAGES for _, name, _ in report.BLOCK.findall(page.read_text())}
-    assert shown == set(report.TABLES)
+        text = page.read_text()
+        assert report.with_tables(text) == text, page.name
+        tables |= {name for _, name, _ in report.BLOCK.findall(text)}
+        figures |= {name for _, name, _ in report.FIGURE.findall(text)}
+        assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
+        assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /")
+        assert "\n<!-- figure" not in text, f"{page.name}: a comment there ends the paragraph"
+    assert (tables, figures) == (set(report.TABLES), set(report.FIGURES))
     shown = {table.results for table in report.TABLES.values()}
     results = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
     assert shown == {name for name in results if not name.startswith("accelerator-")}
@@ -175,7 +161,7 @@ def test_steps_of_higher_derivatives(length: int, checkpoints: int) -> None:
 
 def test_figures_in_the_text() -> None:
     """What pages say without a block of code beside it."""
-    assert len(ALL) == 40  # "some forty transformations"
+    assert len(ALL) == 40  # "under 40 transformations"
     assert inspect.signature(checkpoint_loops).parameters["min_length"].default == 16
     for steps, checkpoints in {4096: 28, 10**6: 180}.items():
         report = explained_while(lambda x: x > 0, jnp.sin, 1.0, max_steps=steps, block_size=1)
@@ -189,7 +175,7 @@ def test_figures_in_the_text() -> None:
     assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
 
 
-def test_what_the_readme_says_of_its_results(results: ModuleType) -> None:
+def test_what_the_page_of_benchmarks_says_of_its_results(results: ModuleType) -> None:
     runs = results.load("fronts-cpu").runs
     least: dict[str, int] = {}
     for run in runs:
@@ -252,7 +238,7 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/while.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/while.md"])
 def test_the_square_root_has_a_derivative_at_one(page: str) -> None:
     """It once started from the root there, took no step, and had the derivative of its start."""
     blocks = [b["code"] for b in BLOCK.finditer((ROOT / page).read_text())]
@@ -260,3 +246,17 @@ def test_the_square_root_has_a_derivative_at_one(page: str) -> None:
     imports = "import jax\nimport jax.numpy as jnp\nfrom jax_revolve import bounded_while_loop\n"
     exec(imports + next(code for code in blocks if "def square_root" in code), names)
     assert abs(jax.grad(names["square_root"])(1.0) - 0.5) < 1e-4
+
+
+def test_memory_that_the_first_page_states() -> None:
+    """A budget of 4 MB, where `lax.scan` takes 80 MB."""
+    code = next(BLOCK.finditer((ROOT / "docs" / "index.md").read_text()))["code"]
+    assert 'memory="4MB",  # lax.scan takes 80 MB' in code
+    for text, stated in ((code, 4), (code.replace('memory="4MB",', ""), 80)):
+        names: dict[str, Any] = {}
+        exec(text, names)
+        if stated == 80:
+            names["checkpointed_scan"] = jax.lax.scan
+        program = jax.jit(jax.grad(names["heat"])).lower(jnp.ones(20000, "float32")).compile()
+        memory: Any = program.memory_analysis()
+        assert round(memory.temp_size_in_bytes / 1e6) == stated

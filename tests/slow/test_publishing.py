@@ -3,15 +3,10 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 import yaml
 from PIL import Image
-
-from jax_revolve import checkpointed_scan
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -69,23 +64,3 @@ def test_card_has_the_size_that_the_pages_say() -> None:
     for side, pixels in zip(("width", "height"), size, strict=True):
         assert f'"og:image:{side}" content="{pixels}"' in head
     assert size == (1200, 630)
-
-
-def test_memory_that_the_first_page_states() -> None:
-    """4 MB, where `lax.scan` stores 80 MB."""
-
-    def megabytes(scan: Any, **options: Any) -> float:
-        def heat(initial: jax.Array) -> jax.Array:
-            def step(u: jax.Array, _: None) -> tuple[jax.Array, None]:
-                return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
-
-            final, _ = scan(step, initial, length=1000, **options)
-            return jnp.sum(final**2)
-
-        compiled = jax.jit(jax.grad(heat)).lower(jnp.ones(20000, "float32")).compile()
-        memory: Any = compiled.memory_analysis()
-        return memory.temp_size_in_bytes / 1e6
-
-    assert "# 4 MB, where lax.scan stores 80 MB" in (ROOT / "docs" / "index.md").read_text()
-    assert round(megabytes(checkpointed_scan, memory="4MB")) == 4
-    assert round(megabytes(jax.lax.scan)) == 80
