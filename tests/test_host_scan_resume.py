@@ -97,12 +97,19 @@ def test_ends_anywhere(
     check_ends(name, some, monkeypatch, tmp_path, expected[name])
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "apart",
+    [pytest.param(29, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.exhaustive)],
+)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_ends_everywhere(
-    name: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    apart: int,
+    expected: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    check_ends(name, lambda n: range(0, n, 5), monkeypatch, tmp_path, expected[name])
+    check_ends(name, lambda n: range(0, n, apart), monkeypatch, tmp_path, expected[name])
 
 
 def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> bytes:

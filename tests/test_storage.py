@@ -552,8 +552,10 @@ def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", ["weight", "keys", "vmap of grad"])
 def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
     """A restored carry was once replicated, of another type than the one that was written."""
-    if name == "keys" and tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 12):
+    if name == "keys" and jax.__version_info__ >= (0, 12):
         pytest.skip("this JAX reads such a carry once for each device, and finds it removed")
+    if name == "keys" and jax.__version_info__ < (0, 8):
+        pytest.skip("lax.scan fails there, too")
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
     over = jax.NamedSharding(mesh, jax.P("i"))
     x = jax.device_put(jnp.arange(8.0).reshape(4, 2) / 8, over)
