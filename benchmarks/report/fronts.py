@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from benchmarks.contenders import names
 from benchmarks.report.results import Results, Run, find, grouped, quickest
@@ -72,7 +73,8 @@ def _of_blocks(results: Results) -> Iterator[tuple[str, Run]]:
 def _trade(results: Results) -> Iterator[tuple[str, Run, Run]]:
     """A label and the runs of the two workloads in the README."""
     wave, gru = (find(results.runs, family=family) for family in ON_THE_FIRST_PAGE)
-    yield "`lax.scan`", *(quickest(runs, contender=names.LAX_SCAN) for runs in (wave, gru))
+    everything = partial(quickest, contender=names.LAX_SCAN)
+    yield "`lax.scan`", everything(wave), everything(gru)
     for share in SHARES:
         yield f"`memory=` {share:.0%} of that", _within(wave, share), _within(gru, share)
 

@@ -65,7 +65,8 @@ def _run_while(loop: Loop, consts: list[Any], init: list[Any]) -> list[Any]:
     def counted(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
         count, carry = state
         reports.before_step(count)
-        return count + (1 if bound is not None else count < LARGEST), advance(carry)
+        more = 1 if bound is not None else (count < LARGEST).astype(jnp.int32)
+        return count + more, advance(carry)
 
     count, carry = lax.while_loop(go_on, counted, (reports.begin(jnp.int32(0)), init))
     reports.end(count)

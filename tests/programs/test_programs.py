@@ -9,13 +9,19 @@ from programs.program import Program, chosen
 from programs.running import Refused, check
 
 FIRST, FEW, MANY = 700_000, 12, 100
+LONG = {700034, 700095, 700180}
+"""Programs of the first few that take XLA up to a minute to compile."""
+
+
+def marks(number: int, program: Program) -> list[pytest.MarkDecorator]:
+    return [] if number < FEW and program.seed not in LONG else [pytest.mark.slow]
 
 
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(program, id=str(program.seed), marks=[] if i < FEW else pytest.mark.slow)
+        pytest.param(program, id=str(program.seed), marks=marks(i, program))
         for i, program in enumerate(chosen(FIRST, FEW + MANY))
     ],
 )
