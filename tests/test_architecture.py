@@ -112,7 +112,7 @@ def test_public_names_are_imported_when_they_are_used() -> None:
 @pytest.mark.parametrize(
     ("names", "unused"),
     [
-        ("Disk, HostMemory, Plan, longest_plan, plan", "jax equinox numpy"),
+        ("Disk, HostMemory, Plan, longest_plan, plan", "jax equinox"),
         ("bounded_while_loop, checkpointed_fori_loop, checkpointed_scan, Report", "equinox"),
     ],
 )
