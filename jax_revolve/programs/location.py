@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from jax_revolve import _compat
-from jax_revolve.autodiff.loop_primitive import loop_p
+from jax_revolve.autodiff.rules import loop_p
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop

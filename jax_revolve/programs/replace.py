@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax_revolve import _compat
-from jax_revolve.autodiff.loop_primitive import loop_p, run_loop
 from jax_revolve.autodiff.refusal import without_reverse_mode
+from jax_revolve.autodiff.rules import loop_p, run_loop
 from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.programs.location import Location, Replacements, is_in
 
