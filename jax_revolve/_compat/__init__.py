@@ -17,8 +17,6 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 from jax_revolve._compat.batched import with_single_predicates as with_single_predicates
 from jax_revolve._compat.callbacks import callback_effects as callback_effects
 from jax_revolve._compat.callbacks import is_first_device as is_first_device
-from jax_revolve._compat.devices import by_layout as by_layout
-from jax_revolve._compat.devices import text_of as text_of
 from jax_revolve._compat.equations import call_in_place as call_in_place
 from jax_revolve._compat.equations import inner_programs as inner_programs
 from jax_revolve._compat.equations import is_recomputed as is_recomputed
@@ -68,6 +66,7 @@ from jax_revolve._compat.memories import is_host_type as is_host_type
 from jax_revolve._compat.memories import is_on_host as is_on_host
 from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import program_bytes as program_bytes
+from jax_revolve._compat.memories import text_of as text_of
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
 from jax_revolve._compat.memories import typed_as_on_host as typed_as_on_host
