@@ -50,21 +50,20 @@ from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr, LoopEquation, as_array, call_jaxpr
 from jax_revolve.autodiff.batching import Vmap, batched_dims, mapped, of_one_example, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
-from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.engine.nested import pull_back_nested
-from jax_revolve.engine.offline import after_all_steps, run_forward_offline, tape_the_last_block
-from jax_revolve.engine.online import after_unknown_steps, run_forward_online
+from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
+from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
-from jax_revolve.engine.tape.taped import taped_step
+from jax_revolve.engine.tape.taped import sizes_of, taped_step
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, Mask, find_activity
-from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
+from jax_revolve.step.dead_code import prune_jvp, prune_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, substitute
 from jax_revolve.step.once import Batched, batch_once, once
@@ -236,7 +235,6 @@ loop_p = _compat.new_primitive(
     output_types=function_types,
     batch=_loop_batching,
     prune=prune_loop,
-    known=known_part,
 )
 
 
@@ -601,10 +599,6 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
         loop, activity = sweep.loop, sweep.activity
         operands, arrays, cotangents = sweep.take_apart(flat)
         plan, held = plan_of(loop), sweep.tree(arrays)
-        if held.steps is None:
-            held = after_all_steps(plan, held)
-        elif held.positions is None:
-            held = after_unknown_steps(plan, held)
         steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
         result = _flat(run_reverse(steps, plan, activity, held, cts))
         types = map(_compat.tangent_type, pick(operands, activity.operands))

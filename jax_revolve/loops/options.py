@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jax_revolve._compat import LoopEquation
+from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
@@ -74,6 +75,7 @@ class Options:
             length, plan = max_steps, self.for_bound(max_steps)
         else:
             length, plan = equation.length, self.for_scan(equation.length)
+        try_storage(plan)
         return Loop.of(equation, length, plan, self.listener)
 
     def for_scan(self, length: int) -> AnyPlan | Request:

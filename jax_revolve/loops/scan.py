@@ -8,7 +8,6 @@ from jax import lax
 from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -147,9 +146,7 @@ def checkpointed_scan(
         return lax.scan(f, init, xs, length, reverse, unroll)
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        loop = asked.loop(equation)
-        try_storage(loop.plan)
-        return run_loop(loop, operands)
+        return run_loop(asked.loop(equation), operands)
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()

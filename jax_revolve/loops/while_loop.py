@@ -20,7 +20,6 @@ from jax_revolve._compat import (
 )
 from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.options import Options
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -181,8 +180,7 @@ def bounded_while_loop(
         no paper; see `jax_revolve/schedule/online.py`.
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    chosen = asked.for_bound(max_steps)  # before `jax.lax` raises its errors
-    try_storage(chosen)
+    asked.for_bound(max_steps)  # before `jax.lax` raises its errors
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
@@ -191,7 +189,7 @@ def bounded_while_loop(
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = Loop.of(equation, max_steps, chosen, asked.listener)
+        loop = asked.loop(equation, max_steps)
         if with_steps:
             steps, results = run_counted(loop, operands)
         else:

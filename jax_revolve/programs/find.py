@@ -10,7 +10,7 @@ import jax
 from jax_revolve import _compat
 from jax_revolve._compat import bytes_of, zeros
 from jax_revolve.autodiff.rules import loop_p
-from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.tape.taped import sizes_of
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.programs.location import (
     Key,
