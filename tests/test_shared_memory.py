@@ -18,7 +18,7 @@ from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_chain, explain
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.explain import memory_of, reports_on
 from jax_revolve.programs.find import find_loops
-from jax_revolve.programs.share import MANY, Outlay, Outlays, SharingLoop, together
+from jax_revolve.programs.share import MANY, Outlay, Outlays, of_sharing, together
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -215,11 +215,11 @@ def test_a_single_loop(memory: int, online: bool, block_size: int | None) -> Non
 
     sizes = Sizes(1000, 4000, 3000, 1500, 0, 20000.0)
     default = Plan(200, 10, block_size or 1)
-    loop = SharingLoop("loop", 200, block_size, online, lambda sizes: default, lambda held: sizes)
-    outlays = together([loop.outlays(Outlays(Outlay(), Outlay()))], MANY)
+    how = (block_size, lambda sizes: default, lambda held: sizes, Outlays(Outlay(), Outlay()))
+    outlays = together([of_sharing((0,), 200, *how, is_while=online)], MANY)
     time = partial(cost.time, sizes=sizes, is_while=online)
     chosen = outlays.quickest(memory)
-    least = cost.memory(loop.least, sizes) + (cost.STACK_LEVEL if online else 0)
+    least = cost.memory(Plan(200, 1, block_size or 1), sizes) + (cost.STACK_LEVEL if online else 0)
     assert outlays.least.memory == least
     if memory < least:
         assert chosen is None
