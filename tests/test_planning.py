@@ -42,11 +42,10 @@ few_bytes = st.integers(0, 12)
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 8])
 def test_schedule_in_blocks(checkpoints: int) -> None:
     """The machine checks every action, that all steps are taped in blocks, and the slots."""
-    for length in range(41):
+    for length in (*range(13), 23, 40):
         for block_size in range(1, length + 1):
             p = Plan(length, checkpoints, block_size)
-            end = block_size == 1
-            expected = block_size * optimal_advances(p.blocks + end, checkpoints)
+            expected = block_size * optimal_advances(p.blocks + (block_size == 1), checkpoints)
             assert p.advances == expected == p.evaluations - length
             assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
             ran = run_abstract_machine(p, length, checkpoints, block_size)
@@ -70,13 +69,7 @@ def test_plan_in_blocks() -> None:
     [
         (plan(1), "1 step, 1 checkpoint: 2 evaluations (1.00 extra forward passes, no step "),
         (plan(1, block_size=1, levels=[2]), "no step advanced more than once)"),
-        (plan(1000, 1), "1000 steps, 1 checkpoint: 501500 evaluations (500.50 extra forward "),
         (Plan(1, 1, 2), "1 step, blocks of 2 steps, 1 checkpoint: 1 evaluation (0.00 extra "),
-        (Plan(9, 1, 9), "(0.00 extra forward passes, no step advanced)"),
-        (
-            plan(9, 2, storage=HostMemory(checkpoints=1, transfer=1.0)),
-            "2 checkpoints and 1 more in host memory, read ",
-        ),
         (plan(9, 0, storage=HostMemory(checkpoints=1)), "9 steps, 1 checkpoint in host memory: "),
     ],
 )
@@ -92,11 +85,9 @@ def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
     ("made", "expected"),
     [
         (plan(10, 5, block_size=99), Plan(10, 1, 10)),
-        (plan(10, 99, block_size=3), Plan(10, 4, 3)),
         (plan(10, "all", block_size=3), Plan(10, 4, 3)),
         (plan(10, 99), Plan(10, 10, 1)),
         (plan(0, block_size=7), Plan(0, 1, 1)),
-        (plan(10, repetitions=1), Plan(10, 10, 1)),
         (plan(10, repetitions=1, block_size=3), Plan(10, 3, 3)),
         (plan(10, repetitions=10**9), Plan(10, 1, 1)),
         (plan(10, overhead=0, block_size=10), Plan(10, 1, 10)),
@@ -104,9 +95,7 @@ def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
         (plan(0, overhead=0), Plan(0, 1, 1)),
         (plan(10, memory=50, state_bytes=10, residual_bytes=10, block_size=3), Plan(10, 1, 3)),
         (plan(10, memory=10**9, state_bytes=10, residual_bytes=10), Plan(10, 1, 10)),
-        (plan(10, memory=120, state_bytes=10, residual_bytes=10, block_size=99), Plan(10, 1, 10)),
         (plan(0, memory=30, state_bytes=10, residual_bytes=10), Plan(0, 1, 1)),
-        (plan(0, "all"), Plan(0, 1, 1)),
         (plan(12345, block_size=7), plan(12345, repetitions=2, block_size=7)),
     ],
 )
@@ -141,7 +130,7 @@ def test_least_overhead(length: int, block_size: int) -> None:
 
 def test_at_most_one_alternative() -> None:
     alternatives = {"checkpoints": 3, "repetitions": 2, "overhead": 1.5, "memory": "1kB"}
-    for a, b in [*pairwise(alternatives), ("checkpoints", "memory")]:
+    for a, b in pairwise(alternatives):
         both: dict[str, Any] = {name: alternatives[name] for name in (a, b)}
         with pytest.raises(ValueError, match="At most one of checkpoints, repetitions, ") as caught:
             plan(100, **both, state_bytes=1, residual_bytes=1)
@@ -155,8 +144,8 @@ BYTES = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
 @pytest.mark.parametrize(
     ("name", "values", "error"),
     [
-        ("block_size", (0, -2), ValueError),
-        ("block_size", (2.0, True, "3"), TypeError),
+        ("block_size", (0,), ValueError),
+        ("block_size", (2.0, True), TypeError),
         ("repetitions", (0,), ValueError),
         ("repetitions", (1.5, False), TypeError),
         ("overhead", (-1, float("nan"), float("inf")), ValueError),
@@ -164,8 +153,6 @@ BYTES = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
         ("memory", (-1, "much"), ValueError),
         ("memory", (1.5, True), TypeError),
         ("state_bytes", (-1,), ValueError),
-        ("state_bytes", (None, 1.0), TypeError),
-        ("residual_bytes", (-1,), ValueError),
         ("residual_bytes", (None, True), TypeError),
     ],
 )
@@ -182,10 +169,9 @@ def test_bad_argument(name: str, values: Any, error: type[Exception]) -> None:
     [
         ((-1, 3), r"length must be an int >= 0, but is -1"),
         ((10.0, 3), r"length must be an int >= 0, but is 10\.0 of type float"),
-        ((1000, True), r"checkpoints must be an int >= 1, but is True of type bool"),
         ((1000, "all"), r"checkpoints must be an int >= 1, but is 'all' of type str"),
-        ((1000, 3, 0), r"block_size must be an int >= 1, but is 0"),
         ((1000, 3, None), r"block_size must be an int >= 1, but is None"),
+        ((10, 3, 1, "host"), r"storage must be .*a jax_revolve.HostMemory"),
     ],
 )
 def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
@@ -193,18 +179,11 @@ def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
         kind(*arguments)
 
 
-def test_bad_place_of_a_plan() -> None:
-    with pytest.raises(TypeError, match=r"^storage must be None or a jax_revolve.HostMemory, but"):
-        Plan(10, 3, 1, "host")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
-        TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
-    with pytest.raises(TypeError, match=r"^storage must be a jax_revolve\.HostMemory or .* None"):
-        TwoLevelPlan(10, 3, 1, None)  # pyright: ignore[reportArgumentType]
+def test_fields_of_a_plan() -> None:
     p = Plan(np.int32(10), np.int64(3), np.uint8(2))  # pyright: ignore[reportArgumentType]
     assert repr(p) == repr(Plan(10, 3, 2))
-
-
-def test_bad_argument_of_longest_plan() -> None:
+    with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
+        TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
     for bad, name in ((0, 3), "checkpoints"), ((2, -1), "repetitions"):
         with pytest.raises(ValueError, match=f"^{name} must be an int >= "):
             longest_plan(*bad)
@@ -269,23 +248,14 @@ def test_block_is_kept_within_a_budget(length: int, block_size: int, more: int) 
     assert (p.block_size, p.checkpoints) == (k, min(1 + more // 100, max(most, 1)))
 
 
-def test_evaluations_within_some_states() -> None:
-    """n = 1000, residuals as large as the state; the carry that the loop runs on counts as well."""
-    sizes: dict[str, Any] = {"state_bytes": 80_000, "residual_bytes": 80_000}
-    for states, evaluations in (100, 1924), (50, 2350):
-        p = plan(1000, memory=f"{states * 80} kB", **sizes)
-        assert p.evaluations == evaluations
-        assert plan(1000, memory=states * 80_000, **sizes, block_size=1).evaluations >= 2900
-
-
 # Loops that stop by themselves
 
 
 @pytest.mark.parametrize("checkpoints", [1, 3, 8])
 def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
     """Once for the value, once taped, and what reversing each gap between checkpoints takes."""
-    for length in range(80):
-        for block_size in (1, 2, 3, 7):
+    for length in (*range(12), 31, 79):
+        for block_size in (1, 2, 7):
             p = Plan(length, checkpoints, block_size)
             gaps = pairwise([*online.positions_held(p.blocks, checkpoints), p.blocks])
             again = sum(
@@ -420,21 +390,16 @@ def test_contenders_are_predicted_to_be_about_as_quick() -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (for_scan(100, 5), Plan(100, 5)),
         (for_scan(100, "all"), Plan(100, 100)),
         (for_scan(100, 5, 4), Plan(100, 5, 4)),
-        (for_scan(100, "all", 3), Plan(100, 34, 3)),
         (for_scan(100, None, 4), plan(100, repetitions=2, block_size=4)),
         (for_scan(100, None, 1000), Plan(100, 1, 100)),
-        (for_scan(0, None, 3), Plan(0, 1)),
         (for_bound(100, 5, 4), Plan(100, 5, 4)),
         (for_bound(100, None, 4), plan(100, repetitions=3, block_size=4)),
-        (for_bound(None, 7), Plan(LARGEST_BOUND, 7)),
         (for_bound(None, 7, 4), Plan(LARGEST_BOUND, 7, 4)),
         (for_bound(None, None), None),
         (for_scan(100, None), Request(100, None, 13, None, False)),
         (for_bound(100, None), Request(100, None, 7, None, True)),
-        (for_scan(100, None, None, "1kB"), Request(100, 1000, 13, None, False)),
         (for_scan(100, None, 200, 2000), Request(100, 2000, 13, 100, False)),
         (for_bound(100, None, 4, 2000), Request(100, 2000, 7, 4, True)),
     ],
@@ -443,22 +408,14 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
     assert wanted == expected
 
 
-@pytest.mark.parametrize("checkpoints", [5, "all", 0])
-def test_checkpoints_and_memory(checkpoints: Any) -> None:
-    message = f"^checkpoints must be None where memory is given, but is {checkpoints!r}: "
-    for call, block_size in (for_scan, None), (for_bound, 3):
-        with pytest.raises(ValueError, match=message):
-            call(100, checkpoints, block_size, "1GB")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
         ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
         ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),
-        ((2**31, None), "max_steps must be None or an int from 0 to 2147483647, .* is 2147483648"),
         ((10, None, None, "1 XB"), "memory must be an int >= 0 of bytes .* but is '1 XB'"),
+        ((10, 0, None, "1GB"), "checkpoints must be None where memory is given, but is 0: "),
     ],
 )
 def test_bad_request_of_a_bound(arguments: Any, message: str) -> None:
@@ -512,13 +469,9 @@ def test_bytes() -> None:
         0: 0,
         "7": 7,
         " 7 ": 7,
-        "10B": 10,
-        "512MB": 512 * 10**6,
-        "2GiB": 2 * 2**30,
         "1.5 kB": 1500,
         "1.5KiB": 1536,
         "0.5 gib": 2**29,
-        "3tb": 3 * 10**12,
         "1 TiB": 2**40,
         "1.001 kB": 1001,
         "9007199254740993": 2**53 + 1,
@@ -530,8 +483,8 @@ def test_bytes() -> None:
 
 def test_bad_bytes() -> None:
     message = r'^memory must be an int >= 0 of bytes or a string such as "512MB" or "2GiB", but is '
-    texts = ("", "GB", "1 XB", "1ib", "-1", "1e3", "1.", ".5 kB", "1 k", "1 GB 2", "1_000", "nan")
-    for values, error in ((*texts, "1,5 kB", -1), ValueError), ((1.5, True, None, [1]), TypeError):
+    texts = ("", "GB", "1 XB", "-1", "1e3", "1.", "1 GB 2", "1_000", "nan", "1,5 kB", -1)
+    for values, error in (texts, ValueError), ((1.5, True, None, [1]), TypeError):
         for written in values:
             with pytest.raises(error, match=message) as caught:
                 parse_bytes(written)

@@ -2,7 +2,7 @@
 
 import re
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,8 @@ Cost = tuple[int, int, int]
 """Advances and transfers, in quarters of a step, and the writes and the reads among them. The least
 is the optimum."""
 
-SLOTS_AND_TRANSFERS = [
-    *((1, 5), (2, 0.25), (3, 40), (5, 0.5), (10, 0), (10, 5)),
-]
-LONGEST = 300
-LONGEST_LIMITED = 60
+LONGEST = 150
+LONGEST_LIMITED = 40
 
 plans = st.builds(
     TwoLevelPlan,
@@ -96,19 +93,21 @@ def run_and_count(p: TwoLevelPlan) -> tuple[int, int, int]:
     return sum(ran.advanced), ran.writes, ran.reads
 
 
-@pytest.mark.parametrize(("slots", "transfer"), SLOTS_AND_TRANSFERS)
+@pytest.mark.parametrize(
+    ("slots", "transfer"), [(1, 5), (2, 0.25), (3, 40), (5, 0.5), (10, 0), (10, 5)]
+)
 def test_plans_meet_the_recurrence(slots: int, transfer: float) -> None:
     expected = optimum(slots, int(4 * transfer), LONGEST + 1, None)
     for length in range(LONGEST + 1):
         p = TwoLevelPlan(length, slots, 1, HostMemory(transfer=transfer))
         assert cost(p) == expected[p.scheduled_blocks]
-        if length % 11 == 0 or length < 30:
+        if length % 11 == 0 or length < 20:
             assert run_and_count(p) == (p.advances, p.writes, p.reads)
 
 
 @pytest.mark.parametrize(
     ("slots", "transfer", "most"),
-    [(1, 0, 1), (1, 0.25, 5), (1, 5, 2), (2, 0.5, 2), (2, 5, 1), (4, 1.25, 5)],
+    [(1, 0, 1), (1, 0.25, 5), (2, 0.5, 2), (4, 1.25, 5)],
 )
 def test_limited_storage_meets_the_recurrence(slots: int, transfer: float, most: int) -> None:
     expected = optimum(slots, int(4 * transfer), LONGEST_LIMITED + 1, most)
@@ -126,14 +125,12 @@ def test_any_plan_runs_as_it_says(p: TwoLevelPlan) -> None:
     assert p.tail < max(p.length, 1)
 
 
-@pytest.mark.parametrize("transfer", [1, 5])
-def test_a_thousand_steps(transfer: float) -> None:
-    p = plan(1000, 10, storage=HostMemory(transfer=transfer))
-    assert (p.advances, p.writes, p.reads) == (1905, 85, 85)
+def test_a_thousand_steps() -> None:
+    p = plan(1000, 10, storage=HostMemory(transfer=5))
+    assert (p.advances, p.writes, p.reads) == run_and_count(p) == (1905, 85, 85)
     assert p.stores == tuple(range(0, 935, 11))
     assert p.tail == 935
     assert p.moves == tuple((i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
-    assert run_and_count(p) == (1905, 85, 85)
     assert plan(1000, 10).advances == 3640
 
 
@@ -177,14 +174,11 @@ def test_a_storage_limits_its_bytes() -> None:
     assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(checkpoints=20))
     assert 0 < p.storage_bytes(1000) <= 20_000
     assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
-    assert plan(1000, 10, storage=storage, state_bytes=1000).storage == HostMemory(
-        checkpoints=20, transfer=5.0
-    )
+    with_limit = partial(plan, 1000, 10, state_bytes=1000)
+    assert with_limit(storage=storage).storage == HostMemory(checkpoints=20, transfer=5.0)
     both = HostMemory(checkpoints=7, memory=20_000)
-    assert plan(1000, 10, storage=both, state_bytes=1000).storage == HostMemory(
-        checkpoints=7, transfer=5.0
-    )
-    assert plan(1000, 10, storage=storage, state_bytes=0).storage == HostMemory(transfer=5.0)
+    assert with_limit(storage=both).storage == HostMemory(checkpoints=7, transfer=5.0)
+    assert with_limit(storage=storage, state_bytes=0).storage == HostMemory(transfer=5.0)
     with pytest.raises(TypeError, match=r"^state_bytes must be an int >= 0 where memory is given"):
         plan(1000, 10, storage=storage)
     with pytest.raises(ValueError, match=r"^memory of the storage must be at least 30000 bytes"):
@@ -199,11 +193,7 @@ def test_all_checkpoints_in_the_memory_of_the_host() -> None:
     assert p.storage_bytes(1000) == 30_000
     assert "30 checkpoints in host memory: 3475 evaluations" in str(p)
     assert plan(1000, 0, storage=HostMemory()).checkpoints == plan(1000).checkpoints
-    limited = plan(1000, 0, storage=HostMemory(memory=30_999), state_bytes=1000)
-    assert limited == p
-    assert plan(10, 0, block_size=4, storage=HostMemory(checkpoints=99)) == Plan(
-        10, 3, 4, HostMemory()
-    )
+    assert plan(1000, 0, storage=HostMemory(memory=30_999), state_bytes=1000) == p
 
 
 def test_long_loops() -> None:
@@ -239,23 +229,15 @@ def test_bad_storage(name: str, values: Any, error: type[Exception]) -> None:
 
 
 def test_bad_place() -> None:
-    for directory in (None, 3, b"x"):
-        with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is"):
-            Disk(directory)  # pyright: ignore[reportArgumentType]
-    for storage in ("host", HostMemory, 3):
-        place: Any = storage
-        with pytest.raises(
-            TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "
-        ):
-            plan(10, 3, storage=place)
-
-
-@pytest.mark.parametrize("given", [{"repetitions": 2}, {"overhead": 1.5}])
-def test_what_storage_does_not_go_with(given: dict[str, Any]) -> None:
-    (name, value), *_ = given.items()
-    with pytest.raises(ValueError, match=f"^{name} must be None where storage is given") as caught:
-        plan(100, **given, storage=HostMemory())
-    assert f"but is {value!r}" in str(caught.value)
+    with pytest.raises(TypeError, match=r"^directory must be a str or an os\.PathLike, but is 3"):
+        Disk(3)  # pyright: ignore[reportArgumentType]
+    place: Any = "host"
+    with pytest.raises(TypeError, match=r"^storage must be None, a jax_revolve\.HostMemory or "):
+        plan(10, 3, storage=place)
+    for name, value in {"repetitions": 2, "overhead": 1.5}.items():
+        given: dict[str, Any] = {name: value}
+        with pytest.raises(ValueError, match=f"^{name} must be None where .* but is {value!r}"):
+            plan(100, **given, storage=HostMemory())
 
 
 def test_report() -> None:
