@@ -66,19 +66,17 @@ def test_one_level_is_a_checkpoint_for_each_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "message"),
     [
-        (partial(plan, levels=(3, 3)), ValueError, r"levels must have a product of at least 10"),
-        (partial(plan, levels=(3, 1)), ValueError, "levels must be a sequence of ints >= 2"),
-        (partial(plan, levels=3), TypeError, "levels must be a sequence of ints >= 2.*is 3 of ty"),
-        (partial(plan, levels=(5, 2), checkpoints=3), ValueError, "At most one of .*levels"),
-        (partial(plan, levels=(5, 2), storage=HostMemory()), ValueError, "levels must be None wh"),
-        (partial(Plan, checkpoints=3, levels=(3, 4)), ValueError, "checkpoints must be 6"),
-        (partial(Plan, checkpoints=3, levels=(3,)), ValueError, "levels must be at least two"),
+        (partial(plan, levels=(10, 1)), "levels must be a sequence of ints >= 2"),
+        (partial(plan, levels=(5, 2), checkpoints=3), "At most one of .*levels"),
+        (partial(plan, levels=(5, 2), storage=HostMemory()), "levels must be None wh"),
+        (partial(Plan, checkpoints=3, levels=(3, 4)), "checkpoints must be 6"),
+        (partial(Plan, checkpoints=3, levels=(3,)), "levels must be at least two"),
     ],
 )
-def test_bad_levels(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_bad_levels(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make(10)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,16 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_schedule import calls_of, optimal_advances, run_abstract_machine
 
-from jax_revolve import Disk, HostMemory, Plan, longest_plan, plan
+from jax_revolve import (
+    Disk,
+    HostMemory,
+    Plan,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    longest_plan,
+    plan,
+)
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
@@ -64,18 +73,11 @@ def test_plan_in_blocks() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("p", "text"),
-    [
-        (plan(1), "1 step, 1 checkpoint: 2 evaluations (1.00 extra forward passes, no step "),
-        (plan(1, block_size=1, levels=[2]), "no step advanced more than once)"),
-        (Plan(1, 1, 2), "1 step, blocks of 2 steps, 1 checkpoint: 1 evaluation (0.00 extra "),
-        (plan(9, 0, storage=HostMemory(checkpoints=1)), "9 steps, 1 checkpoint in host memory: "),
-    ],
-)
-def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
-    assert text in str(p)
-    assert not re.search(r"\b1 (steps|checkpoints|evaluations|times)", str(p))
+def test_one_of_a_thing_is_singular() -> None:
+    stored = plan(9, 0, storage=HostMemory(checkpoints=1))
+    assert str(stored).startswith("9 steps, 1 checkpoint in host memory: ")
+    for p in (stored, plan(1), plan(1, levels=[2]), plan(1000, 1), Plan(1, 1, 2), Plan(9, 1, 9)):
+        assert not re.search(r"\b1 (steps|checkpoints|evaluations|times)", str(p))
 
 
 # What a plan is to keep to
@@ -138,45 +140,48 @@ def test_at_most_one_alternative() -> None:
         assert str(caught.value).endswith(f"these are: {given}.")
 
 
-BYTES = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
+TEN = partial(plan, length=10)
+IN_BYTES = partial(TEN, memory=100, state_bytes=1, residual_bytes=1)
+LONGEST_PLAN = partial(longest_plan, checkpoints=2, repetitions=2)
+FIELDS = [partial(kind, length=10, checkpoints=3) for kind in (Plan, TwoLevelPlan)]
+SCAN = partial(checkpointed_scan, lambda c, _: (c, None), 1.0, length=10)
+WHILE = partial(bounded_while_loop, lambda c: c < 3, lambda c: c + 1, 0, max_steps=10)
+FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "error"),
+    ("callables", "name", "values", "of_wrong_types"),
     [
-        ("block_size", (0,), ValueError),
-        ("block_size", (2.0, True), TypeError),
-        ("repetitions", (0,), ValueError),
-        ("repetitions", (1.5, False), TypeError),
-        ("overhead", (-1, float("nan"), float("inf")), ValueError),
-        ("overhead", ("2", True), TypeError),
-        ("memory", (-1, "much"), ValueError),
-        ("memory", (1.5, True), TypeError),
-        ("state_bytes", (-1,), ValueError),
-        ("residual_bytes", (None, True), TypeError),
+        ([TEN, *FIELDS], "length", [-1], [2.0, None]),
+        ([TEN, *FIELDS], "block_size", [0], [2.0, True]),
+        ([*FIELDS, LONGEST_PLAN, SCAN, WHILE, FORI], "checkpoints", [0], [3.0, True]),
+        (FIELDS, "storage", [], ["host"]),
+        ([TEN, SCAN, WHILE], "storage", [], ["pinned_host", HostMemory, 3]),
+        ([TEN], "repetitions", [0], [1.5, False]),
+        ([LONGEST_PLAN], "repetitions", [-1], [1.5]),
+        ([TEN], "overhead", [-1, float("nan"), float("inf")], ["2", True]),
+        ([IN_BYTES, SCAN, WHILE], "memory", [-1, "much"], [1.5, True, {"device": 99}]),
+        ([IN_BYTES], "state_bytes", [-1], [None, 1.0]),
+        ([IN_BYTES], "residual_bytes", [-1], [None, True]),
+        ([TEN], "levels", [(3, 3)], [3]),
+        ([partial(SCAN, storage=Disk("/tmp"))], "checkpoints", [0], [False]),
+        ([WHILE, FORI], "max_steps", [-1, 2**31], [2.0, True]),
+        ([SCAN, WHILE, FORI], "progress", [], [3]),
+        ([plan(10, 3).show], "width", [19, -1], [9.5]),
+        ([HostMemory, partial(Disk, ".")], "checkpoints", [0], [2.0, "all", True]),
+        ([HostMemory, partial(Disk, ".")], "memory", [-1, "many"], [1.5]),
+        ([HostMemory, partial(Disk, ".")], "transfer", [-1, float("inf")], ["5", True]),
+        ([Disk], "directory", [], [None, 3, b"x"]),
     ],
 )
-def test_bad_argument(name: str, values: Any, error: type[Exception]) -> None:
-    for value in values:
-        with pytest.raises(error, match=f"^{name} must be ") as caught:
-            plan(10, **{**(BYTES if name in BYTES else {}), name: value})
-        assert f"but is {value!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", [Plan, TwoLevelPlan])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((-1, 3), r"length must be an int >= 0, but is -1"),
-        ((10.0, 3), r"length must be an int >= 0, but is 10\.0 of type float"),
-        ((1000, "all"), r"checkpoints must be an int >= 1, but is 'all' of type str"),
-        ((1000, 3, None), r"block_size must be an int >= 1, but is None"),
-        ((10, 3, 1, "host"), r"storage must be .*a jax_revolve.HostMemory"),
-    ],
-)
-def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
-        kind(*arguments)
+def test_bad_argument(callables: Any, name: str, values: Any, of_wrong_types: Any) -> None:
+    """It is named, with its value and what is allowed."""
+    for call in callables:
+        for wrong, error in ((values, ValueError), (of_wrong_types, TypeError)):
+            for value in wrong:
+                with pytest.raises(error, match=f"^{name} must (be|have) ") as caught:
+                    call(**{name: value})
+                assert f"is {value!r}" in str(caught.value)
 
 
 def test_fields_of_a_plan() -> None:
@@ -184,9 +189,6 @@ def test_fields_of_a_plan() -> None:
     assert repr(p) == repr(Plan(10, 3, 2))
     with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
         TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
-    for bad, name in ((0, 3), "checkpoints"), ((2, -1), "repetitions"):
-        with pytest.raises(ValueError, match=f"^{name} must be an int >= "):
-            longest_plan(*bad)
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
@@ -237,15 +239,6 @@ def test_least_budget(length: int, state: int, residuals: int, block_size: int |
     assert plan(length, memory=least, block_size=k, **sizes) == Plan(length, 1, k)
     with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here, but is "):
         plan(length, memory=least - 1, block_size=k, **sizes)
-
-
-@given(st.integers(1, 2000), blocks, st.integers(0, 10**6))
-def test_block_is_kept_within_a_budget(length: int, block_size: int, more: int) -> None:
-    k = min(block_size, length)
-    sizes: dict[str, Any] = {"state_bytes": 100, "residual_bytes": 7}
-    p = plan(length, memory=200 + 7 * k + more, block_size=k, **sizes)
-    most = p.blocks - 1 if k > 1 else p.blocks
-    assert (p.block_size, p.checkpoints) == (k, min(1 + more // 100, max(most, 1)))
 
 
 # Loops that stop by themselves
@@ -356,6 +349,7 @@ def test_contenders(length: int, sizes: Sizes, more: int, online: bool) -> None:
     assert all(p.length == length and cost.memory(p, sizes) <= memory for p in found)
     times = [time for time, _ in time_and_memory(others, sizes, online)]
     assert times == sorted(times)
+    assert max(times, default=0) <= CLOSE * cost.time(chosen, sizes, is_while=online)
     for i, p in enumerate(found):
         for q in found[:i]:
             assert max(ratios(p, q)) >= DIFFERENT or (p.block_size == 1) != (q.block_size == 1)
@@ -372,15 +366,8 @@ def test_contenders_are_all_that_may_be_quickest() -> None:
             assert any(max(ratios(p, q)) < 2 for q in found), p
 
 
-def test_contenders_are_predicted_to_be_about_as_quick() -> None:
-    """Single steps with 2 checkpoints take 6 times as long as one block."""
+def test_contenders_have_the_block_size_that_is_asked_for() -> None:
     sizes = Sizes(1000, 1000, 1000, 1000)
-    chosen = quickest(10, sizes, 12_000)
-    least = cost.time(chosen, sizes)
-    found = contenders(chosen, sizes, 12_000)
-    assert chosen == Plan(10, 1, 10)
-    assert 1 < len(found) < MOST_CONTENDERS
-    assert max(cost.time(p, sizes) for p in found) <= CLOSE * least
     assert {p.block_size for p in contenders(Plan(10, 1, 3), sizes, 12_000, block_size=3)} == {3}
 
 
@@ -413,8 +400,6 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
     [
         ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
         ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
-        ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),
-        ((10, None, None, "1 XB"), "memory must be an int >= 0 of bytes .* but is '1 XB'"),
         ((10, 0, None, "1GB"), "checkpoints must be None where memory is given, but is 0: "),
     ],
 )
@@ -423,7 +408,7 @@ def test_bad_request_of_a_bound(arguments: Any, message: str) -> None:
         for_bound(*arguments)
 
 
-def test_longest_scan_and_largest_bound() -> None:
+def test_longest_loops() -> None:
     assert for_scan(LONGEST, 3) == Plan(LONGEST, 3)
     assert for_bound(LARGEST_BOUND, 3) == Plan(LARGEST_BOUND, 3)
     with pytest.raises(ValueError, match=f"^length must be at most {LONGEST}, but is "):
@@ -507,9 +492,15 @@ def test_readable() -> None:
         assert parse_bytes(readable(size)) == pytest.approx(size, rel=0.00501)
 
 
-@pytest.mark.parametrize("is_while", [False, True])
-@pytest.mark.parametrize("storage", [None, HostMemory(), Disk("folder")], ids=str)
-@pytest.mark.parametrize("memory", [None, 10**8])
+@pytest.mark.parametrize(
+    ("memory", "storage", "is_while"),
+    [
+        (None, None, True),
+        (10**8, None, False),
+        (10**8, HostMemory(), True),
+        (None, Disk("folder"), False),
+    ],
+)
 def test_planning_does_not_iterate_over_the_steps(
     memory: int | None, storage: Any, is_while: bool
 ) -> None:

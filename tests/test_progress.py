@@ -346,12 +346,6 @@ def test_a_run_that_fails_leaves_nothing_behind() -> None:
     assert meter.of(lambda: run(0.5)) == [FORWARD]
 
 
-def test_bad_progress() -> None:
-    for loop in (scan, while_loop):
-        with pytest.raises(TypeError, match=r"progress must be True, False or .*, but is 3"):
-            loop(0.5, progress=3)
-
-
 def test_a_parameter_of_the_same_name_is_left_alone() -> None:
     """Loops inside of a loop show no forward sweep again; other primitives are none of our own."""
     theirs = Primitive("theirs")
