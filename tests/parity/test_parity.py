@@ -7,11 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
-from parity.loops import Loops, ours, ours_in_blocks, ours_stored, reference, scan_as_while
+from parity.loops import (
+    Loops,
+    assert_same,
+    ours,
+    ours_in_blocks,
+    ours_stored,
+    reference,
+    scan_as_while,
+)
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
 from jax_revolve import Disk, HostMemory
@@ -65,25 +72,6 @@ def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> An
 def _expected(case: str, transformation: str) -> Any:
     """One oracle for several kinds of loops, which are tested one after the other."""
     return _outcome(CASES[case], transformation, reference)
-
-
-def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
-    ):
-        where = jax.tree_util.keystr(path)
-        if a.dtype == jax.dtypes.float0:
-            assert b.dtype == jax.dtypes.float0, where
-            continue
-        assert (a.shape, a.dtype) == (b.shape, b.dtype), where
-        assert not weak_types or jax.typeof(a) == jax.typeof(b), where
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        wide = complex if jnp.issubdtype(a.dtype, jnp.complexfloating) else float
-        a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
-        scale = np.max(np.abs(b), initial=1e-300)
-        np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
 
 
 def _has_its_turn(case: Case, transformation: str, *, of: int) -> bool:
