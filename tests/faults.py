@@ -213,7 +213,7 @@ FAULTS = [
         "only the newest state of a run is kept",
         "self._kept = [*self._kept, (number, files)][-KEPT:]",
         "self._kept = [*self._kept, (number, files)][-1:]",
-        "test_host_scan_resume.py -k damaged_file",
+        "test_host_scan_silence.py -k damaged",
     ),
     # What is caught
     Fault(

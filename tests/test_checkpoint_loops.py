@@ -59,14 +59,6 @@ def with_reverse_rule(x: Any) -> Any:
 with_reverse_rule.defvjp(lambda x: (sines(x), x), lambda x, ct: (3 * ct * x,))
 
 
-@jax.custom_vjp
-def with_another_rule(x: Any) -> Any:
-    return sines(x)
-
-
-with_another_rule.defvjp(lambda x: (sines(x), x), lambda x, ct: (ct,))
-
-
 def in_shard_map(x: Any) -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("i",))
 
@@ -128,7 +120,7 @@ TWICE = {"here", "while", "cond", "ours", "shard_map"}
 """Where second derivatives are compared, too: what a loop is replaced by is the same everywhere."""
 
 
-SLOW = {"here", "fori", "map", "scan", "checkpoint", "vmap", "ours", "stack", "module", "twice"}
+SLOW = {"here", "fori", "map", "scan", "checkpoint", "vmap", "ours", "stack", "module"}
 """What others are made of, too."""
 
 
@@ -142,41 +134,22 @@ def test_loops_are_found_wherever_they_are(name: str) -> None:
     plain, ours = scalar(fun), scalar(checkpoint_loops(fun, checkpoints=4))
     assert loops_in(forwards(ours), X) > loops_in(forwards(plain), X)
     derivatives = [jax.value_and_grad, jax.jacfwd, *([jax.hessian] if name in TWICE else [])]
+    if name == "twice":
+        derivatives.append(lambda f: jax.grad(checkpoint_loops(f, min_length=1)))
     results = [jax.jit(lambda x, f=f: [d(f)(x) for d in derivatives])(X) for f in (ours, plain)]
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), *results)
 
 
-def everything(x: Any) -> Any:
-    for name in ("fori", "cond", "scan"):
-        x = jnp.tanh(PLACES[name](x))
-        x = x[0] if x.ndim > 1 else x
-    return jnp.sum(x**2)
+def test_functions_that_close_over_what_is_differentiated_and_no_jit() -> None:
+    def loss(w: Any, wrap: Any = checkpoint_loops) -> Any:
+        return jnp.sum(wrap(lambda x: sines(x * w))(X))
 
-
-TRANSFORMATIONS = {
-    "linearize": lambda f: lambda x: jax.linearize(f, x)[1](x),
-    "vmap of grad": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, 2 * x])),
-    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(jnp.stack([x, 2 * x])).sum()),
-    "inside checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
-    "inside scan": lambda f: jax.grad(
-        lambda x: lax.scan(lambda c, _: (c + f(c) * x, None), x, length=2)[0].sum()
-    ),
-    "itself": lambda f: jax.grad(checkpoint_loops(f, min_length=1)),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[] if n in ("vmap of grad", "itself") else pytest.mark.slow)
-        for n in TRANSFORMATIONS
-    ],
-)
-@quick
-def test_every_transformation(name: str) -> None:
-    transformed = TRANSFORMATIONS[name]
-    ours = jax.jit(transformed(checkpoint_loops(everything)))(X)
-    np.testing.assert_allclose(ours, jax.jit(transformed(everything))(X), rtol=1e-10)
+    np.testing.assert_allclose(
+        jax.grad(loss)(2.0), jax.grad(partial(loss, wrap=lambda f: f))(2.0), rtol=1e-12
+    )
+    with jax.disable_jit():
+        np.testing.assert_allclose(checkpoint_loops(sines)(X), sines(X), rtol=1e-12)
+        assert len(explain(sines)(X).loops) == 1
 
 
 def test_functions_with_a_reverse_rule_keep_it() -> None:
@@ -188,12 +161,10 @@ def test_functions_with_a_reverse_rule_keep_it() -> None:
     assert str(report) == (
         "No loops.\nA function with a derivative rule of its own is left alone: with_reverse_rule."
     )
-    both = explain(lambda x: sines(with_reverse_rule(with_another_rule(x))))(X)
-    assert len(both.loops) == 1
-    assert (
-        "\n2 functions with derivative rules of their own are left alone: with_another_rule, "
-        "with_reverse_rule.\n"
-    ) in str(both)
+    both = explain(lambda x: with_reverse_rule(with_rule(x, 1.0)))(X)
+    assert len(both.loops) == 0
+    listed = "2 functions with derivative rules of their own are left alone: with_reverse_rule, "
+    assert listed + "with_rule." in str(both)
 
 
 @quick
@@ -248,9 +219,6 @@ def test_a_while_loop_needs_a_bound() -> None:
         ours = checkpoint_loops(halves, **cast(Any, options))
         for result in jax.jit(lambda x, f=ours: (jax.jacrev(f)(x), jax.jacfwd(f)(x)))(X):
             np.testing.assert_allclose(result, expected, rtol=1e-12)
-
-
-def test_a_bound_that_is_too_small_is_an_error() -> None:
     with pytest.raises(Exception, match="did not finish within max_steps=5 steps"):
         checkpoint_loops(halves, max_steps=5, min_length=1)(X).block_until_ready()
 
@@ -261,9 +229,7 @@ def in_a_scan(x: Any) -> Any:
 
 
 WITHOUT_BOUND: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
-    "alone": (halves, {}, "while"),
     "jit": (jax.jit(halves), {}, "halves/while"),
-    "in a scan": (in_a_scan, {}, "outer/scan/while"),
     "with memory": (in_a_scan, {"memory": 10_000}, "outer/scan/while"),
     "left alone": (in_a_scan, {"min_length": 21}, "outer/scan/while"),
     "all": (halves, {"checkpoints": "all"}, "while"),
@@ -283,9 +249,7 @@ def test_reverse_mode_names_the_while_loop_that_needs_a_bound(name: str) -> None
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-@pytest.mark.parametrize("name", ["alone", "jit"])
-def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax(name: str) -> None:
-    fun, options, _ = WITHOUT_BOUND[name]
+def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax() -> None:
     ways: list[Callable[[Callable[[Any], Any], Any], Any]] = [
         lambda f, x: f(x),
         lambda f, x: jax.jvp(f, (x,), (x,)),
@@ -295,7 +259,7 @@ def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax(name: str) ->
     for way in ways:
         ours, theirs = (
             jax.jit(partial(way, f)).lower(X).compile().as_text() or ""
-            for f in (checkpoint_loops(fun, **options), jax.jit(fun))
+            for f in (checkpoint_loops(halves), jax.jit(halves))
         )
         operations = re.compile(r" = \S+ ([\w-]+)\(")
         assert Counter(operations.findall(ours)) == Counter(operations.findall(theirs))
@@ -315,10 +279,8 @@ def test_loops_with_while_loops_in_them_are_explained() -> None:
     assert outer.plain_bytes is inner.plain_bytes is None
     assert outer.residual_bytes == 2 * X.nbytes + 16  # the cosine; a carry, and where it is
     reports = explain(checkpoint_loops(in_a_scan, max_steps=50))(X).loops
-    assert [(r.name, r.runs, r.is_while) for r in reports] == [
-        ("in_a_scan/outer/scan", 1, False),
-        ("in_a_scan/outer/scan/while", 20, True),
-    ]
+    said = [(r.name, r.runs, r.is_while) for r in reports]
+    assert said == [("in_a_scan/outer/scan", 1, False), ("in_a_scan/outer/scan/while", 20, True)]
     assert explain(in_a_scan)(X).loops == ()
 
     def ours(c: Any, _: Any) -> tuple[Any, None]:
@@ -326,10 +288,8 @@ def test_loops_with_while_loops_in_them_are_explained() -> None:
 
     report = explain(lambda x: lax.scan(ours, x, length=20)[0])(X)
     assert report.loops == ()
-    assert [(loop.kind, loop.is_own) for loop in report.left_alone] == [
-        ("scan", False),
-        ("while", True),
-    ]
+    left = [(loop.kind, loop.is_own) for loop in report.left_alone]
+    assert left == [("scan", False), ("while", True)]
 
 
 def test_bounds_one_by_one() -> None:
@@ -351,38 +311,27 @@ def test_bounds_one_by_one() -> None:
     assert [(loop.name, loop.plan.length) for loop in report.loops] == [("fun/fine/while", 40)]
 
 
-@pytest.mark.slow
-def test_nested_while_loops_of_an_optimizer() -> None:
-    from jax.scipy.optimize import minimize
-
-    def best(x: Any) -> Any:
-        return minimize(lambda y: jnp.sum((y - x) ** 4 + y**2), jnp.zeros(4), method="BFGS").x
-
-    ours = checkpoint_loops(best, max_steps=64)
-    np.testing.assert_allclose(ours(X), best(X), rtol=1e-12)
-    np.testing.assert_allclose(jax.jacrev(ours)(X), jax.jacfwd(best)(X), rtol=1e-6, atol=1e-9)
-
-
 # Memory
 
 
 def gradient_and_temporaries(fun: Callable[..., Any], u: Any) -> tuple[Any, int]:
-    compiled = jax.jit(jax.grad(fun)).lower(u).compile()
-    analysis = compiled.memory_analysis()
-    assert analysis is not None
-    return compiled(u), analysis.temp_size_in_bytes
+    gradient = jax.jit(jax.grad(fun)).lower(u).compile()
+    return gradient(u), gradient.memory_analysis().temp_size_in_bytes  # pyright: ignore
 
 
 def stencil(u: Any, _: Any = None) -> tuple[Any, None]:
     return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
 
 
+def loop_in_a_loop(u: Any) -> Any:
+    outer = lambda u, _: (lax.scan(stencil, u, length=40)[0], None)  # noqa: E731
+    return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
+
+
 def three_loops(u: Any) -> Any:
     """A long one, a short one, and one in another one."""
     u = lax.scan(stencil, u, length=400)[0]
-    u = lax.scan(stencil, u, length=50)[0]
-    outer = lambda u, _: (lax.scan(stencil, u, length=40)[0], None)  # noqa: E731
-    return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
+    return loop_in_a_loop(lax.scan(stencil, u, length=50)[0])
 
 
 @cache
@@ -400,18 +349,12 @@ def test_loops_share_the_memory(carries: int) -> None:
     gradient, temporaries = gradient_and_temporaries(ours, u)
     np.testing.assert_allclose(gradient, expected, rtol=1e-12)
     report = explain(ours)(u)
-    loops = report.loops
-    assert len(loops) == 4
+    assert len(report.loops) == 4
     assert report.memory_now == report.memory
     assert 0.4 * budget < report.memory <= budget
     # The first checkpoint of a loop may be its operand.
-    assert report.memory - len(loops) * size < temporaries < report.memory + 2 * size
+    assert report.memory - 4 * size < temporaries < report.memory + 2 * size
     assert plain > 1600 * size
-
-
-def loop_in_a_loop(u: Any) -> Any:
-    outer = lambda u, _: (lax.scan(stencil, u, length=40)[0], None)  # noqa: E731
-    return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
 
 
 def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
@@ -428,18 +371,13 @@ def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
 
 @quick
 def test_too_little_memory_names_the_loops() -> None:
-    with pytest.raises(ValueError, match=r"memory must be at least \d+ bytes here, but is 100: .*"):
+    needed = r"memory must be at least \d+ bytes here, but is 100: .*"
+    with pytest.raises(ValueError, match=needed) as info:
         checkpoint_loops(three_loops, memory=100)(jnp.ones(50))
-    least = int(_error(lambda: checkpoint_loops(three_loops, memory=1)(jnp.ones(50))).split()[5])
+    least = int(str(info.value).split()[5])
     u = jnp.linspace(0.0, 1.0, 50)
     ours = checkpoint_loops(three_loops, memory=least)
     np.testing.assert_allclose(jax.grad(ours)(u), jax.grad(three_loops)(u), rtol=1e-12)
-
-
-def _error(fun: Callable[[], Any]) -> str:
-    with pytest.raises(ValueError, match="memory") as info:
-        fun()
-    return str(info.value)
 
 
 # Which loops, and how
@@ -461,13 +399,10 @@ def test_where_decides() -> None:
     assert loops_in(ours, jnp.ones(50)) == 2
 
 
-def test_short_loops_are_left_alone() -> None:
+def test_what_is_known_of_a_loop() -> None:
     assert loops_in(checkpoint_loops(sines, min_length=21), X) == 0
-    assert loops_in(checkpoint_loops(sines, min_length=20), X) == 1
     assert loops_in(checkpoint_loops(partial(sines, length=15)), X) == 0
 
-
-def test_what_is_known_of_a_loop() -> None:
     def fun(x: Any) -> Any:
         with jax.named_scope("mine"):
             return jax.jit(sines)(x)
@@ -528,13 +463,6 @@ def test_loops_are_measured_once() -> None:
     assert str(report)
     assert traces == before
 
-    counts: list[int] = []
-    for lengths in ([5], [5, 6, 7, 8]):  # left alone: those of the same function are alike
-        traces = 0
-        assert str(explain(partial(run, lengths=lengths))(X))
-        counts.append(traces)
-    assert counts[0] == counts[1]
-
 
 # As a function
 
@@ -558,44 +486,11 @@ def test_it_is_compiled_once() -> None:
     assert traces == 2
 
 
-@quick
-def test_modules_keys_and_closures() -> None:
-    model = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
-
-    def apply(model: Any, x: Any, key: Any) -> Any:
-        def step(c: Any, key: Any) -> tuple[Any, None]:
-            return model(c) + 0.1 * jax.random.normal(key, c.shape), None
-
-        return jnp.sum(lax.scan(step, x, jax.random.split(key, 20))[0] ** 2)
-
-    ours, theirs = (
-        eqx.filter_jit(eqx.filter_grad(f))(model, X, jax.random.key(1))
-        for f in (checkpoint_loops(apply), apply)
-    )
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-10)
-
-    def closed_over(w: Any) -> Any:
-        return checkpoint_loops(lambda x: sines(x * w))(X).sum()
-
-    np.testing.assert_allclose(
-        jax.grad(closed_over)(2.0), jax.grad(lambda w: sines(X * w).sum())(2.0), rtol=1e-12
-    )
-
-
-def test_without_jit_it_is_the_function_itself() -> None:
-    with jax.disable_jit():
-        np.testing.assert_allclose(checkpoint_loops(sines)(X), sines(X), rtol=1e-12)
-        assert len(explain(sines)(X).loops) == 1
-
-
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "where": ({"where": 3}, TypeError, "where must be a function from a loop to a bool or a dict"),
     "nonsense": ({"where": lambda loop: None}, TypeError, r"returns None .* the loop 'scan' of"),
     "key": ({"where": lambda loop: {"checkpoint": 3}}, ValueError, "has the key 'checkpoint'"),
     "value": ({"where": lambda loop: {"checkpoints": 0}}, ValueError, "checkpoints must be"),
     "min_length": ({"min_length": 0}, ValueError, "min_length must be an int >= 1, but is 0"),
-    "both": ({"checkpoints": 3, "memory": 10}, ValueError, "checkpoints must be None where memory"),
     "max_steps": ({"max_steps": -1}, ValueError, "max_steps must be"),
 }
 
@@ -624,19 +519,14 @@ def test_a_while_loop_under_vmap_in_the_program() -> None:
     steps, x = jnp.array([0, 1, 3]), jnp.arange(1.0, 7.0).reshape(3, 2)
     total = lambda x: jnp.sum(jax.vmap(halve)(steps, x) ** 2)  # noqa: E731
     ours = checkpoint_loops(total, max_steps=20)
-    for derivative in (lambda f: f, jax.grad, lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,))):
+    close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14)
+    for derivative in (lambda f: f, lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,))):
         expected = derivative(partial(by_python, [0, 1, 3]))(x)
-        jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14),
-            derivative(ours)(x),
-            expected,
-        )
-    (loop,) = explain(ours)(x).loops
-    assert loop.source.startswith("test_checkpoint_loops.py:")
+        jax.tree.map(close, derivative(ours)(x), expected)
     with pytest.raises(Exception, match="max_steps=2"):
         checkpoint_loops(total, max_steps=2)(x)
     without_bound = checkpoint_loops(total)
-    np.testing.assert_allclose(without_bound(x), by_python([0, 1, 3], x), rtol=1e-10)
+    close(without_bound(x), by_python([0, 1, 3], x))
     with pytest.raises(ValueError, match=r"test_checkpoint_loops\.py:\d+.*max_steps"):
         jax.grad(without_bound)(x)
 
@@ -664,13 +554,6 @@ def test_a_while_loop_that_devices_leave_at_different_steps() -> None:
 
 def test_where_gives_any_option_of_a_loop(tmp_path: Path) -> None:
     """Storage, a plan and progress, of one loop each."""
-    x = jnp.linspace(0.1, 0.9, 5)
-
-    def program(x: jax.Array) -> jax.Array:
-        for length in (20, 30, 40):
-            x = lax.scan(lambda c, _: (jnp.sin(1.1 * c), None), x, length=length)[0]
-        return x.sum()
-
     sweeps: list[str] = []
 
     class Meter(ProgressMeter):
@@ -688,8 +571,8 @@ def test_where_gives_any_option_of_a_loop(tmp_path: Path) -> None:
         30: {"plan": plan(30, 4)},
         40: {"progress": Meter()},
     }
-    where = lambda loop: chosen[loop.length]  # noqa: E731
-    gradient = jax.grad(checkpoint_loops(program, where=where))(x)
+    program = lambda x: jnp.sum(sines(sines(sines(x, 20), 30), 40))  # noqa: E731
+    gradient = jax.grad(checkpoint_loops(program, where=lambda loop: chosen[loop.length]))(X)
     jax.effects_barrier()
-    np.testing.assert_allclose(gradient, jax.grad(program)(x), rtol=1e-6)
+    np.testing.assert_allclose(gradient, jax.grad(program)(X), rtol=1e-6)
     assert sorted(sweeps) == ["forward 40", "reverse 40"]

@@ -266,5 +266,5 @@ def check_changes(seed: int, some: slice, monkeypatch: Any, tmp_path: Path) -> i
 def test_a_change_is_refused(
     seed: int, some: slice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nine of some fifty changes in every run, and over three hundred in the slow one."""
+    """Every ninth of some fifty changes here, and over three hundred in the slow tests."""
     assert check_changes(seed, some, monkeypatch, tmp_path)
