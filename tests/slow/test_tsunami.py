@@ -58,30 +58,19 @@ def later(ocean: Any, surface: jax.Array) -> Any:
     return jax.lax.fori_loop(0, 300, lambda _, s: model.step(ocean, s), model.at_rest(surface))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_energy_is_kept_between_walls_without_drag(seed):
-    sea_floor = random_sea_floor(seed)
-    ocean = model.prepare(sea_floor, drag=0.0, open_edges=False, dtype=np.float64)
-    energy = energies(ocean, random_surface(sea_floor, seed))
-    np.testing.assert_allclose(energy, energy[0], rtol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("open_edges", [False, True])
-def test_energy_never_grows(seed, open_edges):
+def test_energy(seed, open_edges):
+    """Walls without drag keep it, otherwise it never grows, and still water stays still."""
     sea_floor = random_sea_floor(seed)
-    ocean = model.prepare(sea_floor, open_edges=open_edges, dtype=np.float64)
-    energy = energies(ocean, random_surface(sea_floor, seed))
+    prepare = partial(model.prepare, sea_floor, open_edges=open_edges, dtype=np.float64)
+    energy = energies(prepare(), random_surface(sea_floor, seed))
     assert np.all(np.diff(energy) <= 1e-12 * energy[0])
     assert 0.0 < energy[-1] < energy[0]
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("open_edges", [False, True])
-def test_still_water_stays_still_over_any_bottom(seed, open_edges):
-    sea_floor = random_sea_floor(seed)
-    ocean = model.prepare(sea_floor, open_edges=open_edges, dtype=np.float64)
-    state = later(ocean, jnp.zeros(sea_floor.depth.shape))
+    if not open_edges:
+        energy = energies(prepare(drag=0.0), random_surface(sea_floor, seed))
+        np.testing.assert_allclose(energy, energy[0], rtol=1e-12)
+    state = later(prepare(), jnp.zeros(sea_floor.depth.shape))
     assert all(np.all(part == 0.0) for part in state)
 
 
