@@ -95,7 +95,8 @@ def _pairs() -> Any:
     for i, inner in enumerate(INNER):
         for j, outer in enumerate(OUTER):
             for k, derivative in enumerate(DERIVATIVES):
-                common = inner in ("slots", "while") and outer == "lax.scan"
+                orders = {"slots": ("vmap",), "while": ("vmap", "third order")}  # they take long
+                common = inner in orders and outer == "lax.scan" and derivative not in orders[inner]
                 first = (inner, outer, derivative) == ("blocks", "checkpoint", "jacfwd of grad")
                 is_its_turn = (i + j) % len(DERIVATIVES) == k
                 slow = pytest.mark.slow if is_its_turn else pytest.mark.exhaustive

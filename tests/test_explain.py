@@ -104,27 +104,15 @@ def test_bytes() -> None:
         "cotangents of closed-over values": 4 * WIDTH,
     }
     assert not report.is_while
-
-
-def test_bytes_of_a_loop_that_stops_by_itself() -> None:
-    """What only the condition closes over has no cotangent. The predicate is left behind, too."""
-    limit = jnp.full(7, 1e9, jnp.float32)
-
-    def cond_fun(state: Any) -> Any:
-        return going(state) & (state[1][0] < limit[0])
-
-    report = explained_while(cond_fun, body, start(), max_steps=100)
-    sizes = report.sizes
-    assert sizes.checkpoint == sizes.carry == 4 * (WIDTH + 1)
-    assert sizes.uncut is not None
-    assert 0 <= sizes.uncut - 4 * 2 * WIDTH <= 8
-    assert sizes.residuals == sizes.uncut  # to compute the sine again takes more than it saves
-    assert report.always == {
-        "xs": 0,
-        "cotangents of xs": 0,
-        "ys": 0,
-        "cotangents of ys": 0,
-        "cotangents of closed-over values": 4 * WIDTH,
+    limit = jnp.full(7, 1e9, jnp.float32)  # what only the condition closes over has no cotangent
+    bounded = lambda c: going(c) & (c[1][0] < limit[0])  # noqa: E731
+    report = explained_while(bounded, body, start(), max_steps=100)
+    assert report.sizes.checkpoint == report.sizes.carry == 4 * (WIDTH + 1)
+    # The predicate is left behind, too; to compute the sine again takes more than it saves.
+    assert 0 <= report.sizes.residuals - 4 * 2 * WIDTH <= 8
+    assert report.sizes.residuals == report.sizes.uncut
+    assert {k: v for k, v in report.always.items() if v} == {
+        "cotangents of closed-over values": 4 * WIDTH
     }
     assert report.is_while
     assert report.plan.length == 100
@@ -167,19 +155,6 @@ def test_nothing_runs_and_functions_are_traced_once() -> None:
     assert sorted(traced) == ["body", "cond", "f"]
     jax.effects_barrier()
     assert not ran
-
-
-def test_within_another_trace() -> None:
-    """The length of a block depends on shapes alone, which are known when a function is traced."""
-    found: list[Report] = []
-
-    def loss(u: Any) -> Any:
-        found.append(explained_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH))
-        chosen: Any = found[0].plan
-        return checkpointed_scan(lambda c, _: (jnp.sin(c), None), u, length=LENGTH, plan=chosen)[0]
-
-    assert jnp.isfinite(jax.jit(jax.grad(loss))(1.0))
-    assert found[0].plan == explained_scan(lambda c, _: (jnp.sin(c), None), 1.0, length=LENGTH).plan
 
 
 # The table
@@ -254,7 +229,10 @@ def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> No
 
 
 def long(u: Any) -> Any:
-    return jnp.sum(checkpointed_scan(lambda c, _: (jnp.sin(c) * weight, None), u, length=40)[0])
+    """Its loop is explained while it is traced: the plan depends on shapes alone."""
+    scanned = lambda c, _: (jnp.sin(c) * weight, None)  # noqa: E731
+    chosen: Any = explained_scan(scanned, u, length=40).plan
+    return jnp.sum(checkpointed_scan(scanned, u, length=40, plan=chosen)[0])
 
 
 def nest(u: Any, note: Callable[[], None] = lambda: None, inner: Any = checkpointed_scan) -> Any:
@@ -310,12 +288,8 @@ def test_evaluations_are_counted_in_nests(inner: Any) -> None:
 
 def test_pictures_of_all_loops() -> None:
     axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
-    assert [ax.get_title() for ax in axes] == [
-        "Gradient of a loop of 6 steps",
-        "Gradient of a loop of 20 steps: scan/scan",
-        "Gradient of a loop of 30 steps: last/<lambda>/scan",
-    ]
-    assert len({ax.figure for ax in axes}) == 1
+    assert axes[1].get_title() == "Gradient of a loop of 20 steps: scan/scan"
+    assert len(axes) == 3
     explanation = explain(long)(jax.ShapeDtypeStruct((WIDTH,), jnp.float32))
     (loop,) = explanation.loops
     assert len(explanation.plot()) == 1

@@ -123,19 +123,22 @@ def test_ends_anywhere(
     check_ends(name, numbers, monkeypatch, tmp_path, expected[name])
 
 
+def environment() -> dict[str, str]:
+    paths = [str(PROGRAM.parents[1]), str(PROGRAM.parent), *filter(None, sys.path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> bytes:
     """Processes that are killed at random moments, until one is not. There are several runs if one
     does not take that many."""
     command = [sys.executable, str(PROGRAM), name]
-    paths = [str(PROGRAM.parents[1]), *filter(None, sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     draw, killed, results = random.Random(seed), 0, set[bytes]()
     seconds = 0.5
     while killed < kills or not results:
         directory, result = tmp_path / f"run-{len(results)}", tmp_path / f"{len(results)}.bin"
         arguments = [str(directory), str(result)]
         with subprocess.Popen(
-            [*command, *arguments], env=environment, stdout=subprocess.PIPE, bufsize=0
+            [*command, *arguments], env=environment(), stdout=subprocess.PIPE, bufsize=0
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() in (b"a step\n", b"")
@@ -229,18 +232,21 @@ def test_consumed_ys_come_in_order_after_each_end(
 # Another run, damage, and disks
 
 
-def run(directory: Path, **changed: Any) -> Any:
-    arguments: dict[str, Any] = {"weight": 0.5, "start": 1.0, "power": 2, "checkpoints": 3}
-    arguments |= changed
-    power = arguments.pop("power")
-    weight, start = arguments.pop("weight"), arguments.pop("start")
-    ct = arguments.pop("ct", 1.0)
-    is_value = arguments.pop("is_value", False)
+def run(
+    directory: Path,
+    weight: Any = 0.5,
+    start: Any = 1.0,
+    power: int = 2,
+    ct: float = 1.0,
+    is_value: bool = False,
+    checkpoints: int | None = 3,
+    **more: Any,
+) -> Any:
+    options = {"length": 9, "directory": directory, "save_every": 0, "checkpoints": checkpoints}
 
     def loss(weight: Any, start: Any) -> Any:
         step = lambda u, _: (jnp.sin(weight * u**power), u)  # noqa: E731
-        options = {"length": 9, "directory": directory, "save_every": 0, **arguments}
-        return host_scan(step, start, **options)[0] * ct
+        return host_scan(step, start, **options, **more)[0] * ct
 
     return (loss if is_value else jax.value_and_grad(loss))(weight, start)
 
@@ -384,10 +390,8 @@ def test_another_process_in_the_directory(tmp_path: Path) -> None:
         "def once(*args): between_steps(*args); print('a step', flush=True); time.sleep(600)\n"
         "Watch.between_steps = once; run(Path(sys.argv[1]))"
     )
-    paths = [str(PROGRAM.parents[1]), str(PROGRAM.parent), *filter(None, sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"a step\n"
