@@ -120,7 +120,7 @@ def test_first_order(solver: str, save: str, controller: str) -> None:
 @pytest.mark.parametrize(
     ("solver", "order"),
     [
-        ("Euler", "forward over reverse"),
+        pytest.param("Euler", "forward over reverse", marks=pytest.mark.slow),
         # Steps with derivative rules of their own: implicit stages, and a path that refuses to be
         # differentiated by the time.
         pytest.param("Kvaerno3", "reverse over reverse", marks=pytest.mark.slow),

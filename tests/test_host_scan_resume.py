@@ -233,7 +233,7 @@ def test_consumed_ys_come_in_order_after_each_end(
 
 
 def run(
-    directory: Path,
+    directory: Path | None,
     weight: Any = 0.5,
     start: Any = 1.0,
     power: int = 2,
@@ -242,11 +242,11 @@ def run(
     checkpoints: int | None = 3,
     **more: Any,
 ) -> Any:
-    options = {"length": 9, "directory": directory, "save_every": 0, "checkpoints": checkpoints}
+    options: Any = {"length": 9, "save_every": 0, "checkpoints": checkpoints, **more}
 
     def loss(weight: Any, start: Any) -> Any:
         step = lambda u, _: (jnp.sin(weight * u**power), u)  # noqa: E731
-        return host_scan(step, start, **options, **more)[0] * ct
+        return host_scan(step, start, directory=directory, **options)[0] * ct
 
     return (loss if is_value else jax.value_and_grad(loss))(weight, start)
 

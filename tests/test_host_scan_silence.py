@@ -129,23 +129,15 @@ def test_colors_and_addresses_do_not_count() -> None:
 
 def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever would be chosen today."""
-
-    def gradient(directory: Path) -> Any:
-        def loss(a: Any) -> Any:
-            step = lambda u, _: (jnp.sin(a * u), u)  # noqa: E731
-            options = {"length": 12, "memory": 100, "save_every": 0, "directory": directory}
-            return host_scan(step, 1.0, **options)[0]
-
-        return jax.value_and_grad(loss)(0.7)
-
-    expected = bits(gradient(tmp_path / "whole"))
+    budget: dict[str, Any] = {"checkpoints": None, "memory": 100}
+    expected = bits(run(tmp_path / "whole", **budget))
     with ends_at(100, monkeypatch), pytest.raises(Ended):
-        gradient(tmp_path / "run")
-    other = plan(12, 1, block_size=1)
+        run(tmp_path / "run", **budget)
+    other = plan(9, 1, block_size=1)
     monkeypatch.setattr(Request, "resolve", lambda *_: other)
-    fresh = gradient(tmp_path / "fresh")
+    fresh = run(tmp_path / "fresh", **budget)
     np.testing.assert_allclose(jax.tree.leaves(fresh)[0], np.frombuffer(expected[:8]))
-    assert bits(gradient(tmp_path / "run")) == expected
+    assert bits(run(tmp_path / "run", **budget)) == expected
 
 
 @pytest.mark.parametrize("name", ["SCHEDULE", "LAYOUT"])
@@ -175,19 +167,13 @@ def test_the_version_of_the_schedule_is_that_of_its_actions() -> None:
 def test_a_second_cotangent_has_its_own_gradient(tmp_path: Path) -> None:
     """The directory keeps the first one's."""
 
-    def pullbacks(directory: Path | None) -> Any:
-        saved = {} if directory is None else {"directory": directory, "save_every": 0}
+    def pullbacks(directory: Any) -> list[bytes]:
+        _, pullback = jax.vjp(lambda a: run(directory, start=a, is_value=True), 0.7)
+        return [bits(pullback(jnp.asarray(ct))) for ct in (1.0, -2.0, 1.0)]
 
-        def loss(a: Any) -> Any:
-            step = lambda u, x: (jnp.sin(a * u + x), u)  # noqa: E731
-            return host_scan(step, a, np.arange(9.0), checkpoints=2, **saved)
-
-        (_, ys), pullback = jax.vjp(loss, 0.7)
-        return [pullback((jnp.asarray(ct), jnp.zeros_like(ys))) for ct in (1.0, -2.0, 1.0)]
-
-    expected = list(map(bits, pullbacks(None)))
-    assert list(map(bits, pullbacks(tmp_path))) == expected
-    assert list(map(bits, pullbacks(tmp_path))) == expected
+    expected = pullbacks(None)
+    for _ in range(2):
+        assert pullbacks(tmp_path) == expected
 
 
 def test_ys_in_a_local_class(tmp_path: Path) -> None:
