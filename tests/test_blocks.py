@@ -1,6 +1,7 @@
 """Blocks of steps that are taped together: counts, bytes, program size, products of weights."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,18 @@ from jax_revolve.step import cpu
 pytestmark = pytest.mark.usefixtures("default_precision")
 
 
+def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
+    """The numbers of the steps that value and gradient run, in their order."""
+    order: list[int] = []
+
+    def note(i: Any) -> None:
+        jax.debug.callback(lambda i: order.append(int(i)), i, ordered=False)
+
+    jax.block_until_ready(jax.jit(jax.value_and_grad(lambda a: loss(a, note)))(1.0))
+    jax.effects_barrier()
+    return order
+
+
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
     ("length", "checkpoints", "block_size"), [(2, 1, 2), (7, 1, 3), (41, 4, 3)]
@@ -40,21 +53,18 @@ def test_executed_steps_are_those_of_the_schedule(
     order = steps_executed(length, None, jax.value_and_grad, plan=chosen)
     assert order == steps_of(chosen)
     assert len(order) == chosen.evaluations
-    noted: list[None] = []
 
-    def loss(a: Any) -> Any:
+    def loss(a: Any, note: Any) -> Any:
         def body(carry: Any) -> Any:
-            jax.debug.callback(lambda: noted.append(None))
+            note(carry[0])
             return carry[0] + 1, jnp.sin(carry[1])
 
-        options = {"checkpoints": checkpoints, "block_size": block_size}
+        options: Any = {"checkpoints": checkpoints, "block_size": block_size}
         until = lambda carry: carry[0] < length  # noqa: E731
         return bounded_while_loop(until, body, (0, a), max_steps=length + 5, **options)[1]
 
-    jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(1.0))
-    jax.effects_barrier()
     taken = Plan(length, min(checkpoints, -(-length // block_size)), block_size)
-    assert len(noted) == cost.evaluations(taken, is_while=True)
+    assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
 def test_a_hundred_states_take_two_evaluations_per_step() -> None:

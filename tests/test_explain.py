@@ -372,15 +372,17 @@ def test_a_loop_runs_the_plan_that_is_explained(
         jax.debug.callback(lambda: noted.append(None))
         return jnp.sin(u) + x, u
 
-    def run(u: Any, xs: Any, scan: Any, while_loop: Any) -> Any:
+    def run(
+        u: Any, xs: Any, scan: Any = checkpointed_scan, while_: Any = bounded_while_loop
+    ) -> Any:
         if loop == "scan":
             return scan(step, u, xs, **asked)
         body = lambda state: (state[0] + 1, step(state[1], xs[state[0]])[0])  # noqa: E731
         goes_on = lambda state: state[0] < length  # noqa: E731
-        return while_loop(goes_on, body, (jnp.int32(0), u), max_steps=length, **asked)
+        return while_(goes_on, body, (jnp.int32(0), u), max_steps=length, **asked)
 
-    def total(*arguments: Any) -> Any:
-        results = run(*arguments, checkpointed_scan, bounded_while_loop)
+    def total(u: Any, xs: Any) -> Any:
+        results = run(u, xs, checkpointed_scan, bounded_while_loop)
         return jnp.sum(results[0 if loop == "scan" else 1])
 
     arguments = jnp.ones(3), jnp.ones((length, 3))

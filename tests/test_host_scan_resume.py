@@ -361,7 +361,8 @@ def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Pa
     def loss(a: Any) -> Any:
         options: dict[str, Any] = {"directory": tmp_path if is_saved else None, "save_every": 0}
         options |= {"checkpoints": 2, "storage": HostMemory(checkpoints=2)}
-        return host_scan(lambda u, x: (jnp.sin(a * u + x), None), 1.0, read, 9, **options)[0]
+        step: Any = lambda u, x: (jnp.sin(a * u + x), None)  # noqa: E731
+        return host_scan(step, 1.0, read, 9, **options)[0]
 
     value, pullback = jax.vjp(loss, 0.7)
     with pytest.raises(OSError, match="not now"):
