@@ -242,27 +242,6 @@ def test_cotangents_of_weights_are_products_over_a_block(
     assert sum(deferred) == (1 if step is of_the_tape else 2)
 
 
-@pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize("transformed", ["grad of vmap", "vmap of grad"])
-def test_an_ensemble_of_networks_at_default_settings(transformed: str) -> None:
-    """Its gradient did not compile: the batch of a product was forgotten where it is added up over
-    a block."""
-    w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 128, 128)), jnp.float32)
-    x = jnp.ones((3, 128))
-
-    def run(scan: Any, w: Any, x: Any) -> Any:
-        step = lambda x, _: (jnp.tanh(x @ w / 12), None)  # noqa: E731
-        return jnp.sum(scan(step, x.astype(jnp.float32), None, 1200)[0])
-
-    def gradient(scan: Any) -> Any:
-        if transformed == "vmap of grad":
-            return jax.vmap(jax.grad(partial(run, scan)))
-        return jax.grad(lambda w, x: jnp.sum(jax.vmap(partial(run, scan))(w, x)))
-
-    ours, theirs = (jax.jit(gradient(scan))(w, x) for scan in (checkpointed_scan, lax.scan))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
-
-
 def test_the_sum_over_a_block_is_one_product() -> None:
     """In the compiled program: products of k times the batch, and no copy of what is kept."""
     width, batch, block_size = 256, 8, 20

@@ -225,6 +225,24 @@ def test_stack() -> None:
     close(gradient(stack, ours), gradient(stack, theirs))
 
 
+@quick
+def test_stack_with_state() -> None:
+    make = eqx.filter_vmap(lambda _: eqx.nn.make_with_state(Counter)(), axis_size=5)
+    stack, state = make(None)
+
+    def ours(x: Any) -> Any:
+        return checkpointed_chain(stack, x, checkpoints=2, state=state)
+
+    def theirs(x: Any) -> Any:
+        for _ in range(5):
+            x = jnp.sin(x) + 1
+        return x
+
+    gradient, new = jax.jit(jax.grad(ours, has_aux=True))(0.5)
+    np.testing.assert_array_equal(new.get(stack.index), jnp.ones(5))
+    close(gradient, jax.grad(theirs)(0.5))
+
+
 # Memory, evaluations, traces
 
 

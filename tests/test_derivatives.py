@@ -1,4 +1,4 @@
-"""Derivatives against finite differences, and where they were wrong against `lax.scan`."""
+"""Where derivatives were wrong, or an error, against `lax.scan`; collectives, effects, leaks."""
 
 import gc
 import logging
@@ -82,6 +82,19 @@ def test_unbatched_stays_unbatched() -> None:
     count, ys = jax.vmap(program, out_axes=None)(jnp.ones(3))
     assert count == 4
     assert ys.tolist() == [0, 1, 2, 3]
+
+
+def test_debug_print_in_the_body(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(a: Any) -> Any:
+        def step(u: Any, i: Any) -> Any:
+            jax.debug.print("step {}", i, ordered=True)
+            return jnp.sin(u), None
+
+        return checkpointed_scan(step, a, jnp.arange(3))[0]
+
+    jax.jit(run)(1.0).block_until_ready()
+    jax.effects_barrier()
+    assert capsys.readouterr().out.split("\n") == ["step 0", "step 1", "step 2", ""]
 
 
 def test_same_function_compiles_once_without_jit(caplog: pytest.LogCaptureFixture) -> None:

@@ -271,6 +271,22 @@ def test_bar(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"compiling plan 2 of {n}" in printed.err
 
 
+def test_interrupted_before_anything_is_measured(machine: Machine) -> None:
+    machine.interrupt_at = 4
+    with pytest.raises(KeyboardInterrupt):
+        measured(memory=BUDGET)
+
+
+@pytest.mark.usefixtures("machine")
+def test_no_bar_without_tqdm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    assert measured().measured
+    assert capsys.readouterr() == ("", "")
+
+
 # Refusals
 
 

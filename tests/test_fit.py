@@ -27,7 +27,8 @@ from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.programs import fit as module
 from jax_revolve.programs.fit import APART, MOST_COMPILED, UNLIMITED, _Attempt, _Search
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 LENGTH, WIDTH = 200, 500
 LEAST = 3000
 STATE = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)

@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from jax_revolve import HostMemory, host_scan
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 PROGRAM = Path(host_scan_program.__file__)
 
 
@@ -33,13 +37,11 @@ def bits(result: Any) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result))
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The results of runs that nothing interrupts."""
-    found = {}
-    for name, run in WORKLOADS.items():
-        found[name] = bits(run(tmp_path_factory.mktemp(name)))
-    return found
+@cache
+def expected(name: str) -> bytes:
+    """The result of a run that nothing interrupts."""
+    with tempfile.TemporaryDirectory() as directory:
+        return bits(WORKLOADS[name](directory))
 
 
 class Ended(BaseException):
@@ -113,14 +115,13 @@ def check_ends(name: str, numbers: Any, monkeypatch: Any, tmp_path: Path, wanted
 def test_ends_anywhere(
     name: str,
     apart: int | None,
-    expected: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     def numbers(n: int) -> Any:
         return random.Random(0).sample(range(n), 3) if apart is None else range(0, n, apart)
 
-    check_ends(name, numbers, monkeypatch, tmp_path, expected[name])
+    check_ends(name, numbers, monkeypatch, tmp_path, expected(name))
 
 
 def environment() -> dict[str, str]:
@@ -160,10 +161,8 @@ def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> byte
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("kills", [2, 50])
-def test_killed_at_random_moments(
-    name: str, kills: int, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    assert killed_and_resumed(name, kills, tmp_path, seed=kills) == expected[name]
+def test_killed_at_random_moments(name: str, kills: int, tmp_path: Path) -> None:
+    assert killed_and_resumed(name, kills, tmp_path, seed=kills) == expected(name)
 
 
 # A run of a value, and what is done how often
@@ -386,7 +385,6 @@ def test_another_process_in_the_directory(tmp_path: Path) -> None:
     """It is refused as long as the first one runs, and goes on once that was killed."""
     program = (
         "import sys, time; from test_host_scan_resume import run; from pathlib import Path\n"
-        "import jax; jax.config.update('jax_enable_x64', True)\n"
         "from jax_revolve.host.watch import Watch; between_steps = Watch.between_steps\n"
         "def once(*args): between_steps(*args); print('a step', flush=True); time.sleep(600)\n"
         "Watch.between_steps = once; run(Path(sys.argv[1]))"
