@@ -1,5 +1,6 @@
 """`measure=True`: what is compiled and run, in which order, for how long, and what it shows."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
