@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_revolve import checkpointed_chain
+from jax_revolve import checkpointed_chain, checkpointed_scan
 from jax_revolve.layers.layer import Layer
 from jax_revolve.layers.measure import measure
 from jax_revolve.schedule import binomial, chain
+from jax_revolve.schedule.arguments import TooLittleMemory
 
 KEY = jax.random.key(7)
 
@@ -380,10 +381,10 @@ BAD: list[tuple[Any, Any, dict[str, Any], Any, str]] = [
     ([jnp.sin, 3], 1.0, {}, TypeError, "layers must be callables, but layer 1 is 3"),
     (jnp.sin, 1.0, {}, TypeError, "layers must be a list or tuple of callables"),
     (
-        *([LINEAR, jnp.sin, LINEAR], jnp.ones(4), {}, ValueError),
-        r"layer 2 \(Linear\) does not take what layer 1.*f64\[3\]",
+        *([LINEAR, jnp.sin, LINEAR], jnp.ones(4), {}, TypeError),
+        r"Raised by layer 2 \(Linear\) of a chain, called with what layer 1.*f64\[3\]",
     ),
-    ([LINEAR], jnp.ones(5), {}, ValueError, r"layer 0 \(Linear\) does not take x, f64\[5\]"),
+    ([LINEAR], jnp.ones(5), {}, TypeError, r"layer 0 \(Linear\) of a chain.* x, f64\[5\]"),
     ([eqx.nn.Dropout(0.5)], jnp.ones(5), {}, RuntimeError, "Dropout requires a key"),
     (
         *([LINEAR], jnp.ones(4), {"checkpoints": 2, "memory": 3}, ValueError),
@@ -402,6 +403,31 @@ BAD: list[tuple[Any, Any, dict[str, Any], Any, str]] = [
 def test_bad_arguments(layers: Any, x: Any, options: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         checkpointed_chain(layers, x, **options)
+
+
+def test_an_error_of_a_layer_stays_what_it_is() -> None:
+    """A `TypeError` or a `ValueError` once became a `ValueError` that layers do not fit."""
+
+    def loop(x: Any) -> Any:
+        return checkpointed_scan(lambda c, _: (jnp.sin(c), None), x, length=9, memory=1)[0]
+
+    with pytest.raises(TooLittleMemory, match="layer 1") as info:
+        jax.grad(lambda x: checkpointed_chain([jnp.sin, loop], x).sum())(jnp.ones(3))
+    assert info.value.least > 1
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        checkpointed_chain([lambda x: x if x.sum() > 0 else -x], jnp.ones(3))
+
+
+def test_a_layer_without_a_signature() -> None:
+    class Bad:
+        __signature__ = 3
+
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    assert not Layer.of(0, max).takes_key  # a built-in function
+    with pytest.raises(TypeError, match="__signature__"):
+        Layer.of(0, Bad())
 
 
 def test_bad_state() -> None:
