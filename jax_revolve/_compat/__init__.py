@@ -32,7 +32,6 @@ from jax_revolve._compat.equations import varies_unevenly as varies_unevenly
 from jax_revolve._compat.equations import with_inner_programs as with_inner_programs
 from jax_revolve._compat.equations import within as within
 from jax_revolve._compat.inlining import inlined as inlined
-from jax_revolve._compat.inlining import part_of as part_of
 from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
 from jax_revolve._compat.jaxprs import between as between
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
@@ -46,6 +45,7 @@ from jax_revolve._compat.jaxprs import has_rule_of_user as has_rule_of_user
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
 from jax_revolve._compat.jaxprs import kept_whole as kept_whole
+from jax_revolve._compat.jaxprs import part_of as part_of
 from jax_revolve._compat.jaxprs import pruned as pruned
 from jax_revolve._compat.jaxprs import results_in as results_in
 from jax_revolve._compat.jaxprs import results_of as results_of

@@ -88,19 +88,15 @@ class _Sweep(NamedTuple):
         """Advance until the schedule first tapes, or to the end. Returns the slots, too."""
         plan = self.plan
         slots = empty(slots_used(plan), pick(progress[0], self.steps.restart), plan)
-        starts, stops = first_advances(plan)
-        if plan.static_levels:
-            runs = _runs_on_levels(plan)
-        elif len(np.unique(stops - starts)) <= 1:
-            runs = _runs_alike(plan.block_size, starts, stops)
-        else:
-            starts, stops = plan.block_size * starts, plan.block_size * stops
-            # A transfer to the host for each step would take longer than a wait.
-            is_far = any(map(is_on_host, slots))
-            advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
-            return advance(starts, stops, (progress, slots))
-        ends = not tapes_the_last_block(plan)
-        return self._in_runs(runs, ends, write_slot, (progress, slots))
+        runs = _runs(plan)
+        if plan.static_levels or len(runs) <= 1:
+            ends = not tapes_the_last_block(plan)
+            return self._in_runs(runs, ends, write_slot, (progress, slots))
+        starts, stops = (plan.block_size * blocks for blocks in first_advances(plan))
+        # A transfer to the host for each step would take longer than a wait.
+        is_far = any(map(is_on_host, slots))
+        advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
+        return advance(starts, stops, (progress, slots))
 
     def last_block(
         self, progress: Progress, tape: Tape, tapes: bool
@@ -199,8 +195,10 @@ class _Sweep(NamedTuple):
         return loop(last, stop, self.run, progress), slots
 
 
-def _runs_on_levels(plan: AnyPlan) -> list[_Run]:
-    """The advances of a plan on levels: on each level, to the start of its last part."""
+def _runs(plan: AnyPlan) -> list[_Run]:
+    """The advances from checkpoints on the device: on each level, to the start of its last part."""
+    if not plan.static_levels:
+        return _runs_alike(plan.block_size, *first_advances(plan))
     runs, start, slot = [], 0, 0
     levels = levels_of(plan.length, plan.static_levels, plan.block_size)
     for level in levels:
@@ -236,16 +234,10 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: H
 
 def _newest(plan: AnyPlan) -> tuple[int, int]:
     """The slot of the newest checkpoint after the forward sweep, and its step."""
-    if plan.static_levels:
-        runs = _runs_on_levels(plan)
-        if not runs:
-            return 0, 0
-        start, size, count, first, base = runs[-1]
-        return base + count - 1 if count > 1 else first, start + size * (count - 1)
-    starts, _ = first_advances(plan)
-    if len(starts):
-        return len(starts) - 1, plan.block_size * int(starts[-1])
-    return 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
+    if not (runs := _runs(plan)):
+        return 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
+    start, size, count, first, base = runs[-1]
+    return base + count - 1 if count > 1 else first, start + size * (count - 1)
 
 
 @lru_cache(maxsize=64)
