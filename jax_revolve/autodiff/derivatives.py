@@ -28,7 +28,7 @@ from jax_revolve._compat import Primitive
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.activity import Mask
-from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.loop import pick, spread, substitute
 from jax_revolve.step.once import Batched, batch_once
 
 Flat = Sequence[Any]
@@ -143,7 +143,7 @@ def _function_transpose(rules: Rules, cotangents: Flat, *operands: Any, function
     if any(activity.results):
         point, cotangents = substitute(operands, linear, zeros), pick(cotangents, activity.results)
         result = _pull_back(rules, cotangents, point, function, activity)
-    result = substitute([None] * len(operands), activity.operands, result)
+    result = spread(result, activity.operands)
     return [ct if asked else None for ct, asked in zip(result, linear, strict=True)]
 
 

@@ -65,12 +65,12 @@ from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, Mask, find_activity
 from jax_revolve.step.dead_code import prune_jvp, prune_loop
 from jax_revolve.step.examples import run_examples
-from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, substitute
+from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, spread, substitute
 from jax_revolve.step.once import Batched, batch_once, once
 from jax_revolve.step.paired import paired
 from jax_revolve.step.primal_half import with_primal_half
 from jax_revolve.step.pullback import Cotangents
-from jax_revolve.step.restart import restart_mask
+from jax_revolve.step.restart import find_restart
 from jax_revolve.step.steps import Steps
 
 # The loop
@@ -142,14 +142,6 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
     return batch_once(function, (axis,), batch_loop, operands, dims)
 
 
-def _loop_activity(loop: Loop, differentiated: Mask) -> Activity:
-    """What has derivatives, given which operands are differentiated."""
-    # The condition's consts come first. A predicate has no derivative.
-    first = loop.num_condition_consts
-    mask = (*[False] * first, *differentiated[first:])
-    return once(loop.bare, ("activity", mask), lambda: find_activity(loop, mask))
-
-
 def _loop_jvp(loop: Loop, activity: Activity, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
     """The loop of values and tangents."""
     pairs = paired(loop, activity)
@@ -166,7 +158,7 @@ def _loop_linearize(
     check_plan(loop)
     inputs = loop.operands(operands)
     _check_collectives(loop, activity, inputs)
-    restart = restart_mask(loop, activity, operands)
+    restart = find_restart(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, activity, restart, inputs))
     keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
     results, held, sweep = _run_forward_sweep(loop, activity, restart, keep_ys, True, operands)
@@ -182,8 +174,7 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
     def resolve() -> AnyPlan:
         if not taped_step(loop, activity, operands).is_transposable:
             return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
-        types = [t for part in operands for t in map(jax.typeof, part)]
-        shapes = [t.shape for t in types if _compat.is_symbolic(t)]
+        shapes = [t.shape for t in operands.types if _compat.is_symbolic(t)]
         if request.memory is not None and shapes:
             raise ValueError(
                 f"memory must be None where sizes are symbolic, but is {request.memory} for "
@@ -192,8 +183,7 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
             )
         return request.resolve(sizes_of(loop, activity, restart, operands))
 
-    types = (jax.typeof(x) for part in operands for x in part)
-    return once(loop, ("plan", activity, *types), resolve)
+    return once(loop, ("plan", activity, operands.types), resolve)
 
 
 def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
@@ -302,8 +292,7 @@ class Sweep(NamedTuple):
     def cotangents(self, flat: Flat) -> Cotangents:
         """The reverse sweep's, with `None` for the ys that have none."""
         num_carry = sum(self.activity.carry)
-        ys = substitute([None] * len(self.ys), self.ys, flat[num_carry:])
-        return Cotangents(list(flat[:num_carry]), ys)
+        return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
     def steps_again(self, operands: Flat) -> Steps:
         """Of steps that have run before."""
@@ -441,7 +430,7 @@ def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
 def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
     """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
     directed = tuple(map(max, differentiated, sweep.activity.operands))
-    activity = _loop_activity(sweep.loop, directed)
+    activity = find_activity(sweep.loop, directed)
     active = [False] * sweep.num_held
     if _holds_pairs(sweep):
         flags = pick(activity.carry, sweep.restart)
@@ -465,13 +454,13 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     """The results of a sweep of one example, then the tangents of the active ones."""
     loop, count = sweep.loop, len(active.operands)
     operands, tangents = flat[:count], flat[count:]
-    activity = _loop_activity(loop, active.operands)
+    activity = find_activity(loop, active.operands)
     if not _holds_pairs(sweep):
         return _forward_sweep_jvp_without_pairs(sweep, activity, operands, tangents)
     pairs = paired(loop, activity)
     results, held, _ = _run_forward_sweep(
         pairs.loop,
-        _loop_activity(pairs.loop, pairs.of_operands(sweep.activity)),
+        find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
         pairs.of_carry(sweep.restart),
         pairs.of_ys(sweep.ys),
         False,
@@ -538,7 +527,7 @@ def _forward_sweep_pull_back(
     cts = [next(given) if active else None for active in activity.results[:count]]
     if held:
         of_loop, first = sweep.activity, sweep.loop.num_carry
-        ys = substitute([None] * len(sweep.ys), sweep.ys, cts[first:])
+        ys = spread(cts[first:], sweep.ys)
         ct = _cotangents(of_loop, [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)])
         return _run_reverse_sweep(sweep, operands, sweep.tree(arrays), ct)
     loop = _again(with_primal_half(sweep.loop, sweep.activity))
@@ -626,8 +615,8 @@ def _reverse_sweep_prune(used: list[bool], function: Sweep) -> Any:
     num_operands = len(own.operands) + function.num_held + sum(own.carry) + sum(function.ys)
     if function.numbers_held.tape is not None:
         used = [True] * len(used)
-    operands = substitute(own.operands, own.operands, used)
-    consts, init, xs = map(tuple, function.loop.operands(operands))
+    operands = spread(used, own.operands)
+    consts, init, xs = (tuple(map(bool, part)) for part in function.loop.operands(operands))
     activity = own._replace(consts=consts, init=init, xs=xs)
     smaller = function.with_results(used, activity=activity)
     return used, [True] * num_operands, {"function": smaller}
@@ -643,10 +632,9 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     """The results of a sweep of one example, then their tangents."""
     mask = active.operands
     flat, tangents = flat[: len(mask)], flat[len(mask) :]
-    nothing = [None] * len(mask)
     primals, arrays, cts = sweep.take_apart(flat)
     held = sweep.tree(arrays)
-    along, arrays_dot, cts_dot = sweep.take_apart(substitute(nothing, mask, tangents))
+    along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
         both = (sweep.cotangents(each) for each in (cts, dots))
@@ -690,11 +678,11 @@ def _reverse_sweep_of_pairs(
     """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
     `None` if that is less than the loop of values and tangents needs."""
     loop, own = sweep.loop, sweep.activity
-    pairs = paired(loop, _loop_activity(loop, tuple(d is not None for d in along)))
+    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
     both, restart = pairs.loop, pairs.of_carry(sweep.restart)
     operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-    activity = _loop_activity(both, pairs.of_operands(own))
-    if any(map(gt, restart_mask(both, activity, operands), restart)):
+    activity = find_activity(both, pairs.of_operands(own))
+    if any(map(gt, find_restart(both, activity, both.operands(operands)), restart)):
         return None
     is_paired = pick(pairs.activity.carry, sweep.restart)
 
@@ -715,10 +703,7 @@ def _reverse_sweep_of_pairs(
 
     def of_results(part: str) -> list[Any]:
         own_mask, mask = getattr(own, part), getattr(pairs.activity, part)
-        values, dots = (
-            substitute([None] * len(own_mask), own_mask, getattr(ct, part))
-            for ct in (of_values, of_tangents)
-        )
+        values, dots = (spread(getattr(ct, part), own_mask) for ct in (of_values, of_tangents))
         return pick([*values, *pick(dots, mask)], getattr(activity, part))
 
     types = pick(both.results(both.output_types)[0], activity.carry)
@@ -748,10 +733,10 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
     """The loop's results that have cotangents, and their derivatives in the given directions."""
     loop, given = _again(sweep.loop), [d is not None for d in along]
     own = sweep.activity
-    wanted = [*own.carry, *substitute(own.ys, own.ys, sweep.ys)]
 
     def run(chosen: Flat) -> Flat:
-        return pick(loop_p.bind(*substitute(primals, given, chosen), function=loop), wanted)
+        carry, ys = loop.results(loop_p.bind(*substitute(primals, given, chosen), function=loop))
+        return [*pick(carry, own.carry), *pick(pick(ys, own.ys), sweep.ys)]
 
     return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
 
@@ -793,7 +778,7 @@ def _reverse_sweep_pull_back(
 
     products, pullback = jax.vjp(product, pick(operands, mask))
     (result,) = pullback(list(map(jnp.ones_like, products)))
-    return pick(substitute([None] * len(mask), mask, result), activity.operands)
+    return pick(spread(result, mask), activity.operands)
 
 
 def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
@@ -804,8 +789,7 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
     if _compat.has_rule_of_user(sweep.loop.jaxpr):
         return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
     primals, _, cts = sweep.take_apart(flat)
-    nothing, active = [None] * len(primals), sweep.activity.operands
-    along = substitute(nothing, substitute(active, active, wanted), directions)
+    along = spread(spread(directions, wanted), sweep.activity.operands)
     return list(map(jnp.multiply, cts, _values_and_tangents(sweep, primals, along)[1]))
 
 
@@ -839,7 +823,7 @@ reverse_sweep_p = _compat.new_primitive(
 derive(
     Rules(
         loop_p,
-        _loop_activity,
+        find_activity,
         _loop_jvp,
         _loop_linearize,
         _loop_pull_back,

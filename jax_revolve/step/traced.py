@@ -64,8 +64,4 @@ def traced_step(loop: Loop, activity: Activity, operands: Operands) -> TracedSte
         shared, linearized = inputs[:num_shared], found[0]
         return TracedStep(closed, shared, carry, x, results, residuals, varying, linearized)
 
-    return once(loop.bare, ("traced step", activity, *_types(operands)), trace)
-
-
-def _types(operands: Operands) -> list[Any]:
-    return [jax.typeof(x) for part in operands for x in part]
+    return once(loop.bare, ("traced step", activity, operands.types), trace)

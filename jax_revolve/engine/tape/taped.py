@@ -31,13 +31,13 @@ from jax_revolve.step.work import work_of
 
 def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
     """The taped step of a loop with these operands, found once."""
-    types, profile = (jax.typeof(x) for part in operands for x in part), profile_of_platform()
+    profile = profile_of_platform()
 
     def find() -> TapedStep:
         step = traced_step(loop, activity, operands)
         return TapedStep(step, best_cut(step, profile), activity)
 
-    return once(loop.bare, ("taped step", activity, profile, *types), find)
+    return once(loop.bare, ("taped step", activity, profile, operands.types), find)
 
 
 def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
