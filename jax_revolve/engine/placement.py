@@ -1,7 +1,9 @@
 """Online placement on the device: `schedule.online` in 32-bit integers.
 
 A store looks at a window of the stack, and rarely at a second one, however many checkpoints there
-are. Nothing overflows: the tables are saturated, and no sum leaves the range of the positions.
+are. To look at all of it, and to move it, would be thirty lines less. But the gradient of a loop of
+light steps would then take 4 % longer with 10 checkpoints, 10 % with 30, and 2.6 times as long with
+300. Nothing overflows: the tables are saturated, and no sum leaves the range of the positions.
 
 All of a store is one loop, mostly of a single iteration, which reads a window of the stack, changes
 it in place, and reads the window that is looked at next. XLA compiles a loop over so few bytes as

@@ -17,7 +17,7 @@ import jax
 
 from jax_revolve._compat import is_traced, zeros
 from jax_revolve.autodiff.rules import run_loop
-from jax_revolve.progress.limit import Show, limit_bar
+from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import mistyped
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measurement

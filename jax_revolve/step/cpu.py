@@ -28,7 +28,7 @@ from jax_revolve._compat import (
     bytes_of,
     call_jaxpr,
     filled_with_a_number,
-    has_constraint,
+    has_equation,
     is_host_type,
     pruned,
     results_in,
@@ -130,7 +130,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
     is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
-    if is_small and not has_constraint(traced):
+    if is_small and not has_equation(traced, "sharding_constraint"):
         return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
     program, consts = without_consts(traced)
     program, used = pruned(program, computed, [False] * len(consts))
