@@ -402,16 +402,12 @@ def test_table() -> None:
     assert str(made_up()).endswith(f"\n\n{TABLE}")
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["new axes", "given axes"])
-def test_picture(given: bool) -> None:
-    ax: Any = made_up().plot(Figure().subplots() if given else None)
-    (panel,) = ax.child_axes
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["4 x 2", "3 x 1"]
-    quartiles, medians = panel.lines[::2], panel.lines[1::2]
-    assert [list(line.get_xdata()) for line in medians] == [[8.0], [12.345]]
-    assert [list(line.get_xdata()) for line in quartiles] == [[7.0, 8.5], [12.0, 13.0]]
-    assert [line.get_marker() for line in medians] == ["*", "o"]
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+def test_picture() -> None:
+    ax = Figure().subplots()
+    assert made_up().plot(ax) is ax
+    legend = ax.get_legend()
+    assert legend is not None
+    labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["single steps (Revolve)", "blocks of steps", "measured quickest"]
     ax.figure.canvas.draw()
 
