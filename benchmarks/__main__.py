@@ -9,7 +9,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 `benchmarks/results`, one file for each kind of device; a quick run writes nothing. They need
 `jax_revolve[bench,plot]`, and are:
 
-- `scan`: values, derivatives, gradients over the checkpoints, and second order, of scans
+- `scan`: gradients and second order of scans
 - `while_loop`: the same of while loops
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
