@@ -163,8 +163,8 @@ class Problem(NamedTuple):
 
 def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Problem:
     """Checks the arguments, and traces `f`: once as `jax.lax.scan`, for its checks, its errors and
-    its types, and once for a jaxpr that returns each carry and each y, which that of `jax.lax.scan`
-    may not."""
+    its types, and once for a jaxpr that returns each carry and each y, which
+    `jax.lax.scan`'s may not."""
     fetched, traced = None, length
     if callable(xs) and jax.tree.leaves(xs) == [xs]:
         allowed = "an int >= 1 where xs is a function"

@@ -40,8 +40,8 @@ class CompiledStep:
         self.programs.append(jax.make_jaxpr(self._pull_zeros)(one))
 
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
-        """The cotangents before a step: of the active consts, those of later steps included, of the
-        active carries, and of the slices of the active xs."""
+        """The cotangents before a step: of the active consts, with contributions of later steps,
+        of the active carries, and of the slices of the active xs."""
         cotangents = Cotangents(ct_carry, ct_y)
         pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
         return add(ct_consts, pulled.consts), pulled.carry, pulled.xs

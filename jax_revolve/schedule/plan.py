@@ -92,11 +92,11 @@ class Reversal:
 
         **Arguments:**
 
-        - `ax`: the `matplotlib.axes.Axes` to draw into; by default those of a new figure.
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
         from jax_revolve.schedule.show import picture
 

@@ -55,13 +55,13 @@ class Report:
     often the function runs it, at most. A loop of `jax.lax` is not `is_own`. If `is_while`, it is a
     while loop, and its plan is for one that reaches its bound.
 
-    `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is the memory that
+    `sizes` are one step's: `checkpoint`, `residuals`, `carry`. `always` is the memory that
     every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
     With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
-    and `plan` is the measured quickest. `unmeasured` are the plans for which the limit of seconds,
+    and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of seconds,
     or an interrupt, left no time, and `too_large` are those that need more memory than the device
     has.
     """
@@ -123,7 +123,7 @@ class Report:
             count = plan.writes if isinstance(plan, TwoLevelPlan) else plan.checkpoints
             size = plan.storage_bytes(sizes.checkpoint)
             rows.append(("in the storage", size, f"{count} checkpoints in {plan.storage}"))
-        rows += [(name, size, "whatever the plan") for name, size in self.always.items() if size]
+        rows += [(name, size, "with every plan") for name, size in self.always.items() if size]
         width = max(len(name) for name, _, _ in rows)
         for name, size, meaning in rows:
             yield f"{name:<{width}}  {readable(size):>8}  {meaning}"
@@ -187,11 +187,11 @@ class Report:
 
         **Arguments:**
 
-        - `ax`: the `matplotlib.axes.Axes` to draw into; by default those of a new figure.
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
         from jax_revolve.schedule.show import new_axes
 
