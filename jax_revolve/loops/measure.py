@@ -20,8 +20,7 @@ from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import mistyped
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measurement
-from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.report import FEWEST_RUNS, Measurement, Report
 from jax_revolve.schedule.selection import Request, contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute

@@ -22,8 +22,7 @@ from jax_revolve.programs.find import (
 from jax_revolve.programs.rewrite import check_function, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.report.report import Report, checkpoints_of
-from jax_revolve.schedule.report.table import aligned
+from jax_revolve.schedule.report import Report, aligned, checkpoints_of
 
 Reports = Mapping[FoundLoop, Report | None]
 """The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
@@ -62,7 +61,7 @@ class Explanation:
 
         The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
         """
-        from jax_revolve.schedule.report.show import new_axes
+        from jax_revolve.schedule.show import new_axes
 
         if len(self.loops) < 2:
             return [report.plot() for report in self.loops]

@@ -20,7 +20,7 @@ from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity
