@@ -30,11 +30,13 @@ CARRIES = 100
 
 
 class Compilation:
-    """Compiles the gradient of a workload by one contender, again and again."""
+    """Compiles a quantity of a workload by one contender, again and again."""
 
-    def __init__(self, workload: Workload, contender: Contender) -> None:
+    def __init__(
+        self, workload: Workload, contender: Contender, quantity: str = "gradient"
+    ) -> None:
         self._workload, self._contender = workload, contender
-        self._compiler = Compiler(workload, "gradient")
+        self._compiler = Compiler(workload, quantity)
         self._seconds: list[list[float]] = []
         self._compiled: Any = None
 
@@ -60,6 +62,7 @@ class Compilation:
             "length": self._workload.length,
             "contender": self._contender.name,
             "detail": self._contender.detail,
+            "quantity": self._compiler.quantity,
             **dict(zip(fields, map(median, phases), strict=True)),
             "rounds": len(self._seconds) - 1,
             "instructions": len(INSTRUCTION.findall(text)),
@@ -93,12 +96,21 @@ def of_while_loop(recurrence: Recurrence) -> list[Compilation]:
     return [Compilation(workload, contender) for contender in (equinox, by_default)]
 
 
+def of_second_order(recurrence: Recurrence) -> list[Compilation]:
+    """Gradients and Hessian-vector products, in turns: their ratio is what is of interest."""
+    workload = replace(scanned(recurrence), family="stencil, second order")
+    contenders = scans.LAX_SCAN, Contender(names.JAX_REVOLVE, checkpointed_scan)
+    quantities = "gradient", "hvp"
+    return [Compilation(workload, c, quantity) for c in contenders for quantity in quantities]
+
+
 def compilations(quick: bool) -> Iterator[list[Compilation]]:
     """Made one after the other, since inputs of long loops are large."""
     lengths, width = ((4,), 16) if quick else (LENGTHS, 1000)
     yield from (of_scan(stencil(n, width)) for n in lengths)
     yield from (of_scan(rnn(n, 2, 8)) for n in lengths)
     yield from (of_while_loop(stencil(n, width)) for n in lengths)
+    yield from (of_second_order(stencil(n, width)) for n in lengths)
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:
