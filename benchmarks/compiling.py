@@ -18,7 +18,7 @@ from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Record
 from benchmarks.runner.programs import Compiler, Contender, Workload, bytes_of
 from benchmarks.runner.timing import interleave, seconds
-from benchmarks.workloads.recurrences import Recurrence, rnn, scanned, stencil, until_limit
+from benchmarks.workloads.recurrences import Recurrence, scanned, stencil, until_limit
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.schedule import selection
 
@@ -55,7 +55,6 @@ class Compilation:
         """The first time is left out: in it, modules are imported and much else is set up."""
         phases = zip(*self._seconds[1:], strict=True)
         fields = ("trace_seconds", "lower_seconds", "compile_seconds")
-        text = self._compiled.as_text()
         return {
             "family": self._workload.family,
             "size": self._workload.size,
@@ -65,8 +64,7 @@ class Compilation:
             "quantity": self._compiler.quantity,
             **dict(zip(fields, map(median, phases), strict=True)),
             "rounds": len(self._seconds) - 1,
-            "instructions": len(INSTRUCTION.findall(text)),
-            "text_bytes": len(text),
+            "instructions": len(INSTRUCTION.findall(self._compiled.as_text())),
         }
 
 
@@ -108,7 +106,6 @@ def compilations(quick: bool) -> Iterator[list[Compilation]]:
     """Made one after the other, since inputs of long loops are large."""
     lengths, width = ((4,), 16) if quick else (LENGTHS, 1000)
     yield from (of_scan(stencil(n, width)) for n in lengths)
-    yield from (of_scan(rnn(n, 2, 8)) for n in lengths)
     yield from (of_while_loop(stencil(n, width)) for n in lengths)
     yield from (of_second_order(stencil(n, width)) for n in lengths)
 
