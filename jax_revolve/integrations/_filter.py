@@ -1,6 +1,6 @@
 """Trees as the arrays that a loop of lax carries, and leaves that stay as they are.
 
-Arrays are those of JAX and NumPy, as for `equinox.is_array`. A Python number is a valid carry of
+Arrays are JAX's and NumPy's, as for `equinox.is_array`. A Python number is a valid carry of
 `lax.scan`, and Equinox's modules keep settings in Python numbers. The trace of the body decides: a
 number that the body returns unchanged is a setting.
 """

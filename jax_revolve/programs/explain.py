@@ -193,7 +193,9 @@ def explain(
         with jax.disable_jit(False):
             closed, loops, *_ = trace(fun, args, kwargs)
             replacements = Choice().replacements(loops)
-            now, then = reports_on(loops, {}), reports_on(loops, replacements)
+            # A loop around a while loop of lax has no gradient, which is shown, and no error here.
+            refused = {key: r for key, r in replacements.items() if r.plan is None}
+            now, then = reports_on(loops, refused), reports_on(loops, replacements)
             shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
             if limit is not None:
                 check_arrays(closed.consts)
