@@ -9,7 +9,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 `benchmarks/results`, one file for each kind of device; a quick run writes nothing. They need
 `jax_revolve[bench,plot]`, and are:
 
-- `scan`: values, derivatives, gradients over the checkpoints, and second order, of scans
+- `scan`: gradients and second order of scans
 - `while_loop`: the same of while loops
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
@@ -21,6 +21,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `progress`: what showing progress costs
 - `fit`: the largest budget with which a program fits
 - `host_scan`: what a step costs when Python drives the loop
+- `cpu_pieces`: what each piece of `jax_revolve.step.cpu` is worth
 
 Two run only by name, because they need packages that the project does not depend on:
 
@@ -45,7 +46,7 @@ from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
     *("scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
-    *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan"),
+    *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan", "cpu_pieces"),
 )
 BY_NAME = ("third_party", "tpu_programs")
 COMMANDS = ("accelerator", "gpu_programs")

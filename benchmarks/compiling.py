@@ -18,7 +18,7 @@ from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Record
 from benchmarks.runner.programs import Compiler, Contender, Workload, bytes_of
 from benchmarks.runner.timing import interleave, seconds
-from benchmarks.workloads.recurrences import Recurrence, rnn, scanned, stencil, until_limit
+from benchmarks.workloads.recurrences import Recurrence, scanned, stencil, until_limit
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.schedule import selection
 
@@ -30,11 +30,13 @@ CARRIES = 100
 
 
 class Compilation:
-    """Compiles the gradient of a workload by one contender, again and again."""
+    """Compiles a quantity of a workload by one contender, again and again."""
 
-    def __init__(self, workload: Workload, contender: Contender) -> None:
+    def __init__(
+        self, workload: Workload, contender: Contender, quantity: str = "gradient"
+    ) -> None:
         self._workload, self._contender = workload, contender
-        self._compiler = Compiler(workload, "gradient")
+        self._compiler = Compiler(workload, quantity)
         self._seconds: list[list[float]] = []
         self._compiled: Any = None
 
@@ -53,17 +55,16 @@ class Compilation:
         """The first time is left out: in it, modules are imported and much else is set up."""
         phases = zip(*self._seconds[1:], strict=True)
         fields = ("trace_seconds", "lower_seconds", "compile_seconds")
-        text = self._compiled.as_text()
         return {
             "family": self._workload.family,
             "size": self._workload.size,
             "length": self._workload.length,
             "contender": self._contender.name,
             "detail": self._contender.detail,
+            "quantity": self._compiler.quantity,
             **dict(zip(fields, map(median, phases), strict=True)),
             "rounds": len(self._seconds) - 1,
-            "instructions": len(INSTRUCTION.findall(text)),
-            "text_bytes": len(text),
+            "instructions": len(INSTRUCTION.findall(self._compiled.as_text())),
         }
 
 
@@ -93,12 +94,20 @@ def of_while_loop(recurrence: Recurrence) -> list[Compilation]:
     return [Compilation(workload, contender) for contender in (equinox, by_default)]
 
 
+def of_second_order(recurrence: Recurrence) -> list[Compilation]:
+    """Gradients and Hessian-vector products, in turns: their ratio is what is of interest."""
+    workload = replace(scanned(recurrence), family="stencil, second order")
+    contenders = scans.LAX_SCAN, Contender(names.JAX_REVOLVE, checkpointed_scan)
+    quantities = "gradient", "hvp"
+    return [Compilation(workload, c, quantity) for c in contenders for quantity in quantities]
+
+
 def compilations(quick: bool) -> Iterator[list[Compilation]]:
     """Made one after the other, since inputs of long loops are large."""
     lengths, width = ((4,), 16) if quick else (LENGTHS, 1000)
     yield from (of_scan(stencil(n, width)) for n in lengths)
-    yield from (of_scan(rnn(n, 2, 8)) for n in lengths)
     yield from (of_while_loop(stencil(n, width)) for n in lengths)
+    yield from (of_second_order(stencil(n, width)) for n in lengths)
 
 
 def measure(quick: bool) -> Iterator[list[Record]]:

@@ -34,7 +34,6 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         solves = [(stencil(500, 2000), (44, 10)), (stiff(1000, 10), (20, 8)), networks]
     for solve, checkpoints in solves:
         each = [adjoint for s in checkpoints for adjoint in (revolve(s), recursive(s))]
-        yield Comparison(solve, "value", [FORWARD, revolve(), recursive()], share=1 / 4)
         yield Comparison(solve, "jvp", [FORWARD, revolve(), DIRECT], share=1 / 4)
         yield Comparison(solve, "gradient", [DIRECT, BACKSOLVE, *each])
 

@@ -77,33 +77,16 @@ def test_cotangents_of_xs_and_ys_appear_once() -> None:
     assert temporaries(jax.grad(of_ys, (0, 1)), *arguments) <= 2 * whole + 16 * carry
 
 
-def hvp(mode: str, loss: Callable[..., Any]) -> Callable[..., Any]:
-    def forward_over_reverse(u: Any, v: Any) -> Any:
-        return jax.jvp(jax.grad(loss), (u,), (v,))[1]
+def test_hessian_vector_products_do_not_grow_with_the_length() -> None:
+    """Reverse over reverse; the other two are beside the rules of any order."""
 
-    def reverse_over_reverse(u: Any, v: Any) -> Any:
-        return jax.grad(lambda u: jnp.vdot(jax.grad(loss)(u), v))(u)
+    def held(scan: Scan, length: int) -> int:
+        gradient = jax.grad(stencil(scan, length))
+        product = jax.grad(lambda u, v: jnp.vdot(gradient(u), v))
+        return temporaries(product, state(1000), state(1000))
 
-    def reverse_over_forward(u: Any, v: Any) -> Any:
-        return jax.grad(lambda u: jax.jvp(loss, (u,), (v,))[1])(u)
-
-    return locals()[mode]
-
-
-MODES = ["forward_over_reverse", "reverse_over_reverse", "reverse_over_forward"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_hessian_vector_products_grow_like_the_square_root(mode: str) -> None:
-    width = 1000
-    scan = partial(checkpointed_scan, checkpoints=16)
-    ours = {
-        n: temporaries(hvp(mode, stencil(scan, n)), state(width), state(width))
-        for n in (1024, 16384)
-    }
-    plain = temporaries(hvp(mode, stencil(lax.scan, 16384)), state(width), state(width))
-    assert plain >= 40 * ours[16384]
-    assert ours[16384] <= 4.1 * ours[1024]
+    ours = partial(checkpointed_scan, checkpoints=16)
+    assert held(ours, 16384) <= min(4.1 * held(ours, 1024), held(lax.scan, 16384) / 40)
 
 
 def instructions(text: str) -> int:
@@ -151,16 +134,11 @@ def test_evaluation_compiles_to_what_lax_scan_compiles_to() -> None:
 
 def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
     """As many steps as the limit says, which the compiler does not know."""
+    run = partial(bounded_while_loop, max_steps=max_steps, checkpoints=checkpoints)
 
     def loss(u: Any, limit: Any) -> Any:
-        _, u = bounded_while_loop(
-            lambda state: state[0] < limit,
-            lambda state: (state[0] + 1, stencil_step(state[1], None)[0]),
-            (jnp.int32(0), u),
-            max_steps=max_steps,
-            checkpoints=checkpoints,
-        )
-        return jnp.sum(u**2)
+        step = lambda state: (state[0] + 1, stencil_step(state[1], None)[0])  # noqa: E731
+        return jnp.sum(run(lambda state: state[0] < limit, step, (jnp.int32(0), u))[1] ** 2)
 
     return loss
 
@@ -168,24 +146,20 @@ def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]
 LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
 
 
-@pytest.mark.parametrize("checkpoints", [30])
-def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step(checkpoints: int) -> None:
-    held = temporaries(jax.grad(while_stencil(checkpoints)), state(), LIMIT)
-    assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
+def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step() -> None:
+    held = temporaries(jax.grad(while_stencil(30)), state(), LIMIT)
+    assert held <= 1.15 * (30 * CARRY_BYTES + residuals_of_one_step())
 
 
 @pytest.mark.parametrize("loop", ["scan", "while"])
 def test_no_step_copies_the_slots_or_their_positions(loop: str) -> None:
-    checkpoints = 50
-    if loop == "scan":
-        scan = partial(checkpointed_scan, checkpoints=checkpoints)
-        text = compiled(jax.grad(stencil(scan, 3000)), state(10)).as_text()
-    else:
-        text = compiled(jax.grad(while_stencil(checkpoints)), state(10), LIMIT).as_text()
-    in_loops = text[: text.index("ENTRY")]
-    copied = re.findall(r"= \w+\[(\d*)[\d,]*\]\S* copy\(", in_loops)
+    """Here the positions of 50 slots are more than the carry, of 10 numbers."""
+    scan = stencil(partial(checkpointed_scan, checkpoints=50), 3000)
+    fun, arguments = (scan, ()) if loop == "scan" else (while_stencil(50), (LIMIT,))
+    text = compiled(jax.grad(fun), state(10), *arguments).as_text()
+    copied = re.findall(r"= \w+\[(\d*)[\d,]*\]\S* copy\(", text[: text.index("ENTRY")])
     assert copied
-    assert not {str(checkpoints), str(checkpoints - 1)} & set(copied)
+    assert not {"50", "49"} & set(copied)
 
 
 def test_a_store_of_the_online_schedule_is_small() -> None:
@@ -249,17 +223,13 @@ def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int
 
     def loss(u: Any) -> Any:
         init = (jnp.int32(0), u, jnp.zeros((steps, width), jnp.float32), jnp.float32(0))
+        options = {"checkpoints": checkpoints}
         if loop == "scan":
             step = lambda carry, _: (body(carry), None)  # noqa: E731
-            carry, _ = checkpointed_scan(step, init, None, steps, checkpoints=checkpoints)
+            carry, _ = checkpointed_scan(step, init, None, steps, **options)
         else:
-            carry = bounded_while_loop(
-                lambda carry: carry[0] < steps,
-                body,
-                init,
-                max_steps=steps + 5,
-                checkpoints=checkpoints,
-            )
+            run = partial(bounded_while_loop, lambda carry: carry[0] < steps, body)
+            carry = run(init, max_steps=steps + 5, **options)
         return jnp.sum(jnp.cos(carry[2][::7])) + carry[3]
 
     held = temporaries(jax.grad(loss), state(width))
@@ -303,12 +273,8 @@ def along(loss: Any) -> Any:
         (write_trajectory, along, True),
         (write_trajectory, jax.grad, True),
         (scan_trajectory, jax.grad, False),
-        *(
-            pytest.param(loss, transform, batched, marks=pytest.mark.slow)
-            for loss in (write_trajectory, scan_trajectory)
-            for transform in (lambda f: f, along, jax.grad)
-            for batched in (False, True)
-        ),
+        pytest.param(scan_trajectory, along, True, marks=pytest.mark.slow),
+        pytest.param(scan_trajectory, jax.grad, True, marks=pytest.mark.slow),
     ],
 )
 def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -> None:
@@ -321,18 +287,3 @@ def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -
     made = set(re.findall(rf"= f32\[(?:2,)?{WIDTH}(?:,2)?\]\S* ([\w-]+)\(", before_main))
     assert {"scatter", "dynamic-update-slice"} & made
     assert not {"copy", "select", "add"} & made
-
-
-@pytest.mark.parametrize("block_size", [1, 7])
-def test_a_slot_for_every_block_needs_no_decision(block_size: int) -> None:
-    """Every loop has a number of turns that XLA knows: on a GPU it waits for nobody then."""
-
-    def loss(u: jax.Array) -> jax.Array:
-        ts = jnp.arange(60.0)
-        step = lambda u, t: (jnp.sin(u) + t, u.sum())  # noqa: E731
-        final, ys = checkpointed_scan(step, u, ts, checkpoints="all", block_size=block_size)
-        return jnp.sum(final**2) + ys.sum()
-
-    text = jax.jit(jax.grad(loss)).lower(jnp.ones(8)).compile().as_text() or ""
-    assert " while(" in text
-    assert text.count(" while(") == text.count("known_trip_count")

@@ -19,10 +19,6 @@ from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed
 X = jnp.linspace(0.1, 1.0, 3)
 
 
-def has_flag(name: str) -> bool:
-    return name in jax.config.values
-
-
 def equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of a program, those inside others included."""
     for eqn in jaxpr.eqns:
@@ -37,36 +33,39 @@ def advance(carry: Any, x: Any) -> tuple[Any, Any]:
     return jnp.sin(carry) + x, carry
 
 
-@pytest.mark.skipif(not has_flag("jax_scan3"), reason="JAX does not have it")
+@pytest.fixture
+def flag(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param not in jax.config.values:
+        pytest.skip("JAX does not have it")
+    jax.config.update(request.param, True)
+    yield
+    jax.config.update(request.param, False)
+
+
+@pytest.mark.usefixtures("flag")
+@pytest.mark.parametrize("flag", ["jax_scan3"], indirect=True)
 def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
-    jax.config.update("jax_scan3", True)
-    try:
-        for loop in (
-            lambda: checkpointed_scan(advance, 0.0, X),
-            lambda: checkpointed_fori_loop(0, 3, lambda i, c: jnp.sin(c), 1.0),
-        ):
-            with pytest.raises(NotImplementedError, match="jax_scan3=True"):
-                loop()
-        body: Any = lambda c: c * 1.5  # noqa: E731
-        goes_on: Any = lambda c: c < 2  # noqa: E731
-        assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25
-    finally:
-        jax.config.update("jax_scan3", False)
+    for loop in (
+        lambda: checkpointed_scan(advance, 0.0, X),
+        lambda: checkpointed_fori_loop(0, 3, lambda i, c: jnp.sin(c), 1.0),
+    ):
+        with pytest.raises(NotImplementedError, match="jax_scan3=True"):
+            loop()
+    body: Any = lambda c: c * 1.5  # noqa: E731
+    goes_on: Any = lambda c: c < 2  # noqa: E731
+    assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25
 
 
-@pytest.mark.skipif(not has_flag("jax_remat3"), reason="JAX does not have it")
+@pytest.mark.usefixtures("flag")
+@pytest.mark.parametrize("flag", ["jax_remat3"], indirect=True)
 def test_the_next_jax_checkpoint() -> None:
     def loss(scan: Any, x: Any) -> Any:
         inner = jax.checkpoint(lambda c: scan(advance, c, X)[0])
         return jnp.sum(scan(lambda c, x: (inner(c) * x, None), x, X)[0] ** 2)
 
-    jax.config.update("jax_remat3", True)
-    try:
-        for derivative in (jax.grad, jax.hessian):
-            ours, theirs = (derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan))
-            np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-    finally:
-        jax.config.update("jax_remat3", False)
+    for derivative in (jax.grad, jax.hessian):
+        ours, theirs = (derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
 def test_split_transpose_is_accepted_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

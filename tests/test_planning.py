@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,16 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from test_schedule import calls_of, optimal_advances, run_abstract_machine
 
-from jax_revolve import Disk, HostMemory, Plan, longest_plan, plan
+from jax_revolve import (
+    Disk,
+    HostMemory,
+    Plan,
+    bounded_while_loop,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    longest_plan,
+    plan,
+)
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
@@ -42,11 +51,10 @@ few_bytes = st.integers(0, 12)
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 8])
 def test_schedule_in_blocks(checkpoints: int) -> None:
     """The machine checks every action, that all steps are taped in blocks, and the slots."""
-    for length in range(41):
+    for length in (*range(13), 23, 40):
         for block_size in range(1, length + 1):
             p = Plan(length, checkpoints, block_size)
-            end = block_size == 1
-            expected = block_size * optimal_advances(p.blocks + end, checkpoints)
+            expected = block_size * optimal_advances(p.blocks + (block_size == 1), checkpoints)
             assert p.advances == expected == p.evaluations - length
             assert (p.blocks - 1) * block_size < length <= p.blocks * block_size
             ran = run_abstract_machine(p, length, checkpoints, block_size)
@@ -65,24 +73,11 @@ def test_plan_in_blocks() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("p", "text"),
-    [
-        (plan(1), "1 step, 1 checkpoint: 2 evaluations (1.00 extra forward passes, no step "),
-        (plan(1, block_size=1, levels=[2]), "no step advanced more than once)"),
-        (plan(1000, 1), "1000 steps, 1 checkpoint: 501500 evaluations (500.50 extra forward "),
-        (Plan(1, 1, 2), "1 step, blocks of 2 steps, 1 checkpoint: 1 evaluation (0.00 extra "),
-        (Plan(9, 1, 9), "(0.00 extra forward passes, no step advanced)"),
-        (
-            plan(9, 2, storage=HostMemory(checkpoints=1, transfer=1.0)),
-            "2 checkpoints and 1 more in host memory, read ",
-        ),
-        (plan(9, 0, storage=HostMemory(checkpoints=1)), "9 steps, 1 checkpoint in host memory: "),
-    ],
-)
-def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
-    assert text in str(p)
-    assert not re.search(r"\b1 (steps|checkpoints|evaluations|times)", str(p))
+def test_one_of_a_thing_is_singular() -> None:
+    stored = plan(9, 0, storage=HostMemory(checkpoints=1))
+    assert str(stored).startswith("9 steps, 1 checkpoint in host memory: ")
+    for p in (stored, plan(1), plan(1, levels=[2]), plan(1000, 1), Plan(1, 1, 2), Plan(9, 1, 9)):
+        assert not re.search(r"\b1 (steps|checkpoints|evaluations|times)", str(p))
 
 
 # What a plan is to keep to
@@ -92,11 +87,9 @@ def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
     ("made", "expected"),
     [
         (plan(10, 5, block_size=99), Plan(10, 1, 10)),
-        (plan(10, 99, block_size=3), Plan(10, 4, 3)),
         (plan(10, "all", block_size=3), Plan(10, 4, 3)),
         (plan(10, 99), Plan(10, 10, 1)),
         (plan(0, block_size=7), Plan(0, 1, 1)),
-        (plan(10, repetitions=1), Plan(10, 10, 1)),
         (plan(10, repetitions=1, block_size=3), Plan(10, 3, 3)),
         (plan(10, repetitions=10**9), Plan(10, 1, 1)),
         (plan(10, overhead=0, block_size=10), Plan(10, 1, 10)),
@@ -104,9 +97,7 @@ def test_one_of_a_thing_is_singular(p: AnyPlan, text: str) -> None:
         (plan(0, overhead=0), Plan(0, 1, 1)),
         (plan(10, memory=50, state_bytes=10, residual_bytes=10, block_size=3), Plan(10, 1, 3)),
         (plan(10, memory=10**9, state_bytes=10, residual_bytes=10), Plan(10, 1, 10)),
-        (plan(10, memory=120, state_bytes=10, residual_bytes=10, block_size=99), Plan(10, 1, 10)),
         (plan(0, memory=30, state_bytes=10, residual_bytes=10), Plan(0, 1, 1)),
-        (plan(0, "all"), Plan(0, 1, 1)),
         (plan(12345, block_size=7), plan(12345, repetitions=2, block_size=7)),
     ],
 )
@@ -141,7 +132,7 @@ def test_least_overhead(length: int, block_size: int) -> None:
 
 def test_at_most_one_alternative() -> None:
     alternatives = {"checkpoints": 3, "repetitions": 2, "overhead": 1.5, "memory": "1kB"}
-    for a, b in [*pairwise(alternatives), ("checkpoints", "memory")]:
+    for a, b in pairwise(alternatives):
         both: dict[str, Any] = {name: alternatives[name] for name in (a, b)}
         with pytest.raises(ValueError, match="At most one of checkpoints, repetitions, ") as caught:
             plan(100, **both, state_bytes=1, residual_bytes=1)
@@ -149,65 +140,55 @@ def test_at_most_one_alternative() -> None:
         assert str(caught.value).endswith(f"these are: {given}.")
 
 
-BYTES = {"memory": 100, "state_bytes": 1, "residual_bytes": 1}
+TEN = partial(plan, length=10)
+IN_BYTES = partial(TEN, memory=100, state_bytes=1, residual_bytes=1)
+LONGEST_PLAN = partial(longest_plan, checkpoints=2, repetitions=2)
+FIELDS = [partial(kind, length=10, checkpoints=3) for kind in (Plan, TwoLevelPlan)]
+SCAN = partial(checkpointed_scan, lambda c, _: (c, None), 1.0, length=10)
+WHILE = partial(bounded_while_loop, lambda c: c < 3, lambda c: c + 1, 0, max_steps=10)
+FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "error"),
+    ("callables", "name", "values", "of_wrong_types"),
     [
-        ("block_size", (0, -2), ValueError),
-        ("block_size", (2.0, True, "3"), TypeError),
-        ("repetitions", (0,), ValueError),
-        ("repetitions", (1.5, False), TypeError),
-        ("overhead", (-1, float("nan"), float("inf")), ValueError),
-        ("overhead", ("2", True), TypeError),
-        ("memory", (-1, "much"), ValueError),
-        ("memory", (1.5, True), TypeError),
-        ("state_bytes", (-1,), ValueError),
-        ("state_bytes", (None, 1.0), TypeError),
-        ("residual_bytes", (-1,), ValueError),
-        ("residual_bytes", (None, True), TypeError),
+        ([TEN, *FIELDS], "length", [-1], [2.0, None]),
+        ([TEN, *FIELDS], "block_size", [0], [2.0, True]),
+        ([*FIELDS, LONGEST_PLAN, SCAN, WHILE, FORI], "checkpoints", [0], [3.0, True]),
+        (FIELDS, "storage", [], ["host"]),
+        ([TEN, SCAN, WHILE], "storage", [], ["pinned_host", HostMemory, 3]),
+        ([TEN], "repetitions", [0], [1.5, False]),
+        ([LONGEST_PLAN], "repetitions", [-1], [1.5]),
+        ([TEN], "overhead", [-1, float("nan"), float("inf")], ["2", True]),
+        ([IN_BYTES, SCAN, WHILE], "memory", [-1, "much"], [1.5, True, {"device": 99}]),
+        ([IN_BYTES], "state_bytes", [-1], [None, 1.0]),
+        ([IN_BYTES], "residual_bytes", [-1], [None, True]),
+        ([TEN], "levels", [(3, 3)], [3]),
+        ([partial(SCAN, storage=Disk("/tmp"))], "checkpoints", [0], [False]),
+        ([WHILE, FORI], "max_steps", [-1, 2**31], [2.0, True]),
+        ([SCAN, WHILE, FORI], "progress", [], [3]),
+        ([plan(10, 3).show], "width", [19, -1], [9.5]),
+        ([HostMemory, partial(Disk, ".")], "checkpoints", [0], [2.0, "all", True]),
+        ([HostMemory, partial(Disk, ".")], "memory", [-1, "many"], [1.5]),
+        ([HostMemory, partial(Disk, ".")], "transfer", [-1, float("inf")], ["5", True]),
+        ([Disk], "directory", [], [None, 3, b"x"]),
     ],
 )
-def test_bad_argument(name: str, values: Any, error: type[Exception]) -> None:
-    for value in values:
-        with pytest.raises(error, match=f"^{name} must be ") as caught:
-            plan(10, **{**(BYTES if name in BYTES else {}), name: value})
-        assert f"but is {value!r}" in str(caught.value)
+def test_bad_argument(callables: Any, name: str, values: Any, of_wrong_types: Any) -> None:
+    """It is named, with its value and what is allowed."""
+    for call in callables:
+        for wrong, error in ((values, ValueError), (of_wrong_types, TypeError)):
+            for value in wrong:
+                with pytest.raises(error, match=f"^{name} must (be|have) ") as caught:
+                    call(**{name: value})
+                assert f"is {value!r}" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [Plan, TwoLevelPlan])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((-1, 3), r"length must be an int >= 0, but is -1"),
-        ((10.0, 3), r"length must be an int >= 0, but is 10\.0 of type float"),
-        ((1000, True), r"checkpoints must be an int >= 1, but is True of type bool"),
-        ((1000, "all"), r"checkpoints must be an int >= 1, but is 'all' of type str"),
-        ((1000, 3, 0), r"block_size must be an int >= 1, but is 0"),
-        ((1000, 3, None), r"block_size must be an int >= 1, but is None"),
-    ],
-)
-def test_bad_field_of_a_plan(kind: Any, arguments: Any, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
-        kind(*arguments)
-
-
-def test_bad_place_of_a_plan() -> None:
-    with pytest.raises(TypeError, match=r"^storage must be None or a jax_revolve.HostMemory, but"):
-        Plan(10, 3, 1, "host")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
-        TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
-    with pytest.raises(TypeError, match=r"^storage must be a jax_revolve\.HostMemory or .* None"):
-        TwoLevelPlan(10, 3, 1, None)  # pyright: ignore[reportArgumentType]
+def test_fields_of_a_plan() -> None:
     p = Plan(np.int32(10), np.int64(3), np.uint8(2))  # pyright: ignore[reportArgumentType]
     assert repr(p) == repr(Plan(10, 3, 2))
-
-
-def test_bad_argument_of_longest_plan() -> None:
-    for bad, name in ((0, 3), "checkpoints"), ((2, -1), "repetitions"):
-        with pytest.raises(ValueError, match=f"^{name} must be an int >= "):
-            longest_plan(*bad)
+    with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
+        TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
@@ -260,32 +241,14 @@ def test_least_budget(length: int, state: int, residuals: int, block_size: int |
         plan(length, memory=least - 1, block_size=k, **sizes)
 
 
-@given(st.integers(1, 2000), blocks, st.integers(0, 10**6))
-def test_block_is_kept_within_a_budget(length: int, block_size: int, more: int) -> None:
-    k = min(block_size, length)
-    sizes: dict[str, Any] = {"state_bytes": 100, "residual_bytes": 7}
-    p = plan(length, memory=200 + 7 * k + more, block_size=k, **sizes)
-    most = p.blocks - 1 if k > 1 else p.blocks
-    assert (p.block_size, p.checkpoints) == (k, min(1 + more // 100, max(most, 1)))
-
-
-def test_evaluations_within_some_states() -> None:
-    """n = 1000, residuals as large as the state; the carry that the loop runs on counts as well."""
-    sizes: dict[str, Any] = {"state_bytes": 80_000, "residual_bytes": 80_000}
-    for states, evaluations in (100, 1924), (50, 2350):
-        p = plan(1000, memory=f"{states * 80} kB", **sizes)
-        assert p.evaluations == evaluations
-        assert plan(1000, memory=states * 80_000, **sizes, block_size=1).evaluations >= 2900
-
-
 # Loops that stop by themselves
 
 
 @pytest.mark.parametrize("checkpoints", [1, 3, 8])
 def test_evaluations_of_a_loop_that_stops_by_itself(checkpoints: int) -> None:
     """Once for the value, once taped, and what reversing each gap between checkpoints takes."""
-    for length in range(80):
-        for block_size in (1, 2, 3, 7):
+    for length in (*range(12), 31, 79):
+        for block_size in (1, 2, 7):
             p = Plan(length, checkpoints, block_size)
             gaps = pairwise([*online.positions_held(p.blocks, checkpoints), p.blocks])
             again = sum(
@@ -386,6 +349,7 @@ def test_contenders(length: int, sizes: Sizes, more: int, online: bool) -> None:
     assert all(p.length == length and cost.memory(p, sizes) <= memory for p in found)
     times = [time for time, _ in time_and_memory(others, sizes, online)]
     assert times == sorted(times)
+    assert max(times, default=0) <= CLOSE * cost.time(chosen, sizes, is_while=online)
     for i, p in enumerate(found):
         for q in found[:i]:
             assert max(ratios(p, q)) >= DIFFERENT or (p.block_size == 1) != (q.block_size == 1)
@@ -402,15 +366,8 @@ def test_contenders_are_all_that_may_be_quickest() -> None:
             assert any(max(ratios(p, q)) < 2 for q in found), p
 
 
-def test_contenders_are_predicted_to_be_about_as_quick() -> None:
-    """Single steps with 2 checkpoints take 6 times as long as one block."""
+def test_contenders_have_the_block_size_that_is_asked_for() -> None:
     sizes = Sizes(1000, 1000, 1000, 1000)
-    chosen = quickest(10, sizes, 12_000)
-    least = cost.time(chosen, sizes)
-    found = contenders(chosen, sizes, 12_000)
-    assert chosen == Plan(10, 1, 10)
-    assert 1 < len(found) < MOST_CONTENDERS
-    assert max(cost.time(p, sizes) for p in found) <= CLOSE * least
     assert {p.block_size for p in contenders(Plan(10, 1, 3), sizes, 12_000, block_size=3)} == {3}
 
 
@@ -420,21 +377,16 @@ def test_contenders_are_predicted_to_be_about_as_quick() -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (for_scan(100, 5), Plan(100, 5)),
         (for_scan(100, "all"), Plan(100, 100)),
         (for_scan(100, 5, 4), Plan(100, 5, 4)),
-        (for_scan(100, "all", 3), Plan(100, 34, 3)),
         (for_scan(100, None, 4), plan(100, repetitions=2, block_size=4)),
         (for_scan(100, None, 1000), Plan(100, 1, 100)),
-        (for_scan(0, None, 3), Plan(0, 1)),
         (for_bound(100, 5, 4), Plan(100, 5, 4)),
         (for_bound(100, None, 4), plan(100, repetitions=3, block_size=4)),
-        (for_bound(None, 7), Plan(LARGEST_BOUND, 7)),
         (for_bound(None, 7, 4), Plan(LARGEST_BOUND, 7, 4)),
         (for_bound(None, None), None),
         (for_scan(100, None), Request(100, None, 13, None, False)),
         (for_bound(100, None), Request(100, None, 7, None, True)),
-        (for_scan(100, None, None, "1kB"), Request(100, 1000, 13, None, False)),
         (for_scan(100, None, 200, 2000), Request(100, 2000, 13, 100, False)),
         (for_bound(100, None, 4, 2000), Request(100, 2000, 7, 4, True)),
     ],
@@ -443,22 +395,12 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
     assert wanted == expected
 
 
-@pytest.mark.parametrize("checkpoints", [5, "all", 0])
-def test_checkpoints_and_memory(checkpoints: Any) -> None:
-    message = f"^checkpoints must be None where memory is given, but is {checkpoints!r}: "
-    for call, block_size in (for_scan, None), (for_bound, 3):
-        with pytest.raises(ValueError, match=message):
-            call(100, checkpoints, block_size, "1GB")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((None, None, None, "1GB"), "memory must be None where max_steps is None, but is '1GB'"),
         ((None, "all"), "checkpoints must be an int >= 1 or None where max_steps is None"),
-        ((-1, None), "max_steps must be None or an int from 0 to 2147483647, .* but is -1"),
-        ((2**31, None), "max_steps must be None or an int from 0 to 2147483647, .* is 2147483648"),
-        ((10, None, None, "1 XB"), "memory must be an int >= 0 of bytes .* but is '1 XB'"),
+        ((10, 0, None, "1GB"), "checkpoints must be None where memory is given, but is 0: "),
     ],
 )
 def test_bad_request_of_a_bound(arguments: Any, message: str) -> None:
@@ -466,7 +408,7 @@ def test_bad_request_of_a_bound(arguments: Any, message: str) -> None:
         for_bound(*arguments)
 
 
-def test_longest_scan_and_largest_bound() -> None:
+def test_longest_loops() -> None:
     assert for_scan(LONGEST, 3) == Plan(LONGEST, 3)
     assert for_bound(LARGEST_BOUND, 3) == Plan(LARGEST_BOUND, 3)
     with pytest.raises(ValueError, match=f"^length must be at most {LONGEST}, but is "):
@@ -512,13 +454,9 @@ def test_bytes() -> None:
         0: 0,
         "7": 7,
         " 7 ": 7,
-        "10B": 10,
-        "512MB": 512 * 10**6,
-        "2GiB": 2 * 2**30,
         "1.5 kB": 1500,
         "1.5KiB": 1536,
         "0.5 gib": 2**29,
-        "3tb": 3 * 10**12,
         "1 TiB": 2**40,
         "1.001 kB": 1001,
         "9007199254740993": 2**53 + 1,
@@ -530,8 +468,8 @@ def test_bytes() -> None:
 
 def test_bad_bytes() -> None:
     message = r'^memory must be an int >= 0 of bytes or a string such as "512MB" or "2GiB", but is '
-    texts = ("", "GB", "1 XB", "1ib", "-1", "1e3", "1.", ".5 kB", "1 k", "1 GB 2", "1_000", "nan")
-    for values, error in ((*texts, "1,5 kB", -1), ValueError), ((1.5, True, None, [1]), TypeError):
+    texts = ("", "GB", "1 XB", "-1", "1e3", "1.", "1 GB 2", "1_000", "nan", "1,5 kB", -1)
+    for values, error in (texts, ValueError), ((1.5, True, None, [1]), TypeError):
         for written in values:
             with pytest.raises(error, match=message) as caught:
                 parse_bytes(written)
@@ -554,9 +492,15 @@ def test_readable() -> None:
         assert parse_bytes(readable(size)) == pytest.approx(size, rel=0.00501)
 
 
-@pytest.mark.parametrize("is_while", [False, True])
-@pytest.mark.parametrize("storage", [None, HostMemory(), Disk("folder")], ids=str)
-@pytest.mark.parametrize("memory", [None, 10**8])
+@pytest.mark.parametrize(
+    ("memory", "storage", "is_while"),
+    [
+        (None, None, True),
+        (10**8, None, False),
+        (10**8, HostMemory(), True),
+        (None, Disk("folder"), False),
+    ],
+)
 def test_planning_does_not_iterate_over_the_steps(
     memory: int | None, storage: Any, is_while: bool
 ) -> None:

@@ -36,6 +36,10 @@ ORACLES = [
     (10000, 20, 4, 37976),
     (10000, 100, 3, 24747),
     (1000000, 50, 5, 4658945),
+    # Published logs of other programs
+    (50, 7, 3, 105),
+    (225, 15, 3, 522),
+    (13465, 116, 3, 33374),
 ]
 
 
@@ -197,11 +201,6 @@ def test_oracles(length: int, checkpoints: int, repetitions: int, advances: int)
     assert p.overhead == advances / p.length
 
 
-def test_published_logs() -> None:
-    for length, checkpoints, advances in (50, 7, 105), (225, 15, 522), (13465, 116, 33374):
-        assert binomial.advances(length, checkpoints) == advances
-
-
 def test_a_billion_steps_answer_at_once() -> None:
     p = plan(10**9, 1000)
     assert (p.repetitions, p.evaluations) == (4, 10**9 + 4 * (10**9 + 1) - comb(1004, 3))
@@ -227,12 +226,3 @@ def test_plans_are_values() -> None:
         "no step advanced more than 4 times)"
     )
     assert plan(7, "all") == plan(7, 7) == plan(7, 100)
-
-
-@pytest.mark.parametrize(
-    ("length", "error"), [(-1, ValueError), (2.0, TypeError), (None, TypeError)]
-)
-def test_bad_length(length: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="length must be an int >= 0") as caught:
-        plan(length)  # pyright: ignore[reportArgumentType]
-    assert repr(length) in str(caught.value)

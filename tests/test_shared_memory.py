@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from asked import explained_scan
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -18,10 +19,8 @@ from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_chain, explain
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.explain import memory_of, reports_on
 from jax_revolve.programs.find import find_loops
-from jax_revolve.programs.share import MANY, Outlay, Outlays, SharingLoop, together
+from jax_revolve.programs.share import MANY, Outlay, Outlays, together
 from jax_revolve.schedule import cost
-from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.plan import Plan
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -51,18 +50,13 @@ def until(steps: int, inner: Fun = step) -> Fun:
 
 
 NESTS: dict[str, Fun] = {
-    "one": scan(100),
     "two": scan(20, scan(20)),
     "three": scan(16, scan(17, scan(18))),
     "one after the other": lambda x: scan(18)(scan(30, lambda x: scan(20)(scan(17)(x)))(x)),
     "while in scan": scan(20, until(30)),
     "scan in while": until(30, scan(20)),
-    "while in while": until(20, until(30)),
-    "in checkpoint": scan(20, jax.checkpoint(lambda x: jnp.cos(scan(20)(x)))),
     "in a chain": scan(20, lambda x: checkpointed_chain([scan(20), scan(17)], x, checkpoints=1)),
-    "in one left alone": scan(10, scan(30)),
     "two in one left alone": scan(10, scan(20, scan(20))),
-    "around one left alone": scan(20, scan(10, scan(20))),
     "while in one left alone": scan(10, until(30)),
 }
 
@@ -122,11 +116,9 @@ def test_budgets(name: str) -> None:
     """More memory is never slower, and the default is never quicker where it fits."""
     of = program(name)
     default, most = of.memory(of.default), of.time(of.default)
-    budgets = sorted(
-        {of.least, of.least * 5 // 4, of.least * 2, default, default * 2, default * 30}
-    )
+    budgets = {of.least, of.least * 5 // 4, of.least * 2, default, default * 2, default * 30}
     times = []
-    for budget in budgets:
+    for budget in sorted(budgets):
         report = of.report(budget)
         assert of.memory(report) <= budget  # as measured with the chosen plans
         times.append(of.time(report))
@@ -147,33 +139,14 @@ def test_the_least_is_enough(name: str) -> None:
     np.testing.assert_allclose(jnp.vdot(jax.grad(ours)(X), jnp.cos(X)), expected, rtol=1e-10)
 
 
-BATCHED: dict[str, Callable[[Fun], Fun]] = {
-    "grad of vmap": lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()),
-    "vmap of grad": lambda f: jax.vmap(jax.grad(f)),
-}
-
-
-@pytest.mark.parametrize("name", ["grad of vmap", "vmap of grad"])
 @quick
-def test_memory_is_for_one_example(name: str) -> None:
+def test_memory_is_for_one_example() -> None:
     """Plans are chosen when loops are found: a batch, which takes more, can follow them, too."""
-    of = BATCHED[name]
+    of = lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum())  # noqa: E731
     fun = lambda x: jnp.sum(scan(20, lambda c: scan(20)(c) * x)(x) ** 2)  # noqa: E731
     rows = jnp.stack([X[:4]] * 50) * jnp.linspace(1, 2, 50)[:, None]
     ours = jax.jit(of(checkpoint_loops(fun, memory=2000)))(rows)
     np.testing.assert_allclose(ours, jax.jit(of(fun))(rows), rtol=1e-10)
-
-
-def test_loops_in_loops_get_more_than_one_checkpoint() -> None:
-    def slow(x: Any) -> Any:
-        for _ in range(20):
-            x = x + 0.01 * jnp.sin(x)
-        return x
-
-    for memory in ("300kB", "2MB"):
-        ours = checkpoint_loops(scan(20, scan(20, slow)), memory=memory)
-        _, inner = explain(ours)(jnp.ones(500)).loops
-        assert inner.plan.evaluations < 60
 
 
 @given(
@@ -208,26 +181,10 @@ def test_loops_after_each_other(first: Outlays, data: Any) -> None:
     assert both.least == Outlay(1, 1, 5000.0)
 
 
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([None, 1, 7]))
-def test_a_single_loop(memory: int, online: bool, block_size: int | None) -> None:
+@pytest.mark.parametrize("memory", [3_000, 10_000, 50_000])
+def test_a_single_loop(memory: int) -> None:
     """It is nearly as quick as it would be by itself, though fewer plans are looked at."""
-    from jax_revolve.schedule.selection import quickest
-
-    sizes = Sizes(1000, 4000, 3000, 1500, 0, 20000.0)
-    default = Plan(200, 10, block_size or 1)
-    loop = SharingLoop("loop", 200, block_size, online, lambda sizes: default, lambda held: sizes)
-    outlays = together([loop.outlays(Outlays(Outlay(), Outlay()))], MANY)
-    time = partial(cost.time, sizes=sizes, is_while=online)
-    chosen = outlays.quickest(memory)
-    least = cost.memory(loop.least, sizes) + (cost.STACK_LEVEL if online else 0)
-    assert outlays.least.memory == least
-    if memory < least:
-        assert chosen is None
-        return
-    assert chosen is not None
-    ((_, plan),) = chosen.plans
-    assert cost.memory(plan, sizes) <= memory
-    alone = quickest(200, sizes, memory, block_size=block_size, is_while=online)
-    held = cost.held(alone, sizes, is_while=online)
-    if held + cost.passing(alone, sizes, is_while=online) <= memory:
-        assert chosen.time <= 1.05 * time(alone)
+    (shared,) = explain(checkpoint_loops(scan(200), memory=memory))(X).loops
+    alone = explained_scan(lambda c, _: (step(c), None), X, length=200, memory=memory)
+    assert shared.memory(shared.plan) <= memory
+    assert cost.time(shared.plan, alone.sizes) <= 1.05 * cost.time(alone.plan, alone.sizes)

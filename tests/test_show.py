@@ -1,9 +1,7 @@
 """Schedules as text and as pictures, against the actions that they stand for."""
 
 import re
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import matplotlib
 import pytest
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib import pyplot
 
-from jax_revolve import HostMemory, longest_plan, plan
+from jax_revolve import HostMemory, plan
 from jax_revolve.schedule.actions import Advance, Discard, Free, Store, Tape, Write
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.show import MOST_BLOCKS, STYLES, as_text, drawn_lines
@@ -109,17 +107,10 @@ def test_text_fits(p: Plan) -> None:
         assert as_text(p).endswith("\n1001 sweeps, summed up in 31 lines")
 
 
-@pytest.mark.parametrize(("width", "error"), [(19, ValueError), (-1, ValueError), (9.5, TypeError)])
-def test_bad_width(width: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"width must be an int >= 20, but is {width}"):
-        plan(10, 3).show(width)
-
-
 def test_long_plans_are_not_drawn() -> None:
     for draw in (plan(MOST_BLOCKS + 1).show, plan(10**9).plot):
         with pytest.raises(ValueError, match=r"^blocks must be at most 100000 in a plan that is"):
             draw()
-    assert longest_plan(5, 3).show()
 
 
 @given(plans)
@@ -154,10 +145,3 @@ def test_axes() -> None:
     p = plan(1000, 10, storage=HostMemory())
     assert "@ in storage (85 writes, 85 reads)" in p.show().splitlines()
     assert p.plot().get_legend().get_texts()[0].get_text() == "in storage (85 writes, 85 reads)"
-
-
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    message = r'^plot\(\) needs matplotlib: pip install "jax_revolve\[plot\]"$'
-    with pytest.raises(ModuleNotFoundError, match=message):
-        plan(10, 3).plot()

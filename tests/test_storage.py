@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from jax_revolve import (
     Disk,
     HostMemory,
     bounded_while_loop,
-    checkpointed_fori_loop,
     checkpointed_scan,
     plan,
 )
@@ -76,26 +75,24 @@ def places(directory: Path) -> dict[str, dict[str, Any]]:
 PLACES = list(places(Path()))
 
 
-@cache
-def on_device(length: int) -> Any:
-    return jax.jit(jax.value_and_grad(partial(loss, length=length, checkpoints=4)))(X)
+QUICK = [("host", 4), ("two levels", 1), ("few", 4), ("disk", 1)]
+SLOW = [("host", 1), ("two levels", 4), ("few", 1), ("disk", 4)]
 
 
 @pytest.mark.parametrize(
-    ("place", "block_size", "lengths"),
-    [
-        pytest.param(place, k, lengths, marks=[] if (i + k) % 2 else pytest.mark.slow)
-        for i, place in enumerate(PLACES)
-        for k, lengths in ((1, (2, 40)), (4, (1, 41)))
-    ],
+    ("place", "block_size"),
+    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
 )
 def test_gradients_are_those_of_the_device_bit_for_bit(
-    place: str, block_size: int, lengths: tuple[int, ...], tmp_path: Path
+    place: str, block_size: int, tmp_path: Path
 ) -> None:
+    def gradient(length: int, **options: Any) -> Any:
+        return jax.jit(jax.value_and_grad(partial(loss, length=length, **options)))(X)
+
     options = {"block_size": block_size, **places(tmp_path)[place]}
-    for length in lengths:
-        run = jax.jit(jax.value_and_grad(partial(loss, length=length, **options)))
-        jax.tree.map(np.testing.assert_array_equal, run(X), on_device(length))
+    for length in (1, 41):
+        ours, on_device = gradient(length, **options), gradient(length, checkpoints=4)
+        jax.tree.map(np.testing.assert_array_equal, ours, on_device)
 
 
 @quick
@@ -106,66 +103,44 @@ def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
     value_and_grad = jax.value_and_grad(loss_of_while)
     run = jax.jit(partial(value_and_grad, max_steps=30, **options))
     on_device = jax.jit(partial(value_and_grad, max_steps=30, checkpoints=4))
-    for steps in (0, 1, 2, 3, 4, 7, 12, 13, 21, 28, 29, 30, 31, 32):
+    for steps in (0, 1, 2, 3, 7, 12, 13, 28, 29, 30, 32):
         jax.tree.map(np.testing.assert_array_equal, run(X, steps), on_device(X, steps))
     assert not list(tmp_path.glob("*/*"))
 
 
 @quick
-def test_fori_loops(tmp_path: Path) -> None:
-    def power(x: Any, n: Any, **options: Any) -> Any:
-        return checkpointed_fori_loop(0, n, lambda _, y: y * x, 1.0, **options)
-
-    for options in places(tmp_path).values():
-        assert jax.grad(lambda x, o=options: power(x, 9, **o))(1.1) == pytest.approx(9 * 1.1**8)
-        traced = jax.jit(jax.grad(lambda x, n, o=options: power(x, n, max_steps=20, **o)))
-        assert traced(1.1, 9) == pytest.approx(9 * 1.1**8)
-
-
-@quick
 @pytest.mark.parametrize(
     ("length", "checkpoints", "storage", "block_size"),
-    [
-        (200, 3, HostMemory(transfer=5), 4),
-        (61, 1, HostMemory(transfer=0), 1),
-    ],
+    [(200, 3, HostMemory(transfer=5), 4), (61, 1, HostMemory(transfer=0), 1)],
 )
 def test_it_runs_as_often_as_the_plan_says(
     length: int, checkpoints: int, storage: HostMemory, block_size: int
 ) -> None:
-    count = 0
+    executed: list[None] = []
 
     def counted(u: jax.Array, _: Any) -> tuple[jax.Array, None]:
-        def increase() -> None:
-            nonlocal count
-            count += 1
-
-        jax.debug.callback(increase)
+        jax.debug.callback(lambda: executed.append(None))
         return jnp.sin(u), None
 
-    def run(u: Any, **options: Any) -> Any:
+    options: dict[str, Any] = {"checkpoints": checkpoints, "block_size": block_size}
+    options["storage"] = storage
+
+    def scan(u: Any) -> Any:
         return checkpointed_scan(counted, u, length=length, **options)[0]
 
-    def run_while(u: Any, **options: Any) -> Any:
-        def body(state: Any) -> Any:
-            return counted(state[0], None)[0], state[1] + 1
+    def while_loop(u: Any) -> Any:
+        body = lambda state: (counted(state[0], None)[0], state[1] + 1)  # noqa: E731
+        run = partial(bounded_while_loop, max_steps=length, **options)
+        return run(lambda state: state[1] < length + 1, body, (u, jnp.int32(0)))[0]
 
-        start = (u, jnp.int32(0))
-        keep_going = lambda state: state[1] < length + 1  # noqa: E731
-        return bounded_while_loop(keep_going, body, start, max_steps=length, **options)[0]
-
-    chosen = plan(length, checkpoints, block_size=block_size, storage=storage)
+    chosen = plan(length, **options)
     assert chosen.stores
-    for loop, expected in (
-        (run, chosen.evaluations),
-        (run_while, cost.evaluations(chosen, is_while=True)),
-    ):
-        count = 0
-        jax.jit(
-            jax.grad(partial(loop, checkpoints=checkpoints, block_size=block_size, storage=storage))
-        )(0.1)
+    evaluations = (chosen.evaluations, cost.evaluations(chosen, is_while=True))
+    for loop, expected in zip((scan, while_loop), evaluations, strict=True):
+        executed.clear()
+        jax.jit(jax.grad(loop))(0.1)
         jax.effects_barrier()
-        assert count == expected
+        assert len(executed) == expected
 
 
 @pytest.mark.parametrize(("transfer", "checkpoints"), [(0.25, None), (0.5, 4)])
@@ -173,18 +148,13 @@ def test_files_are_written_and_read_as_the_plan_says(
     transfer: float, checkpoints: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    write_file, read_file = files.write_file, files.read_file
 
-    def writing(*arguments: Any) -> Any:
-        calls.append("write")
-        return write_file(*arguments)
+    def noting(name: str, function: Any) -> Any:
+        return lambda *args, **named: calls.append(name) or function(*args, **named)
 
-    def reading(*arguments: Any, **named: Any) -> Any:
-        calls.append("read")
-        return read_file(*arguments, **named)
-
-    monkeypatch.setattr(files, "write_file", writing)
-    monkeypatch.setattr(files, "read_file", reading)
+    for name in ("write", "read"):
+        function = getattr(files, f"{name}_file")
+        monkeypatch.setattr(files, f"{name}_file", noting(name, function))
     storage = Disk(tmp_path, checkpoints=checkpoints, transfer=transfer)
     chosen = plan(50, 2, storage=storage)
     jax.jit(jax.grad(partial(loss, length=50, checkpoints=2, storage=storage)))(X)
@@ -221,20 +191,23 @@ def test_a_backend_that_computes_wrong_gradients_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As XLA did on GPUs: a value that comes back from the host's memory is another one."""
+    gradient = partial(jax.grad(loss), X, checkpoints=0, storage=HostMemory(checkpoints=3))
     monkeypatch.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
     storage_checks.check_host_memory.cache_clear()
     with pytest.raises(RuntimeError, match=r"host's memory is wrong on the cpu backend"):
-        jax.grad(partial(loss, checkpoints=0, storage=HostMemory(checkpoints=3)))(X)
+        gradient()
     monkeypatch.undo()
     storage_checks.check_host_memory.cache_clear()
-    assert np.isfinite(
-        jax.grad(partial(loss, checkpoints=0, storage=HostMemory(checkpoints=3)))(X)
-    ).all()
+    assert np.isfinite(gradient()).all()
 
 
-def test_host_memory_is_tried_where_transfers_are_refused() -> None:
+@pytest.mark.parametrize(
+    "setting", [partial(jax.transfer_guard, "disallow"), jax.disable_jit], ids=["guard", "no jit"]
+)
+def test_host_memory_is_tried_under_any_setting(setting: Any) -> None:
+    """Without jit, the gradient that it is tried with had no loop. Found by a random program."""
     storage_checks.check_host_memory.cache_clear()
-    with jax.transfer_guard("disallow"):
+    with setting():
         storage_checks.try_storage(Plan(10, 3, 1, HostMemory()))
 
 
@@ -263,35 +236,20 @@ def test_a_backend_without_that_memory_is_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_two_budgets() -> None:
-    f = lambda u, _: (jnp.sin(u), None)  # noqa: E731
-    state = jax.ShapeDtypeStruct((1000,), jnp.float32)
     budgets: dict[str, Any] = {"memory": "60kB", "storage": HostMemory(memory="100kB")}
-    report = explained_scan(f, state, length=1000, **budgets)
-    chosen = report.plan
-    assert isinstance(chosen, TwoLevelPlan)
-    assert report.memory(chosen) <= 60_000
-    assert chosen.storage_bytes(report.sizes.checkpoint) <= 100_000
-    alone = explained_scan(f, state, length=1000, memory="60kB")
-    assert report.evaluations(chosen) < alone.evaluations(alone.plan)
-    assert "in the storage" in str(report)
-    x = jnp.linspace(0.0, 1.0, 1000, dtype=jnp.float32)
-
-    def run(x: jax.Array, **options: Any) -> jax.Array:
-        return checkpointed_scan(f, x, length=1000, **options)[0].sum()
-
-    gradients = [jax.jit(jax.grad(partial(run, **options)))(x) for options in (budgets, {})]
-    np.testing.assert_array_equal(*gradients)
+    state = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    explained = partial(explained_scan, lambda u, _: (jnp.sin(u), None), state, length=1000)
+    report, alone = explained(**budgets), explained(memory="60kB")
+    assert isinstance(report.plan, TwoLevelPlan)
+    assert report.memory(report.plan) <= 60_000
+    assert report.plan.storage_bytes(report.sizes.checkpoint) <= 100_000
+    assert report.evaluations(report.plan) < alone.evaluations(alone.plan)
 
 
 def test_a_transfer_takes_what_the_device_says() -> None:
     """It was five steps, whatever the step and the carry."""
-    transfers = {
-        "host_transfer": 500.0,
-        "host_byte": 0.5,
-        "disk_transfer": 4500.0,
-        "disk_byte": 0.5,
-    }
-    profile = replace(CPU, evaluation=0.0, **transfers)
+    taken = {"host_transfer": 500.0, "host_byte": 0.5, "disk_transfer": 4500.0, "disk_byte": 0.5}
+    profile = replace(CPU, evaluation=0.0, **taken)
     for work, on_host, on_disk in ((100.0, 10.0, 50.0), (1000.0, 1.0, 5.0)):
         sizes = cost.Sizes(1000, 1000, 1000, 1000, work=work, profile=profile)
         for storage, steps in ((HostMemory(), on_host), (Disk("."), on_disk)):
@@ -311,16 +269,10 @@ def test_bytes_of_a_storage_are_counted_when_sizes_are_known(call: Any) -> None:
     """The start of a while loop's tail is one of the checkpoints in the storage."""
     sizes = cost.Sizes(1000, 1000, 1000, 1000)
     tail = 1 if call is for_bound else 0
-    for block_size in (None, 5):
-        k = block_size or 1
-        wanted = call(100, 3, block_size, storage=HostMemory(memory=9000))
-        assert wanted.resolve(sizes) == plan(
-            100, 3, block_size=k, storage=HostMemory(checkpoints=9 - tail)
-        )
-        wanted = call(100, 0, block_size, storage=HostMemory(memory=9000))
-        assert wanted.resolve(sizes) == plan(
-            100, 0, block_size=k, storage=HostMemory(checkpoints=9)
-        )
+    for checkpoints, stored in ((3, 9 - tail), (0, 9)):
+        wanted = call(100, checkpoints, 5, storage=HostMemory(memory=9000))
+        expected = plan(100, checkpoints, block_size=5, storage=HostMemory(checkpoints=stored))
+        assert wanted.resolve(sizes) == expected
     with pytest.raises(ValueError, match=f"at least {1000 * (1 + tail)} bytes here, but is 999"):
         call(100, 3, storage=HostMemory(memory=999)).resolve(sizes)
 
@@ -336,15 +288,10 @@ def test_all_on_the_host_without_a_bound(limit: dict[str, Any]) -> None:
     ("options", "error", "message"),
     [
         ({"storage": "pinned_host"}, TypeError, r"storage must be None, .*but is 'pinned_host'"),
-        ({"storage": 3}, TypeError, r"storage must be None, .*but is 3 of type int"),
         ({"memory": {"device": 99}}, TypeError, r"memory must be an int .*\{'device': 99\}"),
         ({"checkpoints": 0}, ValueError, r"checkpoints must be .* but is 0"),
         ({"checkpoints": 0, "storage": Disk("/tmp")}, ValueError, r"checkpoints must be .*is 0"),
-        (
-            {"checkpoints": False, "storage": HostMemory()},
-            TypeError,
-            r"checkpoints must be .*Fal",
-        ),
+        ({"checkpoints": False, "storage": HostMemory()}, TypeError, r"checkpoints must be .*Fal"),
         ({"storage": HostMemory(), "plan": plan(40, 3)}, ValueError, r"storage must be None where"),
         ({"storage": Disk("/nowhere/at/all")}, FileNotFoundError, r"no such directory.*Create it"),
     ],
@@ -369,18 +316,18 @@ def on_disk(directory: Path, **options: Any) -> Callable[[jax.Array], jax.Array]
 
 
 def test_keys_and_narrow_types_in_files(tmp_path: Path) -> None:
-    def total(x: jax.Array, **options: Any) -> jax.Array:
-        def noisy(state: Any, _: Any) -> Any:
-            u, key = state
-            key, own = jax.random.split(key)
-            return (jnp.sin(u) + u * jax.random.uniform(own, u.shape, u.dtype), key), None
+    def noisy(state: Any, _: Any) -> Any:
+        u, key = state
+        key, own = jax.random.split(key)
+        return (jnp.sin(u) + u * jax.random.uniform(own, u.shape, u.dtype), key), None
 
+    def total(x: jax.Array, **options: Any) -> jax.Array:
         (u, _), _ = checkpointed_scan(noisy, (x, jax.random.key(0)), length=30, **options)
         return u.astype(jnp.float32).sum()
 
-    x = X.astype(jnp.bfloat16)
-    stored = jax.grad(partial(total, checkpoints=3, storage=Disk(tmp_path, transfer=1)))(x)
-    np.testing.assert_array_equal(stored, jax.grad(partial(total, checkpoints=4))(x))
+    x, on_disk = X.astype(jnp.bfloat16), {"checkpoints": 3, "storage": Disk(tmp_path, transfer=1)}
+    found = [jax.grad(partial(total, **options))(x) for options in (on_disk, {"checkpoints": 4})]
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_pullback_works_once(tmp_path: Path) -> None:
@@ -396,8 +343,9 @@ def test_several_cotangents_at_once(tmp_path: Path) -> None:
     def vector(x: jax.Array, **options: Any) -> jax.Array:
         return checkpointed_scan(step, x, 0.1 * jnp.arange(40), **options)[0]
 
-    stored = jax.jacrev(partial(vector, checkpoints=3, storage=Disk(tmp_path, transfer=1)))(X)
-    np.testing.assert_array_equal(stored, jax.jacrev(partial(vector, checkpoints=4))(X))
+    on_disk = {"checkpoints": 3, "storage": Disk(tmp_path, transfer=1)}
+    found = [jax.jacrev(partial(vector, **options))(X) for options in (on_disk, {"checkpoints": 4})]
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,31 +417,6 @@ if sys.argv[2] != "unused":
     print(jax.grad(loss)(jnp.ones(4)).tolist())
 """
 
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_nothing_that_a_later_one_takes(tmp_path: Path) -> None:
-    def run(how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path), how]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-    assert run("killed").returncode == -9
-    left = {path.suffix for path in tmp_path.glob("*/*")}
-    assert left == {".checkpoint", ".part"}, "two whole files, and one that was not"
-    before = sorted(tmp_path.glob("*/*"))
-    later = run("whole")
-    assert later.returncode == 0, later.stderr
-    expected = jax.grad(lambda x: lax.scan(lambda u, _: (jnp.sin(u), None), x, None, 12)[0].sum())
-    np.testing.assert_allclose(eval(later.stdout), expected(jnp.ones(4)), rtol=1e-6)
-    assert sorted(tmp_path.glob("*/*")) == before, "its own are gone, the others as they were"
-
-
-@pytest.mark.slow
-def test_what_nobody_reads_is_removed_at_exit(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path), "unused"]
-    subprocess.run(command, capture_output=True, timeout=120, check=True)
-    assert not list(tmp_path.iterdir())
-
-
 FORKED = """
 import os, sys
 import numpy as np
@@ -511,12 +434,29 @@ assert not kept.any()
 """
 
 
+def run_program(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_process_has_files_of_its_own(tmp_path: Path) -> None:
-    """It had its parent's numbers, wrote over its files, and removed them when it ended."""
-    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
-    subprocess.run(command, capture_output=True, timeout=120, check=True)
+def test_a_killed_run_leaves_nothing_that_a_later_one_takes(tmp_path: Path) -> None:
+    assert run_program(KILLED, tmp_path, "killed").returncode == -9
+    before = sorted(tmp_path.glob("*/*"))
+    assert {path.suffix for path in before} == {".checkpoint", ".part"}
+    later = run_program(KILLED, tmp_path, "whole")
+    assert later.returncode == 0, later.stderr
+    expected = jax.grad(lambda x: lax.scan(lambda u, _: (jnp.sin(u), None), x, None, 12)[0].sum())
+    np.testing.assert_allclose(eval(later.stdout), expected(jnp.ones(4)), rtol=1e-6)
+    assert sorted(tmp_path.glob("*/*")) == before, "its own are gone, the others as they were"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [KILLED, FORKED], ids=["unread", "forked"])
+def test_files_are_removed_at_exit(program: str, tmp_path: Path) -> None:
+    """A forked process once had its parent's numbers, wrote over its files and removed them."""
+    ran = run_program(program, tmp_path, "unused")
+    assert ran.returncode == 0, ran.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -537,15 +477,6 @@ def test_a_loop_in_a_loop_with_checkpoints_in_the_hosts_memory(outer: dict[str, 
     ours = jax.jit(jax.grad(partial(loss, partial(checkpointed_scan, **outer), inner)))(x)
     theirs = jax.jit(jax.grad(partial(loss, lax.scan, lax.scan)))(x)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-
-
-def test_host_memory_is_tried_under_disable_jit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient that it is tried with had no loop there. Found by a random program."""
-    tried = storage_checks.check_host_memory.__wrapped__
-    monkeypatch.setattr(storage_checks, "check_host_memory", tried)
-    with jax.disable_jit():
-        stored = loss_of_while(X, 3, 5, storage=HostMemory(checkpoints=3), checkpoints=0)
-    np.testing.assert_allclose(stored, loss_of_while(X, 3, 5), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("compile_quickly")

@@ -1,6 +1,7 @@
 """Loops where JAX promotes neither dtypes nor ranks."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,14 +53,10 @@ def stopped(x: jax.Array, **options: Any) -> jax.Array:
 
 
 def counted(x: jax.Array, **options: Any) -> jax.Array:
-    (_, y), steps = bounded_while_loop(
-        lambda state: state[0] < LENGTH,
-        lambda state: (state[0] + 1, advance(state[1], x)),
-        (jnp.int32(0), x),
-        with_steps=True,
-        throw=True,
-        **options,
-    )
+    go_on = lambda state: state[0] < LENGTH  # noqa: E731
+    body = lambda state: (state[0] + 1, advance(state[1], x))  # noqa: E731
+    run = partial(bounded_while_loop, go_on, body, with_steps=True, throw=True)
+    (_, y), steps = run((jnp.int32(0), x), **options)
     return jnp.sum(y) + steps.astype(jnp.float32)
 
 
@@ -68,32 +65,23 @@ def repeated(x: jax.Array, **options: Any) -> jax.Array:
     return jnp.sum(checkpointed_fori_loop(0, upper, lambda _, y: advance(y, x), x, **options))
 
 
-KINDS = [
-    {"checkpoints": 3},
-    {"checkpoints": 3, "block_size": 2, "progress": ProgressMeter()},
-    {"checkpoints": "all", "progress": ProgressMeter()},
-    {"memory": 4000},
-    {"checkpoints": 2, "storage": HostMemory(), "progress": ProgressMeter()},
-    {"checkpoints": 2, "block_size": 2, "storage": Disk(".")},
-]
-CASES = [
-    *((scanned, kind) for kind in KINDS),
-    *((stopped, {**kind, "max_steps": 20}) for kind in KINDS[1::2]),
-    (stopped, {"checkpoints": 3, "max_steps": None, "progress": ProgressMeter()}),
-    (counted, {"max_steps": 20, "progress": ProgressMeter()}),
-    (counted, {"checkpoints": 1, "max_steps": 20}),
-    (repeated, {"checkpoints": 3, "max_steps": None}),
+BAR = ProgressMeter()
+IN_BLOCKS = {"checkpoints": 3, "block_size": 2, "progress": BAR}
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (scanned, IN_BLOCKS),
+    (scanned, {"memory": 4000}),
+    (scanned, {"checkpoints": 2, "storage": HostMemory(), "progress": BAR}),
+    (scanned, {"checkpoints": 2, "block_size": 2, "storage": Disk(".")}),
+    (stopped, {"max_steps": 20, **IN_BLOCKS}),
+    (stopped, {"max_steps": 20, "memory": 4000}),
+    (stopped, {"max_steps": None, "checkpoints": 3, "progress": BAR}),
+    (counted, {"max_steps": 20, "checkpoints": 1}),
+    (repeated, {"max_steps": None, "checkpoints": 3}),
     (repeated, {"max_steps": 20}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("loop", "options"),
-    [
-        pytest.param(*case, marks=[] if i % 2 else pytest.mark.slow, id=f"{case[0].__name__}-{i}")
-        for i, case in enumerate(CASES)
-    ],
-)
+@pytest.mark.parametrize(("loop", "options"), CASES)
 def test_nothing_is_promoted(loop: Callable[..., jax.Array], options: dict[str, Any]) -> None:
     """Whatever is traced and lowered of derivatives, of a batch too: nothing needs to be run."""
 
@@ -101,10 +89,8 @@ def test_nothing_is_promoted(loop: Callable[..., jax.Array], options: dict[str, 
         return loop(x, **options)
 
     def derivatives(x: jax.Array) -> Any:
-        yield jax.value_and_grad(f)(x)
-        yield jax.vmap(jax.grad(f))(jnp.stack([x, -x]))
-        yield jax.jvp(f, (x,), (x,))
-        if options.get("max_steps", LENGTH) is not None:
-            yield jax.jvp(jax.grad(f), (x,), (x,))
+        found = [jax.value_and_grad(f)(x), jax.jvp(f, (x,), (x,))]
+        found.append(jax.vmap(jax.grad(f))(jnp.stack([x, -x])))
+        return [*found, jax.jvp(jax.grad(f), (x,), (x,))]
 
-    jax.jit(lambda x: list(derivatives(x))).lower(X)
+    jax.jit(derivatives).lower(X)

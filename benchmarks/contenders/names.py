@@ -9,7 +9,6 @@ NESTED = "nested remat scan"
 SAVES_PRODUCTS = "lax.scan(checkpoint, products saved)"
 TAPED_WHOLE = "jax_revolve, taped whole"
 
-LAX_WHILE_LOOP = "lax.while_loop"
 EQUINOX_BOUNDED = "equinox bounded"
 MASKED = "masked lax.scan"
 

@@ -13,8 +13,6 @@ from benchmarks.contenders import names
 from benchmarks.runner.programs import Contender
 from jax_revolve import bounded_while_loop, plan
 
-LAX_WHILE_LOOP = Contender(names.LAX_WHILE_LOOP, lax.while_loop)
-
 
 def jax_revolve(max_steps: int, checkpoints: int | None = None) -> Contender:
     s = checkpoints or default_checkpoints(max_steps)

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
+from typing import Any
 
 from benchmarks.contenders import names
-from benchmarks.report.results import Results, Run, find, grouped, quickest
+from benchmarks.report.results import Results, Run, find, grouped, labeled, quickest, within
 from benchmarks.report.table import Column, Table, of, ratio, text
 
 SHARES = (0.1, 0.05, 0.02)
@@ -37,10 +37,8 @@ def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], s
     """Over `lax.scan`'s, with a budget of this share of its memory."""
 
     def time(runs: list[Run]) -> str:
-        everything = quickest(runs, contender=names.LAX_SCAN)
-        wanted = {} if share is None else {"budget": int(share * everything["temp_bytes"])}
-        found = find(runs, contender=contender, **wanted)
-        return ratio(quickest(found), everything) if found else ""
+        run = within(runs, contender, share)
+        return ratio(run, quickest(runs, contender=names.LAX_SCAN)) if run else ""
 
     return time
 
@@ -61,27 +59,13 @@ def _cost(contender: str) -> Callable[[list[Run]], str]:
     return cost
 
 
-def _of_blocks(results: Results) -> Iterator[tuple[str, Run]]:
-    """A label and the quickest run of each contender."""
-    runs = find(results.runs, workload=TRANSFORMER)
-    everything = quickest(runs, contender=names.LAX_SCAN)["temp_bytes"]
-    for label, contender, share in OF_BLOCKS:
-        budget = None if share is None else int(share * everything)
-        yield label, quickest(runs, contender=contender, budget=budget)
-
-
-def _trade(results: Results) -> Iterator[tuple[str, Run, Run]]:
+def _trade(results: Results) -> Iterator[tuple[Any, ...]]:
     """A label and the runs of the two workloads in the README."""
     wave, gru = (find(results.runs, family=family) for family in ON_THE_FIRST_PAGE)
-    everything = partial(quickest, contender=names.LAX_SCAN)
-    yield "`lax.scan`", everything(wave), everything(gru)
+    yield "`lax.scan`", within(wave, names.LAX_SCAN), within(gru, names.LAX_SCAN)
     for share in SHARES:
-        yield f"`memory=` {share:.0%} of that", _within(wave, share), _within(gru, share)
-
-
-def _within(runs: list[Run], share: float) -> Run:
-    budget = int(share * quickest(runs, contender=names.LAX_SCAN)["temp_bytes"])
-    return quickest(runs, contender=names.JAX_REVOLVE, budget=budget)
+        both = (within(runs, names.JAX_REVOLVE, share) for runs in (wave, gru))
+        yield f"`memory=` {share:.0%} of that", *both
 
 
 LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
@@ -130,7 +114,7 @@ FRONTS = {
         "fronts-cpu",
         f"Gradients of a loop over a {TRANSFORMER}, {{where}}; `memory=` is a share of what"
         " `lax.scan` takes, and times are medians with quartiles (`benchmarks/fronts.py`):",
-        _of_blocks,
+        labeled(OF_BLOCKS, workload=TRANSFORMER),
         [
             ("gradient of", lambda row: row[0]),
             ("memory", of(1, "{MB:.1f} MB")),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
-from benchmarks.report.results import Results, Run, find, quickest
+from benchmarks.report.results import Results, Run, find, labeled, quickest
 from benchmarks.report.table import Column, Table, of, over, ratio
 
 STENCIL = ("stencil, n = 1000, width 20000", 63)
@@ -86,14 +86,6 @@ def _over_least_bound(run: Run) -> str:
     return ratio(run, least)
 
 
-def _within_budgets(results: Results) -> Iterator[tuple[str, Run]]:
-    """A label and the gradient of one contender."""
-    everything = quickest(results.runs, contender=names.LAX_SCAN)["temp_bytes"]
-    for label, contender, share in WITHIN_BUDGETS:
-        budget = None if share is None else int(share * everything)
-        yield label, quickest(results.runs, contender=contender, budget=budget)
-
-
 LOOPS = {
     "checkpointed-scans": Table(
         "scan-cpu",
@@ -152,7 +144,7 @@ LOOPS = {
         "budget-cpu",
         "Gradients of a heavy step, an LSTM with batch 32 and width 512 over 1000 steps, {where}"
         " (`benchmarks/budget.py`):",
-        _within_budgets,
+        labeled(WITHIN_BUDGETS),
         [
             ("gradient of", lambda row: row[0]),
             ("memory", of(1, "{MB:.1f} MB")),

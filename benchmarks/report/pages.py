@@ -9,7 +9,7 @@ from benchmarks.report.fronts import FRONTS
 from benchmarks.report.gpu import GPU
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
-from benchmarks.report.results import Run, find, load, quickest
+from benchmarks.report.results import Run, find, load, quickest, within
 
 ROOT = Path(__file__).parents[2]
 TABLES = LOOPS | FRONTS | PROGRAMS | GPU
@@ -38,9 +38,9 @@ def write() -> None:
 def _above_budget(share: float) -> str:
     """By how much the temporaries exceed `memory=`."""
     runs = load("budget-cpu").runs
-    budget = int(share * quickest(runs, contender=names.LAX_SCAN)["temp_bytes"])
-    run = quickest(runs, contender=names.JAX_REVOLVE, budget=budget)
-    return f"{(run['temp_bytes'] - budget) / 1e6:.1f} MB"
+    run = within(runs, names.JAX_REVOLVE, share)
+    assert run is not None
+    return f"{(run['temp_bytes'] - run['budget']) / 1e6:.1f} MB"
 
 
 def _of_layers(workload: str, share: float | None = None) -> Run:

@@ -66,8 +66,21 @@ def _compiled(results: Results) -> Iterator[dict[int | str, Run | str]]:
         yield {"kind": kind, "label": label, **of_lengths}
 
 
+def _compiled_twice(results: Results) -> Iterator[dict[int | str, tuple[Run, Run] | str]]:
+    """Gradients and Hessian-vector products, by length."""
+    runs = find(results.runs, family="stencil, second order")
+    for contender, label in ((names.LAX_SCAN, "`lax.scan`"), (names.JAX_REVOLVE, "jax_revolve")):
+        first, second = (find(runs, contender=contender, quantity=q) for q in ("gradient", "hvp"))
+        pairs = zip(first, second, strict=True)
+        yield {"label": label, **{pair[0]["length"]: pair for pair in pairs}}
+
+
 def _seconds(run: Run) -> str:
-    return f"{sum(run[f'{phase}_seconds'] for phase in ('trace', 'lower', 'compile')):.1f} s"
+    return f"{_time(run):.1f} s"
+
+
+def _time(run: Run) -> float:
+    return sum(run[f"{phase}_seconds"] for phase in ("trace", "lower", "compile"))
 
 
 def _over_length(title: str, cell: Cell) -> list[Column]:
@@ -173,6 +186,18 @@ PROGRAMS = {
             ("gradient of", of("label", str)),
             *_over_length("instructions", "{instructions}"),
             *_over_length("time", _seconds),
+        ],
+    ),
+    "compiling-second-order": Table(
+        "compiling-cpu",
+        "Hessian-vector products of that stencil, forward over reverse, {where}: instructions of"
+        " the compiled program, and the time to make it over the gradient's"
+        " (`benchmarks/compiling.py`):",
+        _compiled_twice,
+        [
+            ("loop", of("label", str)),
+            *_over_length("instructions", lambda pair: f"{pair[1]['instructions']}"),
+            *_over_length("time", lambda pair: f"{_time(pair[1]) / _time(pair[0]):.1f}"),
         ],
     ),
     "layers": Table(

@@ -1,11 +1,13 @@
 """Files of results, and how one measurement compares with others in its file."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from benchmarks.contenders import names
 
 FOLDER = Path(__file__).parents[1] / "results"
 
@@ -61,6 +63,30 @@ def find(runs: Iterable[Run], **wanted: Any) -> list[Run]:
 def quickest(runs: Iterable[Run], **wanted: Any) -> Run:
     """Some contenders, as nested scans, are tried in several ways."""
     return min(find(runs, **wanted), key=lambda run: run["median_ms"])
+
+
+def within(runs: Sequence[Run], contender: str, share: float | None = None) -> Run | None:
+    """The quickest run with a budget of this share of the memory that `lax.scan` takes, if any."""
+    found = find(runs, contender=contender)
+    if share is not None:
+        everything = quickest(runs, contender=names.LAX_SCAN)["temp_bytes"]
+        found = find(found, budget=int(share * everything))
+    return quickest(found) if found else None
+
+
+def labeled(
+    wanted: Iterable[tuple[str, str, float | None]], **which: Any
+) -> Callable[[Results], Iterator[tuple[str, Run]]]:
+    """A label and the quickest run of each contender within a share, of runs with these fields."""
+
+    def rows(results: Results) -> Iterator[tuple[str, Run]]:
+        runs = find(results.runs, **which)
+        for label, contender, share in wanted:
+            run = within(runs, contender, share)
+            assert run is not None, label
+            yield label, run
+
+    return rows
 
 
 def grouped(results: Results, name: str) -> Iterator[list[Run]]:

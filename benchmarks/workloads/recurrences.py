@@ -1,5 +1,4 @@
-"""Loops of a step: a stencil, a recurrent network, an LSTM, and a step so light that only the loop
-counts; as scans, and with a condition."""
+"""Loops of a step: a stencil, a recurrent network, an LSTM; as scans, and with a condition."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,13 +40,6 @@ def stencil(length: int, width: int) -> Recurrence:
     init = jnp.sin(jnp.linspace(0, 2 * jnp.pi, width, endpoint=False))
     step = lambda _parameters, u, _x: reaction_diffusion(u)  # noqa: E731
     return of_state("stencil", f"width {width}", length, step, init)
-
-
-def growth(length: int, width: int) -> Recurrence:
-    """Logistic growth of a few numbers, in steps that take less time than the work around them."""
-    init = jnp.linspace(0.1, 0.9, width)
-    step = lambda _parameters, u, _x: u + u * (1 - u) / length  # noqa: E731
-    return of_state("growth", f"width {width}", length, step, init)
 
 
 def rnn(length: int, batch: int, width: int) -> Recurrence:

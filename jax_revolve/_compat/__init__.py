@@ -17,8 +17,6 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 from jax_revolve._compat.batched import with_single_predicates as with_single_predicates
 from jax_revolve._compat.callbacks import callback_effects as callback_effects
 from jax_revolve._compat.callbacks import is_first_device as is_first_device
-from jax_revolve._compat.devices import by_layout as by_layout
-from jax_revolve._compat.devices import text_of as text_of
 from jax_revolve._compat.equations import call_in_place as call_in_place
 from jax_revolve._compat.equations import inner_programs as inner_programs
 from jax_revolve._compat.equations import is_recomputed as is_recomputed
@@ -34,7 +32,6 @@ from jax_revolve._compat.equations import varies_unevenly as varies_unevenly
 from jax_revolve._compat.equations import with_inner_programs as with_inner_programs
 from jax_revolve._compat.equations import within as within
 from jax_revolve._compat.inlining import inlined as inlined
-from jax_revolve._compat.inlining import part_of as part_of
 from jax_revolve._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
 from jax_revolve._compat.jaxprs import between as between
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
@@ -48,6 +45,7 @@ from jax_revolve._compat.jaxprs import has_rule_of_user as has_rule_of_user
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal
 from jax_revolve._compat.jaxprs import kept_whole as kept_whole
+from jax_revolve._compat.jaxprs import part_of as part_of
 from jax_revolve._compat.jaxprs import pruned as pruned
 from jax_revolve._compat.jaxprs import results_in as results_in
 from jax_revolve._compat.jaxprs import results_of as results_of
@@ -68,6 +66,7 @@ from jax_revolve._compat.memories import is_host_type as is_host_type
 from jax_revolve._compat.memories import is_on_host as is_on_host
 from jax_revolve._compat.memories import moves_of as moves_of
 from jax_revolve._compat.memories import program_bytes as program_bytes
+from jax_revolve._compat.memories import text_of as text_of
 from jax_revolve._compat.memories import to_device as to_device
 from jax_revolve._compat.memories import to_host as to_host
 from jax_revolve._compat.memories import typed_as_on_host as typed_as_on_host

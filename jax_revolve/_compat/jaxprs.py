@@ -92,17 +92,24 @@ def with_outputs(
 ) -> Callable[..., list[Any]]:
     """The function of the jaxpr's inputs whose results are these variables of it, without what
     those do not need; `effects` are needed unless it is false."""
-    inputs = closed.jaxpr.invars
-    eqns = closed.jaxpr.eqns if effects else between(closed.jaxpr, inputs, outputs)
+    inputs, eqns = closed.jaxpr.invars, closed.jaxpr.eqns
+    eqns = eqns if effects else between(closed.jaxpr, inputs, outputs)
     jaxpr = closed.jaxpr.replace(eqns=eqns, outvars=list(outputs))
-    jaxpr, used = pe.dce_jaxpr(jaxpr, [True] * len(outputs), instantiate=False)
+    part, used = pruned(
+        ClosedJaxpr(jaxpr, closed.consts), [True] * len(outputs), [False] * len(inputs)
+    )
+    return lambda values: call_jaxpr(part)(*(x for x, u in zip(values, used, strict=True) if u))
 
-    def run(inputs: Sequence[Any]) -> list[Any]:
-        return eval_jaxpr(
-            jaxpr, closed.consts, *(x for x, u in zip(inputs, used, strict=True) if u)
-        )
 
-    return run
+def part_of(
+    closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """The function that computes the results, variables or literals of the jaxpr, from the values
+    of its variables `inputs`."""
+    jaxpr = closed.jaxpr.replace(
+        invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
+    )
+    return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
 
 
 def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:

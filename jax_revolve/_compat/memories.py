@@ -32,6 +32,12 @@ def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:
     return kept + sizes.temp_size_in_bytes, kept
 
 
+def text_of(lowered: jax.stages.Lowered) -> str:
+    """The program, without the values of large constants: what it takes depends on shapes."""
+    module: Any = lowered.compiler_ir()
+    return module.operation.get_asm(large_elements_limit=1000)
+
+
 def usable_bytes(args: Any) -> int:
     """Nine tenths of the memory of the default device that is free or holds the arguments."""
     (device,) = jnp.zeros(()).devices()

@@ -6,11 +6,12 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.core import ShapedArray, Tracer
 from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 AbstractValue: TypeAlias = Any
 """A `jax.core.ShapedArray`: shape, dtype, weak type, sharding, varying axes."""
@@ -34,9 +35,11 @@ def is_zero(tangent: Any) -> bool:
     return isinstance(tangent, ad.Zero | SymbolicZero)
 
 
-def is_linear_input(operand: Any) -> bool:
-    """Whether a transposition rule is asked for the cotangent of this operand."""
-    return ad.is_undefined_primal(operand)
+is_linear_input = ad.is_undefined_primal
+"""Whether a transposition rule is asked for the cotangent of this operand."""
+
+instantiate = ad.instantiate_zeros
+"""A tangent or cotangent as an array, whether or not it is a symbolic zero."""
 
 
 def tangent_type(primal: Any) -> AbstractValue:
@@ -49,32 +52,18 @@ def symbolic_zero(aval: AbstractValue) -> Any:
     return ad.Zero(aval.to_tangent_aval())
 
 
-def instantiate(tangent: Any) -> Any:
-    """A tangent or cotangent as an array, whether or not it is a symbolic zero."""
-    return ad.instantiate_zeros(tangent)
-
-
 def zeros(aval: AbstractValue) -> jax.Array:
     """Zeros of the type `aval`, its sharding, varying axes and memory included, PRNG keys too."""
     if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
         own = zeros(aval.update(memory_space=jax.memory.Space.Device))
         return jax.device_put(own, jax.memory.Space.Host)
-    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):  # their tangents are not keys
+        made = vary(lax.full(aval.shape, 0, aval.dtype), varying_axes(aval))
+    else:
         made = ad.zeros_like_aval(aval)
-        # jax 0.12 forgets the mesh where no mesh is set.
-        has_mesh = not aval.sharding.mesh.empty
-        return laid_out(made, aval.sharding.mesh, aval.sharding.spec) if has_mesh else made
-    implementation: list[Any] = []
-
-    def data_of(keys: jax.Array) -> jax.Array:
-        implementation.append(jax.random.key_impl(keys))
-        return jax.random.key_data(keys)
-
-    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    inner = [None] * (len(data.shape) - len(aval.shape))
-    sharding = NamedSharding(aval.sharding.mesh, PartitionSpec(*aval.sharding.spec, *inner))
-    bits = ad.zeros_like_aval(aval.update(shape=data.shape, dtype=data.dtype, sharding=sharding))
-    return jax.random.wrap_key_data(bits, impl=implementation[0])
+    # jax 0.12 forgets the mesh where no mesh is set.
+    mesh = aval.sharding.mesh
+    return made if mesh.empty else laid_out(made, mesh, aval.sharding.spec)
 
 
 # Types
@@ -123,9 +112,9 @@ def vary(value: Any, axes: frozenset[str]) -> Any:
     missing = tuple(axes - varying_axes(jax.typeof(value)))
     if not missing:
         return value
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(value, missing, to="varying")
-    return jax.lax.pvary(value, missing)  # jax 0.7  # pyright: ignore[reportAttributeAccessIssue]
+    if hasattr(lax, "pcast"):
+        return lax.pcast(value, missing, to="varying")
+    return lax.pvary(value, missing)  # jax 0.7  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def explicit_mesh(avals: Iterable[AbstractValue]) -> Any | None:

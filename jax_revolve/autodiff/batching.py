@@ -1,18 +1,17 @@
-"""Batching rules: which results are batched under `vmap`, and along which axis."""
+"""Batching rules: which results are batched under `vmap`, and functions mapped over axes again."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import as_array
+Run: TypeAlias = Callable[..., Sequence[Any]]
 
 
-def batched_dims(
-    axis: Any, run: Callable[..., Sequence[Any]], operands: Sequence[Any], dims: Sequence[Any]
-) -> list[Any]:
+def batched_dims(axis: Any, run: Run, operands: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     """The batch axis of each result of a batched function: the first axis, or `None` if it is not
     batched."""
     batched = _find_batched(
@@ -21,9 +20,7 @@ def batched_dims(
     return [0 if b else None for b in batched]
 
 
-def vmap_over(
-    axis: Any, fun: Callable[..., Sequence[Any]], dims: Sequence[Any], dims_out: Any = 0
-) -> Any:
+def vmap_over(axis: Any, fun: Run, dims: Sequence[Any], dims_out: Any = 0) -> Any:
     """`jax.vmap` over the axis of a batching rule."""
     return jax.vmap(
         fun,
@@ -33,23 +30,6 @@ def vmap_over(
         axis_size=axis.size,
         spmd_axis_name=axis.spmd_name,
     )
-
-
-def batched_as(
-    axis: Any, values: Sequence[Any], dims: Sequence[Any], wanted: Sequence[Any]
-) -> list[Any]:
-    """The values, batched along the wanted axes; a value whose wanted axis is `None` is not
-    batched."""
-
-    def move(value: Any, dim: Any, to: Any) -> Any:
-        if dim is not None:
-            return jnp.moveaxis(value, dim, to)
-        if to is None:
-            return value
-        row = jnp.expand_dims(as_array(value), to)
-        return jnp.broadcast_to(row, (*row.shape[:to], axis.size, *row.shape[to + 1 :]))
-
-    return [move(*each) for each in zip(values, dims, wanted, strict=True)]
 
 
 def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
@@ -70,3 +50,51 @@ def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
 
     jax.eval_shape(lambda: trace(look))
     return found
+
+
+class Vmap(NamedTuple):
+    """An axis that a function is mapped over: the axes of its operands, and of its results."""
+
+    axis: Any
+    dims: tuple[Any, ...]
+    dims_out: tuple[Any, ...]
+
+
+def mapped(
+    run: Run,
+    vmaps: Sequence[Vmap],
+    more: Callable[[Vmap], Sequence[Any]] = lambda vmap: (),
+    wanted: Callable[[Vmap], Sequence[Any]] | None = None,
+) -> Run:
+    """`run`, mapped over these axes, the innermost first. For each of them, `more` are the axes of
+    the operands that it takes besides the mapped function's, and `wanted` are the axes of its
+    results: by default, results that do not depend on an example have none."""
+    for vmap in vmaps:
+        dims = (*vmap.dims, *more(vmap))
+        run = partial(_mapped_over, vmap.axis, dims, wanted and wanted(vmap), run)
+    return run
+
+
+def _mapped_over(axis: Any, dims: Any, wanted: Any, run: Run, *operands: Any) -> Sequence[Any]:
+    found = batched_dims(axis, run, operands, dims)
+    wanted = found if wanted is None else wanted
+    either = [w if f is None else f for f, w in zip(found, wanted, strict=True)]
+    results = vmap_over(axis, run, dims, either)(*operands)
+    # What is computed for each example, but need not be, is the same for all.
+    return [
+        x[0] if w is None and e is not None else x
+        for x, w, e in zip(results, wanted, either, strict=True)
+    ]
+
+
+def of_one_example(value: Any, vmaps: Sequence[Vmap], number: int) -> Any:
+    """Result `number` of a function with an axis for each of the vmaps: it belongs to the first
+    example where it has none, and the others have zeros."""
+    for axis, (size, dim) in enumerate(
+        (vmap.axis.size, vmap.dims_out[number]) for vmap in reversed(vmaps)
+    ):
+        if dim is None:
+            value = jnp.expand_dims(value, axis)
+            widths = [(0, size - 1) if i == axis else (0, 0) for i in range(value.ndim)]
+            value = jnp.pad(value, widths)
+    return value

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax_revolve import _compat
-from jax_revolve.autodiff.family import Flat
+from jax_revolve.autodiff.derivatives import Flat
 from jax_revolve.step.loop import NoReverseMode
 
 

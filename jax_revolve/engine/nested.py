@@ -2,7 +2,7 @@
 
 It is ordinary JAX, and JAX differentiates it. So it is right where the slots engine's higher
 derivatives are not: if the step has derivative rules that need not be derivatives, see
-`autodiff.reverse_sweep`. Its memory grows as the square root of the length. A while loop is nested
+`autodiff.rules`. Its memory grows as the square root of the length. A while loop is nested
 up to its bound, and what comes after its end is skipped.
 
 Before jax 0.12, the linearization of a scan takes `custom_jvp` functions in its body apart: it

@@ -14,14 +14,13 @@ from jax_revolve._compat import is_on_host
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
     Held,
-    at_level,
+    at_slot,
     empty,
     read_slot,
     slots_used,
     tapes_the_last_block,
     write_slot,
 )
-from jax_revolve.engine.split import integers
 from jax_revolve.engine.tape.tape import Tape
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.binomial import first_positions
@@ -53,7 +52,7 @@ def run_forward_offline(
     if tapes_the_last_block(plan):
         progress, tape = sweep.last_block(progress, Tape(steps, activity, plan.block_size), tapes)
     carry, ys = progress
-    return [*carry, *ys], Held(slots, None, None, None, None, tape, start, stores)
+    return [*carry, *ys], Held(slots, tape, start, stores)
 
 
 class _Run(NamedTuple):
@@ -89,19 +88,15 @@ class _Sweep(NamedTuple):
         """Advance until the schedule first tapes, or to the end. Returns the slots, too."""
         plan = self.plan
         slots = empty(slots_used(plan), pick(progress[0], self.steps.restart), plan)
-        starts, stops = _first_advances(plan)
-        if plan.static_levels:
-            runs = _runs_on_levels(plan)
-        elif len(np.unique(stops - starts)) <= 1:
-            runs = _runs_alike(plan.block_size, starts, stops)
-        else:
-            starts, stops = plan.block_size * starts, plan.block_size * stops
-            # A transfer to the host for each step would take longer than a wait.
-            is_far = any(map(is_on_host, slots))
-            advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
-            return advance(starts, stops, (progress, slots))
-        ends = not tapes_the_last_block(plan)
-        return self._in_runs(runs, ends, write_slot, (progress, slots))
+        runs = _runs(plan)
+        if plan.static_levels or len(runs) <= 1:
+            ends = not tapes_the_last_block(plan)
+            return self._in_runs(runs, ends, write_slot, (progress, slots))
+        starts, stops = (plan.block_size * blocks for blocks in first_advances(plan))
+        # A transfer to the host for each step would take longer than a wait.
+        is_far = any(map(is_on_host, slots))
+        advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
+        return advance(starts, stops, (progress, slots))
 
     def last_block(
         self, progress: Progress, tape: Tape, tapes: bool
@@ -200,8 +195,10 @@ class _Sweep(NamedTuple):
         return loop(last, stop, self.run, progress), slots
 
 
-def _runs_on_levels(plan: AnyPlan) -> list[_Run]:
-    """The advances of a plan on levels: on each level, to the start of its last part."""
+def _runs(plan: AnyPlan) -> list[_Run]:
+    """The advances from checkpoints on the device: on each level, to the start of its last part."""
+    if not plan.static_levels:
+        return _runs_alike(plan.block_size, *first_advances(plan))
     runs, start, slot = [], 0, 0
     levels = levels_of(plan.length, plan.static_levels, plan.block_size)
     for level in levels:
@@ -229,7 +226,7 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: H
     """The last block's tape, from the newest checkpoint."""
     slot, start = _newest(plan)
     first = plan.block_size * (plan.blocks - 1)
-    restarted = at_level(jnp.int32(slot), steps.initial(), held)
+    restarted = at_slot(held.slots, jnp.int32(slot), held.start or steps.initial())
     restarted = steps.advance_by(first - start, start, restarted)
     tape = Tape(steps, activity, plan.block_size)
     return tape.record(tape.empty(), restarted, first, plan.length - first)
@@ -237,32 +234,14 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: H
 
 def _newest(plan: AnyPlan) -> tuple[int, int]:
     """The slot of the newest checkpoint after the forward sweep, and its step."""
-    if plan.static_levels:
-        runs = _runs_on_levels(plan)
-        if not runs:
-            return 0, 0
-        start, size, count, first, base = runs[-1]
-        return base + count - 1 if count > 1 else first, start + size * (count - 1)
-    starts, _ = _first_advances(plan)
-    if len(starts):
-        return len(starts) - 1, plan.block_size * int(starts[-1])
-    return 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
-
-
-def after_all_steps(plan: AnyPlan, held: Held) -> Held:
-    """The stack after a loop of known length. The plan determines all of it but the carries and the
-    tape. A plan on levels needs none."""
-    if plan.static_levels:
-        return held._replace(steps=plan.length)
-    starts, _ = _first_advances(plan)
-    positions = np.zeros(slots_used(plan), np.int32)
-    positions[: len(starts)] = starts
-    top = jnp.int32(max(len(starts) - 1, 0))
-    return held._replace(positions=integers(positions), top=top, steps=plan.length)
+    if not (runs := _runs(plan)):
+        return 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
+    start, size, count, first, base = runs[-1]
+    return base + count - 1 if count > 1 else first, start + size * (count - 1)
 
 
 @lru_cache(maxsize=64)
-def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
+def first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
     """The blocks at which the advances of the forward sweep start, each from a checkpoint, and
     stop."""
     first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
@@ -271,3 +250,8 @@ def _first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
     starts = first + np.array(first_positions(target + 1, slots_used(plan)), np.int32)
     return starts, np.append(starts[1:], np.int32(first + target))
+
+
+def after_all_steps(plan: AnyPlan, held: Held) -> Held:
+    del plan
+    return held

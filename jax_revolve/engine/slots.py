@@ -37,32 +37,23 @@ from jax_revolve.storage.buffers import Buffers, read, write
 
 
 class Held(NamedTuple):
-    """What the forward sweep hands to the reverse sweep: the checkpoints, as a stack.
+    """What the forward sweep hands to the reverse sweep, as far as the plan does not determine it.
 
-    Level 0 of the stack is the initial carry, and level `top` the newest checkpoint. `positions`
-    are the blocks that the carries of the levels enter. `slot_index` is the buffer slot of each
-    level; `None` is the identity. Levels above the top are free, and so are their slots. `steps` is
-    the number of steps that ran. `tape` holds the residuals of the last block, if the forward sweep
-    knew which block is the last.
-
-    Between the sweeps it is a pytree without the data that the plan determines: positions, top and
-    steps are `None` after a loop of known length; positions and top are `None` if all checkpoints
-    are in a storage, or each block's is in the slot of its number.
-
-    With a storage, `stores` are its buffers, and level 0 is `start` instead of the initial carry.
+    `steps` is the number of steps of a while loop, and `tape` holds the residuals of the last block
+    of any other loop. With a storage, `stores` are its buffers, and `start` is the checkpoint at
+    the start of the tail, which takes the place of the initial carry. Where checkpoints are placed
+    as the loop runs, those up to number `top` are at the blocks `positions`, in the slots
+    `slot_index`.
     """
 
     slots: list[Any]
-    positions: Any
-    slot_index: jax.Array | None
-    top: Any
-    steps: Any
-    tape: Buffers | None
+    tape: Buffers | None = None
     start: list[Any] | None = None
     stores: Buffers | None = None
-
-    def slot(self, level: jax.Array) -> jax.Array:
-        return level if self.slot_index is None else self.slot_index[level]
+    steps: Any = None
+    positions: Any = None
+    slot_index: Any = None
+    top: Any = None
 
 
 def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
@@ -76,13 +67,11 @@ def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
     return list(map(typed_as_on_host, slots)) if is_far else slots
 
 
-def at_level(level: jax.Array, initial: list[Any], held: Held) -> list[Any]:
-    """The checkpoint at this level of the stack."""
-    initial = initial if held.start is None else held.start
-    if held.slots and held.slots[0].shape[0] == 0:
-        return initial
-    stored = read_slot(held.slots, held.slot(level))
-    return [lax.select(level == 0, i, x) for i, x in zip(initial, stored, strict=True)]
+def at_slot(slots: list[Any], slot: Any, first: list[Any]) -> list[Any]:
+    """The checkpoint in a slot; `first` is the one in slot 0."""
+    if slots and slots[0].shape[0] == 0:
+        return first
+    return [lax.select(slot == 0, f, x) for f, x in zip(first, read_slot(slots, slot), strict=True)]
 
 
 def read_slot(slots: list[Any], slot: Any) -> list[Any]:

@@ -75,11 +75,10 @@ def checkpointed_chain(
 
     **Raises:**
 
-    Whatever a layer raises, and:
+    Whatever a layer raises, with a note that names the layer and the types of its input, and:
 
     - `TypeError` or `ValueError` if `layers` or an option is not as above, or excludes another one
         that is given;
-    - `ValueError` if a layer does not take the output of the one before; the error names both;
     - `ValueError` if `memory` is less than the least possible, which the error states;
     - `ValueError` if the arrays of a stack have different leading axes;
     - `ValueError` if `state` is missing, or given without need.

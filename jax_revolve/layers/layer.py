@@ -65,7 +65,7 @@ class Layer(NamedTuple):
         inner = call.wrapped if isinstance(call, Checkpointed) else call
         try:
             parameters = dict(inspect.signature(inner).parameters)
-        except (TypeError, ValueError):  # some built-in functions have no signature
+        except ValueError:  # some built-in functions have no signature
             parameters = {}
         required = {n for n, p in parameters.items() if p.default is inspect.Parameter.empty}
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

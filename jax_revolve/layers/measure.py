@@ -27,13 +27,11 @@ def measure(layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any) ->
             own = state.substate(layer.call) if layer.is_stateful else None
             try:
                 following, _ = layer.run(carry, key, own)
-            except (TypeError, ValueError) as error:
+                sizes.append(_sizes(layer, carry, key, own, known))
+            except Exception as error:
                 types = eqx.tree_pformat(carry, short_arrays=True)
-                raise ValueError(
-                    f"layers must fit together, but {layer.name} does not take {before}, {types}: "
-                    f"{error}"
-                ) from error
-            sizes.append(_sizes(layer, carry, key, own, known))
+                error.add_note(f"Raised by {layer.name} of a chain, called with {before}, {types}.")
+                raise
             carries.append(bytes_of(jax.typeof(x) for x in _arrays(carry)))
             carry, before = following, f"what {layer.name} returns"
 

@@ -21,7 +21,7 @@ from jax import lax
 from jax_revolve import _compat
 from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr, has_convolution, zeros
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
-from jax_revolve.autodiff.family import jvp_of_nonzero
+from jax_revolve.autodiff.derivatives import jvp_of_nonzero
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:

@@ -1,9 +1,9 @@
 """A segment: a function that is computed again, from its operands, when it is transposed.
 
 What `jax.checkpoint` is, but for two things. It does what it says on a CPU, too (see `region`). And
-run, batched and in forward mode it is the function itself. As for loops there are three primitives,
-see `autodiff.family`. The tangent primitive holds nothing but the operands; transposed, it computes
-the function again, apart from all else.
+run, batched and in forward mode it is the function itself. As for loops there are three primitives:
+see `autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
+computes the function again, apart from all else.
 
 The pullback's derivative is that of the function's own pullback: only the memory of first-order
 reverse mode is bounded by what a segment's operands take.
@@ -19,7 +19,13 @@ import jax
 from jax_revolve import _compat
 from jax_revolve._compat import AbstractValue, ClosedJaxpr
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
-from jax_revolve.autodiff.family import Family, Flat, function_types, jvp_of_nonzero
+from jax_revolve.autodiff.derivatives import (
+    Flat,
+    Rules,
+    derive,
+    function_types,
+    jvp_of_nonzero,
+)
 from jax_revolve.layers.region import apart
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import is_inexact, pick, substitute
@@ -81,45 +87,76 @@ def _batch(axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
     return _bind(vmap_over(axis, run, dims, dims_out), operands), dims_out
 
 
+def _prune(used: list[bool], function: Segment) -> tuple[list[bool], list[bool], dict[str, Any]]:
+    jaxpr, operands = _compat.pruned(function.jaxpr, used, [False] * len(function.jaxpr.in_avals))
+    return used, operands, {"function": Segment(jaxpr)}
+
+
 segment_p = _compat.new_primitive(
-    "checkpointed_segment", implementation=_run, output_types=function_types, batch=_batch
+    "checkpointed_segment",
+    implementation=_run,
+    output_types=function_types,
+    batch=_batch,
+    prune=_prune,
 )
 
 
-class _Segments(Family[Segment]):
-    def run(self, function: Segment, operands: Flat) -> Flat:
-        return _run(*operands, function=function)
-
-    def batch(self, axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
-        return _batch(axis, operands, dims, function)
-
-    def run_as_one(self, function: Segment, run: Any, operands: Flat) -> Flat:
-        return _bind(lambda *operands: run(function, operands), operands)
-
-    def find_activity(self, function: Segment, operands: Flat, differentiated: Mask) -> Activity:
-        del operands
-        jaxpr = function.jaxpr.jaxpr
-        varying = _compat.varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
-        results = tuple(
-            is_inexact(v.aval) and not _compat.is_literal(v) and v in varying for v in jaxpr.outvars
-        )
-        return Activity(differentiated, results)
-
-    def primal_half(self, function: Segment, activity: Activity) -> Segment:
-        return Segment(primal_half(function.jaxpr, activity.operands))
-
-    def pull_back(
-        self, function: Segment, activity: Activity, operands: Flat, held: Any, cotangents: Flat
-    ) -> Flat:
-        del held
-        given = [not _compat.is_zero(ct) for ct in cotangents]
-        nothing = (False,) * len(activity.results)
-        wanted = tuple(substitute(nothing, activity.results, given))
-        cotangents = pick(cotangents, given)
-        return pull_back(function, activity.operands, wanted, operands, cotangents)
+def _activity(function: Segment, differentiated: Mask) -> Activity:
+    jaxpr = function.jaxpr.jaxpr
+    varying = _compat.varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
+    results = tuple(
+        is_inexact(v.aval) and not _compat.is_literal(v) and v in varying for v in jaxpr.outvars
+    )
+    return Activity(differentiated, results)
 
 
-_Segments(segment_p)
+def _jvp(
+    function: Segment, activity: Activity, operands: Flat, tangents: Flat
+) -> tuple[Flat, Flat]:
+    """The segment of values and tangents."""
+    count = len(operands)
+
+    def run(*flat: Any) -> Flat:
+        def primal(chosen: Flat) -> Flat:
+            inputs = substitute(flat[:count], activity.operands, chosen)
+            return _run(*inputs, function=function)
+
+        primals = pick(flat[:count], activity.operands)
+        results, results_dot = jax.jvp(primal, (primals,), (list(flat[count:]),))
+        return [*results, *pick(results_dot, activity.results)]
+
+    flat = _bind(run, [*operands, *tangents])
+    return flat[: len(activity.results)], flat[len(activity.results) :]
+
+
+def _primal_half(function: Segment, activity: Activity) -> Segment:
+    return Segment(primal_half(function.jaxpr, activity.operands))
+
+
+def _linearize(
+    function: Segment, activity: Activity, operands: Flat
+) -> tuple[Flat, Flat, dict[str, Any]]:
+    """Nothing is held but the operands."""
+    results = segment_p.bind(*operands, function=_primal_half(function, activity))
+    return results, [], {"function": function, "held": None}
+
+
+def _transpose(
+    cotangents: Flat,
+    operands: Flat,
+    arrays: Flat,
+    function: Segment,
+    activity: Activity,
+    held: None,
+) -> Flat:
+    del arrays, held
+    given = [not _compat.is_zero(ct) for ct in cotangents]
+    nothing = (False,) * len(activity.results)
+    wanted = tuple(substitute(nothing, activity.results, given))
+    return pull_back(function, activity.operands, wanted, operands, pick(cotangents, given))
+
+
+derive(Rules(segment_p, _activity, _jvp, _linearize, _transpose, primal_half=_primal_half))
 
 
 # The pullback

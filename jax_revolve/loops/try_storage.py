@@ -15,7 +15,7 @@ from jax_revolve._compat import (
     has_host_memory,
     run_around_loop,
 )
-from jax_revolve.autodiff.primitive import run_loop
+from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, HostMemory

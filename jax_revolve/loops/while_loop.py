@@ -18,7 +18,7 @@ from jax_revolve._compat import (
     varying_axes,
     with_weak_type,
 )
-from jax_revolve.autodiff.primitive import run_counted, run_loop
+from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter

@@ -1,7 +1,6 @@
 """The profile of the device that JAX uses."""
 
 import os
-from functools import cache
 from pathlib import Path
 
 from jax_revolve._compat import default_device
@@ -10,15 +9,12 @@ from jax_revolve.profiles.profile import Profile, of_platform, read
 VARIABLE = "JAX_REVOLVE_PROFILE"
 """The environment variable that names the file of the profile to use."""
 
-_read_once = cache(read)
-"""The plans of a program do not change while it runs."""
-
 
 def profile_in_force() -> Profile:
     """The profile that plans are chosen by: the one that `JAX_REVOLVE_PROFILE` names, or that of
     the device's platform."""
     file = os.environ.get(VARIABLE)
-    return _read_once(Path(file)) if file else profile_of_platform()
+    return read(Path(file)) if file else profile_of_platform()
 
 
 def profile_of_platform() -> Profile:

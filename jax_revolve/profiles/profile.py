@@ -54,8 +54,10 @@ MOST = 1e15
 """More is a mistake, and products of such numbers are still finite."""
 
 
+@cache
 def read(path: Path) -> Profile:
-    """The profile in a file; a `ValueError` that names the file if it holds none."""
+    """The profile in a file; a `ValueError` that names the file if it holds none. It is read once:
+    the plans of a program do not change while it runs."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
@@ -68,12 +70,13 @@ def read(path: Path) -> Profile:
     for what, wrong in ("lacks", names - {*found}), ("has no use for", {*found} - names):
         if wrong:
             raise _refusal(path, f"{what} these entries: {', '.join(sorted(wrong))}")
+    values: dict[str, Any] = {}
     for name, value in found.items():
-        allowed = "a text" if name in TEXTS else f"a number from 0 to {MOST:g}"
-        is_number = type(value) in (int, float) and 0 <= value <= MOST
-        if not (isinstance(value, str) if name in TEXTS else is_number):
+        is_text, is_number = isinstance(value, str), type(value) in (int, float)
+        if not (is_text if name in TEXTS else is_number and 0 <= value <= MOST):
+            allowed = "a text" if name in TEXTS else f"a number from 0 to {MOST:g}"
             raise _refusal(path, f"must have {allowed} as {name}, but it is {value!r}")
-    values: dict[str, Any] = {n: v if n in TEXTS else float(v) for n, v in found.items()}
+        values[name] = value if is_text else float(value)
     return Profile(**values)
 
 

@@ -5,9 +5,7 @@ each, and runs the jaxpr with these loops replaced.
 
 - `rewrite`: `checkpoint_loops`.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
-- `find`: the loops in a jaxpr, at any depth, and their sizes.
-- `location`: where a loop is in a program, and its replacement.
-- `replace`: the program with its loops replaced.
+- `find`: the loops in a jaxpr, at any depth, their sizes, and others in their places.
 - `choice`: which loops are checkpointed, and with which options.
 - `share`: one memory budget for several loops, after or inside one another.
 - `fit`: the largest budget with which a compiled program fits.

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
-from jax_revolve.programs.find import FoundLoop, resolved
-from jax_revolve.programs.location import Key, Replacement
-from jax_revolve.programs.share import Nests, Outlay, Outlays, SharingLoop, of_each_step
+from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
+from jax_revolve.programs.share import Outlay, Outlays, of_each_step, of_program, of_sharing
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -29,26 +29,32 @@ class _LoopOptions(Options):
         """Whether a while loop with these options has no plan, and so no reverse mode."""
         return self.max_steps is None and self.checkpoints in (None, "all")
 
+    @property
+    def shares(self) -> bool:
+        """Whether a loop with these options has a plan that they leave open."""
+        given = (self.checkpoints, self.memory, self.plan, self.storage)
+        return all(option is None for option in given)
+
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
             plan, bound = self.for_scan(loop.length), None
         elif self.is_without_bound:
-            return Replacement(None, None)
+            return Replacement(loop, None, None)
         else:
             plan, bound = self.for_bound(self.max_steps), self.max_steps
         try_storage(plan)
-        return Replacement(plan, bound, self.listener)
+        return Replacement(loop, plan, bound, self.listener)
 
 
 @dataclass(frozen=True)
 class Choice:
     """The arguments of `checkpoint_loops`."""
 
-    checkpoints: Checkpoints
-    memory: Memory
-    min_length: int
-    max_steps: int | None
-    where: Where | None
+    checkpoints: Checkpoints = None
+    memory: Memory = None
+    min_length: int = 16
+    max_steps: int | None = None
+    where: Where | None = None
 
     def check(self) -> None:
         Options(self.checkpoints, memory=self.memory)
@@ -63,25 +69,18 @@ class Choice:
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         """The replacements of the loops that are checkpointed."""
         loops = [loop for loop in loops if not loop.is_own]
-        chosen = {loop: options for loop in loops if (options := self._options(loop)) is not None}
-        sharing = {
-            loop: options
-            for loop, options in chosen.items()
-            if self.memory is not None
-            and options.checkpoints is None
-            and options.memory is None
-            and options.plan is None
-            and options.storage is None
-            and (loop.length is not None or not options.is_without_bound)
-        }
-        own = {
-            loop.key: options.replacement(loop)
-            for loop, options in chosen.items()
-            if loop not in sharing
-        }
-        if not sharing:
-            return own
-        return {**own, **_shared(loops, sharing, own, parse_bytes(self.memory))}
+        sharing: dict[Key, _LoopOptions] = {}
+        own: dict[Key, Replacement] = {}
+        for loop in loops:
+            options = self._options(loop)
+            if options is None:
+                continue
+            has_end = loop.length is not None or not options.is_without_bound
+            if self.memory is not None and options.shares and has_end:
+                sharing[loop.key] = options
+            else:
+                own[loop.key] = options.replacement(loop)
+        return own | _shared(loops, sharing, own, parse_bytes(self.memory)) if sharing else own
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
         """`None` for a loop that is left alone."""
@@ -126,58 +125,46 @@ def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _L
 
 def _shared(
     loops: Sequence[FoundLoop],
-    sharing: Mapping[FoundLoop, _LoopOptions],
+    sharing: Mapping[Key, _LoopOptions],
     own: Mapping[Key, Replacement],
     memory: int,
 ) -> dict[Key, Replacement]:
     """The replacements of the loops that share the memory, which fit together with the least
     predicted time. The others have their `own` ones."""
+    defaults = {
+        loop.key: sharing[loop.key].replacement(loop) for loop in loops if loop.key in sharing
+    }
 
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
-        plans = dict(outlay.plans)
-        return {
-            loop.key: Replacement(plans[loop.key], options.max_steps, options.listener)
-            for loop, options in sharing.items()
-            if loop.key in plans
-        }
+        return {key: replace(defaults[key], plan=plan) for key, plan in outlay.plans}
 
     def outlays_of(loop: FoundLoop, inside: Outlays) -> Outlays:
-        options = sharing.get(loop)
-        if options is None:
-            # A loop with its own plan has its own memory for the loops inside its steps.
-            has_plan = loop.key in own and own[loop.key].plan is not None
-            steps = loop.length or 1
-            return inside(
-                lambda o: replace(o, time=o.time * steps) if has_plan else of_each_step(o, steps)
-            )
-        default = options.replacement(loop)
-        length = options.max_steps if loop.length is None else loop.length
+        key, steps = loop.key, loop.length or 1
+        if key in own and own[key].plan is not None:
+            # It has its own memory for the loops inside its steps.
+            return inside(lambda o: replace(o, time=o.time * steps))
+        if key not in sharing:
+            return inside(lambda o: of_each_step(o, steps))
+        default, block_size = defaults[key], sharing[key].block_size
+        length = default.max_steps if loop.length is None else loop.length
         assert length is not None
-        report = loop.measure({**own, **with_plans(inside.least)}, default)
+        assert default.plan is not None
+        report = loop.measure({**own, **with_plans(inside.least), key: default})
         if report is None:
-            plan = Plan(length, 1, options.block_size or 1)
-            return inside(lambda o: replace(o, plans=((loop.key, plan), *o.plans)))
+            plan = Plan(length, 1, block_size or 1)
+            return inside(lambda o: replace(o, plans=((key, plan), *o.plans)))
 
         def sizes(held: int) -> Sizes:
-            more = held - inside.least.held
-            return report.sizes._replace(
-                residuals=report.sizes.residuals + more, alone=report.sizes.alone + more
-            )
+            s, more = report.sizes, held - inside.least.held
+            return s._replace(residuals=s.residuals + more, alone=s.alone + more)
 
-        def default_plan(sizes: Sizes) -> Plan:
-            assert default.plan is not None
-            plan = resolved(default.plan, sizes)
-            assert isinstance(plan, Plan)
-            return plan
+        make = partial(resolved, default.plan)
+        return of_sharing(key, length, block_size, make, sizes, inside, is_while=report.is_while)
 
-        return SharingLoop(
-            loop.key, length, options.block_size, report.is_while, default_plan, sizes
-        ).outlays(inside)
-
-    outlays = Nests(loops).outlays(outlays_of)
+    outlays = of_program(loops, outlays_of)
     chosen = outlays.quickest(memory)
     if chosen is None:
-        names = ", ".join(f"{loop.name} of {loop.source}" for loop in sharing)
+        names = ", ".join(f"{r.of.name} of {r.of.source}" for r in defaults.values())
         raise TooLittleMemory(
             outlays.least.memory,
             f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "

@@ -11,10 +11,16 @@ import jax
 from jax_revolve import _compat
 from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.choice import Choice
-from jax_revolve.programs.find import FoundLoop, find_rules, takes_derivatives
-from jax_revolve.programs.location import Key, Replacements, is_in
+from jax_revolve.programs.find import (
+    FoundLoop,
+    Key,
+    Replacements,
+    find_rules,
+    is_in,
+    takes_derivatives,
+)
 from jax_revolve.programs.rewrite import check_function, trace
-from jax_revolve.programs.share import Nests, Outlays, of_each_step, of_plan
+from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.report.report import Report, checkpoints_of
 from jax_revolve.schedule.report.table import aligned
@@ -187,23 +193,23 @@ def explain(
             check_arrays(inputs)
         with jax.disable_jit(False):
             closed, loops, *_ = trace(fun, args, kwargs)
-            replacements = Choice(None, None, 16, None, None).replacements(loops)
-            now = {loop: loop.measure({}, None) if loop.is_own else None for loop in loops}
-            then = reports_on(loops, replacements)
+            replacements = Choice().replacements(loops)
+            now, then = reports_on(loops, {}), reports_on(loops, replacements)
             shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
             if limit is not None:
                 check_arrays(closed.consts)
                 shown.update(_measured(closed, inputs, shown, replacements, limit))
         now, then = _with_plans(now, shown), _with_plans(then, shown)
         evaluations = _evaluations(shown)
+        rows = tuple((loop, report, evaluations[loop]) for loop, report in shown.items())
         return Explanation(
             tuple(report for report in shown.values() if report is not None),
             tuple(loop for loop, report in shown.items() if report is None),
             find_rules(closed),
             memory_of(then, replacements),
             memory_of(now, {}),
-            sum(evaluations[loop.key] for loop, report in shown.items() if report is not None),
-            tuple((loop, report, evaluations[loop.key]) for loop, report in shown.items()),
+            sum(runs for _, report, runs in rows if report is not None),
+            rows,
             takes_derivatives(closed),
         )
 
@@ -215,13 +221,7 @@ def _is_input(leaf: Any) -> bool:
 
 
 def reports_on(loops: Sequence[FoundLoop], replacements: Replacements) -> Reports:
-    """The report on each loop's gradient, with these replacements; `None` if lax runs the loop, or
-    if it has no reverse mode."""
-    own = {loop: replacements.get(loop.key) for loop in loops}
-    return {
-        loop: loop.measure(replacements, own[loop]) if loop.is_own or own[loop] else None
-        for loop in loops
-    }
+    return {loop: loop.measure(replacements) for loop in loops}
 
 
 def memory_of(reports: Reports, replacements: Replacements) -> int:
@@ -241,7 +241,7 @@ def memory_of(reports: Reports, replacements: Replacements) -> int:
                 outlay = replace(outlay, held=loop.length * of_a_step)
         return Outlays(outlay, outlay)
 
-    return Nests(list(reports)).outlays(outlays).least.memory
+    return of_program(list(reports), outlays).least.memory
 
 
 def _with_plans(reports: Reports, others: Reports) -> Reports:
@@ -253,24 +253,22 @@ def _with_plans(reports: Reports, others: Reports) -> Reports:
     }
 
 
-def _evaluations(reports: Reports) -> dict[Key, int]:
+def _evaluations(reports: Reports) -> dict[FoundLoop, int]:
     """How often each loop's step is evaluated in a gradient of the function. An outer step is
     evaluated as often as its plan says, and differentiated in the last of these evaluations: only
     then an inner loop follows its own plan."""
-    loops, found = {loop.key: loop for loop in reports}, dict[Key, int]()
-    recomputed = {key for loop in reports for key in loop.recomputed}
-    # How often what is under a key is evaluated alone, and how often it is differentiated.
-    inside: dict[Key, tuple[int, int]] = {(): (0, 1)}
-    for key in sorted({*loops, *recomputed}):
-        around = (key[:end] for end in range(len(key) - 1, -1, -1))
-        alone, both = inside[next(outer for outer in around if outer in inside)]
-        if key not in loops:
-            inside[key] = alone + both, both
-            continue
-        steps, report = loops[key].length or 1, reports[loops[key]]
-        runs = steps if report is None else report.evaluations(report.plan)
-        inside[key] = alone * steps + both * (runs - steps), both * steps
-        found[key] = alone * steps + both * runs
+    loops, found = {loop.key: loop for loop in reports}, dict[FoundLoop, int]()
+    for loop in reports:
+        # How often what is around it is evaluated alone, and how often it is differentiated.
+        alone, both = 0, 1
+        for key in (*around(loop, loops), loop.key):
+            if key not in loops:
+                alone += both
+                continue
+            steps, report = loops[key].length or 1, reports[loops[key]]
+            runs = steps if report is None else report.evaluations(report.plan)
+            alone, both = alone * steps + both * (runs - steps), both * steps
+        found[loop] = alone + both
     return found
 
 
@@ -290,7 +288,7 @@ def _measured(
     for key, operands in found.items():
         loop, report = outer[key], reports[outer[key]]
         assert report is not None
-        runs = loop.loop({} if loop.is_own else replacements, replacements.get(key))
+        runs = loop.loop({} if loop.is_own else replacements)
         measured[loop] = measured_report(runs, operands, report, seconds / len(found))
     return measured
 

@@ -1,26 +1,23 @@
-"""The loops of a program, and their properties."""
+"""The loops of a program: where they are, what their gradients take, and others in their places.
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the path to it: the number
+of an equation, the number of a jaxpr in it, the number of an equation there, and so on.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from jax_revolve import _compat
 from jax_revolve._compat import bytes_of, zeros
-from jax_revolve.autodiff.loop_primitive import loop_p
+from jax_revolve.autodiff.refusal import without_reverse_mode
+from jax_revolve.autodiff.rules import loop_p, run_loop
 from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.loops.options import LARGEST_BOUND
-from jax_revolve.programs.location import (
-    Key,
-    Location,
-    Replacement,
-    Replacements,
-    is_in,
-    loop_in,
-)
-from jax_revolve.programs.replace import replace_inside
+from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report.report import Report
@@ -29,6 +26,53 @@ from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 from jax_revolve.step.restart import find_restart
+
+Key: TypeAlias = tuple[int, ...]
+Replacements: TypeAlias = Mapping[Key, "Replacement"]
+Facts: TypeAlias = tuple[Sizes, Activity]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the equations of a jaxpr are in a program."""
+
+    names: tuple[str, ...] = ()
+    source: str = ""
+    depth: int = 0
+    runs: int | None = 1
+    enclosing: tuple[Any, ...] = ()
+    """The `shard_map` equations around them."""
+    recomputed: tuple[Key, ...] = ()
+    """The keys of the equations around them that run again when they are transposed."""
+
+    def inside(self, eqn: Any, key: Key) -> "_Place":
+        """The place of the jaxprs that an equation here runs."""
+        loop, runs = _loop_in(eqn), self.runs
+        if loop is not None:
+            runs = None if runs is None or loop.length is None else runs * loop.length
+        return _Place(
+            (*self.names, *_compat.name_in(eqn)),
+            self.source_of(eqn),
+            self.depth + (loop is not None),
+            runs,
+            (*self.enclosing, eqn) if _compat.is_shard_map(eqn) else self.enclosing,
+            (*self.recomputed, key) if _compat.is_recomputed(eqn) else self.recomputed,
+        )
+
+    def name_of(self, eqn: Any) -> str:
+        return "/".join([*self.names, *_compat.name_in(eqn)])
+
+    def source_of(self, eqn: Any) -> str:
+        """The source line of an equation here, or of the equation around it if that is unknown."""
+        return _compat.source_of(eqn) or self.source
+
+
+@dataclass(eq=False)
+class _Program:
+    """The loops of a program, and their facts by what these depend on."""
+
+    loops: list["FoundLoop"] = field(default_factory=list)
+    facts: dict[Any, Facts | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,14 +105,17 @@ class FoundLoop:
     runs: int | None
     is_own: bool
     carry_bytes: int
-    _eqn: Any = field(repr=False)
-    _place: Location = field(repr=False)
-    _measured: dict[Any, Any] = field(repr=False, compare=False)
-    """Measurements of the program's loops, by what they depend on."""
+    key: Key = field(repr=False)
+    recomputed: tuple[Key, ...] = field(repr=False)
+    enclosing: tuple[Any, ...] = field(repr=False, compare=False)
+    _eqn: Any = field(repr=False, compare=False)
+    _program: _Program = field(repr=False, compare=False)
 
     @cached_property
     def residual_bytes(self) -> int:
-        return self.bytes_of_a_step({loop.key: _ONE_CARRY for loop in self._while_loops}) or 0
+        one_carry = Plan(LARGEST_BOUND, 1)
+        inside = {loop.key: Replacement(loop, one_carry, None) for loop in self._while_loops}
+        return self.bytes_of_a_step(inside) or 0
 
     @property
     def plain_bytes(self) -> int | None:
@@ -89,120 +136,123 @@ class FoundLoop:
         steps, although part of its carry is typed as the same on all of them."""
         return not self.is_own and self.kind == "while" and _compat.varies_unevenly(self._eqn)
 
-    @property
-    def key(self) -> Key:
-        return self._place.key
-
-    @property
-    def recomputed(self) -> tuple[Key, ...]:
-        """The keys of the equations around it that run again when they are transposed."""
-        return self._place.recomputed
-
-    def bytes_of_a_step(self, inside: Replacements) -> int | None:
+    def bytes_of_a_step(self, replacements: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
         it has no gradient."""
-        reversible = {key for key, replacement in inside.items() if replacement.plan is not None}
+        reversible = {key for key, other in replacements.items() if other.plan is not None}
         if any(loop.key not in reversible for loop in self._while_loops):
             return None
-        facts = self._facts(inside)
+        facts = self._facts(replacements)
         return None if facts is None else facts[0].uncut
 
-    def loop(self, inside: Replacements, own: Replacement | None) -> Loop:
+    def loop(self, replacements: Replacements) -> Loop:
         """The loop of this library that it is, or that its replacement is."""
-        eqn = self._with(inside)
+        eqn = _with_inside(self._eqn, self.key, replacements)
+        own = replacements.get(self.key)
         return eqn.params["function"] if own is None else own.loop(eqn)
 
-    def measure(self, inside: Replacements, own: Replacement | None) -> Report | None:
-        """The report on the gradient with these replacements, or `None` if it has none. A loop of
-        this library has its own plan."""
-        facts = self._facts(inside)
-        plan = self._eqn.params["function"].plan if own is None else own.plan
-        if facts is None or plan is None:
+    def measure(self, replacements: Replacements) -> Report | None:
+        """The report on its gradient with these replacements. `None` if lax runs it, or if it has
+        no gradient."""
+        own = replacements.get(self.key)
+        if own is None and not self.is_own:
             return None
-        sizes, always = facts[0], _always(self.loop({}, own), self._eqn, facts[1])
+        plan = self._eqn.params["function"].plan if own is None else own.plan
+        if plan is None or (facts := self._facts(replacements)) is None:
+            return None
+        sizes, activity = facts
+        loop = self._eqn.params["function"] if own is None else own.loop(self._eqn)
+        always = _always(loop, self._eqn, activity)
         where = (self.name, self.source, self.runs, self.is_own)
         return Report(resolved(plan, sizes), sizes, always, self.kind == "while", *where)
 
-    @cached_property
+    @property
     def _while_loops(self) -> list["FoundLoop"]:
-        place = replace(self._place, key=self.key[:-1])
-        into = place.into(self.key[-1], self._eqn)
+        """The while loops inside that `jax.lax` cannot reverse."""
         return [
             loop
-            for part, inner in enumerate(_compat.inner_programs(self._eqn))
-            for loop in find_loops(inner, into(part))
-            if loop.length is None and loop.has_floats and not loop.is_own
+            for loop in self._program.loops
+            if is_in(loop.key, self.key) and loop.length is None and loop.has_floats
+            if not loop.is_own
         ]
 
-    def _facts(self, inside: Replacements) -> "Facts | None":
+    def _facts(self, replacements: Replacements) -> Facts | None:
         """What there is to know of a gradient with these replacements, if it has one."""
-        inside = {key: value for key, value in inside.items() if is_in(key, self.key)}
-        equation = loop_in(self._eqn)
+        inside = {key: value for key, value in replacements.items() if is_in(key, self.key)}
+        equation = _loop_in(self._eqn)
         assert equation is not None
         # Loops of the same function share the jaxpr of the step, whatever their lengths.
-        kept = (equation.jaxpr, equation.condition, equation.num_consts, self._place.enclosing)
+        kept = (equation.jaxpr, equation.condition, equation.num_consts, self.enclosing)
         known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
-        if known not in self._measured:
-            self._measured[known] = self._look(inside)
-        return self._measured[known]
+        facts = self._program.facts
+        if known not in facts:
+            facts[known] = _compat.within(self.enclosing, lambda: self._look(inside))
+        return facts[known]
 
-    def _with(self, inside: Replacements) -> Any:
-        """The equation with these replacements."""
-        place = replace(self._place, key=self.key[:-1])
-        return replace_inside(self._eqn, self.key[-1], place, inside)
-
-    def _look(self, inside: Replacements) -> "Facts | None":
-        any_plan = Replacement(Plan(self.length or 1, 1), 1)
-        loop = self.loop(inside, None if self.is_own else any_plan)
-
-        def look() -> Facts | None:
-            try:
-                return _facts(loop, _compat.operands_like(self._eqn))
-            except NoReverseMode:
-                return None
-
-        return _compat.within(self._place.enclosing, look)
+    def _look(self, inside: Replacements) -> Facts | None:
+        any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
+        loop = self.loop(inside if self.is_own else {**inside, self.key: any_plan})
+        try:
+            return _facts(loop, _compat.operands_like(self._eqn))
+        except NoReverseMode:
+            return None
 
 
-_ONE_CARRY = Replacement(Plan(LARGEST_BOUND, 1), None)
+def is_in(key: Key, outer: Key) -> bool:
+    return len(key) > len(outer) and key[: len(outer)] == outer
 
 
-def _equations(jaxpr: Any, place: Location) -> Iterator[tuple[Any, int, Location]]:
-    """The equations of a program, each before those inside it, with its number and the location of
-    its jaxpr."""
+def _loop_in(eqn: Any) -> Loop | _compat.LoopEquation | None:
+    """The loop that an equation is, of this library or of lax."""
+    return eqn.params["function"] if eqn.primitive is loop_p else _compat.read_loop(eqn)
+
+
+# Finding
+
+
+def _equations(
+    jaxpr: Any, place: _Place | None = None, around: Key = ()
+) -> Iterator[tuple[Any, Key, _Place]]:
+    """The equations of a program, each before those inside it, with its key and its place."""
+    place = place or _Place()
     for index, eqn in enumerate(jaxpr.eqns):
-        yield eqn, index, place
+        key = (*around, index)
+        yield eqn, key, place
         if programs := _compat.inner_programs(eqn):
-            into = place.into(index, eqn)
+            inside = place.inside(eqn, key)
             for part, inner in enumerate(programs):
-                yield from _equations(inner, into(part))
+                yield from _equations(inner, inside, (*key, part))
 
 
-def find_loops(jaxpr: Any, place: Location | None = None) -> Iterator[FoundLoop]:
+def find_loops(jaxpr: Any) -> list[FoundLoop]:
     """The loops of a program, each before those inside it."""
-    measured: dict[Any, Any] = {}
-    for eqn, index, here in _equations(jaxpr, place or Location()):
-        equation = loop_in(eqn)
+    program = _Program()
+    for eqn, key, place in _equations(jaxpr):
+        equation = _loop_in(eqn)
         if equation is not None:
-            yield FoundLoop(
-                name=here.name_of(eqn),
-                source=here.source_of(eqn),
+            found = FoundLoop(
+                name=place.name_of(eqn),
+                source=place.source_of(eqn),
                 kind="scan" if equation.condition is None else "while",
                 length=equation.length,
-                depth=here.depth,
-                runs=here.runs,
+                depth=place.depth,
+                runs=place.runs,
                 is_own=eqn.primitive is loop_p,
-                carry_bytes=_compat.bytes_of(equation.output_types[: equation.num_carry]),
+                carry_bytes=bytes_of(equation.output_types[: equation.num_carry]),
+                key=key,
+                recomputed=place.recomputed,
+                enclosing=place.enclosing,
                 _eqn=eqn,
-                _place=replace(here, key=(*here.key, index)),
-                _measured=measured,
+                _program=program,
             )
+            program.loops.append(found)
+    return program.loops
 
 
 def find_rules(jaxpr: Any) -> tuple[str, ...]:
     """The functions of a program that run loops and have a derivative rule of their own, which
     determines their residuals."""
-    found = (_compat.rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr, Location()))
+    found = (_compat.rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr))
     return tuple(dict.fromkeys(name for name in found if name is not None))
 
 
@@ -210,12 +260,12 @@ def takes_derivatives(jaxpr: Any) -> bool:
     """Whether a program runs derivatives of loops, which are no loops that have a gradient."""
     return any(
         eqn.primitive.name.startswith("checkpointed_loop_")
-        or (loop_in(eqn) is not None and "transpose(" in here.name_of(eqn))
-        for eqn, _, here in _equations(jaxpr, Location())
+        or (_loop_in(eqn) is not None and "transpose(" in place.name_of(eqn))
+        for eqn, _, place in _equations(jaxpr)
     )
 
 
-Facts = tuple[Sizes, Activity]
+# Measuring
 
 
 def _facts(loop: Loop, operands: list[Any]) -> Facts | None:
@@ -247,3 +297,73 @@ def _always(loop: Loop, eqn: Any, activity: Activity) -> dict[str, int]:
 def resolved(plan: AnyPlan | Request, sizes: Sizes) -> AnyPlan:
     """The plan of a loop of these sizes."""
     return plan.resolve(sizes) if isinstance(plan, Request) else plan
+
+
+# Replacing
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The checkpointed loop that replaces one of lax's: its plan and, for a while loop, its bound.
+
+    Without a plan, the replacement is lax's own while loop, with an error in reverse mode that
+    names the missing argument.
+    """
+
+    of: FoundLoop = field(compare=False)
+    plan: AnyPlan | Request | None
+    max_steps: int | None
+    progress: Any = None
+
+    def loop(self, eqn: Any) -> Loop:
+        equation = _compat.read_loop(eqn)
+        assert equation is not None
+        length = self.max_steps if equation.condition is not None else equation.length
+        return Loop.of(equation, length, self.plan, self.progress)
+
+    def equation(self, eqn: Any) -> Any:
+        """The equation that takes the place of the loop's."""
+        if self.plan is None:
+            message = (
+                f"max_steps must be an int to differentiate the loop {self.of.name!r} of "
+                f"{self.of.source} in reverse mode, but is None: it is a while loop, which has no "
+                "reverse mode without a bound. Pass max_steps, the most steps that it may take, or "
+                "checkpoints, the number of carries to store, to checkpoint_loops, or for this "
+                "loop alone by where."
+            )
+
+            def refuse(*operands: Any) -> Any:
+                return without_reverse_mode(_compat.run_in_place(eqn, operands), message)
+
+            return _compat.call_in_place(refuse, eqn, self.of.enclosing)
+        loop = self.loop(eqn)
+        if loop.condition is None or loop.length is None:
+            return eqn.replace(primitive=loop_p, params={"function": loop})
+
+        def run(*operands: Any) -> Any:
+            results = run_loop(loop, list(operands))
+            return raise_if_stopped(loop, list(operands), results, results)
+
+        return _compat.call_in_place(run, eqn, self.of.enclosing)
+
+
+def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> Any:
+    """The program with these loops replaced. A jaxpr that contains none of them stays the same
+    object."""
+    equations = []
+    for index, eqn in enumerate(jaxpr.eqns):
+        key = (*around, index)
+        new = _with_inside(eqn, key, replacements)
+        equations.append(replacements[key].equation(new) if key in replacements else new)
+    if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return _compat.with_equations(jaxpr, equations)
+
+
+def _with_inside(eqn: Any, key: Key, replacements: Replacements) -> Any:
+    """The equation with these replacements inside."""
+    if not any(is_in(other, key) for other in replacements):
+        return eqn
+    programs = enumerate(_compat.inner_programs(eqn))
+    new = [replace_loops(program, replacements, (*key, part)) for part, program in programs]
+    return _compat.with_inner_programs(eqn, new)

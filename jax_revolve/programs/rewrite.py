@@ -10,8 +10,7 @@ import jax
 
 from jax_revolve._compat import call_jaxpr, is_jit_disabled, with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
-from jax_revolve.programs.find import FoundLoop, find_loops
-from jax_revolve.programs.replace import replace_loops
+from jax_revolve.programs.find import FoundLoop, find_loops, replace_loops
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 
@@ -154,7 +153,7 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
     """What a function is traced to, its loops, and the types of its results and the others."""
     closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
     closed = with_single_predicates(closed)
-    return closed, list(find_loops(closed)), types, static
+    return closed, find_loops(closed), types, static
 
 
 def check_function(fun: object) -> None:

@@ -12,14 +12,14 @@ outer step that is taped at a time. Each outer step is transposed once, and with
 inside. So the time of an inner gradient counts once for each outer step, whatever the outer plan.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, product
+from itertools import pairwise, product
 from math import log
 from typing import NamedTuple
 
-from jax_revolve.programs.find import FoundLoop
-from jax_revolve.programs.location import Key
+from jax_revolve.programs.find import FoundLoop, Key
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -44,7 +44,7 @@ class Outlay:
     held: int = 0
     passing: int = 0
     time: float = 0.0
-    plans: tuple[tuple[Hashable, Plan], ...] = ()
+    plans: tuple[tuple[Key, AnyPlan], ...] = ()
 
     @property
     def memory(self) -> int:
@@ -71,40 +71,33 @@ class Outlays(NamedTuple):
         return min(fitting, key=_order, default=None)
 
 
-@dataclass(frozen=True)
-class SharingLoop:
-    """A loop that shares the budget. `length` is its number of steps or its bound, `block_size` is
-    that of its plans if it is given, `default` makes its default plan, and `sizes` are its sizes,
-    given the bytes that everything inside it holds."""
+def of_sharing(
+    key: Key,
+    length: int,
+    block_size: int | None,
+    default: Callable[[Sizes], AnyPlan],
+    sizes: Callable[[int], Sizes],
+    inside: Outlays,
+    *,
+    is_while: bool,
+) -> Outlays:
+    """The outlays of a loop that shares the budget, given those of everything inside it. `length`
+    is its number of steps or its bound, `block_size` that of its plans if it is given, `default`
+    makes its default plan, and `sizes` are its sizes, given the bytes that the inside holds."""
 
-    key: Hashable
-    length: int
-    block_size: int | None
-    is_while: bool
-    default: Callable[[Sizes], Plan]
-    sizes: Callable[[int], Sizes]
+    def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
+        """With the default plan if there is none."""
+        own = sizes(inner.held)
+        plan = plan or default(own)
+        outlay = of_plan(plan, own, inner, is_while=is_while)
+        return replace(outlay, plans=((key, plan), *inner.plans))
 
-    @property
-    def least(self) -> Plan:
-        return Plan(self.length, 1, self.block_size or 1)
-
-    def outlays(self, inside: Outlays) -> Outlays:
-        """The outlays of the loop, given those of everything inside it."""
-        least = self._outlay(self.least, self.sizes(inside.least.held), inside.least)
-        sizes = self.sizes(inside.default.held)
-        default = self._outlay(self.default(sizes), sizes, inside.default)
-        return Outlays(least, default, list(self._others(inside)))
-
-    def _others(self, inside: Outlays) -> Iterator[Outlay]:
-        plans = candidates(self.length, block_size=self.block_size, is_while=self.is_while)
-        for inner in inside.all:
-            sizes = self.sizes(inner.held)
-            for plan in (*plans, self.default(sizes)):
-                yield self._outlay(plan, sizes, inner)
-
-    def _outlay(self, plan: Plan, sizes: Sizes, inner: Outlay) -> Outlay:
-        outlay = of_plan(plan, sizes, inner, is_while=self.is_while)
-        return replace(outlay, plans=((self.key, plan), *inner.plans))
+    plans = (*candidates(length, block_size=block_size, is_while=is_while), None)
+    return Outlays(
+        outlay(Plan(length, 1, block_size or 1), inside.least),
+        outlay(None, inside.default),
+        [outlay(plan, inner) for inner in inside.all for plan in plans],
+    )
 
 
 def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
@@ -148,30 +141,21 @@ def _both(first: Outlays, second: Outlays) -> Outlays:
     return Outlays(both(first.least, second.least), both(first.default, second.default), others)
 
 
-def _quickest(outlays: Sequence[Outlay], most: int) -> list[Outlay]:
-    """The quickest outlays for about the same bytes, at most `most` of them."""
-    closeness = FINEST
-    kept = _quickest_of_the_like(outlays, closeness)
-    while len(kept) > most:
+def _quickest(outlays: Iterable[Outlay], most: int) -> list[Outlay]:
+    """The quickest outlays for about the same bytes, at most `most` of them, without those that are
+    no better than another one in anything."""
+    kept, closeness = sorted(outlays, key=_order), FINEST
+    while True:
+        unit, quickest = log(closeness), dict[tuple[int, int], Outlay]()
+        for o in kept:
+            quickest.setdefault((int(log(o.held + 1) / unit), int(log(o.memory + 1) / unit)), o)
+        kept = []
+        for o in quickest.values():
+            if not any(k.held <= o.held and k.memory <= o.memory for k in kept):
+                kept.append(o)
+        if len(kept) <= most:
+            return kept
         closeness **= 1.5
-        kept = _quickest_of_the_like(kept, closeness)
-    return kept
-
-
-def _quickest_of_the_like(outlays: Iterable[Outlay], closeness: float) -> list[Outlay]:
-    """The quickest outlays for about the same bytes, without those that are no better than another
-    one in anything."""
-    unit = log(closeness)
-    quickest: dict[tuple[int, int], Outlay] = {}
-    for o in outlays:
-        place = (int(log(o.held + 1) / unit), int(log(o.memory + 1) / unit))
-        if place not in quickest or _order(o) < _order(quickest[place]):
-            quickest[place] = o
-    kept: list[Outlay] = []
-    for o in sorted(quickest.values(), key=_order):
-        if not any(k.held <= o.held and k.memory <= o.memory for k in kept):
-            kept.append(o)
-    return kept
 
 
 def _order(outlay: Outlay) -> tuple[float, int, int]:
@@ -182,27 +166,24 @@ OfLoop = Callable[[FoundLoop, Outlays], Outlays]
 """The outlays of a loop, given those of everything inside it."""
 
 
-class Nests:
-    """The loops of a program, and the equations that run again when they are transposed. The loops
-    inside such an equation hold nothing before it runs again."""
+def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
+    """The keys of what is around a loop, outermost first: other loops, and equations that run again
+    when they are transposed."""
+    keys = (loop.key[:end] for end in range(1, len(loop.key)))
+    return [key for key in keys if key in loops or key in loop.recomputed]
 
-    def __init__(self, loops: Sequence[FoundLoop]) -> None:
-        self._loops = {loop.key: loop for loop in loops}
-        recomputed = chain.from_iterable(loop.recomputed for loop in loops)
-        inside: dict[Key, list[Key]] = {(): []}
-        for key in sorted({*self._loops, *recomputed}):
-            around = (key[:end] for end in range(len(key) - 1, -1, -1))
-            inside[next(outer for outer in around if outer in inside)].append(key)
-            inside[key] = []
-        self._inside = inside
 
-    def outlays(self, of_loop: OfLoop) -> Outlays:
-        """The outlays of the whole program."""
-        return self._together((), of_loop, MANY)
+def of_program(loops: Sequence[FoundLoop], of_loop: OfLoop) -> Outlays:
+    """The outlays of a program. The loops inside an equation that runs again when it is transposed
+    hold nothing before that."""
+    by_key = {loop.key: loop for loop in loops}
+    inside = defaultdict[Key, dict[Key, None]](dict)
+    for loop in loops:
+        for outer, inner in pairwise([(), *around(loop, by_key), loop.key]):
+            inside[outer][inner] = None
 
-    def _together(self, key: Key, of_loop: OfLoop, most: int) -> Outlays:
-        return together([self._of(inner, of_loop) for inner in self._inside[key]], most)
+    def of(key: Key) -> Outlays:
+        inner = together(list(map(of, inside[key])), FEW)
+        return of_loop(by_key[key], inner) if key in by_key else inner(recomputed)
 
-    def _of(self, key: Key, of_loop: OfLoop) -> Outlays:
-        inside = self._together(key, of_loop, FEW)
-        return of_loop(self._loops[key], inside) if key in self._loops else inside(recomputed)
+    return together(list(map(of, inside[()])), MANY)

@@ -3,9 +3,8 @@
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import count
 from threading import Lock
 from typing import Any
@@ -137,13 +136,12 @@ class _Line:
     def text(self) -> str:
         seconds = time.monotonic() - self.started
         rate = self.steps / seconds if seconds > 0 else 0.0
-        times = _clock(seconds)
         if self.total is None:
-            return f"{self.name}: {self.steps} steps [{times}, {rate:.1f} steps/s]"
+            return f"{self.name}: {self.steps} steps [{_clock(seconds)}, {rate:.1f} steps/s]"
         left = _clock((self.total - self.steps) / rate) if rate else "?"
-        share = 100 * self.steps // self.total if self.total else 100
-        of_all = f"{share}% {self.steps}/{self.total}"
-        return f"{self.name}: {of_all} [{times}<{left}, {rate:.1f} steps/s{self.note}]"
+        of_all = f"{100 * self.steps // max(self.total, 1) if self.total else 100}%"
+        of_all = f"{of_all} {self.steps}/{self.total}"
+        return f"{self.name}: {of_all} [{_clock(seconds)}<{left}, {rate:.1f} steps/s{self.note}]"
 
 
 class TextMeter(ProgressMeter):
@@ -156,9 +154,8 @@ class TextMeter(ProgressMeter):
 
     def start(self, name: str, total: int | None) -> Any:
         """As [`jax_revolve.ProgressMeter`][]."""
-        line = _Line(name, total, time.monotonic())
-        self._open.append(line)
-        return line
+        self._open.append(_Line(name, total, time.monotonic()))
+        return self._open[-1]
 
     def update(self, bar: Any, steps: int) -> None:
         """As [`jax_revolve.ProgressMeter`][]."""
@@ -181,8 +178,7 @@ class TextMeter(ProgressMeter):
         if sys.stderr.isatty():
             text = "\r" + text.ljust(self._width)
             self._width = 0 if end else len(text) - 1
-        sys.stderr.write(text + end)
-        sys.stderr.flush()
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:
@@ -225,19 +221,19 @@ class _Runs:
 
     def reached(self, sweep: str, report: Any, note: str = "") -> None:
         """As [`jax_revolve.progress.listener.Listener`][]."""
-        self._tell(partial(self._go_on, note=note), sweep, report)
+        self._tell(sweep, report, note, is_over=False)
 
     def finished(self, sweep: str, report: Any) -> None:
         """As [`jax_revolve.progress.listener.Listener`][]."""
-        self._tell(self._end, sweep, report)
+        self._tell(sweep, report, "", is_over=True)
 
-    def _tell(self, hear: Callable[[str, int, int], None], sweep: str, report: Any) -> None:
+    def _tell(self, sweep: str, report: Any, note: str, *, is_over: bool) -> None:
         steps, total = np.asarray(report).tolist()
         with self._lock:
             if self._is_given_up:
                 return
             try:
-                hear(sweep, steps, total)
+                self._hear(sweep, steps, total, note, is_over)
             except Exception as error:
                 self._is_given_up = True
                 self._runs.clear()
@@ -247,45 +243,34 @@ class _Runs:
                     "not affected."
                 )
 
-    def _go_on(self, sweep: str, steps: int, total: int, note: str) -> None:
+    def _hear(self, sweep: str, steps: int, total: int, note: str, is_over: bool) -> None:
         runs = self._runs.setdefault((sweep, total), [])
-        if steps == 0:
+        begins = steps == 0 and not is_over
+        before = [run for run in runs if run.steps < steps + is_over]
+        if begins:
             for run in runs:
                 run.silent = run.silent or 0
-            self._begin(runs, sweep, total)
-            return
-        before = [run for run in runs if run.steps < steps]
-        if not before and runs:
+        elif runs and not before and not is_over:
             return  # a later report came first
-        self._hear(runs, self._newest(before) or self._begin(runs, sweep, total), steps, note)
-
-    def _end(self, sweep: str, steps: int, total: int) -> None:
-        runs = self._runs.setdefault((sweep, total), [])
-        before = [run for run in runs if run.steps <= steps]
-        run = self._newest(before) or self._begin(runs, sweep, total)
-        self._hear(runs, run, steps)
-        runs.remove(run)
-        self.meter.close(run.bar)
-
-    def _begin(self, runs: list[_Run], sweep: str, total: int) -> _Run:
-        bar = self.meter.start(sweep, None if total == UNKNOWN else total)
-        runs.append(_Run(bar, 0, next(self._clock)))
-        return runs[-1]
-
-    def _newest(self, runs: list[_Run]) -> _Run | None:
-        return max(runs, key=lambda run: (run.steps, run.heard), default=None)
-
-    def _hear(self, runs: list[_Run], run: _Run, steps: int, note: str = "") -> None:
+        run = max(before, key=lambda run: (run.steps, run.heard), default=None)
+        if run is None:
+            bar = self.meter.start(sweep, None if total == UNKNOWN else total)
+            run = _Run(bar, 0, next(self._clock))
+            runs.append(run)
+        if begins:
+            return
         run.steps, run.heard, run.silent = steps, next(self._clock), None
         if note:
             self.meter.note(run.bar, note)
         self.meter.update(run.bar, steps)
-        for other in [r for r in runs if r.silent is not None]:
-            assert other.silent is not None
-            other.silent += 1
-            if other.silent > PATIENCE:
-                runs.remove(other)
-                self.meter.close(other.bar)
+        over = [run] if is_over else []
+        for other in runs:
+            if other.silent is not None:
+                other.silent += 1
+                over += [other] * (other.silent > PATIENCE)
+        for each in over:
+            runs.remove(each)
+            self.meter.close(each.bar)
 
 
 def _warn(message: str) -> None:

@@ -67,8 +67,6 @@ class Loop(NamedTuple):
     plan: AnyPlan | Request | None
     progress: Progress | None = None
     """The listener of the loop's progress, which hears of each sweep once."""
-    restart: tuple[bool, ...] | None = None
-    """Which leaves of the carry a checkpoint holds, of a loop that is reversed."""
 
     @classmethod
     def of(
@@ -134,7 +132,7 @@ class Loop(NamedTuple):
     @property
     def bare(self) -> "Loop":
         """The loop without its plan and its progress, on which no step depends."""
-        return self._replace(plan=None, progress=None, restart=None)
+        return self._replace(plan=None, progress=None)
 
     def entry(self, step: Any) -> Any:
         """The index in xs and ys of the step that runs as number `step`."""
@@ -181,12 +179,6 @@ def plan_of(loop: Loop) -> AnyPlan:
     check_plan(loop)
     assert not isinstance(loop.plan, Request | None)
     return loop.plan
-
-
-def restart_of(loop: Loop) -> tuple[bool, ...]:
-    """Which leaves of the carry a checkpoint holds, once that is known."""
-    assert loop.restart is not None
-    return loop.restart
 
 
 class NoReverseMode(ValueError):

@@ -111,7 +111,6 @@ def _pair(loop: Loop, activity: Activity) -> Loop:
             *(*carry, *_tangent_types(carry, activity.carry)),
             *(*ys, *_tangent_types(ys, activity.ys)),
         ),
-        restart=None,
     )
 
 

@@ -16,8 +16,7 @@ import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -69,9 +68,10 @@ def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) 
     content = bytes_of(arrays)
     header = _HEADER.pack(_MAGIC, *ticket, zlib.crc32(content), len(content))
     check_directory(directory)
-    with _named("A checkpoint", path, len(content), Path(directory)):
-        _make_folder(path.parent)
-        replace_file(path, header, content)
+    with _lock:
+        path.parent.mkdir(exist_ok=True)
+        _folders.add(path.parent)
+    write_whole(path, "A checkpoint", content, header=header)
     return np.array(ticket, np.uint32)
 
 
@@ -89,29 +89,27 @@ def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) ->
     return arrays
 
 
-def write_durably(path: Path, what: str, *content: Any, is_last: bool) -> None:
-    """Write a file that is there after a crash of the machine, whole or not at all, once the last
-    file of several in one folder is written."""
-    with _named(what, path, sum(map(len, content)), path.parent):
-        replace_file(path, *content, sync=True)
-        if is_last:
-            sync_folder(path.parent)
-
-
-def replace_file(path: Path, *content: Any, sync: bool = False) -> None:
-    """Write a file beside its place, and rename it when it is complete."""
+def write_whole(
+    path: Path, what: str, *content: Any, header: bytes = b"", sync: bool = False
+) -> None:
+    """Write a file beside its place, and rename it when it is complete. With `sync`, it is there
+    after a crash of the machine, once the folder is synced."""
     unfinished = path.with_suffix(".part")
     try:
         with open(unfinished, "wb") as file:
-            for piece in content:
-                file.write(piece)
+            file.writelines([header, *content])
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except OSError:
+    except OSError as error:
         unfinished.unlink(missing_ok=True)
-        raise
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        raise OSError(
+            error.errno,
+            f"{what} of {sum(map(len, content))} bytes could not be written to {path}: "
+            f"{error.strerror or error}. {free} bytes are free there.",
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -123,19 +121,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _named(what: str, path: Path, size: int, directory: Path) -> Iterator[None]:
-    """Errors of a write, with what could not be written and where."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"{what} of {size} bytes could not be written to {path}: "
-            f"{error.strerror or error}. {_free_space(directory)}",
-        ) from error
 
 
 def read_file(
@@ -176,19 +161,6 @@ def remove_file(directory: str | os.PathLike[str], ticket: tuple[int, int, int])
 def _path(directory: str | os.PathLike[str], ticket: tuple[int, int, int]) -> Path:
     first, second, number = ticket
     return Path(directory) / f"jax_revolve-{first:08x}{second:08x}" / f"{number}.checkpoint"
-
-
-def _make_folder(folder: Path) -> None:
-    with _lock:
-        folder.mkdir(exist_ok=True)
-        _folders.add(folder)
-
-
-def _free_space(directory: str | os.PathLike[str]) -> str:
-    try:
-        return f"{shutil.disk_usage(directory).free} bytes are free there."
-    except OSError:
-        return ""
 
 
 @atexit.register

@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.storage.files import arrays_of, sync_folder, write_durably
+from jax_revolve.storage.files import arrays_of, sync_folder, write_whole
 from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
@@ -83,7 +83,7 @@ class States:
         """Write arrays to a file that the next states may refer to."""
         name = f"{secrets.token_hex(8)}.arrays"
         content = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays]
-        write_durably(self._folder / name, "A file of arrays", *content, is_last=False)
+        write_whole(self._folder / name, "A file of arrays", *content, sync=True)
         return {
             "file": name,
             "sha256": _checksum(*content),
@@ -101,7 +101,8 @@ class States:
         text = json.dumps(state)
         number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{_checksum(text.encode())}\n{text}".encode()
-        write_durably(self._path(number), "A state", content, is_last=True)
+        write_whole(self._path(number), "A state", content, sync=True)
+        sync_folder(self._folder)
         files = {file["file"] for file in _array_files(state)}
         self._kept = [*self._kept, (number, files)][-KEPT:]
         self._clean()

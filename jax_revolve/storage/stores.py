@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat import (
@@ -128,9 +129,5 @@ def from_data(data: Any, type_: Any) -> Any:
     """The value of this type from its `data_of`."""
     if not jnp.issubdtype(type_.dtype, jax.dtypes.prng_key):
         return data
-    implementation: list[Any] = []
-    jax.eval_shape(
-        lambda key: implementation.append(jax.random.key_impl(key)),
-        jax.ShapeDtypeStruct(type_.shape, type_.dtype),
-    )
-    return jax.random.wrap_key_data(data, impl=implementation[0])
+    implementation = jax.random.key_impl(lax.full((), 0, type_.dtype))
+    return jax.random.wrap_key_data(data, impl=implementation)

@@ -1,0 +1,878 @@
+"""A loop and its two sweeps as primitives, with the rules for each transformation.
+
+The loop primitive stands for a whole loop. Its derivative in forward mode is the loop of values and
+tangents. In reverse mode it is linearized by the forward sweep, which holds checkpoints, and pulled
+back by the reverse sweep.
+
+Both sweeps are primitives, too, and every derivative of a sweep consists of sweeps again. Write
+`L(p)` for the loop as a function of its operands, `J(p)` for its derivative, `S(p, w) = J(p)^T w`
+for the reverse sweep, and `T(p, p') = (L(p), J(p) p')` for the loop of values and tangents, which
+is a loop like any other.
+
+The derivative of the forward sweep of `L` is the forward sweep of `T`, whose slots hold pairs: the
+values are what the sweep of `L` holds, and the tangents are the derivative of that. So a derivative
+of a gradient finds the pairs there, and runs nothing twice.
+
+Second derivatives of `<w, L>` are symmetric, so
+
+    S' = J^T w' + d/dp <w, J p'>
+
+is the cotangent of `p` if `T` is pulled back with the cotangents `w'` of the values and `w` of the
+tangents. The cotangent of `p'` is `S` itself: one reverse sweep of `T` computes both. And `S'` is
+linear in `p'` and `w'`. Since `<u, S'>` is the derivative of `<w, J(p) u>` in their direction, its
+transpose at `u` is the gradient of that product with respect to `p` and `w`: the loop of values and
+tangents once more, forward and in reverse.
+
+The rule holds where derivative rules are derivatives. A step with a `custom_vjp` function has no
+forward mode, and a `custom_jvp` rule of a user may be anything. The reverse sweep of such a loop is
+differentiated as the pullback of the nested engine.
+
+A batched sweep is recorded as the sweep of one example and the axes that it is mapped over, so that
+its derivative is the derivative of one example's, mapped over the same axes. The sweep of a batched
+loop would not do: it adds up the cotangents of operands that are not batched, where `jax.vmap` of
+a gradient returns one for each example.
+
+Sweeps are primitives because a `jax.custom_jvp` function loses its rule in the body of a `lax.scan`
+that is linearized: up to 0.10 JAX looks there for what is the same at every step by partial
+evaluation, which takes such functions apart.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import gt
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve import _compat
+from jax_revolve._compat import ClosedJaxpr, LoopEquation, as_array, call_jaxpr
+from jax_revolve.autodiff.batching import Vmap, batched_dims, mapped, of_one_example, vmap_over
+from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
+from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.nested import pull_back_nested
+from jax_revolve.engine.offline import after_all_steps, run_forward_offline, tape_the_last_block
+from jax_revolve.engine.online import after_unknown_steps, run_forward_online
+from jax_revolve.engine.plain import run_plain
+from jax_revolve.engine.reverse import run_reverse
+from jax_revolve.engine.slots import Held
+from jax_revolve.engine.tape.taped import taped_step
+from jax_revolve.progress.listener import when_run_again
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.storage import Disk
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.activity import Activity, Mask, find_activity
+from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
+from jax_revolve.step.examples import run_examples
+from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, substitute
+from jax_revolve.step.once import Batched, batch_once, once
+from jax_revolve.step.paired import paired
+from jax_revolve.step.primal_half import with_primal_half
+from jax_revolve.step.pullback import Cotangents
+from jax_revolve.step.restart import restart_mask
+from jax_revolve.step.steps import Steps
+
+# The loop
+
+
+def run_loop(loop: Loop, operands: list[Any]) -> Flat:
+    """The loop primitive's results."""
+    if not all(_compat.is_array_type(jax.typeof(x)) for x in operands):
+        raise NotImplementedError(
+            "jax_revolve does not support mutable array references in the body of a loop: its "
+            "reverse pass runs steps again, which would change the array again. Pass the array "
+            "through the carry, or use jax.lax.scan or jax.lax.while_loop."
+        )
+    if loop.length == 0:
+        inputs = loop.operands(operands)
+        return run_plain(loop, inputs) if loop.condition is None else inputs.carry
+    return loop_p.bind(*operands, function=loop)
+
+
+def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
+    """The steps that a while loop takes, of each example under `vmap`, and the loop's results."""
+    consts, init, _ = loop.operands(operands)
+
+    def count(loop: Loop) -> tuple[jax.Array, list[Any]]:
+        def go_on(state: tuple[jax.Array, list[Any]]) -> jax.Array:
+            return loop.holds(consts, state[1])
+
+        def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
+            return state[0] + 1, loop.step(consts, state[1], [])[0]
+
+        return lax.while_loop(go_on, step, (jnp.int32(0), init))
+
+    return _as_loop(loop, count)
+
+
+def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
+    """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive for it.
+
+    The bound of a while loop is left out of its condition here, and belongs to the result again. So
+    does its progress.
+    """
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Flat:
+        return run_loop(Loop.of(equation, loop.length, loop.plan, loop.progress), operands)
+
+    length = None if loop.condition is not None else loop.length
+    bare = loop._replace(length=length, progress=None)
+    return _compat.run_around_loop(lambda: fun(bare), run)
+
+
+def _loop_impl(*operands: Any, function: Loop) -> Flat:
+    return run_plain(function, function.operands(operands))
+
+
+def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
+    def run(loop: Loop, *operands: Any) -> Flat:
+        inputs = loop.operands(operands)
+        if loop.condition is None:
+            return run_plain(loop, inputs)
+        return run_examples(loop, inputs)
+
+    def batch_loop(*operands: Any) -> Batched:
+        dims_out = batched_dims(axis, partial(run, function), operands, dims)
+        results = _as_loop(
+            function, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+        )
+        return results, dims_out
+
+    return batch_once(function, (axis,), batch_loop, operands, dims)
+
+
+def _loop_activity(loop: Loop, differentiated: Mask) -> Activity:
+    """What has derivatives, given which operands are differentiated."""
+    # The condition's consts come first. A predicate has no derivative.
+    first = loop.num_condition_consts
+    mask = (*[False] * first, *differentiated[first:])
+    return once(loop.bare, ("activity", mask), lambda: find_activity(loop, mask))
+
+
+def _loop_jvp(loop: Loop, activity: Activity, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+    """The loop of values and tangents."""
+    pairs = paired(loop, activity)
+    inputs = pairs.operands(loop.operands(operands), tangents)
+    carry, ys = pairs.loop.results(loop_p.bind(*inputs, function=pairs.loop))
+    num_carry, num_ys = loop.num_carry, len(loop.output_types) - loop.num_carry
+    return [*carry[:num_carry], *ys[:num_ys]], [*carry[num_carry:], *ys[num_ys:]]
+
+
+def _loop_linearize(
+    loop: Loop, activity: Activity, operands: Flat
+) -> tuple[Flat, Flat, dict[str, Any]]:
+    """All that is to know of the loop is found here, once for a signature."""
+    check_plan(loop)
+    inputs = loop.operands(operands)
+    _check_collectives(loop, activity, inputs)
+    restart = restart_mask(loop, activity, operands)
+    loop = loop._replace(plan=_plan(loop, activity, restart, inputs))
+    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
+    results, held, sweep = _run_forward_sweep(loop, activity, restart, keep_ys, True, operands)
+    return results, jax.tree.leaves(held), {"function": loop, "held": sweep}
+
+
+def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> AnyPlan:
+    """The loop's plan, chosen if it is a request."""
+    request = loop.plan
+    if not isinstance(request, Request):
+        return plan_of(loop)
+
+    def resolve() -> AnyPlan:
+        if not taped_step(loop, activity, operands).is_transposable:
+            return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
+        types = [t for part in operands for t in map(jax.typeof, part)]
+        shapes = [t.shape for t in types if _compat.is_symbolic(t)]
+        if request.memory is not None and shapes:
+            raise ValueError(
+                f"memory must be None where sizes are symbolic, but is {request.memory} for "
+                f"operands of shapes such as {shapes[0]}: nobody knows how much they take. Pass "
+                "checkpoints."
+            )
+        return request.resolve(sizes_of(loop, activity, restart, operands))
+
+    types = (jax.typeof(x) for part in operands for x in part)
+    return once(loop, ("plan", activity, *types), resolve)
+
+
+def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
+    """Refuse a loop of which devices run different numbers of reversed steps, each of which adds up
+    cotangents over the devices: they would wait for each other for ever."""
+    if loop.condition is None:
+        return
+    (going,) = _compat.results_of(lambda: [loop.holds(operands.consts, operands.carry)])
+    axes = _compat.varying_axes(going.aval)
+    consts = pick(operands.consts, activity.consts)
+    if not all(axes <= _compat.varying_axes(jax.typeof(c)) for c in consts):
+        raise NotImplementedError(
+            f"Inside of jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
+            "cannot be reversed with respect to a closed-over value that does not vary. Pass the "
+            "value through jax.lax.pcast(value, axes, to='varying') before the loop."
+        )
+
+
+def _loop_pull_back(
+    cotangents: Flat, operands: Flat, arrays: Flat, held: "Sweep", activity: Activity, **_: Any
+) -> Flat:
+    return _run_reverse_sweep(held, operands, held.tree(arrays), _cotangents(activity, cotangents))
+
+
+def _cotangents(activity: Activity, cotangents: Flat) -> Cotangents:
+    """The cotangents of a loop's active results, without those of ys that are symbolically zero."""
+    num_carry = sum(activity.carry)
+    carry = [_compat.instantiate(ct) for ct in cotangents[:num_carry]]
+    return Cotangents(carry, [None if _compat.is_zero(ct) else ct for ct in cotangents[num_carry:]])
+
+
+def _loop_with_progress(loop: Loop, change: Callable[[Any], Any]) -> Loop:
+    return loop._replace(progress=change(loop.progress))
+
+
+loop_p = _compat.new_primitive(
+    "checkpointed_loop",
+    implementation=_loop_impl,
+    output_types=function_types,
+    batch=_loop_batching,
+    prune=prune_loop,
+    known=known_part,
+)
+
+
+# What sweeps have in common
+
+
+class Sweep(NamedTuple):
+    """A sweep over a loop, forward or in reverse.
+
+    The forward sweep takes the loop's operands. It returns the carry, the ys that `ys` marks, and
+    the leaves of what is `held` for a reverse sweep of this activity. If it `tapes`, the last
+    block's tape is among them.
+
+    The operands of the reverse sweep are those of the loop, the leaves of what is `held`, and the
+    cotangents: of each active carry, and of those active ys that `ys` marks.
+    """
+
+    jaxpr: ClosedJaxpr
+    """The loop's: JAX and this library look for jaxprs among the fields of a parameter."""
+    loop: Loop
+    activity: Activity
+    restart: Mask
+    """Which leaves of the carry a checkpoint holds."""
+    ys: Mask
+    tapes: bool
+    held: Any
+    output_types: tuple[Any, ...]
+    moves: ClosedJaxpr | None
+    vmaps: tuple[Vmap, ...] = ()
+    """The axes that it is mapped over, the innermost first."""
+
+    @property
+    def effects(self) -> Any:
+        return self.loop.effects
+
+    @property
+    def num_held(self) -> int:
+        return self.held.num_leaves
+
+    def tree(self, arrays: Flat) -> Held:
+        """What is held, from its leaves."""
+        return jax.tree.unflatten(self.held, arrays)
+
+    @property
+    def numbers_held(self) -> Held:
+        """The numbers of the leaves that are held, in their places."""
+        return self.tree(range(self.num_held))
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether it holds tickets of files, which have no tangents."""
+        return isinstance(getattr(self.loop.plan, "storage", None), Disk)
+
+    def of_results(self, values: Flat) -> list[Any]:
+        """Of values with one entry for each result of the loop, those of the forward sweep's."""
+        carry, ys = self.loop.results(values)
+        return [*carry, *pick(ys, self.ys)]
+
+    def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
+        """Operands of the loop, what is held, and cotangents, of the reverse sweep's operands."""
+        first = len(self.activity.operands)
+        last = first + self.num_held
+        return list(flat[:first]), list(flat[first:last]), list(flat[last:])
+
+    def cotangents(self, flat: Flat) -> Cotangents:
+        """The reverse sweep's, with `None` for the ys that have none."""
+        num_carry = sum(self.activity.carry)
+        ys = substitute([None] * len(self.ys), self.ys, flat[num_carry:])
+        return Cotangents(list(flat[:num_carry]), ys)
+
+    def steps_again(self, operands: Flat) -> Steps:
+        """Of steps that have run before."""
+        return Steps.of(self.loop.run_again(), self.restart, self.loop.operands(operands))
+
+    def without_tape(self) -> Any:
+        """The tree of what is held but the tape."""
+        return jax.tree.structure(self.numbers_held._replace(tape=None))
+
+    def with_results(
+        self, kept: Sequence[bool], kept_operands: Sequence[bool] | None = None, **fields: Any
+    ) -> "Sweep":
+        """The sweep with these of its results and operands alone, and these fields."""
+
+        def smaller(vmap: Vmap) -> Vmap:
+            dims = vmap.dims if kept_operands is None else tuple(pick(vmap.dims, kept_operands))
+            return vmap._replace(dims=dims, dims_out=tuple(pick(vmap.dims_out, kept)))
+
+        types, vmaps = tuple(pick(self.output_types, kept)), tuple(map(smaller, self.vmaps))
+        return self._replace(output_types=types, vmaps=vmaps, **fields)
+
+
+class Active(NamedTuple):
+    """Which operands of a sweep are differentiated, and which of its results have a tangent."""
+
+    operands: Mask
+    results: Mask
+
+
+OfOne = Callable[..., Flat]
+"""A function of a sweep, and of what belongs to one example."""
+
+
+def _sweep_impl(of_one: OfOne, *flat: Any, function: Sweep) -> Flat:
+    return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
+
+
+def _map_sweep(
+    of_one: OfOne, axis: Any, flat: Flat, dims: Flat, sweep: Sweep
+) -> tuple[Sweep, Flat]:
+    """The sweep mapped over one more axis, and the axes of its results."""
+
+    def find() -> tuple[tuple[Vmap, ...], tuple[Any, ...]]:
+        run = mapped(partial(of_one, sweep), sweep.vmaps)
+        dims_out = batched_dims(axis, run, flat, dims)
+        types = jax.make_jaxpr(vmap_over(axis, run, dims, dims_out))(*flat).out_avals
+        return (*sweep.vmaps, Vmap(axis, tuple(dims), tuple(dims_out))), tuple(types)
+
+    key = ("batched sweep", axis, tuple(dims), *map(jax.typeof, flat))
+    vmaps, types = once(sweep, key, find)
+    return sweep._replace(vmaps=vmaps, output_types=types), vmaps[-1].dims_out
+
+
+def _sweep_jvp(
+    of_one: OfOne, sweep: Sweep, activity: Active, operands: Flat, tangents: Flat
+) -> tuple[Flat, Flat]:
+    """`of_one(sweep, activity, *operands, *tangents)` returns the results, then the tangents of the
+    active ones."""
+    flat = mapped(
+        partial(of_one, sweep, activity),
+        sweep.vmaps,
+        lambda vmap: pick(vmap.dims, activity.operands),
+        lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, activity.results)],
+    )(*operands, *tangents)
+    return flat[: len(sweep.output_types)], flat[len(sweep.output_types) :]
+
+
+def _again(loop: Loop) -> Loop:
+    """The loop of a sweep, to be run and differentiated again."""
+    return _loop_with_progress(loop.run_again(), when_run_again)
+
+
+def _sweep_with_progress(sweep: Sweep, change: Callable[[Any], Any]) -> Sweep:
+    return sweep._replace(loop=_loop_with_progress(sweep.loop, change))
+
+
+# The forward sweep
+
+
+def _run_forward_sweep(
+    loop: Loop, activity: Activity, restart: Mask, keep_ys: Mask, tapes: bool, operands: Flat
+) -> tuple[Flat, Held, Sweep]:
+    """The loop's results that are kept, what is held for the reverse sweep, and the sweep."""
+    asked, operands = (loop, activity, restart, keep_ys, tapes), list(map(as_array, operands))
+    traced, held = _trace_forward_sweep(*asked, operands)
+    types = tuple(traced.out_avals)
+    sweep = Sweep(loop.jaxpr, *asked, held, types, _compat.moves_of(types))
+    flat = forward_sweep_p.bind(*operands, function=sweep)
+    count = len(flat) - held.num_leaves
+    return flat[:count], sweep.tree(flat[count:]), sweep
+
+
+def _trace_forward_sweep(
+    loop: Loop, activity: Activity, restart: Mask, keep_ys: Mask, tapes: bool, operands: Flat
+) -> tuple[ClosedJaxpr, Any]:
+    """The forward sweep, and the tree of what it holds."""
+
+    def run(*operands: Any) -> tuple[Flat, Held]:
+        plan, steps = plan_of(loop), Steps.of(loop, restart, loop.operands(operands))
+        if loop.condition is None:
+            results, held = run_forward_offline(steps, plan, activity, keep_ys, tapes=tapes)
+        else:
+            results, held = run_forward_online(steps, plan)
+        carry, ys = loop.results(loop.output_types)
+        return list(map(_compat.with_weak_type, results, [*carry, *pick(ys, keep_ys)])), held
+
+    def trace() -> tuple[ClosedJaxpr, Any]:
+        traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
+        return traced, jax.tree.structure(shape[1])
+
+    types = map(jax.typeof, operands)
+    return once(loop, ("forward sweep", activity, restart, keep_ys, tapes, *types), trace)
+
+
+def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
+    asked = (sweep.loop, sweep.activity, sweep.restart, sweep.ys, sweep.tapes)
+    return call_jaxpr(_trace_forward_sweep(*asked, operands)[0])(*operands)
+
+
+def _forward_sweep_batching(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
+    function, dims_out = _map_sweep(_forward_sweep_of_one, axis, flat, dims, function)
+    return forward_sweep_p.bind(*flat, function=function), dims_out
+
+
+def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
+    """Unused ys are not computed: XLA does not find out by itself that a loop inside a loop only
+    carries a buffer along. The same loop computes all of the carry and of what is held."""
+    num_carry, num_ys = function.loop.num_carry, sum(function.ys)
+    used_ys = used[num_carry : num_carry + num_ys]
+    kept = [*[True] * num_carry, *used_ys, *[True] * function.num_held]
+    smaller = function.with_results(kept, ys=tuple(substitute(function.ys, function.ys, used_ys)))
+    return kept, [True] * len(function.activity.operands), {"function": smaller}
+
+
+def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
+    """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
+    directed = tuple(map(max, differentiated, sweep.activity.operands))
+    activity = _loop_activity(sweep.loop, directed)
+    active = [False] * sweep.num_held
+    if _holds_pairs(sweep):
+        flags = pick(activity.carry, sweep.restart)
+        for part in _checkpoints(sweep.numbers_held):
+            for number, flag in zip(part, flags, strict=True):
+                active[number] = flag
+    return Active(activity.operands, (*sweep.of_results(activity.results), *active))
+
+
+def _holds_pairs(sweep: Sweep) -> bool:
+    """Whether the derivative is a sweep of values and tangents."""
+    return not sweep.is_on_disk and not _compat.has_rule_of_user(sweep.loop.jaxpr)
+
+
+def _checkpoints(held: Held) -> list[list[Any]]:
+    """The parts of what is held that have an entry for each leaf of a checkpoint."""
+    return [part for part in (held.slots, held.start, held.stores) if part]
+
+
+def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    """The results of a sweep of one example, then the tangents of the active ones."""
+    loop, count = sweep.loop, len(active.operands)
+    operands, tangents = flat[:count], flat[count:]
+    activity = _loop_activity(loop, active.operands)
+    if not _holds_pairs(sweep):
+        return _forward_sweep_jvp_without_pairs(sweep, activity, operands, tangents)
+    pairs = paired(loop, activity)
+    results, held, _ = _run_forward_sweep(
+        pairs.loop,
+        _loop_activity(pairs.loop, pairs.of_operands(sweep.activity)),
+        pairs.of_carry(sweep.restart),
+        pairs.of_ys(sweep.ys),
+        False,
+        pairs.operands(loop.operands(operands), tangents),
+    )
+    carry, ys = pairs.loop.results(results)
+    first_carry, first_y, first = loop.num_carry, sum(sweep.ys), sum(sweep.restart)
+    dots = [dot for part in _checkpoints(held) for dot in part[first:]]
+    values = held._replace(
+        slots=held.slots[:first],
+        start=held.start and held.start[:first],
+        stores=held.stores and held.stores[:first],
+    )
+    if sweep.numbers_held.tape is not None:
+        # It has no derivative here: the derivative of the reverse sweep tapes pairs.
+        given, at = jax.tree.map(lax.stop_gradient, (list(operands), values))
+        tape = tape_the_last_block(sweep.steps_again(given), plan_of(loop), sweep.activity, at)
+        values = values._replace(tape=tape)
+    return [
+        *(*carry[:first_carry], *ys[:first_y], *jax.tree.leaves(values)),
+        *(*carry[first_carry:], *ys[first_y:], *dots),
+    ]
+
+
+def _forward_sweep_jvp_without_pairs(
+    sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat
+) -> Flat:
+    half = with_primal_half(sweep.loop, sweep.activity)
+
+    def run(chosen: Flat) -> Flat:
+        flat = substitute(operands, activity.operands, chosen)
+        return sweep.of_results(loop_p.bind(*flat, function=half))
+
+    primals = pick(operands, activity.operands)
+    results, dots = jax.jvp(run, (primals,), (list(tangents),))
+    silent = sweep.loop._replace(progress=None)  # the results' loop shows it
+    _, held, _ = _run_forward_sweep(
+        silent, sweep.activity, sweep.restart, sweep.ys, sweep.tapes, operands
+    )
+    active = sweep.of_results(activity.results)
+    return [*results, *jax.tree.leaves(held), *pick(dots, active)]
+
+
+def _forward_sweep_linearize(
+    sweep: Sweep, activity: Active, operands: Flat
+) -> tuple[Flat, Flat, dict[str, Any]]:
+    """What is held serves this derivative, too, if it is of the same loop in the same operands."""
+    results = forward_sweep_p.bind(*operands, function=sweep)
+    # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
+    # the derivative is theirs.
+    same = with_primal_half(sweep.loop, sweep.activity) is sweep.loop
+    serves = same and activity.operands == sweep.activity.operands and not sweep.vmaps
+    held = results[len(results) - sweep.num_held :] if serves else []
+    return results, held, {"function": sweep, "held": serves}
+
+
+def _forward_sweep_pull_back(
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: bool
+) -> Flat:
+    """What is held has no cotangents, or zeros: the reverse sweep's result depends on the operands
+    and its cotangents alone, the slots only make it cheap."""
+    sweep, count = function, len(function.output_types) - function.num_held
+    given = iter(cotangents)
+    cts = [next(given) if active else None for active in activity.results[:count]]
+    if held:
+        of_loop, first = sweep.activity, sweep.loop.num_carry
+        ys = substitute([None] * len(sweep.ys), sweep.ys, cts[first:])
+        ct = _cotangents(of_loop, [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)])
+        return _run_reverse_sweep(sweep, operands, sweep.tree(arrays), ct)
+    loop = _again(with_primal_half(sweep.loop, sweep.activity))
+
+    def run(*operands: Any) -> Flat:
+        return sweep.of_results(loop_p.bind(*operands, function=loop))
+
+    def results(chosen: Flat) -> Flat:
+        run_all = mapped(run, sweep.vmaps, wanted=lambda vmap: vmap.dims_out[:count])
+        flat = run_all(*substitute(operands, activity.operands, chosen))
+        return pick(flat, activity.results[:count])
+
+    _, pullback = jax.vjp(results, pick(operands, activity.operands))
+    return pullback([_compat.instantiate(ct) for ct in cts if ct is not None])[0]
+
+
+def _forward_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
+    """The tape of the last block is computed apart from all else."""
+    count, tape = len(function.output_types), function.numbers_held.tape or []
+    first = count - function.num_held
+    tape = [first + number for number in tape]
+    kept = [number not in tape or any(used[i] for i in tape) for number in range(len(used))]
+    if not all(kept):
+        held = function.without_tape()
+        function = function.with_results(kept[:count], tapes=False, held=held)
+        activity = activity._replace(results=tuple(pick(activity.results, kept[:count])))
+    num_operands = len(activity.operands) + sum(activity.operands)
+    return kept, [True] * num_operands, {"function": function, "activity": activity}
+
+
+forward_sweep_p = _compat.new_primitive(
+    "checkpointed_loop_forward_sweep",
+    implementation=partial(_sweep_impl, _forward_sweep_of_one),
+    output_types=function_types,
+    batch=_forward_sweep_batching,
+    prune=_forward_sweep_prune,
+)
+
+
+# The reverse sweep
+
+
+def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
+    """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
+    held, and from those of the active results."""
+    loop, activity = forward.loop, forward.activity
+    arrays, tree = jax.tree.flatten(held)
+    moves = _compat.moves_of(map(jax.typeof, arrays))
+    ys = tuple(ct is not None for ct in cotangents.ys)
+    types = tuple(map(_compat.tangent_type, pick(operands, activity.operands)))
+    sweep = Sweep(loop.jaxpr, loop, activity, forward.restart, ys, False, tree, types, moves)
+    flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, ys)]
+    return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
+
+
+def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
+    def run(*flat: Any) -> Flat:
+        loop, activity = sweep.loop, sweep.activity
+        operands, arrays, cotangents = sweep.take_apart(flat)
+        plan, held = plan_of(loop), sweep.tree(arrays)
+        if held.steps is None:
+            held = after_all_steps(plan, held)
+        elif held.positions is None:
+            held = after_unknown_steps(plan, held)
+        steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
+        result = _flat(run_reverse(steps, plan, activity, held, cts))
+        types = map(_compat.tangent_type, pick(operands, activity.operands))
+        return list(map(_compat.with_weak_type, result, types))
+
+    bare = sweep._replace(vmaps=(), output_types=())
+    key = ("reverse sweep", *map(jax.typeof, flat))
+    return call_jaxpr(once(bare, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
+
+
+def _flat(parts: Sequence[Flat]) -> list[Any]:
+    return [value for part in parts for value in part]
+
+
+def _reverse_sweep_batching(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
+    flat = list(map(as_array, flat))
+    function, dims_out = _map_sweep(_reverse_sweep_of_one, axis, flat, dims, function)
+    return reverse_sweep_p.bind(*flat, function=function), dims_out
+
+
+def _reverse_sweep_prune(used: list[bool], function: Sweep) -> Any:
+    """Cotangents that nobody uses are not computed, unless there is a tape, which is made for
+    them."""
+    own = function.activity
+    num_operands = len(own.operands) + function.num_held + sum(own.carry) + sum(function.ys)
+    if function.numbers_held.tape is not None:
+        used = [True] * len(used)
+    operands = substitute(own.operands, own.operands, used)
+    consts, init, xs = map(tuple, function.loop.operands(operands))
+    activity = own._replace(consts=consts, init=init, xs=xs)
+    smaller = function.with_results(used, activity=activity)
+    return used, [True] * num_operands, {"function": smaller}
+
+
+def _reverse_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
+    """What is held follows from the operands."""
+    of_loop, _, of_cotangents = sweep.take_apart(differentiated)
+    return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
+
+
+def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    """The results of a sweep of one example, then their tangents."""
+    mask = active.operands
+    flat, tangents = flat[: len(mask)], flat[len(mask) :]
+    nothing = [None] * len(mask)
+    primals, arrays, cts = sweep.take_apart(flat)
+    held = sweep.tree(arrays)
+    along, arrays_dot, cts_dot = sweep.take_apart(substitute(nothing, mask, tangents))
+    if all(dot is None for dot in along):  # it is linear in the cotangents
+        dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
+        both = (sweep.cotangents(each) for each in (cts, dots))
+        return [x for ct in both for x in _run_reverse_sweep(sweep, primals, held, ct)]
+    if _compat.has_rule_of_user(sweep.loop.jaxpr):
+        run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
+        results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
+        return [*results, *dots]
+    active_operands = sweep.activity.operands
+    along = [
+        _tangent(x, dot) if is_active else dot
+        for x, dot, is_active in zip(primals, along, active_operands, strict=True)
+    ]
+    if not sweep.is_on_disk:
+        held_dot = sweep.tree(arrays_dot)
+        pulled_back = _reverse_sweep_of_pairs(sweep, primals, along, held, held_dot, cts, cts_dot)
+        if pulled_back is not None:
+            return pulled_back
+    have_cts_dot = [ct is not None for ct in cts_dot]
+
+    def pairs(active_primals: Flat, active_directions: Flat) -> tuple[Flat, Flat]:
+        at = substitute(primals, active_operands, active_primals)
+        directions = substitute(along, active_operands, active_directions)
+        values, tangents = _values_and_tangents(sweep, at, directions)
+        return pick(values, have_cts_dot), tangents
+
+    _, pullback = jax.vjp(pairs, pick(primals, active_operands), pick(along, active_operands))
+    tangent, value = pullback((pick(cts_dot, have_cts_dot), cts))
+    return [*value, *tangent]
+
+
+def _reverse_sweep_of_pairs(
+    sweep: Sweep,
+    primals: Flat,
+    along: Flat,
+    held: Held,
+    held_dot: Held,
+    cts: Flat,
+    cts_dot: Flat,
+) -> Flat | None:
+    """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
+    `None` if that is less than the loop of values and tangents needs."""
+    loop, own = sweep.loop, sweep.activity
+    pairs = paired(loop, _loop_activity(loop, tuple(d is not None for d in along)))
+    both, restart = pairs.loop, pairs.of_carry(sweep.restart)
+    operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
+    activity = _loop_activity(both, pairs.of_operands(own))
+    if any(map(gt, restart_mask(both, activity, operands), restart)):
+        return None
+    is_paired = pick(pairs.activity.carry, sweep.restart)
+
+    def with_tangents(values: Any, dots: Any) -> Any:
+        if not values:
+            return values
+        chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
+        return [*values, *(_tangent(value, dot) for value, dot in chosen)]
+
+    held = held._replace(
+        tape=None,  # it is taped again, with what the derivative needs
+        slots=with_tangents(held.slots, held_dot.slots),
+        start=with_tangents(held.start, held_dot.start),
+        stores=with_tangents(held.stores, held_dot.stores),
+    )
+    # The cotangents of values are those of the derivative, and the other way round.
+    of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
+
+    def of_results(part: str) -> list[Any]:
+        own_mask, mask = getattr(own, part), getattr(pairs.activity, part)
+        values, dots = (
+            substitute([None] * len(own_mask), own_mask, getattr(ct, part))
+            for ct in (of_values, of_tangents)
+        )
+        return pick([*values, *pick(dots, mask)], getattr(activity, part))
+
+    types = pick(both.results(both.output_types)[0], activity.carry)
+    carry = [
+        _compat.zeros(t.to_tangent_aval()) if ct is None else ct
+        for ct, t in zip(of_results("carry"), types, strict=True)
+    ]
+    flat = iter(
+        _run_reverse_sweep(
+            sweep._replace(jaxpr=both.jaxpr, loop=both, activity=activity, restart=restart),
+            *(operands, held, Cotangents(carry, of_results("ys"))),
+        )
+    )
+    value, tangent = [], []
+    for part in (own.consts, own.init, own.xs):
+        tangent += [next(flat) for active in part if active]
+        value += [next(flat) for active in part if active]
+    return [*value, *tangent]
+
+
+def _tangent(value: Any, dot: Any) -> Any:
+    """A tangent, which may be zero."""
+    return _compat.zeros(_compat.tangent_type(value)) if dot is None else dot
+
+
+def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
+    """The loop's results that have cotangents, and their derivatives in the given directions."""
+    loop, given = _again(sweep.loop), [d is not None for d in along]
+    own = sweep.activity
+    wanted = [*own.carry, *substitute(own.ys, own.ys, sweep.ys)]
+
+    def run(chosen: Flat) -> Flat:
+        return pick(loop_p.bind(*substitute(primals, given, chosen), function=loop), wanted)
+
+    return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
+
+
+def _nested(sweep: Sweep, flat: Flat) -> Flat:
+    """The results of a sweep of one example, as the nested engine computes them."""
+    operands, _, cotangents = sweep.take_apart(flat)
+    loop = sweep.loop.run_again()
+    cts = sweep.cotangents(cotangents)
+    return _flat(pull_back_nested(loop, sweep.activity, loop.operands(operands), cts))
+
+
+def _reverse_sweep_linearize(
+    sweep: Sweep, activity: Active, operands: Flat
+) -> tuple[Flat, Flat, dict[str, Any]]:
+    del activity
+    return reverse_sweep_p.bind(*operands, function=sweep), [], {"function": sweep, "held": None}
+
+
+def _reverse_sweep_pull_back(
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: None
+) -> Flat:
+    """The gradient of the product of the cotangents with the sweep's results."""
+    del arrays, held
+    nonzero, vmaps = tuple(not _compat.is_zero(ct) for ct in cotangents), function.vmaps
+    directions = [
+        of_one_example(ct, vmaps, number)
+        for number, (ct, wanted) in enumerate(zip(cotangents, nonzero, strict=True))
+        if wanted
+    ]
+    run = partial(_product_of_one, function, nonzero)
+    run = mapped(run, vmaps, lambda _: [0] * len(directions))
+    of_loop, of_held, of_cts = function.take_apart(activity.operands)
+    mask = [*of_loop, *[False] * len(of_held), *of_cts]
+
+    def product(chosen: Flat) -> Flat:
+        flat = substitute(operands, mask, chosen)
+        return list(map(jnp.sum, run(*flat, *directions)))
+
+    products, pullback = jax.vjp(product, pick(operands, mask))
+    (result,) = pullback(list(map(jnp.ones_like, products)))
+    return pick(substitute([None] * len(mask), mask, result), activity.operands)
+
+
+def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
+    """The product of the wanted results of a sweep of one example with the directions that come
+    after its operands, as products of each with a number of elements."""
+    count = len(flat) - sum(wanted)
+    flat, directions = flat[:count], flat[count:]
+    if _compat.has_rule_of_user(sweep.loop.jaxpr):
+        return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
+    primals, _, cts = sweep.take_apart(flat)
+    nothing, active = [None] * len(primals), sweep.activity.operands
+    along = substitute(nothing, substitute(active, active, wanted), directions)
+    return list(map(jnp.multiply, cts, _values_and_tangents(sweep, primals, along)[1]))
+
+
+def _reverse_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
+    """The derivative in the direction of a loop's operand makes a tape of its own."""
+    params = {"function": function, "activity": activity}
+    kept = [True] * len(activity.operands)
+    of_loop, _, _ = function.take_apart(activity.operands)
+    tape = function.numbers_held.tape
+    if tape and any(of_loop):
+        for number in tape:
+            kept[len(of_loop) + number] = False
+        every = [True] * len(function.output_types)
+        held = function.without_tape()
+        params["function"] = function.with_results(every, kept, held=held)
+        params["activity"] = activity._replace(operands=tuple(pick(activity.operands, kept)))
+    return [True] * len(used), [*kept, *pick(kept, activity.operands)], params
+
+
+reverse_sweep_p = _compat.new_primitive(
+    "checkpointed_loop_reverse_sweep",
+    implementation=partial(_sweep_impl, _reverse_sweep_of_one),
+    output_types=function_types,
+    batch=_reverse_sweep_batching,
+    prune=_reverse_sweep_prune,
+)
+
+
+# Their derivatives
+
+derive(
+    Rules(
+        loop_p,
+        _loop_activity,
+        _loop_jvp,
+        _loop_linearize,
+        _loop_pull_back,
+        primal_half=with_primal_half,
+        with_progress=_loop_with_progress,
+    ),
+    prune_jvp,
+)
+derive(
+    Rules(
+        forward_sweep_p,
+        _forward_sweep_activity,
+        partial(_sweep_jvp, _forward_sweep_jvp),
+        _forward_sweep_linearize,
+        _forward_sweep_pull_back,
+        with_progress=_sweep_with_progress,
+    ),
+    _forward_sweep_prune_jvp,
+)
+derive(
+    Rules(
+        reverse_sweep_p,
+        _reverse_sweep_activity,
+        partial(_sweep_jvp, _reverse_sweep_jvp),
+        _reverse_sweep_linearize,
+        _reverse_sweep_pull_back,
+        with_progress=_sweep_with_progress,
+    ),
+    _reverse_sweep_prune_jvp,
+)
