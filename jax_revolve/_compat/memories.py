@@ -21,7 +21,7 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:
-    """The bytes that a compiled program takes on each device, and those of them that are arguments,
+    """The bytes that a compiled program takes on each device, and how many of them are arguments,
     results and constants. A GPU counts constants as code, a CPU does not count them at all."""
     sizes = program.memory_analysis()
     if sizes is None:

@@ -182,7 +182,7 @@ def _trace(
     f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool
 ) -> tuple[Loop, Operands, Any, Any]:
     """Traces `f`: once as `jax.lax.scan`, for its checks, its errors and its types, and once for a
-    jaxpr that returns each carry and each y, which that of `jax.lax.scan` may not."""
+    jaxpr that returns each carry and each y, which `jax.lax.scan`'s may not."""
     leaves, xs_tree = jax.tree.flatten(xs)
     is_numpy = [isinstance(x, np.ndarray) for x in leaves]
 

@@ -16,7 +16,7 @@ from jax_revolve.storage.buffers import read
 
 class Pulled(NamedTuple):
     """The cotangents before a step: of the active carries, of the slices of the active xs, and of
-    the active consts, those of later steps included."""
+    the active consts, with contributions of later steps."""
 
     carry: Values
     x: Values

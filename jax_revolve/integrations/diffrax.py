@@ -60,7 +60,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         [`jax_revolve.bounded_while_loop`][]. A step of the loop is a step of the solver, accepted
         or rejected, and a `plan` is for `max_steps` of them.
 
-    By default, the memory is that of about `(6 * max_steps) ** (1 / 3)` states, 28 for the
+    By default, the memory holds about `(6 * max_steps) ** (1 / 3)` states, 28 for the
     4096 steps that are Diffrax's default. All are as in [`jax_revolve.bounded_while_loop`][].
     With `max_steps=None`, reverse mode needs `checkpoints`, and higher orders of it a `max_steps`.
 

@@ -5,7 +5,7 @@ run, batched and in forward mode it is the function itself. As for loops there a
 see `autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
 computes the function again, apart from all else.
 
-The pullback's derivative is that of the function's own pullback: only the memory of first-order
+The pullback's derivative is the function's own pullback's: only the memory of first-order
 reverse mode is bounded by what a segment's operands take.
 """
 
@@ -164,7 +164,7 @@ derive(Rules(segment_p, _activity, _jvp, _linearize, _transpose, primal_half=_pr
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def pull_back(segment: Segment, mask: Mask, wanted: Mask, operands: Flat, cotangents: Flat) -> Flat:
-    """Cotangents of the operands in `mask`, from those of the results in `wanted`."""
+    """Cotangents of the operands in `mask`, from the cotangents of the results in `wanted`."""
     flat = [*operands, *cotangents]
     return apart(partial(_pull_back, segment, mask, wanted), *flat)
 

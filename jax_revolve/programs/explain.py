@@ -60,7 +60,7 @@ class Explanation:
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
         from jax_revolve.schedule.report.show import new_axes
 
@@ -147,7 +147,7 @@ def explain(
         loop's gradient with its plan and, if the plan was chosen to fit in an amount of memory, up
         to seven others of different kinds that fit in there and are predicted to be at most 1.6
         times as slow. Each runs up to 31 times, in turns with the others, effects included. The
-        quickest is the loop's `plan`. Loops under `jax.lax.cond` or `jax.shard_map` are not
+        fastest is the loop's `plan`. Loops under `jax.lax.cond` or `jax.shard_map` are not
         measured. A bar of tqdm shows how far it is.
     - `seconds`: with `measure=True`, the time after which it ends, which the loops share: a number
         > 0. At least one plan of each loop is measured, in two runs after its first. Ctrl-C ends

@@ -181,7 +181,7 @@ class FoundLoop:
         inside = {key: value for key, value in replacements.items() if is_in(key, self.key)}
         equation = _loop_in(self._eqn)
         assert equation is not None
-        # Loops of the same function share the jaxpr of the step, whatever their lengths.
+        # Loops of the same function share the jaxpr of the step, even if their lengths differ.
         kept = (equation.jaxpr, equation.condition, equation.num_consts, self.enclosing)
         known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
         facts = self._program.facts

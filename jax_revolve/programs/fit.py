@@ -103,7 +103,7 @@ def fit(
 class _Attempt(NamedTuple):
     memory: int
     bytes: float
-    kept: int = 0  # of the bytes, those of arguments, results and constants
+    kept: int = 0  # how many of the bytes are arguments, results and constants
     compiled: Any = None
 
 

@@ -3,13 +3,13 @@ programs.
 
 An *outlay* of a loop is a choice of plans for it and everything inside it: bytes, and the predicted
 time. Outlays are found from the inside out, as in a knapsack problem, and do not depend on the
-budget. The predicted quickest outlay that fits is chosen, so a larger budget is never predicted
+budget. The outlay predicted to be fastest is chosen, so a larger budget is never predicted
 slower.
 
 Loops one after another hold their checkpoints at the same time, but are reversed one by one. The
 checkpoints of an inner loop are part of the residuals of an outer step, and exist once for each
 outer step that is taped at a time. Each outer step is transposed once, and with it the loops
-inside. So the time of an inner gradient counts once for each outer step, whatever the outer plan.
+inside. So the time of an inner gradient counts once for each outer step, under any outer plan.
 """
 
 from collections import defaultdict
@@ -52,7 +52,7 @@ class Outlay:
 
 
 class Outlays(NamedTuple):
-    """The outlay with the least memory, that of the default plans, and others."""
+    """The outlay with the least memory, the default plans' outlay, and others."""
 
     least: Outlay
     default: Outlay
@@ -81,8 +81,8 @@ def of_sharing(
     *,
     is_while: bool,
 ) -> Outlays:
-    """The outlays of a loop that shares the budget, given those of everything inside it. `length`
-    is its number of steps or its bound, `block_size` that of its plans if it is given, `default`
+    """The outlays of a loop that shares the budget, given all outlays inside it. `length` is its
+    number of steps or its bound, `block_size` its plans' if it is given, `default`
     makes its default plan, and `sizes` are its sizes, given the bytes that the inside holds."""
 
     def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
@@ -101,7 +101,7 @@ def of_sharing(
 
 
 def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
-    """The outlay of a loop of these sizes, given that of everything inside it."""
+    """The outlay of a loop of these sizes, given the outlay of everything inside it."""
     held = cost.held(plan, sizes, is_while=is_while)
     passing = cost.passing(plan, sizes, is_while=is_while)
     time = cost.time(plan, sizes, is_while=is_while)
@@ -163,7 +163,7 @@ def _order(outlay: Outlay) -> tuple[float, int, int]:
 
 
 OfLoop = Callable[[FoundLoop, Outlays], Outlays]
-"""The outlays of a loop, given those of everything inside it."""
+"""The outlays of a loop, given the outlays of everything inside it."""
 
 
 def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:

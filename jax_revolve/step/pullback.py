@@ -53,8 +53,8 @@ def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
 
 
 def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
-    """The cotangents of a step's active inputs, from those of its active results. Residuals may be
-    those of another step of the same loop."""
+    """The cotangents of a step's active inputs, from its active results'. Residuals may be
+    from another step of the same loop."""
     cotangents_in = linearized.filled(cotangents)
     pullback = jax.tree.unflatten(linearized.pullback, residuals)
     traced, shape = jax.make_jaxpr(pullback, return_shape=True)(cotangents_in)
@@ -92,5 +92,5 @@ def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
-    """The cotangents of the differentiated initial carries, from those of all active carries."""
+    """The cotangents of the differentiated initial carries, from all active carries' cotangents."""
     return pick(ct_carry, pick(activity.init, activity.carry))

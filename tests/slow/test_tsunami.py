@@ -37,7 +37,7 @@ def random_sea_floor(seed: int) -> Any:
 
 
 def random_surface(sea_floor: Any, seed: int) -> jax.Array:
-    """A rough surface, a metre or so high, where there is water."""
+    """A rough surface, a meter or so high, where there is water."""
     height = np.random.default_rng(seed).standard_normal(sea_floor.depth.shape)
     return jnp.asarray(np.where(sea_floor.sea, height, 0.0))
 

@@ -1,4 +1,4 @@
-"""Measured times and bytes: of one plan, and how a report shows those of several."""
+"""Measured times and bytes: of one plan, and how a report shows several."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles

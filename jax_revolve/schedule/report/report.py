@@ -24,13 +24,13 @@ class Report:
     often the function runs it, at most. A loop of `jax.lax` is not `is_own`. If `is_while`, it is a
     while loop, and its plan is for one that reaches its bound.
 
-    `sizes` are those of one step: `checkpoint`, `residuals`, `carry`. `always` is the memory that
+    `sizes` are one step's: `checkpoint`, `residuals`, `carry`. `always` is the memory that
     every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
     With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
-    and `plan` is the measured quickest. `unmeasured` are the plans for which the limit of seconds,
+    and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of seconds,
     or an interrupt, left no time, and `too_large` are those that need more memory than the device
     has.
     """
@@ -83,7 +83,7 @@ class Report:
             ),
             *self._residuals(),
             *self._stored(),
-            *((name, size, "whatever the plan") for name, size in self.always.items() if size),
+            *((name, size, "with every plan") for name, size in self.always.items() if size),
         ]
         width = max(len(name) for name, _, _ in rows)
         for name, size, meaning in rows:
@@ -148,11 +148,11 @@ class Report:
 
         **Arguments:**
 
-        - `ax`: the `matplotlib.axes.Axes` to draw into; by default those of a new figure.
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
         from jax_revolve.schedule.report.show import new_axes
 

@@ -124,8 +124,8 @@ def _rows(plan: AnyPlan, rows: int, columns: int) -> Iterator[tuple[int, str]]:
 
 
 def picture(plan: AnyPlan, ax: Any = None) -> Any:
-    """The schedule in Matplotlib: steps over evaluations. Returns the axes, by default those of a
-    new figure."""
+    """The schedule in Matplotlib: steps over evaluations. Returns the axes, by default the axes of
+    a new figure."""
     layers = drawn_lines(plan)
     ax = new_axes() if ax is None else ax
     from matplotlib import collections, ticker
