@@ -114,7 +114,6 @@ WORKLOADS = {"recurrent": recurrent, "forced": forced, "called": called}
 
 def main(name: str, directory: str, result: str) -> None:
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", True)
     between_steps, sleep = Watch.between_steps, partial(time.sleep, 0.005)
 
     def slowly(self: Watch, steps: int, values: Any, save: Any) -> None:

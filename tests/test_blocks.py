@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from test_counts import steps_executed, steps_of
 from test_memory import (
     CARRY_BYTES,
     compiled,
@@ -23,7 +24,6 @@ from test_memory import (
 from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
-from jax_revolve.schedule.actions import Advance, Tape
 from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -41,50 +41,29 @@ def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
     return order
 
 
-PLANS = [(2, 1, 2), (7, 1, 3), (41, 4, 3)]
-
-
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize(("length", "checkpoints", "block_size"), PLANS)
-def test_executed_order_is_the_schedule(length: int, checkpoints: int, block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "checkpoints", "block_size"), [(2, 1, 2), (7, 1, 3), (41, 4, 3)]
+)
+def test_executed_steps_are_those_of_the_schedule(
+    length: int, checkpoints: int, block_size: int
+) -> None:
     """The value is complete when the last block is taped: nothing is run for it alone."""
     chosen = plan(length, checkpoints, block_size=block_size)
-
-    def loss(a: Any, note: Any) -> Any:
-        def step(u: Any, i: Any) -> Any:
-            note(i)
-            return jnp.sin(u), None
-
-        return checkpointed_scan(step, a, jnp.arange(length), plan=chosen)[0]
-
-    expected = []
-    for action in chosen:
-        if isinstance(action, Advance | Tape):
-            expected.extend(range(action.start, action.stop))
-    order = executed(loss)
-    assert order == expected
+    order = steps_executed(length, None, jax.value_and_grad, plan=chosen)
+    assert order == steps_of(chosen)
     assert len(order) == chosen.evaluations
 
-
-@pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize(("length", "checkpoints", "block_size"), PLANS)
-def test_evaluations_of_a_while_loop(length: int, checkpoints: int, block_size: int) -> None:
     def loss(a: Any, note: Any) -> Any:
         def body(carry: Any) -> Any:
             note(carry[0])
             return carry[0] + 1, jnp.sin(carry[1])
 
-        return bounded_while_loop(
-            lambda carry: carry[0] < length,
-            body,
-            (0, a),
-            max_steps=length + 5,
-            checkpoints=checkpoints,
-            block_size=block_size,
-        )[1]
+        options: Any = {"checkpoints": checkpoints, "block_size": block_size}
+        until = lambda carry: carry[0] < length  # noqa: E731
+        return bounded_while_loop(until, body, (0, a), max_steps=length + 5, **options)[1]
 
-    blocks = -(-length // block_size)
-    taken = Plan(length, min(checkpoints, blocks), block_size)
+    taken = Plan(length, min(checkpoints, -(-length // block_size)), block_size)
     assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
@@ -142,17 +121,8 @@ def dense(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(h @ p["w"] + x @ p["v"] + p["b"])
 
 
-def twice(p: Any, h: Any, x: Any) -> Any:
-    return jnp.tanh(jnp.sin(h @ p["w"]) @ p["w"] + x @ p["v"])
-
-
 def made_of_weights(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(h @ (0.5 * jnp.cos(p["w"])) - (x @ p["v"].T) / 3)
-
-
-def in_pieces(p: Any, h: Any, x: Any) -> Any:
-    gates = jnp.split(p["w"], 2, axis=1)
-    return jnp.tanh(jnp.concatenate([h @ gates[0], x @ gates[1]], axis=1) + h @ p["v"])
 
 
 def vectors(p: Any, h: Any, x: Any) -> Any:
@@ -228,20 +198,10 @@ def squared_often(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(h @ w + x @ p["v"])
 
 
-STEPS: dict[Callable[..., Any], int] = {
-    dense: 2,
-    twice: 2,
-    made_of_weights: 2,
-    in_pieces: 2,
-    vectors: 2,
-    batched: 2,
-    per_example: 2,
-    with_effects: 2,
-    of_the_tape: 1,
-    half: 2,
-    squared_often: 2,
-}
-"""How many weights' cotangents are products over a block."""
+STEPS = [
+    *(dense, made_of_weights, vectors, batched, per_example, with_effects, of_the_tape, half),
+    squared_often,
+]
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
@@ -279,28 +239,7 @@ def test_cotangents_of_weights_are_products_over_a_block(
     jax.effects_barrier()
     tolerance = 0.05 if step is half else 1e-5
     jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), ours, theirs)
-    assert sum(deferred) == STEPS[step]
-
-
-@pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize("transformed", ["grad of vmap", "vmap of grad"])
-def test_an_ensemble_of_networks_at_default_settings(transformed: str) -> None:
-    """Its gradient did not compile: the batch of a product was forgotten where it is added up over
-    a block."""
-    w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 128, 128)), jnp.float32)
-    x = jnp.ones((3, 128))
-
-    def run(scan: Any, w: Any, x: Any) -> Any:
-        step = lambda x, _: (jnp.tanh(x @ w / 12), None)  # noqa: E731
-        return jnp.sum(scan(step, x.astype(jnp.float32), None, 1200)[0])
-
-    def gradient(scan: Any) -> Any:
-        if transformed == "vmap of grad":
-            return jax.vmap(jax.grad(partial(run, scan)))
-        return jax.grad(lambda w, x: jnp.sum(jax.vmap(partial(run, scan))(w, x)))
-
-    ours, theirs = (jax.jit(gradient(scan))(w, x) for scan in (checkpointed_scan, lax.scan))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert sum(deferred) == (1 if step is of_the_tape else 2)
 
 
 def test_the_sum_over_a_block_is_one_product() -> None:
@@ -343,12 +282,11 @@ def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
 
 def test_what_is_there_for_cpus_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """One piece at a time, as for another platform; a name that is none is an error."""
+    assert all(map(cpu.is_on, cpu.PIECES))
+    assert not cpu.carry_in_slots()
     monkeypatch.setenv(cpu.VARIABLE, "branch, carry")
     assert [piece for piece in cpu.PIECES if not cpu.is_on(piece)] == ["branch", "carry"]
     assert cpu.carry_in_slots()
-    monkeypatch.delenv(cpu.VARIABLE)
-    assert all(map(cpu.is_on, cpu.PIECES))
-    assert not cpu.carry_in_slots()
     monkeypatch.setenv(cpu.VARIABLE, "brunch")
     with pytest.raises(ValueError, match="must list some of branch, reads, turns, carry"):
         cpu.is_on("branch")

@@ -20,6 +20,7 @@ class Machine:
         self.left = len(layers.work)
         self._reverse(schedule)
         assert (self.held, self.left) == (layers.carry[0], 0)
+        assert list(chain.runs(schedule)) == self.runs
         self.work = sum(u * n for u, n in zip(layers.work, self.runs, strict=True))
 
     def _reverse(self, schedule: Schedule) -> None:
@@ -120,6 +121,8 @@ def test_by_default_no_layer_runs_more_than_twice_on_average(count: int) -> None
     if count in (2, 3):
         once = [Machine(layers, s) for s in every_schedule(0, count)]
         assert ours.peak <= min(m.peak for m in once if max(m.runs) <= 2)
+        nothing = Layers((1,) * count, (0,) * count, (0,) * count)
+        assert chain.within(nothing, 0) == chain.by_default(nothing) == tuple(range(count))
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.03, 2.4), (0.3, 1.65)])
@@ -134,13 +137,13 @@ def test_long_chains_keep_to_their_budget(share: float, most: float) -> None:
 def test_long_chains_of_equal_layers_are_reversed_by_revolve() -> None:
     """With one or two checkpoints, schedules are nested deeper than Python's calls may be."""
     layers = Layers((7,) * 1500, (1,) * 1500, (0,) * 1500)
-    for checkpoints in (1, 2, 40, 298):
+    for checkpoints in (1, 2, 40):
         schedule = chain.with_checkpoints(layers, checkpoints)
         assert chain.work_of(schedule, layers) == 7 * (1500 + binomial.advances(1500, checkpoints))
         assert [*chain.layers_in(schedule)] == [*range(1500)]
 
 
-@pytest.mark.parametrize("most_terms", [10**9, 2 * 10**6, 10**5])
+@pytest.mark.parametrize("most_terms", [10**9, 10**5])
 def test_more_checkpoints_never_take_more_work(
     most_terms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,16 +156,3 @@ def test_more_checkpoints_never_take_more_work(
     ]
     assert work == sorted(work, reverse=True)
     assert work[-1] == 2 * sum(layers.work) - layers.work[-1]
-
-
-def test_runs_are_those_of_the_machine() -> None:
-    layers = random_layers(12, seed=0)
-    for checkpoints in (1, 2, 4):
-        schedule = chain.with_checkpoints(layers, checkpoints)
-        assert chain.runs(schedule) == Machine(layers, schedule).runs
-
-
-def test_layers_of_no_size_are_taped() -> None:
-    layers = Layers((1, 2, 3), (0, 0, 0), (0, 0, 0))
-    assert chain.within(layers, 0) == (0, 1, 2)
-    assert chain.by_default(layers) == (0, 1, 2)

@@ -1,14 +1,11 @@
 """`python -m jax_revolve plan`, called as a function: what it prints, writes and refuses."""
 
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
 import pytest
-from matplotlib import pyplot
 
 from jax_revolve import longest_plan, plan
 from jax_revolve.__main__ import main
@@ -24,12 +21,6 @@ OPTIONS = [
 ]
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    yield
-    pyplot.close("all")
 
 
 def printed(capsys: Captured, *options: object) -> str:
@@ -53,27 +44,19 @@ def refused(capsys: Captured, *arguments: object) -> str:
     return err
 
 
+BLOCKS = ["--block-size", 4]
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         (["--length", 0], plan(0)),
-        (["--length", 1000, "--checkpoints", 30], plan(1000, 30)),
-        (
-            ["--length", 1000, "--checkpoints", 84, "--block-size", 12],
-            plan(1000, 84, block_size=12),
-        ),
-        (
-            ["--length", 1000, "--repetitions", 3, "--block-size", 4],
-            plan(1000, repetitions=3, block_size=4),
-        ),
+        (["--length", 1000, "--checkpoints", 30, *BLOCKS], plan(1000, 30, block_size=4)),
+        (["--length", 1000, "--repetitions", 3], plan(1000, repetitions=3)),
         (["--length", 1000, "--overhead", "1.5"], plan(1000, overhead=1.5)),
-        (
-            ["--checkpoints", 5, "--repetitions", 3, "--block-size", 4],
-            longest_plan(5, 3, block_size=4),
-        ),
-        (["--checkpoints", 5, "--repetitions", 0], longest_plan(5, 0)),
+        (["--checkpoints", 5, "--repetitions", 3, *BLOCKS], longest_plan(5, 3, block_size=4)),
     ],
-    ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
+    ids=str,
 )
 def test_plan(capsys: Captured, options: list[object], expected: object) -> None:
     assert printed(capsys, *options) == f"{expected}\n"
@@ -105,24 +88,14 @@ def test_plot(capsys: Captured, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ([], "--length is needed, or --checkpoints and --repetitions for the longest loop"),
-        (["--length", "ten"], "argument --length: invalid int value: 'ten'"),
         (["--length", -1], "length must be an int >= 0, but is -1"),
         (["--length", 10, "--checkpoints", 0], "checkpoints must be an int >= 1 .* but is 0"),
         (["--length", 10, "--checkpoints", "x"], "argument --checkpoints: must be an int or"),
-        (["--length", 10, "--overhead", "0.5"], "overhead must be at least 1.0 .* but is 0.5"),
         (["--length", 10, "--overhead", "x"], "argument --overhead: invalid float value: 'x'"),
-        (["--length", 10, "--memory", "1 XB", *SIZES], "memory must be .* but is '1 XB'"),
         (["--length", 10, "--memory", "10", *SIZES], "memory must be at least 4000 bytes here"),
-        (
-            ["--length", 10, "--memory", "1kB"],
-            "state_bytes must be an int >= 0 where memory",
-        ),
-        (
-            ["--length", 10, "--checkpoints", 3, "--overhead", 2],
-            "At most one of .* checkpoints=3, overhead=2",
-        ),
+        (["--length", 10, "--memory", "1kB"], "state_bytes must be an int >= 0 where memory"),
         (["--length", 10, "--weight", 3], "unrecognized arguments: --weight 3"),
-        (["--length", 10, "more"], "unrecognized arguments: more"),
+        (["--length", 10, "--plot", "/tmp/plan.xyz"], "Format 'xyz' is not supported"),
     ],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
 )
@@ -131,42 +104,31 @@ def test_refused(capsys: Captured, options: list[object], message: str) -> None:
     assert re.match(rf"python -m jax_revolve( plan)?: error: {message}", err)
 
 
-def test_unknown_command(capsys: Captured) -> None:
-    err = refused(capsys, "plot")
-    assert re.search(r"invalid choice: 'plot' \(choose from '?plan'?, '?demo'?\)", err)
-
-
-def test_unsupported_format(capsys: Captured, tmp_path: Path) -> None:
-    err = refused(capsys, "plan", "--length", 10, "--plot", tmp_path / "plan.xyz")
-    assert "Format 'xyz' is not supported" in err
-    assert not list(tmp_path.iterdir())
-
-
 def test_missing_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     err = refused(capsys, "plan", "--length", 10, "--plot", "plan.png")
     assert 'pip install "jax_revolve[plot]"' in err
+    err = refused(capsys, "plot")
+    assert re.search(r"invalid choice: 'plot' \(choose from '?plan'?, '?demo'?\)", err)
+
+
+def helped(capsys: Captured, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as raised:
+        main([*arguments, "--help"])
+    out, err = capsys.readouterr()
+    assert (raised.value.code, err) == (0, "")
+    return out
 
 
 def test_help(capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["plan", "--help"])
-    assert raised.value.code == 0
-    out, err = capsys.readouterr()
-    assert not err
+    out = helped(capsys, "plan")
     for option in OPTIONS:
         assert re.search(rf"^  (-h, )?{option}\b.*\S", out, re.MULTILINE)
-    with pytest.raises(SystemExit) as raised:
-        main(["--help"])
-    assert raised.value.code == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^ +plan +\S.*\n^ +demo +\S", out, re.MULTILINE)
+    assert re.search(r"^ +plan +\S.*\n^ +demo +\S", helped(capsys), re.MULTILINE)
 
 
 def test_examples_of_the_help_run(capsys: Captured, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main(["plan", "--help"])
-    text = capsys.readouterr().out.replace("\\\n", "").replace("plan.png", f"{tmp_path}/plan.png")
+    text = helped(capsys, "plan").replace("\\\n", "").replace("plan.png", f"{tmp_path}/plan.png")
     examples = re.findall(r"^ +python -m jax_revolve (plan .*?)(?:  +\(.*)?$", text, re.MULTILINE)
     assert len(examples) >= 4
     for example in examples:
@@ -184,13 +146,3 @@ def test_a_plan_does_without_the_demonstration(
     loaded = {name.partition(".")[0] for name in sys.modules}
     assert not loaded & {"tsunami", "tqdm", "matplotlib"}
     assert sys.path == path
-
-
-@pytest.mark.slow
-def test_as_a_program() -> None:
-    program = [sys.executable, "-m", "jax_revolve", "plan", "--length"]
-    done = subprocess.run([*program, "10"], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (f"{plan(10)}\n", "")
-    failed = subprocess.run([*program, "x"], capture_output=True, text=True)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.count("\n") == 1

@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import jax_revolve
-from jax_revolve import Plan
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
@@ -80,7 +79,6 @@ def of_scale(loss: Callable[[Model], Any]) -> Callable[[Any], Any]:
 
 SCALE = np.array([1.0, 0.7], np.float32)
 TRANSFORMED = {
-    "value": lambda loss: of_scale(loss)(SCALE),
     "grad": lambda loss: jax.grad(of_scale(loss))(SCALE),
     "forward over reverse": lambda loss: jax.hessian(of_scale(loss))(SCALE),
     "reverse over reverse": lambda loss: jax.jacrev(jax.grad(of_scale(loss)))(SCALE),
@@ -104,8 +102,7 @@ def models() -> Model:
 def test_transformations(name: str) -> None:
     """Scans and while loops take turns."""
     loss = [by_scan, by_while][list(TRANSFORMED).index(name) % 2]
-    wrap = (lambda f: f) if name == "value" else jax.jit
-    ours, theirs = (wrap(lambda loss=each: TRANSFORMED[name](loss))() for each in (loss, by_lax))
+    ours, theirs = (jax.jit(partial(TRANSFORMED[name], each))() for each in (loss, by_lax))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), ours, theirs)
 
 
@@ -125,15 +122,22 @@ def test_a_model_closed_over(order: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
-def test_leaves_of_xs_and_ys_that_are_not_arrays() -> None:
-    def step(total: Any, x: Any) -> Any:
+def test_leaves_that_are_not_arrays() -> None:
+    """They stay what they are."""
+
+    def step(carry: Any, x: Any) -> Any:
+        total, kept = carry
+        assert kept[0] is True
         assert x["name"] == "xs"
         assert x["number"] == 3
         total = total + x["function"](x["values"])
-        return total, {"total": total, "function": jnp.cos, "label": "ys", "number": 2.0}
+        return (total, kept), {"total": total, "function": jnp.cos, "label": "ys", "number": 2.0}
 
     xs = {"values": np.arange(4.0), "function": jnp.sin, "name": "xs", "number": 3, "none": None}
-    total, ys = filter_checkpointed_scan(step, 0.0, xs, checkpoints=2)
+    kept = (True, 0.1, float("nan"))
+    (total, same), ys = filter_checkpointed_scan(step, (0.0, kept), xs, checkpoints=2)
+    assert same[:2] == kept[:2]
+    assert type(same[2]) is float
     np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))), rtol=1e-5)
     np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))), rtol=1e-5)
     assert ys["function"] is jnp.cos
@@ -155,18 +159,6 @@ def test_numbers_that_change_are_those_of_lax(number: Any) -> None:
         np.testing.assert_array_equal(result, expected)
 
 
-def test_numbers_that_stay_are_numbers() -> None:
-    def step(carry: Any, _: Any) -> Any:
-        count, (flag, rate, missing) = carry
-        assert flag is True
-        return (count + 1, (flag, rate, missing)), None
-
-    (count, kept), _ = filter_checkpointed_scan(step, (0, (True, 0.1, float("nan"))), length=3)
-    assert count == 3
-    assert kept[:2] == (True, 0.1)
-    assert type(kept[2]) is float
-
-
 def test_leaves_that_change() -> None:
     def step(carry: Any, _: Any) -> Any:
         return {**carry, "f": (jnp.sin, "a")}, None
@@ -180,31 +172,15 @@ def test_leaves_that_change() -> None:
 
 
 def test_arguments_are_passed_on() -> None:
-    counts: list[None] = []
+    plan, xs = jax_revolve.plan(6, checkpoints=2), jnp.arange(6.0)
+    step = lambda u, x: (jnp.sin(u + x), u)  # noqa: E731
+    total = lambda scan, u, **options: sum(  # noqa: E731
+        map(jnp.sum, scan(step, u, xs, 6, True, **options))
+    )
+    ours = partial(total, filter_checkpointed_scan, plan=plan)
+    np.testing.assert_allclose(jax.grad(ours)(0.3), jax.grad(partial(total, lax.scan))(0.3), 1e-5)
+    assert str(plan) in str(jax.make_jaxpr(ours)(0.3))
 
-    def step(carry: Any, x: Any) -> Any:
-        jax.debug.callback(lambda: counts.append(None))
-        function, u = carry
-        return (function, function(u + x)), u
-
-    plan = jax_revolve.plan(6, checkpoints=2)
-    assert isinstance(plan, Plan)
-    xs = jnp.arange(6.0)
-
-    def loss(u: Any) -> Any:
-        last, ys = filter_checkpointed_scan(step, (jnp.sin, u), xs, 6, True, plan=plan)
-        return last[1] + jnp.sum(ys)
-
-    def plain(u: Any) -> Any:
-        last, ys = lax.scan(lambda u, x: (jnp.sin(u + x), u), u, xs, reverse=True)
-        return last + jnp.sum(ys)
-
-    np.testing.assert_allclose(jax.grad(loss)(0.3), jax.grad(plain)(0.3), rtol=1e-5)
-    jax.effects_barrier()
-    assert len(counts) == plan.evaluations
-
-
-def test_arguments_of_the_while_loop_are_passed_on() -> None:
     def run(u: Any, throw: bool = False) -> Any:
         return filter_bounded_while_loop(
             lambda s: s[1] < 10.0,

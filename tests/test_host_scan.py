@@ -1,25 +1,32 @@
-"""`host_scan` computes what `lax.scan` computes, with the evaluations and transfers of its plan."""
+"""`host_scan` takes and returns what `lax.scan` does, with the evaluations and transfers of its
+plan, keeps arrays where they are, and refuses what it cannot do."""
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from host_scan_program import WORKLOADS
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from parity.cases import SCAN_CASES
+from parity.loops import Loops, assert_same
+from parity.transformations import ALL
+from test_counts import steps_of
 from test_errors import REJECTED
 
 from jax_revolve import Disk, HostMemory, Plan, ProgressMeter, host_scan, plan
 from jax_revolve.host import arrays
 from jax_revolve.host.watch import Watch
-from jax_revolve.schedule.actions import Advance, Tape
 
 N = 11
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -59,31 +66,48 @@ def mixed(scan: Any, weights: Any, start: Any, xs: Any) -> Any:
     return used + jnp.sum(jax.random.key_data(keys) % 7)
 
 
-def nested(scan: Any, weights: Any, start: Any, xs: Any) -> Any:
-    """A loop inside the step, and a carry whose type is promoted."""
-
-    def step(carry: Any, x: Any) -> Any:
-        h, total = carry
-        h = lax.fori_loop(0, 3, lambda _, h: jnp.sin(weights @ h + x), h)
-        return (h, total + h[0]), None
-
-    (h, total), _ = scan(step, (start, 0), xs)
-    return jnp.sum(h) * total
-
-
-BODIES: dict[str, Callable[..., Any]] = {"mixed": mixed, "nested": nested}
-
-
 def arguments() -> tuple[Any, Any, Any]:
     draw = np.random.default_rng(0).normal
     return tuple(jnp.asarray(draw(size=shape)) for shape in ((3, 3), (3,), (N, 3)))  # pyright: ignore[reportReturnType]
 
 
-def assert_same(ours: Any, theirs: Any, rtol: float = 1e-11) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12)
+same = partial(assert_same, rtol=1e-11, weak_types=False)
+"""The ys are NumPy arrays, which have none."""
+
+CASES = {case.name: case for case in SCAN_CASES if case.name != "nested"}
+
+
+def whole(
+    f: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False, **_: Any
+) -> Any:
+    """`lax.scan`, whose xs may be a function, and whose other options count for nothing."""
+    if callable(xs):
+        xs = jax.tree.map(lambda *x: np.stack(x), *(xs(i) for i in range(length)))
+    return lax.scan(f, init, xs, length, reverse)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_of_the_parity_tests(name: str) -> None:
+    """Trees, integers, keys, weak types, no step at all, rules: but for the loop in its own step,
+    where values are not known."""
+    case, given = CASES[name], tuple(map(jnp.asarray, CASES[name].arguments))
+
+    def outcome(transformation: str, scan: Any) -> Any:
+        run = lambda *args, unroll=1, **options: scan(*args, **options)  # noqa: E731
+        program = case.program(Loops(partial(run, **case.options), scan))
+        return ALL[transformation](program, given)
+
+    for transformation in ("evaluate", "grad_without_jit"):
+        ours, theirs = (outcome(transformation, scan) for scan in (host_scan, whole))
+        same(ours, theirs, rtol=case.rtol)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_programs_that_are_killed_elsewhere(name: str, tmp_path: Path) -> None:
+    """Those whose runs `test_host_scan_resume` ends compute what `lax.scan` does: with weights and
+    ys, xs from a function, and a step that calls NumPy."""
+    ours, theirs = (WORKLOADS[name](tmp_path / "run", scan) for scan in (host_scan, whole))
+    same(ours, theirs, rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -95,46 +119,22 @@ def assert_same(ours: Any, theirs: Any, rtol: float = 1e-11) -> None:
     ],
 )
 def test_gradients_are_those_of_lax_scan(name: str, reverse: bool, tmp_path: Path) -> None:
-    for body in BODIES.values():
-        scan = partial(host_scan, reverse=reverse, **options_of(name, tmp_path))
-        theirs = jax.value_and_grad(
-            partial(body, partial(lax.scan, reverse=reverse)), argnums=(0, 1, 2)
-        )
-        assert_same(
-            jax.value_and_grad(partial(body, scan), argnums=(0, 1, 2))(*arguments()),
-            theirs(*arguments()),
-        )
+    scans = partial(host_scan, **options_of(name, tmp_path)), lax.scan
+    ours, theirs = (
+        jax.value_and_grad(partial(mixed, partial(scan, reverse=reverse)), (0, 1, 2))(*arguments())
+        for scan in scans
+    )
+    same(ours, theirs)
     assert not list(tmp_path.rglob("*.checkpoint"))
 
 
-@pytest.mark.parametrize("active", [(1,), (0, 2)])
-def test_some_derivatives(active: tuple[int, ...]) -> None:
-    ours = jax.grad(partial(mixed, partial(host_scan, checkpoints=2)), active)(*arguments())
-    assert_same(ours, jax.grad(partial(mixed, lax.scan), active)(*arguments()))
-
-
-def test_results() -> None:
-    """Types and structures too; ys are NumPy arrays."""
-
-    def step(carry: Any, x: Any) -> Any:
-        return (carry[0] + x, carry[1] * 2), {"y": x * 2, "none": None}
-
-    init: Any = (0, 1.0)
-    ours, theirs = (scan(step, init, np.arange(4)) for scan in (host_scan, lax.scan))
-    assert_same(ours, theirs)
-    assert isinstance(ours[1]["y"], np.ndarray)
-    assert [x.weak_type for x in ours[0]] == [x.weak_type for x in theirs[0]]
-
-
-@pytest.mark.parametrize("xs", [None, np.zeros((0, 2))])
-def test_no_steps(xs: Any) -> None:
-    def loss(scan: Any, a: Any) -> Any:
-        length = 0 if xs is None else None
-        carry, ys = scan(lambda c, x: (c * a, c), a**2, xs, length)
-        return carry + jnp.sum(ys)
-
-    ours, theirs = (jax.value_and_grad(partial(loss, scan))(2.0) for scan in (host_scan, lax.scan))
-    assert_same(ours, theirs)
+def test_types_of_results() -> None:
+    ours, theirs = (
+        scan(lambda c, x: ((c[0] + x, c[1] * 2), x * 2), (0, 1.0), np.arange(4))
+        for scan in (host_scan, lax.scan)
+    )
+    assert isinstance(ours[1], np.ndarray)
+    assert_same(ours[0], theirs[0], 0)
 
 
 def test_linearize_and_several_pullbacks() -> None:
@@ -142,11 +142,12 @@ def test_linearize_and_several_pullbacks() -> None:
         ours, theirs = partial(mixed, scan), partial(mixed, lax.scan)
         value, pullback = jax.vjp(ours, *arguments())
         expected, their_pullback = jax.vjp(theirs, *arguments())
-        assert_same(value, expected)
+        same(value, expected)
         for cotangent in (1.0, -2.0, 1.0):
-            assert_same(pullback(cotangent), their_pullback(cotangent))
+            same(pullback(cotangent), their_pullback(cotangent))
         _, linear = jax.linearize(ours, *arguments())
-        assert_same(jax.linear_transpose(linear, *arguments())(1.0), their_pullback(1.0))
+        transposed = jax.linear_transpose(linear, *arguments())(1.0)
+        same(transposed, their_pullback(1.0))
 
 
 def test_same_bits_as_the_step_one_by_one() -> None:
@@ -160,6 +161,86 @@ def test_same_bits_as_the_step_one_by_one() -> None:
     ]
     for other in found[1:]:
         jax.tree.map(np.testing.assert_array_equal, found[0], other)
+
+
+# What the cases of the parity tests lack
+
+
+def keys_as_xs(scan: Any) -> Any:
+    keys = jax.random.split(jax.random.key(3), 5)
+
+    def loss(a: Any) -> Any:
+        step = lambda c, key: (jnp.sin(c * a) + jax.random.normal(key), (key, c))  # noqa: E731
+        c, ys = scan(step, a, keys)
+        return c + jnp.sum(ys[1]), ys[0]
+
+    return jax.value_and_grad(loss, has_aux=True)(0.5)
+
+
+def integers_that_are_differentiated(scan: Any) -> Any:
+    """In the initial carry and among the xs, beside an array of no numbers."""
+
+    def loss(inputs: Any) -> Any:
+        step = lambda c, x: ((c[0] * jnp.sin(x["a"]) + x["b"], c[1] + 1), c[1] * 2)  # noqa: E731
+        c, ys = scan(step, (inputs["a"], inputs["n"]), inputs["xs"])
+        return c[0] * c[1] + jnp.sum(ys)
+
+    xs = {"a": jnp.arange(4.0), "b": jnp.arange(4), "empty": [jnp.ones((4, 0))]}
+    return jax.value_and_grad(loss, allow_int=True)({"a": 0.3, "n": 2, "xs": xs})
+
+
+def cotangents_of_integers(scan: Any) -> Any:
+    def run(a: Any) -> Any:
+        step = lambda c, x: ((c[0] * jnp.sin(x), c[1] + 1), (c[1], c[0]))  # noqa: E731
+        return scan(step, (a, 0), jnp.arange(4.0))
+
+    def cotangent(x: Any) -> Any:
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        return np.ones(x.shape, x.dtype if is_float else jax.dtypes.float0)
+
+    results, pullback = jax.vjp(run, 0.7)
+    return results, pullback(jax.tree.map(cotangent, results))
+
+
+def no_carry(scan: Any) -> Any:
+    def loss(a: Any, **saved: Any) -> Any:
+        _, ys = scan(lambda c, x: (c, jnp.sin(a * x)), (), jnp.arange(5.0), **saved)
+        return jnp.sum(ys)
+
+    with tempfile.TemporaryDirectory() as folder:
+        saved = jax.grad(partial(loss, directory=folder, save_every=0))(0.3)
+    return jax.value_and_grad(loss)(0.3), saved, scan(lambda c, x: (None, x), None, None, 3)
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+def one_array_in_several_places(scan: Any) -> Any:
+    """And named tuples."""
+
+    def loss(a: Any) -> Any:
+        step = lambda c, x: (Pair(c.a * a + x.b, c.a), Pair(c, (c.a, c.b)))  # noqa: E731
+        c, ys = scan(step, Pair(a, a), Pair(np.arange(3.0), np.arange(3.0)))
+        return c.a + c.b + sum(map(jnp.sum, jax.tree.leaves(ys)))
+
+    return jax.value_and_grad(loss)(0.9)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        keys_as_xs,
+        integers_that_are_differentiated,
+        cotangents_of_integers,
+        no_carry,
+        one_array_in_several_places,
+    ],
+    ids=lambda run: run.__name__,
+)
+def test_same_as_lax_scan(run: Any) -> None:
+    same(run(host_scan), run(whole))
 
 
 # What runs
@@ -225,40 +306,18 @@ def test_evaluations_writes_and_reads_are_those_of_the_plan(
     assert counted == expected
 
 
-def test_a_value_runs_each_step_once() -> None:
-    counted: list[Any] = []
-
-    def step(u: Any, i: Any) -> Any:
-        jax.debug.callback(counted.append, i)
-        return jnp.sin(u), None
-
-    host_scan(step, 1.0, np.arange(9))
-    jax.effects_barrier()
-    assert len(counted) == 9
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_xs_from_a_function(reverse: bool) -> None:
     """Called whenever a step runs, in the order of the steps."""
-    xs, asked = np.random.default_rng(0).normal(size=(N, 3)), []
+    asked: list[int] = []
 
-    def read(i: int) -> Any:
-        asked.append(i)
-        return {"x": xs[i]}
+    def loss(a: Any) -> Any:
+        read = lambda i: np.cos(i) + 0 * (asked.append(i) or 0)  # noqa: E731
+        step = lambda h, x: (jnp.sin(a * h + x), None)  # noqa: E731
+        return host_scan(step, a, read, N, reverse, checkpoints=2)[0]
 
-    def loss(scan: Any, xs: Any, a: Any) -> Any:
-        h, ys = scan(
-            lambda h, x: (jnp.sin(a * h + x["x"]), h * x["x"]), jnp.ones(3), xs, N, reverse
-        )
-        return jnp.sum(h) + jnp.sum(ys)
-
-    ours = jax.value_and_grad(partial(loss, partial(host_scan, checkpoints=2), read))(0.7)
-    assert_same(ours, jax.value_and_grad(partial(loss, lax.scan, {"x": xs}))(0.7))
-    made = plan(N, 2)
-    ran = [action for action in made if isinstance(action, Advance | Tape)]
-    steps = [i for action in ran for i in range(action.start, action.stop)]
-    assert asked == [N - 1 - i if reverse else i for i in steps]
-    assert len(asked) == made.evaluations
+    jax.grad(loss)(0.7)
+    assert asked == [N - 1 - i if reverse else i for i in steps_of(plan(N, 2))]
 
 
 def test_errors_of_functions_are_raised_as_they_are() -> None:
@@ -302,45 +361,6 @@ def test_ys_to_a_function(reverse: bool) -> None:
         np.testing.assert_allclose(y["y"], expected["y"][i])
 
 
-def test_a_step_that_calls_numpy() -> None:
-    """With a rule of its own."""
-
-    def on_host(function: Any, *arrays: Any) -> Any:
-        like = jax.ShapeDtypeStruct(arrays[-1].shape, arrays[-1].dtype)
-        return jax.pure_callback(function, like, *arrays)
-
-    @jax.custom_vjp
-    def solve(a: Any, b: Any) -> Any:
-        return on_host(np.linalg.solve, a, b)
-
-    def forward(a: Any, b: Any) -> Any:
-        x = solve(a, b)
-        return x, (a, x)
-
-    def backward(held: Any, ct: Any) -> Any:
-        a, x = held
-        ct_b = on_host(lambda a, ct: np.linalg.solve(np.asarray(a).T, ct), a, ct)
-        return -jnp.outer(ct_b, x), ct_b
-
-    solve.defvjp(forward, backward)
-
-    def loss(scan: Any, solve: Any, a: Any, u: Any, xs: Any) -> Any:
-        def step(u: Any, x: Any) -> Any:
-            u = solve(a, u + x)
-            return u, jnp.sum(u**2)
-
-        u, ys = scan(step, u, xs)
-        return jnp.sum(jnp.sin(u)) + jnp.sum(ys)
-
-    a = np.eye(3) * 2 + 0.1 * np.arange(9.0).reshape(3, 3)
-    inputs = a, jnp.ones(3), jnp.asarray(arguments()[2])
-    theirs = partial(loss, lax.scan, jnp.linalg.solve)
-    expected = jax.value_and_grad(theirs, (0, 1, 2))(*inputs)
-    for options in ({}, {"checkpoints": 2}):
-        ours = partial(loss, partial(host_scan, **options), solve)
-        assert_same(jax.value_and_grad(ours, (0, 1, 2))(*inputs), expected)
-
-
 # What is refused
 
 
@@ -364,7 +384,6 @@ def cube(a: Any) -> Any:
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: jax.jit(cube)(2.0), "cannot run inside jax.jit"),
         (lambda: jax.jit(jax.grad(cube))(2.0), "cannot run inside jax.jit"),
         (lambda: jax.vmap(cube)(jnp.ones(2)), "cannot run inside jax.jit"),
         (lambda: jax.vmap(jax.vjp(cube, 2.0)[1])(jnp.ones(2)), "cannot run inside jax.jit"),
@@ -372,7 +391,6 @@ def cube(a: Any) -> Any:
         (lambda: jax.grad(jax.checkpoint(cube))(2.0), "cannot run inside jax.jit"),
         (lambda: jax.grad(jax.grad(cube))(2.0), "cannot run inside jax.jit"),
         (lambda: jax.jvp(cube, (2.0,), (1.0,)), "no forward mode.*checkpointed_scan"),
-        (lambda: jax.jacfwd(cube)(2.0), "checkpointed_scan"),
         (lambda: jax.hessian(cube)(2.0), "checkpointed_scan"),
     ],
 )
@@ -381,26 +399,22 @@ def test_transformations_are_refused(run: Callable[[], Any], message: str) -> No
         run()
 
 
-def test_effects_that_cannot_be_repeated_are_refused() -> None:
-    from jax.experimental import io_callback
-
-    def step(c: Any, _: Any) -> Any:
+def test_effects_and_references_are_refused() -> None:
+    def effect(c: Any, _: Any) -> Any:
         return c + io_callback(lambda: np.float64(1), jax.ShapeDtypeStruct((), float)), None
 
     with pytest.raises(NotImplementedError, match="does not support the effects of f"):
-        host_scan(step, 0.0, length=3)
-
-
-@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has no mutable references")
-def test_mutable_references_are_refused() -> None:
+        host_scan(effect, 0.0, length=3)
+    if not hasattr(jax, "new_ref"):
+        return
     ref = jax.new_ref(jnp.zeros(()))
 
-    def step(c: Any, _: Any) -> Any:
+    def mutation(c: Any, _: Any) -> Any:
         ref[...] += 1
         return c, None
 
     with pytest.raises(NotImplementedError, match="does not support mutable array references"):
-        host_scan(step, 0.0, length=3)
+        host_scan(mutation, 0.0, length=3)
 
 
 def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
@@ -421,20 +435,11 @@ def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
     [
         ({"jit": False}, TypeError, "jit is gone. .*jax.pure_callback"),
         ({"block_size": 2}, TypeError, "block_size is gone"),
-        ({"spam": 2}, TypeError, "has no argument 'spam'"),
         ({"plan": plan(3, 1, block_size=2)}, ValueError, "plan must have blocks of a single step"),
         ({"version": 1.0}, TypeError, "version must be a str, an int or None"),
         ({"storage": Disk("a"), "directory": "b"}, ValueError, "storage must be Disk.'b'."),
-        (
-            {"plan": plan(3, 1, block_size=1, storage=Disk("a", transfer=0.1)), "directory": "b"},
-            ValueError,
-            "storage must be Disk.'b'.",
-        ),
-        ({"consume": 3}, TypeError, "consume must be a function"),
-        ({"directory": 3}, TypeError, "directory must be a str"),
         ({"save_every": "1"}, TypeError, "save_every must be a number >= 0"),
         ({"save_every": -1}, ValueError, "save_every must be a number >= 0"),
-        ({"checkpoints": 0}, ValueError, "checkpoints must be an int >= 1"),
         ({"storage": Disk("/does/not/exist")}, FileNotFoundError, "no such directory"),
         ({"xs": lambda i: i, "length": None}, TypeError, "length must be an int >= 1"),
         ({"xs": lambda i: i, "length": 0}, ValueError, "length must be an int >= 1"),
@@ -470,7 +475,7 @@ def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("some", "two levels", "disk"):
         scan = partial(host_scan, **options_of(name, tmp_path))
         ours = jax.grad(partial(loss, scan), (0, 1))(w, h)
-        assert_same(ours, expected)
+        same(ours, expected)
         assert all(x.sharding.is_equivalent_to(sharding, 1) for x in ours)
     assert seen
     assert all(x.is_equivalent_to(sharding, 1) for x in seen)
@@ -491,13 +496,8 @@ def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatc
         return jnp.sum(host_scan(lambda u, _: (jnp.sin(u), None), start, length=60, **options)[0])
 
     start = jnp.ones(size)
-    for options, held in [
-        ({"checkpoints": 5}, 5),
-        (
-            {"checkpoints": 2, "storage": HostMemory(checkpoints=4)},
-            2 + 4,
-        ),  # on a CPU, both are one memory
-    ]:
+    two = {"checkpoints": 2, "storage": HostMemory(checkpoints=4)}  # one memory on a CPU
+    for options, held in [({"checkpoints": 5}, 5), (two, 2 + 4)]:
         most[0] = 0
         jax.grad(partial(loss, **options))(start)
         assert held <= most[0] <= held + 5

@@ -8,9 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ from jax_revolve import HostMemory, host_scan
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
 
+pytestmark = pytest.mark.usefixtures("default_precision")
+
 PROGRAM = Path(host_scan_program.__file__)
 
 
@@ -32,40 +37,49 @@ def bits(result: Any) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result))
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The results of runs that nothing interrupts."""
-    found = {}
-    for name, run in WORKLOADS.items():
-        found[name] = bits(run(tmp_path_factory.mktemp(name)))
-    return found
+@cache
+def expected(name: str) -> bytes:
+    """The result of a run that nothing interrupts."""
+    with tempfile.TemporaryDirectory() as directory:
+        return bits(WORKLOADS[name](directory))
 
 
 class Ended(BaseException):
     """The end of a process, as far as its files can tell."""
 
 
+def end() -> None:
+    raise Ended
+
+
 @contextmanager
-def ends_at(event: int | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Raises at that step, write, sync, rename or removal of a file, before it happens. Notes
-    them."""
+def acting(
+    at: int | None, act: Any, monkeypatch: pytest.MonkeyPatch, *, steps_only: bool = False
+) -> Iterator[list[str]]:
+    """Acts once before that step, write, sync, rename or removal of a file, and notes them all. Of
+    `steps_only`, it acts after the evaluation with that number."""
     events: list[str] = []
 
     def before(name: str, function: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             events.append(name)
-            if len(events) - 1 == event:
-                raise Ended
+            if len(events) - 1 == at:
+                act()
             return function(*args, **kwargs)
 
         return run
 
     with monkeypatch.context() as patched:
         patched.setattr(Watch, "between_steps", before("step", Watch.between_steps))
-        patched.setattr(files.os, "fsync", before("fsync", lambda _: None))  # it takes its time
-        patched.setattr(files.os, "replace", before("replace", os.replace))
-        patched.setattr(Path, "unlink", before("unlink", Path.unlink))
+        if not steps_only:
+            patched.setattr(files.os, "fsync", before("fsync", lambda _: None))  # it takes its time
+            patched.setattr(files.os, "replace", before("replace", os.replace))
+            patched.setattr(Path, "unlink", before("unlink", Path.unlink))
         yield events
+
+
+def ends_at(event: int | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return acting(event, end, monkeypatch)
 
 
 def run_until_the_end(name: str, directory: Path, event: int, monkeypatch: Any) -> bytes:
@@ -90,41 +104,42 @@ def check_ends(name: str, numbers: Any, monkeypatch: Any, tmp_path: Path, wanted
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_ends_anywhere(
-    name: str, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    some = lambda n: random.Random(0).sample(range(n), 3)  # noqa: E731
-    check_ends(name, some, monkeypatch, tmp_path, expected[name])
-
-
 @pytest.mark.parametrize(
     "apart",
-    [pytest.param(29, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.exhaustive)],
+    [
+        None,
+        pytest.param(29, marks=pytest.mark.slow),
+        pytest.param(5, marks=pytest.mark.exhaustive),
+    ],
 )
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_ends_everywhere(
+def test_ends_anywhere(
     name: str,
-    apart: int,
-    expected: dict[str, bytes],
+    apart: int | None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    check_ends(name, lambda n: range(0, n, apart), monkeypatch, tmp_path, expected[name])
+    def numbers(n: int) -> Any:
+        return random.Random(0).sample(range(n), 3) if apart is None else range(0, n, apart)
+
+    check_ends(name, numbers, monkeypatch, tmp_path, expected(name))
+
+
+def environment() -> dict[str, str]:
+    paths = [str(PROGRAM.parents[1]), str(PROGRAM.parent), *filter(None, sys.path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> bytes:
     """Processes that are killed at random moments, until one is not. There are several runs if one
     does not take that many."""
     command = [sys.executable, str(PROGRAM), name]
-    paths = [str(PROGRAM.parents[1]), *filter(None, sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     draw, killed, results = random.Random(seed), 0, set[bytes]()
     seconds = 0.5
     while killed < kills or not results:
         directory, result = tmp_path / f"run-{len(results)}", tmp_path / f"{len(results)}.bin"
         arguments = [str(directory), str(result)]
         with subprocess.Popen(
-            [*command, *arguments], env=environment, stdout=subprocess.PIPE, bufsize=0
+            [*command, *arguments], env=environment(), stdout=subprocess.PIPE, bufsize=0
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() in (b"a step\n", b"")
@@ -146,24 +161,22 @@ def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> byte
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("kills", [2, 50])
-def test_killed_at_random_moments(
-    name: str, kills: int, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    assert killed_and_resumed(name, kills, tmp_path, seed=kills) == expected[name]
+def test_killed_at_random_moments(name: str, kills: int, tmp_path: Path) -> None:
+    assert killed_and_resumed(name, kills, tmp_path, seed=kills) == expected(name)
 
 
 # A run of a value, and what is done how often
 
 
 def count_steps(
-    directory: Any, executed: list[int], save_every: float = 0.0, **options: Any
+    directory: Any, executed: list[int], save_every: float = 0.0, a: Any = 1.0, **options: Any
 ) -> Any:
     def step(u: Any, i: Any) -> Any:
         jax.debug.callback(lambda i: executed.append(int(i)), i)
         return jnp.sin(u) + 0.1 * i, u
 
     options |= {"directory": directory, "save_every": save_every}
-    result = host_scan(step, 1.0, np.arange(20), **options)
+    result = host_scan(step, a, np.arange(20), **options)
     jax.effects_barrier()
     return result
 
@@ -182,27 +195,15 @@ def test_a_value_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_a_run_that_is_over_runs_no_step(tmp_path: Path) -> None:
     executed = list[int]()
-    results = [count_steps(tmp_path, executed, reverse=True) for _ in range(3)]
-    assert len(executed) == 20
-    assert bits(results[0]) == bits(results[1]) == bits(results[2])
-
-
-def test_a_gradient_that_is_over_runs_no_step(tmp_path: Path) -> None:
-    executed = list[int]()
 
     def gradient() -> Any:
-        def loss(a: Any) -> Any:
-            def step(u: Any, i: Any) -> Any:
-                jax.debug.callback(lambda i: executed.append(int(i)), i)
-                return jnp.sin(a * u), None
+        value = lambda a: count_steps(tmp_path, executed, a=a, checkpoints=2)[0]  # noqa: E731
+        return jax.value_and_grad(value)(1.0)
 
-            return host_scan(step, a, np.arange(7), checkpoints=2, directory=tmp_path)[0]
-
-        return jax.value_and_grad(loss)(0.3)
-
-    first, count = gradient(), len(executed)
-    assert bits(gradient()) == bits(first)
-    assert count == len(executed)
+    results, count = gradient(), len(executed)
+    assert count > 20
+    assert bits(gradient()) == bits(results)
+    assert len(executed) == count
 
 
 def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
@@ -230,18 +231,21 @@ def test_consumed_ys_come_in_order_after_each_end(
 # Another run, damage, and disks
 
 
-def run(directory: Path, **changed: Any) -> Any:
-    arguments: dict[str, Any] = {"weight": 0.5, "start": 1.0, "power": 2, "checkpoints": 3}
-    arguments |= changed
-    power = arguments.pop("power")
-    weight, start = arguments.pop("weight"), arguments.pop("start")
-    ct = arguments.pop("ct", 1.0)
-    is_value = arguments.pop("is_value", False)
+def run(
+    directory: Path | None,
+    weight: Any = 0.5,
+    start: Any = 1.0,
+    power: int = 2,
+    ct: float = 1.0,
+    is_value: bool = False,
+    checkpoints: int | None = 3,
+    **more: Any,
+) -> Any:
+    options: Any = {"length": 9, "save_every": 0, "checkpoints": checkpoints, **more}
 
     def loss(weight: Any, start: Any) -> Any:
         step = lambda u, _: (jnp.sin(weight * u**power), u)  # noqa: E731
-        options = {"length": 9, "directory": directory, "save_every": 0, **arguments}
-        return host_scan(step, start, **options)[0] * ct
+        return host_scan(step, start, directory=directory, **options)[0] * ct
 
     return (loss if is_value else jax.value_and_grad(loss))(weight, start)
 
@@ -272,37 +276,6 @@ def contents(directory: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("suffix", ["json", "arrays"])
-def test_a_damaged_file_is_not_used(
-    suffix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    expected = bits(run(tmp_path / "whole"))
-    directory = tmp_path / "run"
-    with ends_at(150, monkeypatch), pytest.raises(Ended):
-        run(directory)
-    newest = max(directory.rglob("state-*.json"), key=lambda p: int(p.stem[6:]))
-    if suffix == "json":
-        damaged = newest
-    else:
-        others = [p.read_text() for p in directory.rglob("*.json") if p != newest]
-        alone = [
-            p
-            for p in directory.rglob("*.arrays")
-            if p.name in newest.read_text() and p.name not in "".join(others)
-        ]
-        damaged = alone[0]
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert bits(run(directory)) == expected
-
-
-def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
-    run(tmp_path)
-    for path in tmp_path.rglob("*.json"):
-        path.write_text("?")
-    with pytest.raises(OSError, match=r"Every state in the directory .* is damaged"):
-        run(tmp_path)
-
-
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An error, and what was there is whole."""
     expected = bits(run(tmp_path / "whole"))
@@ -328,30 +301,13 @@ def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     options: dict[str, Any] = {"length": 9, "save_every": 0}
     double = lambda u, _: (u * 2, None)  # noqa: E731
     with (
-        before_steps(5, lambda: shutil.rmtree(directory), monkeypatch),
+        acting(4, lambda: shutil.rmtree(directory), monkeypatch, steps_only=True),
         pytest.raises(FileNotFoundError, match="could not be written to"),
     ):
         host_scan(double, 1.0, directory=directory, **options)
     assert not directory.exists()
     with pytest.raises(FileNotFoundError):
         host_scan(double, 1.0, directory=tmp_path / "no" / "run", **options)
-
-
-@contextmanager
-def before_steps(at: int, act: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
-    """Acts after the evaluation with that number, and counts them."""
-    counted: list[None] = []
-    between_steps = Watch.between_steps
-
-    def count(*arguments: Any) -> None:
-        counted.append(None)
-        if len(counted) == at:
-            act()
-        between_steps(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Watch, "between_steps", count)
-        yield counted
 
 
 def interrupt() -> None:
@@ -367,10 +323,10 @@ def interruptible() -> None:
 @pytest.mark.parametrize("at", [3, 8, 12, 25])
 def test_an_interrupt_is_saved(at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In both sweeps, and after the last step of each."""
-    with before_steps(0, interrupt, monkeypatch) as whole:
+    with acting(None, interrupt, monkeypatch, steps_only=True) as whole:
         expected = bits(run_rarely_saved(tmp_path / "whole"))
     assert len(whole) == 25
-    with before_steps(at, interrupt, monkeypatch) as counted:
+    with acting(at - 1, interrupt, monkeypatch, steps_only=True) as counted:
         with pytest.raises(KeyboardInterrupt) as caught:
             run_rarely_saved(tmp_path / "run")
         assert "Call it again with the same arguments" in "".join(caught.value.__notes__)
@@ -391,18 +347,6 @@ def run_rarely_saved(directory: Path) -> Any:
     return jax.value_and_grad(loss)(jnp.asarray(1.3))
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_a_pullback_that_was_interrupted_can_be_called_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    expected = jax.grad(lambda a: run(tmp_path / "whole", start=a, is_value=True))(1.0)
-    _, pullback = jax.vjp(lambda a: run(tmp_path / "run", start=a, is_value=True), 1.0)
-    for _ in range(2):
-        with before_steps(2, interrupt, monkeypatch), pytest.raises(KeyboardInterrupt):
-            pullback(1.0)
-    assert bits(pullback(1.0)) == bits(expected)
-
-
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Path) -> None:
     asked: list[int] = []
@@ -414,14 +358,10 @@ def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Pa
         return np.sin(float(i))
 
     def loss(a: Any) -> Any:
-        options: dict[str, Any] = {
-            "checkpoints": 2,
-            "storage": HostMemory(checkpoints=2),
-            "save_every": 0,
-        }
-        options |= {"directory": tmp_path if is_saved else None}
-        start: Any = 1.0
-        return host_scan(lambda u, x: (jnp.sin(a * u + x), None), start, read, 9, **options)[0]
+        options: dict[str, Any] = {"directory": tmp_path if is_saved else None, "save_every": 0}
+        options |= {"checkpoints": 2, "storage": HostMemory(checkpoints=2)}
+        step: Any = lambda u, x: (jnp.sin(a * u + x), None)  # noqa: E731
+        return host_scan(step, 1.0, read, 9, **options)[0]
 
     value, pullback = jax.vjp(loss, 0.7)
     with pytest.raises(OSError, match="not now"):
@@ -433,10 +373,8 @@ def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Pa
 
 def test_a_run_in_another_thread(tmp_path: Path) -> None:
     """Interrupts come to the main thread alone; another one leaves them as they are."""
-    from threading import Thread
-
     found: list[Any] = []
-    thread = Thread(target=lambda: found.append(bits(run(tmp_path))))
+    thread = threading.Thread(target=lambda: found.append(bits(run(tmp_path))))
     thread.start()
     thread.join()
     assert found == [bits(run(tmp_path))]
@@ -447,15 +385,12 @@ def test_another_process_in_the_directory(tmp_path: Path) -> None:
     """It is refused as long as the first one runs, and goes on once that was killed."""
     program = (
         "import sys, time; from test_host_scan_resume import run; from pathlib import Path\n"
-        "import jax; jax.config.update('jax_enable_x64', True)\n"
         "from jax_revolve.host.watch import Watch; between_steps = Watch.between_steps\n"
         "def once(*args): between_steps(*args); print('a step', flush=True); time.sleep(600)\n"
         "Watch.between_steps = once; run(Path(sys.argv[1]))"
     )
-    paths = [str(PROGRAM.parents[1]), str(PROGRAM.parent), *filter(None, sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", program, str(tmp_path / "run")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"a step\n"

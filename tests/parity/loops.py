@@ -1,4 +1,4 @@
-"""The loops to compare, and what they are compared with."""
+"""The loops to compare, what they are compared with, and when two results are the same."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
@@ -107,3 +108,22 @@ def _scan_as_while(
         lambda state: state[0] < steps, body, state, max_steps=steps + 2, **options
     )
     return carry, ys
+
+
+def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True) -> None:
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
+    ):
+        where = jax.tree_util.keystr(path)
+        if a.dtype == jax.dtypes.float0:
+            assert b.dtype == jax.dtypes.float0, where
+            continue
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), where
+        assert not weak_types or jax.typeof(a) == jax.typeof(b), where
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        wide = complex if jnp.issubdtype(a.dtype, jnp.complexfloating) else float
+        a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+        scale = np.max(np.abs(b), initial=1e-300)
+        np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)

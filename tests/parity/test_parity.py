@@ -7,39 +7,59 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
-from parity.loops import Loops, ours, ours_in_blocks, ours_stored, reference, scan_as_while
+from parity.loops import (
+    Loops,
+    assert_same,
+    ours,
+    ours_in_blocks,
+    ours_stored,
+    reference,
+    scan_as_while,
+)
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
 from jax_revolve import Disk, HostMemory
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
-CORE = [
-    "grad",
-    "jvp",
-    "forward_over_reverse",
-    "reverse_over_reverse",
-    "vmap_of_grad",
-    "grad_inside_checkpoint",
-    "shard_map",
-]
-"""The transformations with rules of their own, which every case of a scan goes through in the slow
-run."""
+CORE = {
+    *("grad", "jvp", "forward_over_reverse", "reverse_over_reverse", "vmap_of_grad"),
+    *("grad_inside_checkpoint", "shard_map"),
+}
+"""The transformations with rules of their own."""
 
 DISTINCT = {
     *CORE,
     *("evaluate", "grad_of_first", "linearize", "reverse_over_forward", "vmap_of_first"),
     *("vmap_of_last_axis", "grad_of_vmap", "grad_inside_scan", "inside_cond"),
 }
-"""Those that the others are made of. One case goes through them in every run, the others in the
-slow one."""
+"""Those that the others are made of."""
+
+QUICK: dict[str, dict[str, set[str]]] = {
+    "plain": {
+        "recurrent": DISTINCT,
+        "examples": {*CORE, "reverse_over_forward", "inside_batched_cond"},
+        "tree": {"vmap_of_grad"},
+        "random": {"reverse_over_reverse"},
+        "dtypes": {"forward_over_reverse"},
+        "custom_vjp": {"shard_map"},
+        "rules_and_branches": {"grad_inside_checkpoint"},
+        "nested": {"vmap_of_grad"},
+        "weak": {"reverse_over_reverse"},
+        "lengths": {"forward_over_reverse"},
+    },
+    "as_while": {"tree": {"jvp", "reverse_over_reverse"}, "dtypes": {"forward_over_reverse"}},
+    "blocks": {"recurrent": {"vmap_of_grad", "reverse_over_reverse"}},
+    "host": {"examples": {"shard_map"}},
+    "two levels": {"recurrent": {"vmap_of_grad"}},
+    "disk": {"random": {"vmap_of_grad"}},
+}
+"""What is tested in every run, beside the gradient of every case without a storage."""
 
 CASES = {case.name: case for case in (*SCAN_CASES, *WHILE_CASES)}
-QUICK_CASE = "recurrent"
 IN_DEFAULT_PRECISION = {"recurrent", "random", "custom_vjp", "nested", "weak"}
 SINGLE_RTOL = 1e-4
 STORED_CASES = ["examples", "recurrent", "random"]
@@ -67,83 +87,21 @@ def _expected(case: str, transformation: str) -> Any:
     return _outcome(CASES[case], transformation, reference)
 
 
-def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for (path, a), b in zip(
-        jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True
-    ):
-        where = jax.tree_util.keystr(path)
-        if a.dtype == jax.dtypes.float0:
-            assert b.dtype == jax.dtypes.float0, where
-            continue
-        assert (a.shape, a.dtype) == (b.shape, b.dtype), where
-        assert not weak_types or jax.typeof(a) == jax.typeof(b), where
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        wide = complex if jnp.issubdtype(a.dtype, jnp.complexfloating) else float
-        a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
-        scale = np.max(np.abs(b), initial=1e-300)
-        np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
-
-
-def _has_its_turn(case: Case, transformation: str, *, of: int) -> bool:
-    """Some pairs, so that each case and each transformation is in one."""
-    names = CORE if transformation in CORE else [*ALL]
-    return ([*CASES].index(case.name) + names.index(transformation)) % of == 0
-
-
-def _scan_run(case: Case, name: str) -> str:
-    if name in CORE:
-        is_quick = name == "grad" or case.name == QUICK_CASE or _has_its_turn(case, name, of=5)
-        return "quick" if is_quick else "slow"
-    if case.name == QUICK_CASE:
-        return "quick" if name in DISTINCT else "slow"
-    return "slow" if _has_its_turn(case, name, of=6) and name not in COMPOUND else "exhaustive"
-
-
-def _while_run(case: Case, name: str) -> str:
-    """A while loop goes through the same rules as a scan."""
-    of_its_own = case in WHILE_CASES
-    if name == "grad":
+def _run_of(case: str, name: str, kind: str) -> str:
+    at = [*CASES].index(case) + [*ALL].index(name)
+    if name in QUICK[kind].get(case, ()) or (name == "grad" and kind not in PLACES):
         return "quick"
-    if name in CORE and case.name in ("examples", "tree"):
-        is_quick = case.name == "examples" or name in ("jvp", "reverse_over_reverse")
-        return "quick" if is_quick else "slow"
-    if name in CORE and (of_its_own or case.name == QUICK_CASE):
-        return "slow"
-    if name == "forward_over_reverse":
-        return "quick" if _has_its_turn(case, name, of=5) else "slow"
-    if case.name == "examples" and name not in COMPOUND:
-        return "quick" if name in ("reverse_over_forward", "inside_batched_cond") else "slow"
-    return "exhaustive"
-
-
-def _block_run(case: Case, name: str) -> str:
-    """Their rules are those of single steps but for the two sweeps."""
-    if name == "grad":
-        return "quick"
-    if name in CORE and case.name in ("examples", "recurrent", "tree"):
-        is_quick = case.name == "recurrent" and name in ("vmap_of_grad", "reverse_over_reverse")
-        return "quick" if is_quick else "slow"
-    return "exhaustive"
-
-
-def _stored_run(case: Case, name: str, place: str) -> str:
-    """Each two of case, transformation and place meet in the slow run."""
-    if name not in STORED or case.name not in STORED_CASES:
-        return "exhaustive"
-    i, j, k = STORED_CASES.index(case.name), PLACES.index(place), STORED.index(name)
-    if i == j and k == (1 if place != "host" else 0):
-        return "quick"
-    return "slow" if (i + j + k) % 3 == 0 or (i + j) % 2 == k else "exhaustive"
-
-
-def _run_of(case: Case, name: str, kind: str) -> str:
-    if kind == "plain":
-        return (_while_run if case in WHILE_CASES else _scan_run)(case, name)
-    if kind == "as_while":
-        return _while_run(case, name)
-    return _block_run(case, name) if kind == "blocks" else _stored_run(case, name, kind)
+    if kind in PLACES:  # each two of case, transformation and place meet in the slow run
+        is_stored = name in STORED and case in STORED_CASES
+        turn = (PLACES, kind), (STORED, name), (STORED_CASES, case)
+        is_slow = is_stored and sum(names.index(one) for names, one in turn) % 2 == 0
+    elif kind == "plain" and case in ("recurrent", "examples"):
+        is_slow = case == "recurrent" or name not in COMPOUND
+    elif name in CORE:
+        is_slow = kind == "plain" or case in ("recurrent", "examples", "tree")
+    else:
+        is_slow = kind == "plain" and name not in COMPOUND and at % 6 == 0
+    return "slow" if is_slow else "exhaustive"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -165,7 +123,7 @@ def _triples(*, exhaustive: bool) -> list[Any]:
         if not (kind == "as_while" and case in WHILE_CASES)
         # JAX cannot export a program that calls Python.
         if not (kind == "disk" and name == "exported")
-        for run in [_run_of(case, name, kind)]
+        for run in [_run_of(case.name, name, kind)]
         if exhaustive or run != "exhaustive"
         for marks in [[] if run == "quick" else [getattr(pytest.mark, run)]]
     ]

@@ -12,31 +12,6 @@ from jax import lax
 
 Program = Callable[..., Any]
 Arguments = tuple[Any, ...]
-Transformation = Callable[[Program, Arguments], Any]
-
-ALL: dict[str, Transformation] = {}
-FORWARD_MODE: set[str] = set()
-"""Those that differentiate the loop itself forwards, which `lax.scan` refuses for `custom_vjp`."""
-
-
-COMPOUND = {
-    "reverse_three_times",
-    "forward_over_reverse_over_reverse",
-    "reverse_over_reverse_of_vmap",
-    "reverse_over_reverse_inside_checkpoint",
-    "forward_over_reverse_inside_scan",
-}
-"""They take long to compile."""
-
-
-def transformation(function: Transformation | None = None, *, forward_mode: bool = False) -> Any:
-    if function is None:
-        return partial(transformation, forward_mode=forward_mode)
-    name = function.__name__
-    ALL[name] = function
-    if forward_mode:
-        FORWARD_MODE.add(name)
-    return function
 
 
 def inexact_leaves(tree: Any) -> list[Any]:
@@ -84,189 +59,68 @@ def batched(arguments: Arguments, axis: int = 0) -> Arguments:
     return tuple(jnp.stack([x, 0.5 * x, 1.5 * x], axis=min(axis, x.ndim)) for x in arguments)
 
 
-@transformation
-def evaluate(program: Program, arguments: Arguments) -> Any:
-    return program(*arguments)
+def vjp(program: Program, *arguments: Any) -> Any:
+    parts, pullback = jax.vjp(lambda *a: inexact_leaves(program(*a)), *arguments)
+    return parts, pullback([jnp.ones_like(x) for x in parts])
 
 
-@transformation
-def jit(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(program)(*arguments)
+def linearize(program: Program, *arguments: Any) -> Any:
+    parts, push = jax.linearize(lambda *a: inexact_leaves(program(*a)), *arguments)
+    return parts, push(*directions(arguments)), jax.vmap(push)(*batched(directions(arguments)))
 
 
-@transformation
-def grad(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(gradient(program, arguments))(*arguments)
+def transposed_linearize(program: Program, *arguments: Any) -> Any:
+    value, push = jax.linearize(loss(program), *arguments)
+    return jax.linear_transpose(push, *arguments)(jnp.ones_like(value))
 
 
-@transformation
-def grad_without_jit(program: Program, arguments: Arguments) -> Any:
-    return gradient(program, arguments)(*arguments)
-
-
-@transformation
-def grad_of_jit(program: Program, arguments: Arguments) -> Any:
-    return gradient(jax.jit(program), arguments)(*arguments)
-
-
-@transformation
-def grad_of_first(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.grad(loss(program)))(*arguments)
-
-
-@transformation
-def value_and_grad_with_results(program: Program, arguments: Arguments) -> Any:
+def value_and_grad_with_results(program: Program, *arguments: Any) -> Any:
     def both(*arguments: Any) -> Any:
         results = program(*arguments)
         return loss(lambda: results)(), results
 
-    return jax.jit(jax.value_and_grad(both, has_aux=True))(*arguments)
+    return jax.value_and_grad(both, has_aux=True)(*arguments)
 
 
-@transformation
-def vjp(program: Program, arguments: Arguments) -> Any:
-    def pull_back(*arguments: Any) -> Any:
-        parts, pullback = jax.vjp(lambda *a: inexact_leaves(program(*a)), *arguments)
-        return parts, pullback([jnp.ones_like(x) for x in parts])
-
-    return jax.jit(pull_back)(*arguments)
-
-
-@transformation(forward_mode=True)
-def jvp(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(partial(jax.jvp, program))(arguments, directions(arguments))
-
-
-@transformation(forward_mode=True)
-def linearize(program: Program, arguments: Arguments) -> Any:
-    def run(*arguments: Any) -> Any:
-        parts, push = jax.linearize(lambda *a: inexact_leaves(program(*a)), *arguments)
-        return parts, push(*directions(arguments)), jax.vmap(push)(*batched(directions(arguments)))
-
-    return jax.jit(run)(*arguments)
-
-
-@transformation
-def transposed_linearize(program: Program, arguments: Arguments) -> Any:
-    def run(*arguments: Any) -> Any:
-        value, push = jax.linearize(loss(program), *arguments)
-        return jax.linear_transpose(push, *arguments)(jnp.ones_like(value))
-
-    return jax.jit(run)(*arguments)
-
-
-@transformation(forward_mode=True)
-def jacfwd(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.jacfwd(lambda *a: inexact_leaves(program(*a))))(*arguments)
-
-
-@transformation
-def jacrev(program: Program, arguments: Arguments) -> Any:
+def jacrev(program: Program, *arguments: Any) -> Any:
     def real_leaves(*arguments: Any) -> Any:
         return [jnp.real(x).astype(float) for x in inexact_leaves(program(*arguments))]
 
-    return jax.jit(jax.jacrev(real_leaves))(*arguments)
+    return jax.jacrev(real_leaves)(*arguments)
 
 
-@transformation
-def hessian(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.hessian(loss(program)))(*arguments)
+def along_gradient(program: Program, *arguments: Any) -> Any:
+    return jax.jvp(gradient(program, arguments), arguments, directions(arguments))
 
 
-@transformation
-def forward_over_reverse(program: Program, arguments: Arguments) -> Any:
-    gradient_ = gradient(program, arguments)
-    return jax.jit(lambda *a: jax.jvp(gradient_, a, directions(a)))(*arguments)
+def of_direction(
+    program: Program, arguments: Arguments, *forward: bool, of_all: bool = True
+) -> Callable[..., Any]:
+    """The gradient of derivatives in a direction, the innermost first."""
+    fun = loss(program)
+    for is_forward in forward:
+        fun = directional(fun, arguments, forward=is_forward)
+    return jax.grad(fun, tuple(range(len(arguments))) if of_all else 0)
 
 
-@transformation
-def reverse_over_reverse(program: Program, arguments: Arguments) -> Any:
-    once = directional(loss(program), arguments, forward=False)
-    return jax.jit(jax.grad(once, tuple(range(len(arguments)))))(*arguments)
-
-
-@transformation(forward_mode=True)
-def reverse_over_forward(program: Program, arguments: Arguments) -> Any:
-    once = directional(loss(program), arguments, forward=True)
-    return jax.jit(jax.grad(once, tuple(range(len(arguments)))))(*arguments)
-
-
-@transformation
-def reverse_three_times(program: Program, arguments: Arguments) -> Any:
+def forward_over_reverse_over_reverse(program: Program, *arguments: Any) -> Any:
     once = directional(loss(program), arguments, forward=False)
     twice = directional(once, arguments, forward=False)
-    return jax.jit(jax.grad(twice, tuple(range(len(arguments)))))(*arguments)
+    return directional(twice, arguments, forward=True)(*arguments)
 
 
-@transformation
-def forward_over_reverse_over_reverse(program: Program, arguments: Arguments) -> Any:
-    once = directional(loss(program), arguments, forward=False)
-    twice = directional(once, arguments, forward=False)
-    return jax.jit(directional(twice, arguments, forward=True))(*arguments)
-
-
-@transformation
-def vmap(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.vmap(program))(*batched(arguments))
-
-
-@transformation
-def vmap_of_first(program: Program, arguments: Arguments) -> Any:
-    first, *others = arguments
+def vmap_of_first(program: Program, first: Any, *others: Any) -> Any:
     in_axes = (0, *[None] * len(others))
-    return jax.jit(jax.vmap(program, in_axes))(*batched((first,)), *others)
+    return jax.vmap(program, in_axes)(*batched((first,)), *others)
 
 
-@transformation
-def vmap_of_last_axis(program: Program, arguments: Arguments) -> Any:
+def vmap_of_last_axis(program: Program, *arguments: Any) -> Any:
     *others, last = arguments
-    in_axes = (*[None] * len(others), last.ndim)
-    run = jax.vmap(program, in_axes, out_axes=-1)
-    return jax.jit(run)(*others, *batched((last,), axis=last.ndim))
+    run = jax.vmap(program, (*[None] * len(others), last.ndim), out_axes=-1)
+    return run(*others, *batched((last,), axis=last.ndim))
 
 
-@transformation
-def vmap_of_vmap(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.vmap(jax.vmap(program)))(*batched(batched(arguments)))
-
-
-@transformation
-def vmap_of_grad(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.vmap(gradient(program, arguments)))(*batched(arguments))
-
-
-@transformation
-def grad_of_vmap(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(gradient(jax.vmap(program), arguments))(*batched(arguments))
-
-
-@transformation
-def vmap_of_reverse_over_reverse(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(jax.vmap(jax.grad(directional(loss(program), arguments, forward=False))))(
-        *batched(arguments)
-    )
-
-
-@transformation
-def reverse_over_reverse_of_vmap(program: Program, arguments: Arguments) -> Any:
-    many = batched(arguments)
-    once = directional(loss(jax.vmap(program)), many, forward=False)
-    return jax.jit(jax.grad(once))(*many)
-
-
-@transformation
-def grad_inside_checkpoint(program: Program, arguments: Arguments) -> Any:
-    return jax.jit(gradient(jax.checkpoint(program), arguments))(*arguments)
-
-
-@transformation
-def reverse_over_reverse_inside_checkpoint(program: Program, arguments: Arguments) -> Any:
-    once = directional(loss(jax.checkpoint(program)), arguments, forward=False)
-    return jax.jit(jax.grad(once))(*arguments)
-
-
-@transformation
-def grad_inside_scan(program: Program, arguments: Arguments) -> Any:
+def grad_inside_scan(program: Program, *arguments: Any) -> Any:
     def repeated(*arguments: Any) -> Any:
         def step(total: Any, factor: Any) -> Any:
             value = loss(program)(arguments[0] * factor, *arguments[1:])
@@ -274,31 +128,28 @@ def grad_inside_scan(program: Program, arguments: Arguments) -> Any:
 
         return lax.scan(step, 0.0, jnp.arange(1.0, 3.0))
 
-    return jax.jit(gradient(repeated, arguments))(*arguments)
+    return gradient(repeated, arguments)(*arguments)
 
 
-@transformation
-def forward_over_reverse_inside_scan(program: Program, arguments: Arguments) -> Any:
+def forward_over_reverse_inside_scan(program: Program, *arguments: Any) -> Any:
     def step(_: Any, factor: Any) -> Any:
         scaled = (arguments[0] * factor, *arguments[1:])
         return None, jax.jvp(gradient(program, arguments), scaled, directions(arguments))
 
-    return jax.jit(lambda: lax.scan(step, None, jnp.arange(1.0, 3.0)))()
+    return lax.scan(step, None, jnp.arange(1.0, 3.0))
 
 
-@transformation
-def inside_while(program: Program, arguments: Arguments) -> Any:
+def inside_while(program: Program, *arguments: Any) -> Any:
     def body(state: Any) -> Any:
         count, total = state
         shifted = (arguments[0] + 0.1 * count, *arguments[1:])
         first_gradient = jax.tree.leaves(gradient(program, arguments)(*shifted))[0]
         return count + 1, total + loss(program)(*shifted) + first_gradient.sum()
 
-    return jax.jit(lambda: lax.while_loop(lambda s: s[0] < 3, body, (0, 0.0)))()
+    return lax.while_loop(lambda s: s[0] < 3, body, (0, 0.0))
 
 
-@transformation(forward_mode=True)
-def forward_inside_while(program: Program, arguments: Arguments) -> Any:
+def forward_inside_while(program: Program, *arguments: Any) -> Any:
     def run(first: Any) -> Any:
         def body(state: Any) -> Any:
             count, total = state
@@ -306,31 +157,18 @@ def forward_inside_while(program: Program, arguments: Arguments) -> Any:
 
         return lax.while_loop(lambda s: s[0] < 3, body, (0, 0.0))[1]
 
-    return jax.jit(partial(jax.jvp, run))(arguments[:1], directions(arguments)[:1])
+    return jax.jvp(run, arguments[:1], directions(arguments)[:1])
 
 
-@transformation
-def inside_cond(program: Program, arguments: Arguments) -> Any:
+def in_cond(program: Program, limit: float, arguments: Arguments) -> Callable[..., Any]:
     def branch(*arguments: Any) -> Any:
-        value = arguments[0].ravel()[0]
         other = loss(lambda *a: [x * 2 for x in a])
-        return lax.cond(value < 100, loss(program), other, *arguments)
+        return lax.cond(arguments[0].ravel()[0] < limit, loss(program), other, *arguments)
 
-    return jax.jit(gradient(branch, arguments))(*arguments)
-
-
-@transformation
-def inside_batched_cond(program: Program, arguments: Arguments) -> Any:
-    def branch(*arguments: Any) -> Any:
-        value = arguments[0].ravel()[0]
-        other = loss(lambda *a: [x * 2 for x in a])
-        return lax.cond(value < 0.3, loss(program), other, *arguments)
-
-    return jax.jit(jax.vmap(gradient(branch, arguments)))(*batched(arguments))
+    return gradient(branch, arguments)
 
 
-@transformation
-def inside_custom_vjp(program: Program, arguments: Arguments) -> Any:
+def inside_custom_vjp(program: Program, *arguments: Any) -> Any:
     @jax.custom_vjp
     def total(*arguments: Any) -> Any:
         return loss(program)(*arguments)
@@ -342,11 +180,10 @@ def inside_custom_vjp(program: Program, arguments: Arguments) -> Any:
         return tuple(ct * g for g in gradient(program, arguments)(*arguments))
 
     total.defvjp(forward, backward)
-    return jax.jit(gradient(total, arguments))(*arguments)
+    return gradient(total, arguments)(*arguments)
 
 
-@transformation
-def shard_map(program: Program, arguments: Arguments) -> Any:
+def shard_map(program: Program, *arguments: Any) -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
     split, whole = jax.sharding.PartitionSpec("i"), jax.sharding.PartitionSpec()
     many = tuple(jnp.stack([x, 0.5 * x, 1.5 * x, -x]) for x in arguments)
@@ -361,23 +198,91 @@ def shard_map(program: Program, arguments: Arguments) -> Any:
         in_specs=split,
         out_specs=split,
     )
-    return jax.jit(gradient(total, arguments))(*many), jax.jit(inside)(*many)
+    return gradient(total, arguments)(*many), inside(*many)
 
 
-@transformation
-def exported(program: Program, arguments: Arguments) -> Any:
+def exported(program: Program, *arguments: Any) -> Any:
     serialized = jax_export.export(jax.jit(gradient(program, arguments)))(*arguments).serialize()
     restored = jax_export.deserialize(serialized)
     return restored.call(*arguments)
 
 
-@transformation
-def disable_jit(program: Program, arguments: Arguments) -> Any:
+def _compiled(run: Callable[..., Any], program: Program, arguments: Arguments) -> Any:
+    return jax.jit(partial(run, program))(*arguments)
+
+
+def disable_jit(program: Program, *arguments: Any) -> Any:
     with jax.disable_jit():
         return gradient(program, arguments)(*arguments)
 
 
-@transformation
-def debug_nans(program: Program, arguments: Arguments) -> Any:
+def debug_nans(program: Program, *arguments: Any) -> Any:
     with jax.debug_nans(True):
         return program(*arguments), gradient(program, arguments)(*arguments)
+
+
+COMPILED: dict[str, Callable[..., Any]] = {
+    "jit": lambda f, *a: f(*a),
+    "grad": lambda f, *a: gradient(f, a)(*a),
+    "grad_of_first": lambda f, *a: jax.grad(loss(f))(*a),
+    "value_and_grad_with_results": value_and_grad_with_results,
+    "vjp": vjp,
+    "jvp": lambda f, *a: jax.jvp(f, a, directions(a)),
+    "linearize": linearize,
+    "transposed_linearize": transposed_linearize,
+    "jacfwd": lambda f, *a: jax.jacfwd(lambda *a: inexact_leaves(f(*a)))(*a),
+    "jacrev": jacrev,
+    "hessian": lambda f, *a: jax.hessian(loss(f))(*a),
+    "forward_over_reverse": along_gradient,
+    "reverse_over_reverse": lambda f, *a: of_direction(f, a, False)(*a),
+    "reverse_over_forward": lambda f, *a: of_direction(f, a, True)(*a),
+    "reverse_three_times": lambda f, *a: of_direction(f, a, False, False)(*a),
+    "forward_over_reverse_over_reverse": forward_over_reverse_over_reverse,
+    "vmap": lambda f, *a: jax.vmap(f)(*batched(a)),
+    "vmap_of_first": vmap_of_first,
+    "vmap_of_last_axis": vmap_of_last_axis,
+    "vmap_of_vmap": lambda f, *a: jax.vmap(jax.vmap(f))(*batched(batched(a))),
+    "vmap_of_grad": lambda f, *a: jax.vmap(gradient(f, a))(*batched(a)),
+    "grad_of_vmap": lambda f, *a: gradient(jax.vmap(f), a)(*batched(a)),
+    "vmap_of_reverse_over_reverse": lambda f, *a: jax.vmap(of_direction(f, a, False, of_all=False))(
+        *batched(a)
+    ),
+    "reverse_over_reverse_of_vmap": lambda f, *a: of_direction(
+        jax.vmap(f), batched(a), False, of_all=False
+    )(*batched(a)),
+    "grad_inside_checkpoint": lambda f, *a: gradient(jax.checkpoint(f), a)(*a),
+    "reverse_over_reverse_inside_checkpoint": lambda f, *a: of_direction(
+        jax.checkpoint(f), a, False, of_all=False
+    )(*a),
+    "grad_inside_scan": grad_inside_scan,
+    "forward_over_reverse_inside_scan": forward_over_reverse_inside_scan,
+    "inside_while": inside_while,
+    "forward_inside_while": forward_inside_while,
+    "inside_cond": lambda f, *a: in_cond(f, 100, a)(*a),
+    "inside_batched_cond": lambda f, *a: jax.vmap(in_cond(f, 0.3, a))(*batched(a)),
+    "inside_custom_vjp": inside_custom_vjp,
+    "shard_map": shard_map,
+}
+"""Functions of a program and its arguments, which are compiled."""
+
+ALL: dict[str, Callable[[Program, Arguments], Any]] = {
+    "evaluate": lambda f, a: f(*a),
+    "grad_without_jit": lambda f, a: gradient(f, a)(*a),
+    "grad_of_jit": lambda f, a: gradient(jax.jit(f), a)(*a),
+    **{name: partial(_compiled, run) for name, run in COMPILED.items()},
+    "exported": lambda f, a: exported(f, *a),
+    "disable_jit": lambda f, a: disable_jit(f, *a),
+    "debug_nans": lambda f, a: debug_nans(f, *a),
+}
+
+FORWARD_MODE = {"jvp", "linearize", "jacfwd", "reverse_over_forward", "forward_inside_while"}
+"""Those that differentiate the loop itself forwards, which `lax.scan` refuses for `custom_vjp`."""
+
+COMPOUND = {
+    "reverse_three_times",
+    "forward_over_reverse_over_reverse",
+    "reverse_over_reverse_of_vmap",
+    "reverse_over_reverse_inside_checkpoint",
+    "forward_over_reverse_inside_scan",
+}
+"""They take long to compile."""

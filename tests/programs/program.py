@@ -9,131 +9,64 @@ from typing import Any, NamedTuple
 
 from programs.operations import FORGOTTEN, OPERATIONS
 
-LOOPS = {
-    "scan": 8,
-    "while": 5,
-    "fori": 2,
-    "dynamic fori": 2,
-    "nest": 2,
-    "while in scan": 1,
-    "scan in while": 1,
-    "rewritten scan": 1,
-    "rewritten nest": 2,
-    "rewritten while": 1,
-    "chain": 1,
-}
-"""Kinds of loops, and how often each comes."""
 
-SETTINGS: dict[str, int] = {
-    "default": 16,
-    "checkpoints 1": 1,
-    "checkpoints 2": 2,
-    "checkpoints 3": 2,
-    "checkpoints 5": 1,
-    "all": 1,
-    "blocks of 2": 2,
-    "blocks of 3": 2,
-    "all in blocks of 4": 1,
-    "blocks": 1,
-    "least memory": 2,
-    "some memory": 2,
-    "much memory": 2,
-    "host": 1,
-    "host memory": 1,
-    "disk": 1,
-    "progress": 2,
-}
+def weights(text: str) -> dict[str, int]:
+    """Names, each with how often it is drawn."""
+    pairs = (" ".join(pair.split()).rpartition(" ") for pair in text.split(","))
+    return {name: int(weight) for name, _, weight in pairs}
 
-TRANSFORMATIONS = {
-    "value": 1,
-    "grad": 6,
-    "grad of vmap": 5,
-    "vmap of grad": 5,
-    "grad of vmap of vmap": 1,
-    "vmap of vmap of grad": 1,
-    "vmap of grad of vmap": 1,
-    "jvp": 2,
-    "vmap of jvp": 1,
-    "jacobian forward": 1,
-    "jacobian reverse": 1,
-    "linearize": 1,
-    "forward over reverse": 2,
-    "reverse over forward": 1,
-    "reverse over reverse": 2,
-    "forward over forward": 1,
-    "vmap of forward over reverse": 1,
-    "forward over reverse of vmap": 1,
-    "vmap of reverse over reverse": 1,
-    "hessian": 1,
-    "checkpoint": 2,
-    "in scan": 1,
-    "in cond": 1,
-    "shard_map": 1,
-    "grad in shard_map": 1,
-    "explicit mesh": 1,
-    "vmap of grad on an explicit mesh": 1,
-    "explicit mesh of steps": 1,
-}
 
-BODIES = {
-    "the loop": 14,
-    "lax.scan": 3,
-    "scan": 2,
-    "lax.fori_loop": 1,
-    "fori": 1,
-    "while": 1,
-    "checkpoint": 1,
-    "scan of checkpoint": 1,
-}
+LOOPS = weights("""
+    scan 8, while 5, fori 2, dynamic fori 2, nest 2, while in scan 1, scan in while 1,
+    rewritten scan 1, rewritten nest 2, rewritten while 1, chain 1
+""")
+"""Kinds of loops."""
+
+SETTINGS = weights("""
+    default 16, checkpoints 1 1, checkpoints 2 2, checkpoints 3 2, checkpoints 5 1, all 1,
+    blocks of 2 2, blocks of 3 2, all in blocks of 4 1, blocks 1, least memory 2, some memory 2,
+    much memory 2, host 1, host memory 1, disk 1, progress 2
+""")
+
+TRANSFORMATIONS = weights("""
+    value 1, grad 6, grad of vmap 5, vmap of grad 5, grad of vmap of vmap 1,
+    vmap of vmap of grad 1, vmap of grad of vmap 1, jvp 2, vmap of jvp 1, jacobian forward 1,
+    jacobian reverse 1, linearize 1, forward over reverse 2, reverse over forward 1,
+    reverse over reverse 2, forward over forward 1, vmap of forward over reverse 1,
+    forward over reverse of vmap 1, vmap of reverse over reverse 1, hessian 1, checkpoint 2,
+    in scan 1, in cond 1, shard_map 1, grad in shard_map 1, explicit mesh 1,
+    vmap of grad on an explicit mesh 1, explicit mesh of steps 1
+""")
+
+BODIES = weights("""
+    the loop 14, lax.scan 3, scan 2, lax.fori_loop 1, fori 1, while 1, checkpoint 1,
+    scan of checkpoint 1
+""")
 """What takes derivatives of the loop in its body: nothing most often, another loop, of JAX's or of
 ours, or `jax.checkpoint`."""
 
-INNER = {"grad": 6, "jvp": 1, "vmap of grad": 1, "jvp of grad": 1, "grad of grad": 1}
+INNER = weights("""
+    grad 6, jvp 1, vmap of grad 1, jvp of grad 1, grad of grad 1
+""")
 """The derivatives taken there, those of second order only if no others are taken outside."""
 
-LOOPS_INSIDE = {
-    "scan": 6,
-    "while": 3,
-    "fori": 2,
-    "dynamic fori": 1,
-    "nest": 1,
-    "rewritten scan": 1,
-    "rewritten while": 1,
-    "chain": 1,
-}
+LOOPS_INSIDE = weights("""
+    scan 6, while 3, fori 2, dynamic fori 1, nest 1, rewritten scan 1, rewritten while 1,
+    chain 1
+""")
 """The loops whose derivatives are taken there."""
 
-AROUND = {
-    "value": 2,
-    "grad": 4,
-    "jvp": 2,
-    "vmap of grad": 2,
-    "grad of vmap": 2,
-    "jacobian reverse": 1,
-    "linearize": 1,
-    "forward over reverse": 4,
-    "reverse over reverse": 3,
-    "reverse over forward": 1,
-    "vmap of forward over reverse": 1,
-    "hessian": 1,
-    "checkpoint": 1,
-    "in scan": 1,
-    "in cond": 1,
-    "shard_map": 1,
-    "explicit mesh": 1,
-}
+AROUND = weights("""
+    value 2, grad 4, jvp 2, vmap of grad 2, grad of vmap 2, jacobian reverse 1, linearize 1,
+    forward over reverse 4, reverse over reverse 3, reverse over forward 1,
+    vmap of forward over reverse 1, hessian 1, checkpoint 1, in scan 1, in cond 1, shard_map 1,
+    explicit mesh 1
+""")
 """Transformations of programs that take derivatives themselves."""
 
-MODES = {
-    "plain": 14,
-    "strict": 3,
-    "strict ranks": 1,
-    "checks": 1,
-    "leaks": 1,
-    "nans": 1,
-    "no jit": 1,
-    "other keys": 1,
-}
+MODES = weights("""
+    plain 14, strict 3, strict ranks 1, checks 1, leaks 1, nans 1, no jit 1, other keys 1
+""")
 """Modes of JAX's configuration."""
 
 FORWARD_MODE = {

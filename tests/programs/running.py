@@ -1,5 +1,6 @@
 """Runs a random program with jax_revolve's loops and with JAX's own, and compares the results."""
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import jax_revolve
 from jax_revolve import Disk, HostMemory, ProgressMeter
 from jax_revolve._compat import vary
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
+from jax_revolve.step import cpu
 from programs.operations import NARROW, OPERATIONS, SIZE
 from programs.program import MODES, Program
 
@@ -530,7 +532,8 @@ def _mode(program: Program, *modes: str) -> Iterator[None]:
 
 @contextmanager
 def paths(program: Program) -> Iterator[None]:
-    """Paths that small arrays, and loops on a CPU, would not take."""
+    """Paths that small arrays, and loops on a CPU, would not take: branches follow the platform
+    that is compiled for, where a carry is and how a loop turns the one that is traced for."""
     with ExitStack() as stack:
         if program.small_weights:
             defaults = {"least_weight": 0, "most_kept": float("inf"), "most_steps": 2}
@@ -539,6 +542,7 @@ def paths(program: Program) -> Iterator[None]:
         if program.other_platform:
             other = lambda *operands, default, **_: default(*operands)  # noqa: E731
             stack.enter_context(patch.object(lax, "platform_dependent", other))
+            stack.enter_context(patch.dict(os.environ, {cpu.VARIABLE: "carry, turns"}))
         yield
 
 

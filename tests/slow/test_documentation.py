@@ -29,26 +29,11 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_LONG = {README, *(ROOT / "docs" / name for name in ("progress.md", "tutorial.md"))}
 """They show the memory of optimized programs, or run longer than they compile."""
-PUBLIC = [
-    jax_revolve.bounded_while_loop,
-    jax_revolve.Checkpointed,
-    jax_revolve.checkpoint_layers,
-    jax_revolve.checkpoint_loops,
-    jax_revolve.checkpointed_chain,
-    jax_revolve.checkpointed_fori_loop,
-    jax_revolve.checkpointed_scan,
-    jax_revolve.Disk,
-    jax_revolve.explain,
-    jax_revolve.fit,
-    jax_revolve.host_scan,
-    jax_revolve.HostMemory,
-    jax_revolve.longest_plan,
-    jax_revolve.ProgressMeter,
-    jax_revolve.plan,
-    equinox.filter_bounded_while_loop,
-    equinox.filter_checkpointed_scan,
-    diffrax.RevolveAdjoint,
+INTEGRATIONS = [
+    *(equinox.filter_bounded_while_loop, equinox.filter_checkpointed_scan, diffrax.RevolveAdjoint)
 ]
+PUBLIC = [getattr(jax_revolve, name) for name in dir(jax_revolve)] + INTEGRATIONS
+WITH_EXAMPLE = [value for value in PUBLIC if "```python" in (inspect.getdoc(value) or "")]
 
 
 BLOCK = re.compile(
@@ -86,9 +71,10 @@ def test_code_of_a_page_runs(
 
 
 @pytest.mark.usefixtures("compile_quickly")
-@pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", WITH_EXAMPLE, ids=lambda f: f.__name__)
 def test_example_of_a_docstring_runs(function: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(inspect.getdoc(function) or "", {}, capsys)
+    assert len(WITH_EXAMPLE) >= 18
 
 
 def test_readme_is_short_and_starts_with_code() -> None:
@@ -104,20 +90,14 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / target).exists(), (page.name, target)
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def of_benchmarks(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("benchmarks.report.pages")
+    return importlib.import_module(f"benchmarks.{name}")
 
 
-@pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("benchmarks.report.results")
-
-
-def test_tables_and_figures_are_from_the_results(report: ModuleType) -> None:
+def test_tables_and_figures_are_from_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is on a page, and each file of results is in a table."""
+    report = of_benchmarks("report.pages", monkeypatch)
     tables, figures = set(), set()
     for page in PAGES:
         text = page.read_text()
@@ -133,9 +113,8 @@ def test_tables_and_figures_are_from_the_results(report: ModuleType) -> None:
     assert shown == {name for name in results if not name.startswith("accelerator-")}
 
 
-@pytest.mark.usefixtures("report")
-def test_every_benchmark_runs_with_the_others_or_by_name() -> None:
-    command = importlib.import_module("benchmarks.__main__")
+def test_every_benchmark_runs_with_the_others_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = of_benchmarks("__main__", monkeypatch)
     names = [*command.BENCHMARKS, *command.BY_NAME, *command.COMMANDS]
     programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert programs == {"__init__", "__main__", *names}
@@ -175,7 +154,8 @@ def test_figures_in_the_text() -> None:
     assert (LONGEST, LARGEST_BOUND) == (2**31 - 2, 2**31 - 1)
 
 
-def test_what_the_page_of_benchmarks_says_of_its_results(results: ModuleType) -> None:
+def test_what_the_page_of_benchmarks_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = of_benchmarks("report.results", monkeypatch)
     runs = results.load("fronts-cpu").runs
     least: dict[str, int] = {}
     for run in runs:
@@ -207,7 +187,7 @@ def test_every_action_is_in_the_table_of_actions() -> None:
 
 
 def test_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
-    pictures = _module(ROOT / "docs" / "pictures.py")
+    pictures = importlib.import_module("pictures")  # in docs, which pytest has on its path
     pictures.draw("three-checkpoints", tmp_path)
     for theme in ("light", "dark"):
         assert "</svg>" in (tmp_path / f"three-checkpoints-{theme}.svg").read_text()
@@ -227,15 +207,6 @@ def test_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> 
         assert not loads.search(page.read_text()), page
     for sheet in tmp_path.rglob("*.css"):
         assert not re.search(r"url\(.?https?:|@import", sheet.read_text()), sheet
-
-
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/while.md"])

@@ -11,7 +11,6 @@ import nbformat
 import pytest
 from mkdocs.config import load_config
 from mkdocs.structure.files import Files
-from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -41,10 +40,6 @@ def printed(cell: Any) -> str:
 @pytest.fixture
 def outputs() -> ModuleType:
     return importlib.import_module("notebook_outputs")
-
-
-def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -93,14 +88,18 @@ plt.show()
 def test_page_of_a_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: ModuleType
 ) -> None:
-    path = small_notebook(DRAWING, tmp_path)
+    path = tmp_path / "small.ipynb"
+    alone = nbformat.v4.new_code_cell(DRAWING, metadata={"alt": "A line"}, id="small")
+    nbformat.write(nbformat.v4.new_notebook(cells=[alone]), path)
     monkeypatch.setattr(outputs, "FOLDER", tmp_path)
     monkeypatch.setattr("sys.argv", ["notebook_outputs.py"])
     outputs.main()
     [cell] = read(path).cells
     assert cell.execution_count == 1
     assert [set(output.get("data", {})) for output in cell.outputs] == [set(), {"image/png"}]
-    files = site_files(tmp_path, monkeypatch)
+    config: Any = load_config(str(ROOT / "mkdocs.yml"))
+    monkeypatch.setattr(config.hooks["docs/notebook_pages.py"], "FOLDER", tmp_path)
+    files = config.plugins.on_files(Files([]), config=config)
     page = files.src_uris["notebooks/small.ipynb"]
     assert page.dest_uri == "notebooks/small.html"
     assert DRAWING in page.content_string
@@ -108,27 +107,3 @@ def test_page_of_a_notebook(
     [picture] = set(files.src_uris) - {page.src_uri}
     assert f"![A line]({Path(picture).name})" in page.content_string
     assert files.src_uris[picture].content_bytes.startswith(b"\x89PNG")
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_notebook_that_raises_or_warns_is_not_stored(tmp_path: Path, outputs: ModuleType) -> None:
-    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
-        outputs.executed(small_notebook("1 / 0", tmp_path))
-    path = small_notebook("import warnings; warnings.warn('old')", tmp_path)
-    with pytest.raises(RuntimeError, match=r"the cell 'small' warns: (?s:.*)old"):
-        outputs.executed(path)
-
-
-def small_notebook(code: str, folder: Path) -> Path:
-    """A notebook with one cell."""
-    cell = nbformat.v4.new_code_cell(code, metadata={"alt": "A line"}, id="small")
-    path = folder / "small.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
-    return path
-
-
-def site_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
-    """What the site makes of the notebooks of a folder."""
-    config: Any = load_config(str(ROOT / "mkdocs.yml"))
-    monkeypatch.setattr(config.hooks["docs/notebook_pages.py"], "FOLDER", folder)
-    return config.plugins.on_files(Files([]), config=config)
