@@ -66,7 +66,7 @@ def checkpointed_scan(
         all steps run in order, as in an evaluation.
     - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
         `"all"` stores one for each block. More take more memory and less time; `jax_revolve.plan`
-        tells how much less.
+        shows how much less.
     - `block_size`: the number of steps to tape together, an int >= 1: their residuals are kept at
         the same time, and checkpoints are between blocks. Longer blocks take more memory and fewer
         evaluations. With `checkpoints` alone, the default is 1.
@@ -75,7 +75,7 @@ def checkpointed_scan(
         The budget excludes what every gradient needs: xs, ys and their cotangents, cotangents of
         closed-over values, and the temporaries of a single step. Under `jax.vmap` of a gradient it
         is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
-        one device inside `jax.shard_map`, and where types tell the sharding (`AxisType.Explicit`);
+        one device inside `jax.shard_map`, and where types carry the sharding (`AxisType.Explicit`);
         elsewhere it counts whole arrays, sharded or not. Chosen is the plan predicted fastest;
         `jax_revolve.explain` shows the choices.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can

@@ -95,8 +95,8 @@ def bounded_while_loop(
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps. It places checkpoints while the number of steps is
         unknown. With `block_size=1`, it evaluates `body_fun` `plan(steps, checkpoints).evaluations`
-        times in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few per
-        cent more often in a longer one.
+        times in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
+        percent more often in a longer one.
     - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
         beside each carry. If `body_fun` calls a function with a `jax.custom_vjp`, or a
         `jax.custom_jvp` rule that is not JAX's own, they run nested scans under `jax.checkpoint`

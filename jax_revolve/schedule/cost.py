@@ -32,7 +32,7 @@ STACK_LEVEL = 8
 
 MOST_BLOCKS_SIMULATED = 2000
 """An online schedule that is not optimal has no closed formula, and is simulated. For loops of more
-blocks, the formula of the optimum is used, which is a few per cent lower."""
+blocks, the formula of the optimum is used, which is a few percent lower."""
 
 
 class Sizes(NamedTuple):
