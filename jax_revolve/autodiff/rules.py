@@ -188,7 +188,7 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
         if request.memory is not None and shapes:
             raise ValueError(
                 f"memory must be None where sizes are symbolic, but is {request.memory} for "
-                f"operands of shapes such as {shapes[0]}: nobody knows how much they take. Pass "
+                f"operands of shapes such as {shapes[0]}: their sizes are unknown. Pass "
                 "checkpoints."
             )
         return request.resolve(sizes_of(loop, activity, restart, operands))

@@ -18,9 +18,9 @@ class Measurement(NamedTuple):
     - `quartiles`: the lower and the upper quartile of the times, in milliseconds.
     - `runs`: the number of runs that were timed. The first run was not.
     - `temporaries`: the bytes of the compiled program's temporary buffers: all that it holds except
-        its operands and its results. `None` if the backend does not tell.
+        its operands and its results. `None` if the backend does not report it.
     - `peak`: the most bytes that the device's allocator held until the end of the first run:
-        operands, results and other arrays count. `None` if the device does not tell, and if the
+        operands, results and other arrays count. `None` if the device reports none, and if the
         process had held more before.
     """
 
