@@ -1,4 +1,4 @@
-"""Programs that are already written: the loops in a jaxpr, whatever they are in, and putting other
+"""Programs that are already written: the loops in a jaxpr, at any depth, and putting other
 equations in their places."""
 
 from collections.abc import Callable, Sequence
@@ -135,7 +135,7 @@ def is_shard_map(eqn: Any) -> bool:
 
 def name_in(eqn: Any) -> list[str]:
     """Where an equation stands in the function that it belongs to: the names of `jax.named_scope`
-    and of transformations around it, and that of the function or the primitive it runs."""
+    and of transformations around it, and the name of the function or the primitive it runs."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", eqn.primitive.name)
     if name == _IN_PLACE:

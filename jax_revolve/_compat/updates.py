@@ -140,7 +140,7 @@ def write_unless(left_out: Any, eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _inside(starts: Sequence[Any], shape: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Where a slice is written: moved so that all of it is inside of the array."""
+    """Where a slice is written: moved so that all of it is inside the array."""
     dtype = jnp.result_type(jnp.int32, *starts)
     moved = [
         lax.clamp(dtype.type(0), lax.convert_element_type(start, dtype), dtype.type(n - size))

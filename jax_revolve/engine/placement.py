@@ -36,7 +36,7 @@ class Stack(NamedTuple):
     `numbers` are:
 
     - `step` and `stop`: the step to run next, and the one before which to store next;
-    - `slot`: that of the newest position;
+    - `slot`: the slot of the newest position;
     - `level` and `landmark`: the level of the next position, and the number of its next landmark,
       both from 0;
     - `end`: the rows from this one on have been looked at, and moved down; while slots are free,
@@ -120,7 +120,7 @@ class Placement:
         new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
-        # The next position. The level is that of position + 3 steps, without this sum.
+        # The next position. Its level is the level of position + 3 steps, without this sum.
         upcoming = jnp.minimum(level + _as_number(end_of_level - 2 <= position), last)
         mark = jnp.where(upcoming > level, 0, landmark + _as_number(is_landmark))
         ahead = _at(marks, upcoming, mark)

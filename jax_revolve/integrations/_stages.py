@@ -130,8 +130,8 @@ def _in_fewer_kernels(loop: Loop) -> ClosedJaxpr:
     """The jaxpr of a stage, for XLA's CPU backend.
 
     A stage multiplies the slopes of all earlier stages, which are a buffer in the carry, and writes
-    its own slope into the buffer. In reverse mode, the cotangent of the product is added to that of
-    the whole buffer. XLA would recompute it for each row of the buffer, in a kernel that contains
+    its own slope into the buffer. In reverse mode, the cotangent of the product is added to the
+    whole buffer's. XLA would recompute it for each row of the buffer, in a kernel that contains
     the whole derivative of the vector field: without this, the gradient of a Tsit5 solve takes a
     third longer.
     """

@@ -121,7 +121,7 @@ class Program:
 
 
 def compile_gradient(loop: Loop, operands: list[Any]) -> Program:
-    """The loop's results and the cotangents of its operands, if those of its results are ones."""
+    """The loop's results and its operands' cotangents, if its results' cotangents are ones."""
     first = loop.num_condition_consts
     mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
 

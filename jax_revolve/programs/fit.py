@@ -67,7 +67,7 @@ def fit(
     **Returns:**
 
     A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a [`jax_revolve.Fitted`][].
-    It takes 0.857 of the limit or more wherever more is of use. No smaller limit then gives more.
+    It takes at least 0.857 of the limit, unless more would not help, or plans jump by more.
 
     **Raises:**
 

@@ -298,7 +298,7 @@ class _Runs:
 
 
 def _warn(message: str) -> None:
-    """A warning that is never an exception, whatever the filters are."""
+    """A warning that is never an exception, under any filters."""
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
