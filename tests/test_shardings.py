@@ -242,6 +242,29 @@ def test_examples_that_are_divided_in_the_type() -> None:
 
 
 @quickly
+@not_on_0_7
+def test_second_derivatives_of_what_is_the_same_for_all_examples() -> None:
+    """Its cotangent had no sharding along the examples, and `jax.vmap` refused it. Found by random
+    program 3100114."""
+
+    def gradient(scan: Any) -> Any:
+        def one(w: Any, h: Any) -> Any:
+            step = lambda c, _: ((jnp.sin(c[0] * w), jnp.cos(c[1]) * h), c[0])  # noqa: E731
+            (u, v), us = scan(step, (w, h), None, length=3)
+            return jnp.sum(u + v) + jnp.sum(us**2)
+
+        def total(w: Any, h: Any) -> Any:
+            gradients = jax.vmap(jax.grad(one, (0, 1)), (None, 0))(w, h)
+            return sum(jnp.sum(jnp.sin(g)) for g in gradients)
+
+        return jax.jit(jax.grad(total, (0, 1)))
+
+    w, h, _ = arrays()
+    with jax.set_mesh(EXPLICIT):
+        _same(gradient, w[0, : h.shape[1]], jax.device_put(h, NamedSharding(EXPLICIT, P("data"))))
+
+
+@quickly
 def test_fori_loop_without_jit() -> None:
     def loss(loop: Any, h: Any) -> Any:
         return jnp.sum(loop(0, 5, lambda i, h: jnp.sin(h) * (1 + 0.1 * i), h) ** 2)
