@@ -81,11 +81,11 @@ Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str,
 class Split(NamedTuple):
     """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
 
-    The operands are primals, then tangents; the results are those of `primal(*primals)`, then the
+    The operands are primals, then tangents; the results are `primal(*primals)`, then the
     tangents. JAX knows the primals but not the tangents when it linearizes for reverse mode.
     `primal_params(**params)` are the parameters of `primal`. `linearize(primals, **params)` returns
     its results, residuals such that `linear(*primals, *residuals, *tangents)` are the tangents, and
-    the parameters of `linear`. `later_params(**params)` are those of the primitive itself where it
+    the parameters of `linear`. `later_params(**params)` are the primitive's own where it
     is run after `primal` was.
     """
 

@@ -178,7 +178,7 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
         if request.memory is not None and shapes:
             raise ValueError(
                 f"memory must be None where sizes are symbolic, but is {request.memory} for "
-                f"operands of shapes such as {shapes[0]}: nobody knows how much they take. Pass "
+                f"operands of shapes such as {shapes[0]}: their sizes are unknown. Pass "
                 "checkpoints."
             )
         return request.resolve(sizes_of(loop, activity, restart, operands))
@@ -196,7 +196,7 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
     consts = pick(operands.consts, activity.consts)
     if not all(axes <= _compat.varying_axes(jax.typeof(c)) for c in consts):
         raise NotImplementedError(
-            f"Inside of jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
+            f"Inside jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
             "cannot be reversed with respect to a closed-over value that does not vary. Pass the "
             "value through jax.lax.pcast(value, axes, to='varying') before the loop."
         )
@@ -209,7 +209,7 @@ def _loop_pull_back(
 
 
 def _cotangents(activity: Activity, cotangents: Flat) -> Cotangents:
-    """The cotangents of a loop's active results, without those of ys that are symbolically zero."""
+    """The cotangents of a loop's active results, except the symbolically zero ones of ys."""
     num_carry = sum(activity.carry)
     carry = [_compat.instantiate(ct) for ct in cotangents[:num_carry]]
     return Cotangents(carry, [None if _compat.is_zero(ct) else ct for ct in cotangents[num_carry:]])
@@ -238,7 +238,7 @@ class Sweep(NamedTuple):
     the leaves of what is `held` for a reverse sweep of this activity. If it `tapes`, the last
     block's tape is among them.
 
-    The operands of the reverse sweep are those of the loop, the leaves of what is `held`, and the
+    The operands of the reverse sweep are the loop's, the leaves of what is `held`, and the
     cotangents: of each active carry, and of those active ys that `ys` marks.
     """
 
@@ -279,7 +279,7 @@ class Sweep(NamedTuple):
         return isinstance(getattr(self.loop.plan, "storage", None), Disk)
 
     def of_results(self, values: Flat) -> list[Any]:
-        """Of values with one entry for each result of the loop, those of the forward sweep's."""
+        """Of values with one entry for each result of the loop, the forward sweep's."""
         carry, ys = self.loop.results(values)
         return [*carry, *pick(ys, self.ys)]
 
@@ -572,7 +572,7 @@ forward_sweep_p = _compat.new_primitive(
 
 def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
     """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
-    held, and from those of the active results."""
+    held, and from the active results' cotangents."""
     loop, activity = forward.loop, forward.activity
     arrays, tree = jax.tree.flatten(held)
     moves = _compat.moves_of(map(jax.typeof, arrays))
@@ -698,7 +698,7 @@ def _reverse_sweep_of_pairs(
         start=with_tangents(held.start, held_dot.start),
         stores=with_tangents(held.stores, held_dot.stores),
     )
-    # The cotangents of values are those of the derivative, and the other way round.
+    # The cotangents of values are the derivative's, and the other way round.
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
 
     def of_results(part: str) -> list[Any]:

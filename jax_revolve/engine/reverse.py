@@ -57,7 +57,7 @@ class _State(NamedTuple):
 def run_reverse(
     steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
 ) -> Operands:
-    """The cotangents of the active operands, from those of the active results."""
+    """The cotangents of the active operands, from the active results' cotangents."""
     operands = steps.operands
     gradient = Operands(
         consts=zero_cotangents(operands.consts, activity.consts),

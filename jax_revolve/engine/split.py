@@ -40,7 +40,7 @@ class SplitTable:
 
 
 def _table(checkpoints: int, most: int) -> np.ndarray:
-    """The rows, from the terms of `schedule.binomial.split_terms` for r = 2, ..., `most`."""
+    """The rows, from the terms of `schedule.binomial.split` for r = 2, ..., `most`."""
     row = np.ones(checkpoints + 1, np.int64)
     table = np.zeros((checkpoints, 2, most - 1), np.int64)
     for r in range(2, most + 1):

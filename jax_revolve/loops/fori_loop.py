@@ -56,7 +56,7 @@ def checkpointed_fori_loop(
     **Raises:**
 
     Whatever `jax.lax.fori_loop` and that loop raise, and `ValueError` if the loop has more than
-    `max_steps` steps. If that is known only at run time, the error is that of
+    `max_steps` steps. If that is known only at run time, the error is the one of
     [`jax_revolve.bounded_while_loop`][] with `throw=True`.
 
     !!! Example

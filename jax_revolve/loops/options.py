@@ -36,7 +36,7 @@ LARGEST_BOUND = 2**31 - 1
 class Options:
     """The options that all loops share.
 
-    They are checked when the object is made, so that their errors come before those of `jax.lax`.
+    They are checked when the object is made, so that their errors come before `jax.lax`'s.
     """
 
     checkpoints: Checkpoints = None
@@ -90,7 +90,7 @@ class Options:
         """The plan of a loop of at most `max_steps` steps, or a request for one; `None` if the loop
         cannot be reversed.
 
-        Most loops stop long before their bound. So the default budget is that of the fewest
+        Most loops stop long before their bound. So the default budget has room for the fewest
         checkpoints with which no step is advanced more than three times even at the bound: about
         `(6 * max_steps) ** (1 / 3)`.
         """

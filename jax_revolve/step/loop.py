@@ -43,7 +43,7 @@ class Loop(NamedTuple):
     """A loop: what one step computes, how often it runs, and how it is reversed.
 
     `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
-    ys. `output_types` are those of the final carry and the whole ys.
+    ys. `output_types` are the types of the final carry and the whole ys.
 
     With a `condition`, it is a while loop. The condition takes the first `num_condition_consts`
     consts and the carry, and the step does not take these consts. The loop has neither xs nor ys.

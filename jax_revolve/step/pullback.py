@@ -93,5 +93,5 @@ def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
-    """The cotangents of the differentiated initial carries, from those of all active carries."""
+    """The cotangents of the differentiated initial carries, from all active carries' cotangents."""
     return pick(ct_carry, pick(activity.init, activity.carry))

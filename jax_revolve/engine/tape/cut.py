@@ -47,8 +47,8 @@ CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
 
 class Cut(NamedTuple):
     """The values that are `kept` of a step; those that are the `same` for every step; the equations
-    that compute the residuals from these and the xs; and their work in nanoseconds, in addition
-    to what a step takes that keeps all residuals."""
+    that compute the residuals from these and the xs; and their work in nanoseconds, beyond a
+    step's that keeps all residuals."""
 
     kept: list[Variable]
     same: list[Variable]
