@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from jax_revolve import checkpointed_scan, plan
+from jax_revolve.engine.split import SplitTable
 from jax_revolve.schedule.actions import Advance, Tape
 from jax_revolve.step import traced
 from jax_revolve.step.loop import Loop
+from jax_revolve.storage.buffers import read, write
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
@@ -87,6 +89,37 @@ def _scanned(loss: Callable[..., Any]) -> Callable[..., Any]:
 def _pull_back(loss: Callable[..., Any], a: Any) -> Any:
     value, push = jax.linearize(loss, a)
     return jax.linear_transpose(push, a)(value)
+
+
+def test_an_entry_is_one_operation() -> None:
+    """No index is negative, so nothing has to look whether one is."""
+    buffer, index = jnp.zeros((4, 3)), jnp.int32(2)
+
+    def entry(buffer: Any, index: Any) -> Any:
+        (value,) = read([buffer], index)
+        return write([buffer], [value], index)
+
+    names = {eqn.primitive.name for eqn in jax.make_jaxpr(entry)(buffer, index).eqns}
+    assert not names.intersection({"lt", "select_n", "jit", "pjit"})
+
+
+def test_the_way_to_a_block_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for before the loop over blocks, in it, and at every checkpoint on the way."""
+    splits = 0
+    split = SplitTable.__call__
+
+    def counted(*args: Any) -> Any:
+        nonlocal splits
+        splits += 1
+        return split(*args)
+
+    monkeypatch.setattr(SplitTable, "__call__", counted)
+
+    def loss(a: Any) -> Any:
+        return checkpointed_scan(lambda u, _: (jnp.sin(u), None), a, length=40, checkpoints=4)[0]
+
+    jax.jit(jax.grad(loss)).lower(1.0)
+    assert splits == 1
 
 
 def test_f_is_traced_once() -> None:

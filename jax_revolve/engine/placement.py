@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.engine.split import entry, integers
+from jax_revolve.engine.split import integers
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES
 from jax_revolve.schedule.online import NEVER, landmarks, level, limits
+from jax_revolve.storage.buffers import read
 
 WINDOW = 4
 """The number of positions that are looked at together, the newest first. Of 30 checkpoints the
@@ -156,7 +157,7 @@ class Placement:
         found = jnp.max(jnp.where(fits & ~kept & (index < end), index, 0))
         dropped = jnp.maximum(found, first)
         moves = (dropped <= index) & (index < end)
-        removed = entry(seen, dropped - first + 1)
+        (removed,) = read([seen], dropped - first + 1)
         return jnp.where(moves[:, None], after, here), removed, found > 0
 
 

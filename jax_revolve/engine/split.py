@@ -11,6 +11,7 @@ from jax import lax
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition
 from jax_revolve.schedule.plan import Reversal
 from jax_revolve.step.steps import number
+from jax_revolve.storage.buffers import read
 
 
 class SplitTable:
@@ -32,7 +33,7 @@ class SplitTable:
 
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         """The split; 1 for a single step, which is not split."""
-        row = entry(jnp.asarray(self.table), lax.sub(checkpoints, _ONE))
+        (row,) = read([jnp.asarray(self.table)], lax.sub(checkpoints, _ONE))
         starts, rises = number(row, 0), number(row, 1)
         beyond = lax.sub(lax.full_like(starts, steps), starts)
         return lax.add(jnp.sum(lax.clamp(_ZERO, beyond, rises), dtype=jnp.int32), _ONE)
@@ -49,11 +50,6 @@ def _table(checkpoints: int, most: int) -> np.ndarray:
         table[1:, :, r - 2] = np.stack([shortest + offset, longest - shortest], axis=1)
     table[0, :, 0], table[0, 0, 1:] = (2, _LARGEST), _LARGEST
     return np.minimum(table, _LARGEST).astype(np.int32)
-
-
-def entry(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The entry at an index that is not negative: no kernel tests that."""
-    return lax.dynamic_index_in_dim(values, index, keepdims=False, allow_negative_indices=False)
 
 
 def integers(values: Any) -> jax.Array:
@@ -96,7 +92,7 @@ class Way:
 
     def to_block(self, block: jax.Array, positions: jax.Array, top: jax.Array) -> jax.Array:
         """From the newest checkpoint; without one, from anywhere."""
-        position = entry(positions, lax.max(top, _ZERO))
+        (position,) = read([positions], lax.max(top, _ZERO))
         return self.from_position(position, jnp.asarray(block, jnp.int32), top)
 
 

@@ -6,7 +6,7 @@ about it each, by tracing the step and never by running it:
 
 - `activity`: which values have derivatives.
 - `restart`: which leaves of the carry a checkpoint holds.
-- `dead_code`: which part of a loop is left if some results are unused, or some operands known.
+- `dead_code`: which part of a loop is left if some results are unused.
 - `work`: how long a step takes, as an estimate.
 - `once`: the cache of such answers, so that each takes one trace.
 

@@ -31,13 +31,23 @@ def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
 def _read(buffer: Any, index: Any) -> Any:
     if is_on_host(buffer):
         return to_device(_entry(0)(buffer, jnp.asarray(index)))
-    return lax.dynamic_index_in_dim(buffer, index, keepdims=False, allow_negative_indices=False)
+    sizes = (1, *buffer.shape[1:])
+    entry = lax.dynamic_slice(buffer, _first(buffer, index), sizes, allow_negative_indices=False)
+    return lax.squeeze(entry, (0,))
 
 
 def _write(buffer: Any, value: Any, index: Any) -> Any:
     if is_on_host(buffer):
         return _with_entry(0)(buffer, to_host(value), jnp.asarray(index))
-    return lax.dynamic_update_index_in_dim(buffer, value, index, 0, allow_negative_indices=False)
+    value = lax.expand_dims(value, (0,))
+    first = _first(buffer, index)
+    return lax.dynamic_update_slice(buffer, value, first, allow_negative_indices=False)
+
+
+def _first(buffer: Any, index: Any) -> list[Any]:
+    """Where an entry begins. No index is negative: for one that may be, JAX adds the length."""
+    zero = 0 if isinstance(index, int) else index.dtype.type(0)
+    return [index, *[zero] * (buffer.ndim - 1)]
 
 
 # JAX batches a slice at an index as a gather, and its update as a scatter. Both compute with the
