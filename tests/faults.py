@@ -23,8 +23,8 @@ FAULTS = """\
 # The schedule
 
 the split of Revolve is one step early: test_schedule.py
-- return min(max(steps - offset, shortest), longest)
-+ return min(max(steps - offset - 1, shortest), longest)
+- return min(max(steps - offset, beta(s, r - 2), 1), beta(s, r - 1))
++ return min(max(steps - offset - 1, beta(s, r - 2), 1), beta(s, r - 1))
 
 the formula of the advances is off by one binomial: test_schedule.py
 - return r * length - beta(checkpoints + 1, r - 1)

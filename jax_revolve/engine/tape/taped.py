@@ -11,7 +11,6 @@ from jax_revolve._compat import (
     AbstractValue,
     ClosedJaxpr,
     bytes_of,
-    call_jaxpr,
     is_literal,
     part_of,
     with_outputs,
@@ -42,19 +41,22 @@ def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep
 
 def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
     """The sizes that a plan is chosen by, found by tracing one step."""
-    profile, step = profile_in_force(), taped_step(loop, activity, operands)
-    weights = step.weight_gradients
-    carry = list(map(jax.typeof, operands.carry))
+    profile, taped = profile_in_force(), taped_step(loop, activity, operands)
+    weights, step, cut = taped.weight_gradients, taped.step, taped.cut
+    carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
+    computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
+    again = bytes_of(v.aval for v in computed)
+    start = set(step.carry).difference(by_jax)  # it is there anyway
     return Sizes(
         checkpoint=bytes_of(pick(carry, restart)),
-        residuals=step.cut.bytes,
-        alone=step.bytes_alone,
+        residuals=cut.bytes,
+        alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights),
         work=work_of(loop.jaxpr, profile),
-        again=step.bytes_again,
-        again_work=cut_at(step.step, step.cut.kept, profile).work,
-        uncut=step.uncut_bytes,
+        again=again,
+        again_work=cut_at(step, cut.kept, profile).work,
+        uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
         factors=bytes_of(weights.types),
     )
@@ -68,32 +70,10 @@ class TapedStep:
         varying = step.varying
         self._varies = [not is_literal(v) and v in varying for v in step.residuals]
 
-    # Sizes
-
     @property
     def types(self) -> list[AbstractValue]:
         """The types of what is kept of a step."""
         return [v.aval for v in self.cut.kept]
-
-    @property
-    def uncut_bytes(self) -> int:
-        """The bytes of the residuals that JAX keeps."""
-        return bytes_of(v.aval for v in uncut(self.step))
-
-    @property
-    def bytes_again(self) -> int:
-        """The bytes of the residuals that are computed again, unless XLA may merge them with what
-        uses them."""
-        if self.cut.is_elementwise:
-            return 0
-        return bytes_of(v.aval for v in uncut(self.step) if v not in self.cut.kept)
-
-    @property
-    def bytes_alone(self) -> int:
-        """The bytes of what is kept, and of the residuals that are computed again, of a step that
-        is taped alone. The carry that it starts from is there anyway."""
-        there = set(self.step.carry).difference(uncut(self.step))
-        return bytes_of(v.aval for v in self.cut.kept if v not in there) + self.bytes_again
 
     # Running
 
@@ -157,11 +137,6 @@ class TapedStep:
             sum(self._activity.consts),
             **limits,
         )
-
-    def pull_back(self, residuals: Sequence[Any], cotangents: Cotangents) -> Operands:
-        """The cotangents before a step, from those after it."""
-        inputs = [*residuals, *self.step.linearized.filled(cotangents)]
-        return self.of_operands(call_jaxpr(self._pullback)(*inputs), sum(self._activity.consts))
 
     def of_operands(self, flat: list[Any], num_consts: int) -> Operands:
         """What a pullback returns, of so many consts, of the carry and of the xs."""
