@@ -286,6 +286,19 @@ def test_evaluations_are_counted_in_nests(inner: Any) -> None:
     assert len(noted) == explanation.evaluations - outer.evaluations(outer.plan)
 
 
+def test_a_loop_around_a_while_loop_of_lax_has_no_gradient() -> None:
+    """It once ended in lax's error."""
+
+    def step(x: Any, _: Any) -> Any:
+        return lax.while_loop(lambda x: jnp.all(x < 1), lambda x: 2 * x, x), None
+
+    explanation = explain(lambda x: checkpointed_scan(step, x, length=20)[0])(jnp.ones(3))
+    assert explanation.loops == ()
+    assert [loop.name for loop in explanation.left_alone] == ["scan", "scan/while"]
+    assert "no gradient" in str(explanation)
+    assert "needs max_steps" in str(explanation)
+
+
 def test_pictures_of_all_loops() -> None:
     axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
     assert axes[1].get_title() == "Gradient of a loop of 20 steps: scan/scan"

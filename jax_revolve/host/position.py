@@ -44,8 +44,8 @@ class Position:
 
 @dataclass
 class Cotangents:
-    """Cotangents so far: of the active carries, of the active consts, and rows of those of the
-    active xs; and those of all ys, `None` where they are zero."""
+    """Cotangents so far: of the active carries, of the active consts, and rows for the
+    active xs; and of all ys, `None` where they are zero."""
 
     carry: Values
     consts: Values

@@ -24,7 +24,7 @@ from jax_revolve._compat import (
     without_consts,
     without_dead_code,
 )
-from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.tape.taped import sizes_of
 from jax_revolve.host.arrays import Values
 from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
 from jax_revolve.host.rows import Fetched, Rows, slices_of

@@ -49,7 +49,7 @@ class Run:
         return self._spread(cotangents)
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
-        """The reverse sweep of a run that is saved, whose state is that of its first pullback:
+        """The reverse sweep of a run that is saved, whose state belongs to its first pullback:
         returns false for a second one with other cotangents."""
         with directory.running(self.watch) as is_known:
             left, self.left = self.left if is_known else None, None

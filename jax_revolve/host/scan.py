@@ -58,7 +58,7 @@ def host_scan(
     **Arguments:**
 
     - `f`, `init`, `length`, `reverse`: as `jax.lax.scan`. The carry keeps the sharding of `init`,
-        which may be that of several processes. They then make the same call.
+        which may span several processes. They then make the same call.
     - `xs`: as `jax.lax.scan`; a NumPy array stays in the host's memory, and must not change before
         the last pullback. Or a function `i -> x`, which is called whenever step `i` runs, one step
         ahead, while the device computes. It may fill and return one NumPy array each time. It is

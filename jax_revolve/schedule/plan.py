@@ -57,7 +57,7 @@ class Reversal:
 
     @property
     def overhead(self) -> float:
-        """Advances per step: the number of forward passes in addition to the taped one."""
+        """Advances per step: the number of forward passes besides the taped one."""
         return self.advances / self.length if self.length else 0.0
 
     @property
@@ -162,7 +162,8 @@ class Plan(Reversal):
 
     @property
     def static_levels(self) -> tuple[int, ...]:
-        """See `Reversal.static_levels`."""
+        """The places of each level, if every loop of a scan's gradient has a static length: on a
+        GPU, the host waits in each iteration of any other loop. Empty for other plans."""
         every = self.stores_every_block(is_while=False)
         return (self.blocks,) if every else self.levels
 

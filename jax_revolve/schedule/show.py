@@ -16,7 +16,7 @@ NARROWEST_TEXT = 20
 MOST_ROWS = 30
 WIDEST_BLOCK = 4
 LEGEND = ["o checkpoint held", "> advanced", "# taped, transposed", ". waiting"]
-MISSING = 'plot() needs matplotlib: pip install "jax_revolve[plot]"'
+MISSING = "plot() needs matplotlib: pip install matplotlib"
 
 STORED, HELD, ADVANCED, TAPED = "in storage", "checkpoint held", "advanced", "taped, transposed"
 STYLES = {STORED: ("#009E73", 1), HELD: ("#808080", 1), ADVANCED: ("#0072B2", 1)}
@@ -185,7 +185,7 @@ def new_axes() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise  # Matplotlib is there, and lacks something itself
-        raise ModuleNotFoundError(MISSING) from error
+        raise ModuleNotFoundError(MISSING, name="matplotlib") from error
     return pyplot.subplots(figsize=(8, 4.5), layout="constrained")[1]
 
 
