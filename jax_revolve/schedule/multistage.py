@@ -117,7 +117,7 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
     """
     most = min(blocks if most is None else most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
-    middle = min(smallest(lambda writes: bound(writes + 1) >= bound(writes)), most)
+    middle = min(bound.least_at, most)
     found = _with_reads(blocks, slots, transfer, middle)
     for step, end in (-1, -1), (1, most + 1):
         for writes in range(middle + step, end, step):
@@ -168,6 +168,19 @@ class LowerBound:
 
         price = smallest(lambda p: at(p + 1) <= at(p))
         return max(at(price), *(at(p, self.part) for p in (price - 1, price) if p >= 0))
+
+    @property
+    def least_at(self) -> int:
+        """A number of writes with the least bound, or one more. At each price the bound is a line,
+        which falls with the number of writes if a segment saves anything: at higher prices."""
+        price = smallest(lambda p: self._saved(p, 0) > 0)
+        prices = (price - 1, 0), (price - 1, self.part), (price, 0)
+        lines = [(self._without_writes(*p), self._saved(*p)) for p in prices]
+
+        def at(writes: int, *, falls: bool) -> int:
+            return max(start - writes * saved for start, saved in lines if (saved > 0) == falls)
+
+        return smallest(lambda writes: at(writes, falls=False) >= at(writes, falls=True))
 
     def _without_writes(self, price: int, part: int) -> int:
         """The bound from the price `price + part / unit`, without segments."""
