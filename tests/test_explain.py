@@ -165,8 +165,8 @@ A loop of 10 steps.
   a checkpoint             1 kB  the restart state, of a carry of 1 kB
   residuals of a step      3 kB  kept until the step is transposed
   - taped alone            2 kB  with block size 1: weight gradients are summed in each step
-  xs                      12 MB  whatever the plan
-  cotangents of xs      12.3 kB  whatever the plan
+  xs                      12 MB  with every plan
+  cotangents of xs      12.3 kB  with every plan
 
   checkpoints  block size  memory  evaluations  per step
             1           1    4 kB           65      6.50

@@ -91,5 +91,5 @@ def _same(old: Any, new: Any) -> bool:
         return repr(old) == repr(new)  # differs for zeros of different signs, and not for nan
     try:
         return bool(old == new)
-    except Exception:  # whatever the leaf's own comparison raises
+    except Exception:  # the leaf's own comparison may raise anything
         return False

@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
         raise  # Diffrax exists, and lacks something itself
     raise ImportError(
         "jax_revolve.integrations.diffrax needs Diffrax, which is not installed. Install it with "
-        'pip install "jax_revolve[diffrax]".'
+        'pip install "diffrax>=0.6.2".'
     ) from error
 
 from jax_revolve.integrations._stages import with_scanned_stages

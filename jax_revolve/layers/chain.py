@@ -48,7 +48,7 @@ def checkpointed_chain(
         `equinox.filter_vmap(make_layer)(keys)`.
     - `x`: the input of the first layer: any pytree. Each layer gets the output of the one before.
         The output of a layer in a stack has the types of its input.
-    - `checkpoints`: the number of carries to store at once, `x` included, in addition to the
+    - `checkpoints`: the number of carries to store at once, `x` included, besides the
         residuals of one layer: an int >= 1, or `"all"`. Fewer take less memory and more time. A
         list is compiled layer by layer, once for each run of a layer: a few checkpoints fewer can
         mean a much larger program.

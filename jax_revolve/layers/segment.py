@@ -5,7 +5,7 @@ run, batched and in forward mode it is the function itself. As for loops there a
 see `autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
 computes the function again, apart from all else.
 
-The pullback's derivative is that of the function's own pullback: only the memory of first-order
+The pullback's derivative is the function's own pullback's: only the memory of first-order
 reverse mode is bounded by what a segment's operands take.
 """
 

@@ -15,12 +15,12 @@ from jax_revolve import _compat
 from jax_revolve._compat import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p, run_loop
-from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.tape.taped import sizes_of
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity

@@ -3,7 +3,7 @@ programs.
 
 An *outlay* of a loop is a choice of plans for it and everything inside it: bytes, and the predicted
 time. Outlays are found from the inside out, as in a knapsack problem, and do not depend on the
-budget. The predicted quickest outlay that fits is chosen, so a larger budget is never predicted
+budget. The outlay predicted to be fastest is chosen, so a larger budget is never predicted
 slower.
 
 Loops one after another hold their checkpoints at the same time, but are reversed one by one. The
