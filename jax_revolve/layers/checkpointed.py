@@ -130,7 +130,7 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
         names = ", ".join(sorted({t.__name__ for t in found})) or "none"
         wanted = ", ".join(t.__name__ for t in types)
         raise ValueError(
-            f"layer_type must be the type of a submodule, but the model has no {wanted}. The "
+            f"layer_type must be the type of a submodule, but there is no {wanted}. The "
             f"types of its submodules are: {names}."
         )
     return result

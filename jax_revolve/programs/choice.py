@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
-from jax_revolve.programs.share import Outlay, Outlays, of_each_step, of_program, of_sharing
+from jax_revolve.programs.share import Outlay, Outlays, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
-from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
+from jax_revolve.schedule.selection import candidates
+from jax_revolve.schedule.two_level import AnyPlan
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
@@ -148,18 +148,27 @@ def _shared(
         default, block_size = defaults[key], sharing[key].block_size
         length = default.max_steps if loop.length is None else loop.length
         assert length is not None
-        assert default.plan is not None
+        fewest = Plan(length, 1, block_size or 1)
         report = loop.measure({**own, **with_plans(inside.least), key: default})
         if report is None:
-            plan = Plan(length, 1, block_size or 1)
-            return inside(lambda o: replace(o, plans=((key, plan), *o.plans)))
+            return inside(lambda o: replace(o, plans=((key, fewest), *o.plans)))
 
-        def sizes(held: int) -> Sizes:
-            s, more = report.sizes, held - inside.least.held
-            return s._replace(residuals=s.residuals + more, alone=s.alone + more)
+        def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
+            """With the default plan if there is none."""
+            s, more = report.sizes, inner.held - inside.least.held
+            sizes = s._replace(residuals=s.residuals + more, alone=s.alone + more)
+            if plan is None:
+                assert default.plan is not None
+                plan = resolved(default.plan, sizes)
+            found = of_plan(plan, sizes, inner, is_while=report.is_while)
+            return replace(found, plans=((key, plan), *inner.plans))
 
-        make = partial(resolved, default.plan)
-        return of_sharing(key, length, block_size, make, sizes, inside, is_while=report.is_while)
+        plans = (*candidates(length, block_size=block_size, is_while=report.is_while), None)
+        return Outlays(
+            outlay(fewest, inside.least),
+            outlay(None, inside.default),
+            [outlay(plan, inner) for inner in inside.all for plan in plans],
+        )
 
     outlays = of_program(loops, outlays_of)
     chosen = outlays.quickest(memory)

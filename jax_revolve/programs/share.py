@@ -15,7 +15,7 @@ plan.
 
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from math import log
 from typing import NamedTuple
@@ -23,8 +23,6 @@ from typing import NamedTuple
 from jax_revolve.programs.find import FoundLoop, Key
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import candidates
 from jax_revolve.schedule.two_level import AnyPlan
 
 FINEST = 1.02
@@ -70,35 +68,6 @@ class Outlays(NamedTuple):
         """The quickest outlay within `memory` bytes."""
         fitting = (outlay for outlay in self.all if outlay.memory <= memory)
         return min(fitting, key=_order, default=None)
-
-
-def of_sharing(
-    key: Key,
-    length: int,
-    block_size: int | None,
-    default: Callable[[Sizes], AnyPlan],
-    sizes: Callable[[int], Sizes],
-    inside: Outlays,
-    *,
-    is_while: bool,
-) -> Outlays:
-    """The outlays of a loop that shares the budget, from the outlays of everything inside it.
-    `length` is its number of steps or its bound, `block_size` is given or open, `default` makes its
-    default plan, and `sizes` its sizes from the bytes that the loops inside hold."""
-
-    def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
-        """With the default plan if there is none."""
-        own = sizes(inner.held)
-        plan = plan or default(own)
-        outlay = of_plan(plan, own, inner, is_while=is_while)
-        return replace(outlay, plans=((key, plan), *inner.plans))
-
-    plans = (*candidates(length, block_size=block_size, is_while=is_while), None)
-    return Outlays(
-        outlay(Plan(length, 1, block_size or 1), inside.least),
-        outlay(None, inside.default),
-        [outlay(plan, inner) for inner in inside.all for plan in plans],
-    )
 
 
 def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
