@@ -57,6 +57,7 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         uncut=step.uncut_bytes,
         profile=profile,
         factors=bytes_of(weights.types),
+        arrays=len(step.types),
     )
 
 
