@@ -1,5 +1,6 @@
 """Plans on several levels: their actions, and gradients whose loops all have a static length."""
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -289,23 +290,45 @@ def test_a_report_shows_levels() -> None:
 
 # With the compiler for GPUs
 
-HAS_PLUGIN = find_spec("jax_cuda12_plugin") is not None
+IS_INSTALLED = find_spec("jax_cuda12_plugin") is not None
+needs_plugin = pytest.mark.skipif(
+    not IS_INSTALLED or os.environ.get("JAX_PLATFORMS") != "cpu",
+    reason="needs jax-cuda12-plugin, which looks for a GPU unless JAX_PLATFORMS=cpu",
+)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_PLUGIN, reason="jax-cuda12-plugin is not installed")
-def test_no_waits_in_a_program_for_a_gpu() -> None:
+def for_an_h100(**options: Any) -> tuple[Any, Any]:
+    """A compiler of the gradient of a stencil, and the scan with these options."""
     from benchmarks.contenders import names
     from benchmarks.gpu_programs import CompilerFor
     from benchmarks.runner.launches import H100
     from benchmarks.runner.programs import Contender
     from benchmarks.workloads.recurrences import scanned, stencil
 
-    compiler = CompilerFor(scanned(stencil(1000, 20_000)), H100)
+    scan = partial(checkpointed_scan, **options)
+    return CompilerFor(scanned(stencil(1000, 20_000)), H100), Contender(names.JAX_REVOLVE, scan)
+
+
+@pytest.mark.slow
+@needs_plugin
+def test_no_waits_in_a_program_for_a_gpu() -> None:
     chosen = plan(1000, levels=(10, 10), block_size=10)
-    scan = partial(checkpointed_scan, plan=chosen)
-    record = compiler.record(Contender(names.JAX_REVOLVE, scan), None)
+    compiler, ours = for_an_h100(plan=chosen)
+    record = compiler.record(ours, None)
     assert (record["waits"], record["dynamic_loops"], record["copies_of_buffers"]) == (0, 0, 0)
     assert record["kernels"] < 14_000
     carry = compiler.workload.active["init"].nbytes
     assert record["temp_bytes"] <= chosen.memory(carry, carry) + 16_000
+
+
+@pytest.mark.slow
+@needs_plugin
+def test_transfers_to_and_from_the_host_overlap_with_blocks() -> None:
+    """All but the write and the reads between the sweeps have a block of kernels to end in."""
+    compiler, ours = for_an_h100(checkpoints=0, storage=HostMemory(checkpoints=50), block_size=20)
+    record = compiler.record(ours, None)
+    assert (record["waits"], record["dynamic_loops"]) == (0, 0)
+    beside = sorted(record["beside_transfers"])
+    assert len(beside) == 4
+    assert beside[0] == 0  # the last write, which the first read follows
+    assert beside[1] >= 20 * 3

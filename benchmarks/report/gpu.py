@@ -1,8 +1,9 @@
 """The tables of gradients that were compiled for a GPU or a TPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.contenders import names
+from benchmarks.contenders.nested import TOLERANCE
 from benchmarks.report.results import Results, Run, find
 from benchmarks.report.table import Cell, Column, Table, of
 
@@ -18,13 +19,16 @@ LAUNCHED: list[Column] = [
 PREDICTED = "{predicted_ms:.3g} ms"
 
 
+BUDGETS = ("default", 0.3, 0.1, 0.05, 0.02)
+
+
 def _by_budget(results: Results) -> Iterator[Row]:
     """Of scans. `lax.scan` has no budget, and belongs to every row."""
     plain = find(results.runs, contender=names.LAX_SCAN)
     for run in find(results.runs, contender=names.JAX_REVOLVE):
         same = {name: run[name] for name in ("device", "workload")}
         everything = find(plain, **same)
-        if run["share"] in ("default", 0.1) and everything:
+        if run["share"] in BUDGETS and everything:
             others = find(results.runs, share=run["share"], **same)
             yield {names.LAX_SCAN: everything[0]} | {r["contender"]: r for r in others}
 
@@ -41,9 +45,21 @@ def _device(run: Run) -> str:
     return run["device"].removeprefix("NVIDIA ").partition("-")[0].partition(" ")[0]
 
 
+def _fits(row: Row) -> bool:
+    limit = TOLERANCE * row[names.JAX_REVOLVE]["temp_bytes"]
+    return names.NESTED in row and row[names.NESTED]["temp_bytes"] <= limit
+
+
+def _nested(row: Row) -> str:
+    """Where none fits, the leanest is shown by its memory alone."""
+    return of(names.NESTED, "{MB:.3g} MB" if _fits(row) else "at least {MB:.3g} MB")(row)
+
+
+def _if_nested_fits(cell: Callable[[Row], str]) -> Callable[[Row], str]:
+    return lambda row: cell(row) if _fits(row) else "none"
+
+
 def _kernels_over_nested(row: Row) -> str:
-    if names.NESTED not in row:
-        return ""
     return f"{row[names.JAX_REVOLVE]['kernels'] / row[names.NESTED]['kernels']:.2f}"
 
 
@@ -54,9 +70,10 @@ def _is_vmap(run: Run) -> bool:
 GPU = {
     "gpu-programs": Table(
         "programs-gpu",
-        f"Gradients compiled for a GPU {COMPILED}, with the default budget and with a tenth of the"
-        " memory of `lax.scan`: temporaries, kernels, waits and predicted times. The ratio is of"
-        " kernels, over the nested scans with the fewest levels that need no more memory:",
+        f"Gradients compiled for a GPU {COMPILED}, with the default budget and with 30 to 2 %"
+        " of the memory of `lax.scan`: temporaries, kernels, waits and predicted times. The ratio"
+        " is of kernels, over the nested scans with the fewest levels that need no more memory."
+        " Where none fits, the memory of the leanest is shown:",
         _by_budget,
         [
             ("device", _ours(_device)),
@@ -66,9 +83,10 @@ GPU = {
             *((title, _ours(cell)) for title, cell in LAUNCHED),
             ("copies of buffers", _ours("{copies_of_buffers}")),
             ("predicted", _ours(PREDICTED)),
-            ("nested scans", of(names.NESTED, "{MB:.3g} MB")),
-            ("kernels / nested", _kernels_over_nested),
-            ("predicted, nested", of(names.NESTED, PREDICTED)),
+            ("nested scans", _nested),
+            ("blocks", _if_nested_fits(of(names.NESTED, "{detail}"))),
+            ("kernels / nested", _if_nested_fits(_kernels_over_nested)),
+            ("predicted, nested", _if_nested_fits(of(names.NESTED, PREDICTED))),
             ("`lax.scan`", of(names.LAX_SCAN, "{MB:.3g} MB")),
             ("predicted, `lax.scan`", of(names.LAX_SCAN, PREDICTED)),
         ],
@@ -84,7 +102,7 @@ GPU = {
     "gpu-host-memory": Table(
         "programs-gpu",
         f"Checkpoints in the host's memory {COMPILED}:",
-        lambda results: find(results.runs, share="host"),
+        lambda results: [r for r in results.runs if str(r["share"]).startswith("HostMemory")],
         [
             ("device", _device),
             ("loop", "{workload}"),
@@ -93,6 +111,7 @@ GPU = {
             ("on the host", lambda run: f"{run['host_bytes'] / 1e6:.3g} MB"),
             *LAUNCHED[1:],
             ("transfers in the program", "{transfers}"),
+            ("kernels during each", lambda run: ", ".join(map(str, run["beside_transfers"]))),
         ],
     ),
     "gpu-while-loops": Table(

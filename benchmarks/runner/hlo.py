@@ -98,12 +98,7 @@ class ProgramText:
     def transfers(self) -> int:
         """Operations that read or write the host's memory, in the text: each may run many times."""
         return sum(
-            each.opcode in MOVES
-            and any(
-                HOST in type
-                for type in (each.type, *(around[n].type for n in each.operands if n in around))
-            )
-            for each, around in self.instructions
+            each.opcode in MOVES and is_on_host(each, around) for each, around in self.instructions
         )
 
     def _is_static(self, loop: Instruction, around: dict[str, Instruction]) -> bool:
@@ -122,6 +117,12 @@ class ProgramText:
             return False
         at = int(attribute(counters[0].line, "index"))
         return _source(around[start.operands[at]], around).opcode == "constant"
+
+
+def is_on_host(each: Instruction, around: dict[str, Instruction]) -> bool:
+    """Whether its result or an operand is in the host's memory."""
+    types = [each.type, *(around[name].type for name in each.operands if name in around)]
+    return any(HOST in type for type in types)
 
 
 def _instruction(line: str, head: re.Match[str]) -> Instruction:

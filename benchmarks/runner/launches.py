@@ -6,8 +6,9 @@ takes as long as its launch or, if that is longer, as its bytes and its products
 graphs launch more quickly than this, and kernels rarely reach the full bandwidth.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from math import prod, sqrt
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from benchmarks.runner.hlo import (
     ProgramText,
     attribute,
     bytes_of_type,
+    is_on_host,
 )
 
 KERNEL = 2.5e-6
@@ -105,15 +107,34 @@ def launches(program: ProgramText, device: Device, unknown: float = 0) -> Launch
     return _Walk(program, device, unknown / dynamic).run(program.entry, 1)
 
 
+def beside_transfers(program: ProgramText, device: Device) -> list[int]:
+    """For each transfer to or from the host's memory, in the order of the text, the kernels that
+    are launched between its start and its end. A loop in which it is may run many times."""
+    walk, found = _Walk(program, device, 0), []
+    for computation in program.computations.values():
+        order = list(computation.values())
+        for at, each in enumerate(order):
+            if each.opcode.endswith("-start") and is_on_host(each, computation):
+                between = takewhile(lambda e, n=each.name: n not in e.operands, order[at + 1 :])
+                found.append(round(walk.run_some(between, computation, 1).kernels))
+    return found
+
+
 class _Walk:
     def __init__(self, program: ProgramText, device: Device, unknown: float) -> None:
         self._program, self._device, self._unknown = program, device, unknown
 
     def run(self, name: str, outer: float) -> Launches:
         """The launches of a computation that runs `outer` times."""
-        total = NOTHING
         computation = self._program.computations[name]
-        for each in computation.values():
+        return self.run_some(computation.values(), computation, outer)
+
+    def run_some(
+        self, some: Iterable[Instruction], computation: dict[str, Instruction], outer: float
+    ) -> Launches:
+        """The launches of some instructions of a computation."""
+        total = NOTHING
+        for each in some:
             if each.opcode == "while":
                 total += self._loop(each, outer)
             elif each.opcode == "call":

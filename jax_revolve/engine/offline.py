@@ -91,7 +91,11 @@ class _Sweep(NamedTuple):
         runs = _runs(plan)
         if plan.static_levels or len(runs) <= 1:
             ends = not tapes_the_last_block(plan)
-            return self._in_runs(runs, ends, write_slot, (progress, slots))
+            if not (runs and any(map(is_on_host, slots))):
+                return self._in_runs(runs, ends, write_slot, (progress, slots))
+            state = progress, [slots, pick(progress[0], self.steps.restart)]
+            progress, (slots, waiting) = self._in_runs(runs, ends, _write_behind, state)
+            return progress, write_slot(slots, waiting, runs[-1].base + runs[-1].advances - 1)
         starts, stops = (plan.block_size * blocks for blocks in first_advances(plan))
         # A transfer to the host for each step would take longer than a wait.
         is_far = any(map(is_on_host, slots))
@@ -193,6 +197,14 @@ class _Sweep(NamedTuple):
         progress = whole(read_slot(slots, len(starts) - 1), rest), ys
         loop = self._loop(not tapes_the_last_block(self.plan))
         return loop(last, stop, self.run, progress), slots
+
+
+def _write_behind(kept: list[Any], carry: list[Any], number: Any) -> list[Any]:
+    """Write the carry that waits, and let this one wait. So its transfer to the host has until the
+    next is stored; written at once, it would be waited for, because the next step overwrites it.
+    At first the initial carry waits, for slot 0, which is not in the buffer."""
+    slots, waiting = kept
+    return [write_slot(slots, waiting, number - 1), carry]
 
 
 def _runs(plan: AnyPlan) -> list[_Run]:

@@ -32,6 +32,7 @@ class Profile:
     block: float  # an iteration of the loop over blocks
     waiting: float  # an iteration of a loop whose end depends on data
     residual_byte: float  # writing and reading a byte of residuals
+    residual_array: float  # writing an array of residuals, however small
     weight_byte: float  # adding to a byte of the cotangent of a weight
     held_byte: float  # allocating a byte, and touching it first, beyond the `reused` bytes
     reused: float  # the bytes that the allocator hands out again; not a time

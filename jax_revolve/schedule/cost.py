@@ -51,6 +51,7 @@ class Sizes(NamedTuple):
     # What is kept of a step for the cotangents of `weights`, from when it is pulled back to the end
     # of the piece of a block whose products are computed together.
     factors: int = 0
+    arrays: int = 0  # how many are written for each step of a block
     profile: Profile = CPU  # what things take on the device
 
 
@@ -119,6 +120,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
         return runs
     alone = sizes.weights * profile.weight_byte
     in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.again_work
+    in_blocks += sizes.arrays * profile.residual_array
     return (
         runs * (sizes.work + profile.evaluation)
         + plan.length * (in_blocks if plan.block_size > 1 else alone)
