@@ -29,6 +29,7 @@ from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import quickest
 
 GPU = of_platform("gpu")
+quickly = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 CASES = [(24, (2, 3), 4), (23, (2, 3), 4), (11, (3, 4), 1), (41, (2, 3, 4), 2), (9, (2, 3), 4)]
 """Lengths, levels and block sizes: lengths that divide, and others."""
@@ -111,7 +112,7 @@ def arguments(length: int) -> Any:
     return w, jnp.ones(3), jnp.sin(jnp.arange(3.0 * length)).reshape(length, 3)
 
 
-@pytest.mark.usefixtures("compile_quickly")
+@quickly
 @pytest.mark.parametrize(("length", "counts", "block_size"), CASES)
 def test_executed_order_is_the_schedule(length: int, counts: Any, block_size: int) -> None:
     chosen = plan(length, levels=counts, block_size=block_size)
@@ -154,7 +155,7 @@ def sharded(f: Any, w: Any, start: Any, xs: Any) -> Any:
     return run(start[None])
 
 
-@pytest.mark.usefixtures("compile_quickly")
+@quickly
 @pytest.mark.parametrize(
     ("case", "reverse", "transform"),
     [
@@ -209,6 +210,7 @@ def check_static(function: Callable[..., Any], platform: str) -> None:
     assert not has_branch(text)
 
 
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("options", STATIC, ids=str)
 def test_a_static_plan_has_no_loop_of_unknown_length_and_no_branch(
