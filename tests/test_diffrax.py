@@ -95,10 +95,10 @@ close = partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9)
     ("solver", "save", "controller"),
     [
         ("Euler", "t1", "fixed"),
-        ("Tsit5", "ts", "adaptive"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
+                ("Tsit5", "ts", "adaptive"),
                 ("Heun", "subs", "fixed"),
                 ("Kvaerno3", "dense", "adaptive"),
                 ("SRA1, SDE", "steps", "fixed"),

@@ -80,7 +80,6 @@ def of_scale(loss: Callable[[Model], Any]) -> Callable[[Any], Any]:
 SCALE = np.array([1.0, 0.7], np.float32)
 TRANSFORMED = {
     "grad": lambda loss: jax.grad(of_scale(loss))(SCALE),
-    "forward over reverse": lambda loss: jax.hessian(of_scale(loss))(SCALE),
     "reverse over reverse": lambda loss: jax.jacrev(jax.grad(of_scale(loss)))(SCALE),
     "vmap of grad": lambda loss: jax.vmap(jax.grad(of_scale(loss)))(jnp.stack([SCALE, -SCALE])),
     "filter_jvp": lambda loss: eqx.filter_jvp(

@@ -289,11 +289,7 @@ def evaluations_of(length: int, options: dict[str, Any], monkeypatch: Any) -> Co
     ],
 )
 def test_evaluations_writes_and_reads_are_those_of_the_plan(
-    length: int,
-    checkpoints: int,
-    storage: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    length: int, checkpoints: int, storage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if isinstance(storage, Disk):
         storage = Disk(tmp_path, checkpoints=storage.checkpoints, transfer=storage.transfer)

@@ -106,17 +106,10 @@ def check_ends(name: str, numbers: Any, monkeypatch: Any, tmp_path: Path, wanted
 @pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize(
     "apart",
-    [
-        None,
-        pytest.param(29, marks=pytest.mark.slow),
-        pytest.param(5, marks=pytest.mark.exhaustive),
-    ],
+    [None, pytest.param(29, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.exhaustive)],
 )
 def test_ends_anywhere(
-    name: str,
-    apart: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    name: str, apart: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def numbers(n: int) -> Any:
         return random.Random(0).sample(range(n), 3) if apart is None else range(0, n, apart)

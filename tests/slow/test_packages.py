@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from PIL import Image
 
 import jax_revolve
 from jax_revolve.integrations import diffrax, equinox
@@ -151,12 +150,3 @@ def test_workflow_tests_the_versions_of_python_that_are_supported() -> None:
     named = [c.removeprefix(name) for c in PROJECT["classifiers"] if c.startswith(f"{name}3.")]
     assert tested == named
     assert "id-token" not in workflow["permissions"]
-
-
-def test_card_has_the_size_that_the_pages_say() -> None:
-    with Image.open(ROOT / "docs" / "pictures" / "card.png") as card:
-        size = card.size
-    head = (ROOT / "docs" / "theme" / "main.html").read_text()
-    for side, pixels in zip(("width", "height"), size, strict=True):
-        assert f'"og:image:{side}" content="{pixels}"' in head
-    assert size == (1200, 630)
