@@ -67,18 +67,18 @@ def test_one_level_is_a_checkpoint_for_each_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "options", "message"),
     [
-        (partial(plan, levels=(10, 1)), "levels must be a sequence of ints >= 2"),
-        (partial(plan, levels=(5, 2), checkpoints=3), "At most one of .*levels"),
-        (partial(plan, levels=(5, 2), storage=HostMemory()), "levels must be None wh"),
-        (partial(Plan, checkpoints=3, levels=(3, 4)), "checkpoints must be 6"),
-        (partial(Plan, checkpoints=3, levels=(3,)), "levels must be at least two"),
+        (plan, {"levels": (10, 1)}, "levels must be a sequence of ints >= 2"),
+        (plan, {"levels": (5, 2), "checkpoints": 3}, "At most one of .*levels"),
+        (plan, {"levels": (5, 2), "storage": HostMemory()}, "levels must be None where"),
+        (Plan, {"levels": (3, 4), "checkpoints": 3}, "checkpoints must be 6"),
+        (Plan, {"levels": (3,), "checkpoints": 3}, "levels must be at least two"),
     ],
 )
-def test_bad_levels(make: Any, message: str) -> None:
+def test_bad_levels(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(10)
+        make(10, **options)
 
 
 def test_while_loops_have_no_levels() -> None:
