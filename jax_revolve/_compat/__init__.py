@@ -91,6 +91,7 @@ from jax_revolve._compat.values import is_traced as is_traced
 from jax_revolve._compat.values import is_zero as is_zero
 from jax_revolve._compat.values import laid_out as laid_out
 from jax_revolve._compat.values import laid_out_as as laid_out_as
+from jax_revolve._compat.values import mapped_over as mapped_over
 from jax_revolve._compat.values import shape_on_a_device as shape_on_a_device
 from jax_revolve._compat.values import symbolic_zero as symbolic_zero
 from jax_revolve._compat.values import tangent_type as tangent_type

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from jax_revolve._compat import mapped_over
+
 Run: TypeAlias = Callable[..., Sequence[Any]]
 
 
@@ -90,11 +92,10 @@ def _mapped_over(axis: Any, dims: Any, wanted: Any, run: Run, *operands: Any) ->
 def of_one_example(value: Any, vmaps: Sequence[Vmap], number: int) -> Any:
     """Result `number` of a function with an axis for each of the vmaps: it belongs to the first
     example where it has none, and the others have zeros."""
-    for axis, (size, dim) in enumerate(
-        (vmap.axis.size, vmap.dims_out[number]) for vmap in reversed(vmaps)
-    ):
-        if dim is None:
+    for axis, vmap in enumerate(reversed(vmaps)):
+        if vmap.dims_out[number] is None:
             value = jnp.expand_dims(value, axis)
-            widths = [(0, size - 1) if i == axis else (0, 0) for i in range(value.ndim)]
+            widths = [(0, vmap.axis.size - 1) if i == axis else (0, 0) for i in range(value.ndim)]
             value = jnp.pad(value, widths)
+        value = mapped_over(value, axis, vmap.axis)
     return value
