@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from asked import explained_scan
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -25,14 +24,10 @@ Program = Callable[..., Any]
 Scan = Callable[..., Any]
 SIZES = {"data": 4, "model": 2}
 CARRY = P("data", "model")
-
-
-def mesh(kind: AxisType) -> Mesh:
-    devices = np.array(jax.devices()[:8]).reshape(*SIZES.values())
-    return Mesh(devices, tuple(SIZES), axis_types=(kind,) * len(SIZES))
-
-
-AUTO, EXPLICIT = mesh(AxisType.Auto), mesh(AxisType.Explicit)
+AUTO, EXPLICIT = (
+    Mesh(np.array(jax.devices()[:8]).reshape(4, 2), tuple(SIZES), axis_types=(kind,) * 2)
+    for kind in (AxisType.Auto, AxisType.Explicit)
+)
 
 
 def arrays(steps: int = 8, batch: int = 8, width: int = 4, dtype: Any = float) -> tuple[Any, ...]:
@@ -65,19 +60,6 @@ def program(scan: Scan, parts: Step = Step()) -> Program:  # noqa: B008
     return loss
 
 
-def in_a_budget(step: Any, init: Any, xs: Any, examples: int = 1) -> Any:
-    """The scan with the least memory with which several steps, but not all, are taped together."""
-    report = explained_scan(step, init, xs)
-    memory = min(report.memory(p) for p in report.choices if 1 < p.block_size < p.length)
-    assert explained_scan(step, init, xs, memory=memory).plan.block_size > 1
-    return checkpointed_scan(step, init, xs, memory=examples * memory)
-
-
-def of_all(scan: Scan, examples: int) -> Scan:
-    """The scan for a gradient of `jax.vmap`, of which a budget is for all examples together."""
-    return partial(scan, examples=examples) if scan is in_a_budget else scan
-
-
 def as_while(**options: Any) -> Scan:
     """The scan as a while loop that reads xs, and writes ys over a copy of them."""
 
@@ -98,7 +80,7 @@ def as_while(**options: Any) -> Scan:
 
 LOOPS: dict[str, Scan] = {
     "scan": partial(checkpointed_scan, checkpoints=2),
-    "budget": in_a_budget,
+    "blocks": partial(checkpointed_scan, checkpoints=2, block_size=2),
     "while": as_while(checkpoints=2),
     "while_in_blocks": as_while(checkpoints=2, block_size=2),
 }
@@ -135,20 +117,15 @@ def _explicit(scan: Scan) -> Program:
     return program(scan, Step(product))
 
 
-def _shard_map(**options: Any) -> Callable[[Scan], Program]:
+def _shard_map(scan: Scan) -> Program:
     """Each device has a part of the carry and a few rows of the weight."""
 
     def product(h: Any, w: Any) -> Any:
         return lax.psum_scatter(h @ w, "model", scatter_dimension=1, tiled=True)
 
     step = Step(product, total=lambda x: lax.psum(jnp.sum(x), tuple(SIZES)))
-
-    def of(scan: Scan) -> Program:
-        specs = (P("model", None), CARRY, P(None, *CARRY))
-        local = program(scan, step)
-        return jax.shard_map(local, mesh=AUTO, in_specs=specs, out_specs=P(), **options)
-
-    return of
+    specs = (P("model", None), CARRY, P(None, *CARRY))
+    return jax.shard_map(program(scan, step), mesh=AUTO, in_specs=specs, out_specs=P())
 
 
 def _shard_map_over_one_axis(scan: Scan) -> Program:
@@ -173,7 +150,7 @@ def _vmap_over_devices(scan: Scan) -> Program:
 
     def of(w: Any, h: Any, xs: Any) -> Any:
         step = Step(laid_out=laid_out, total=lambda x: lax.psum(jnp.sum(x), "i"))
-        one = program(of_all(scan, len(h)), step)
+        one = program(scan, step)
         axes = {"in_axes": (None, 0, 1), "axis_name": "i", "spmd_axis_name": "data"}
         return jnp.mean(jax.vmap(one, **axes)(w, h, xs))
 
@@ -186,7 +163,7 @@ SETTINGS = {
     "auto": Setting(program),
     "constrained": Setting(_constrained, (P(), P(), P()), is_set=True),
     "explicit": Setting(_explicit, (P(), CARRY, P(None, *CARRY)), EXPLICIT, is_set=True),
-    "shard_map": Setting(_shard_map()),
+    "shard_map": Setting(_shard_map),
     "shard_map_over_one_axis": Setting(_shard_map_over_one_axis, _ROWS),
     "vmap_over_devices": Setting(_vmap_over_devices, _ROWS),
     "pmap": Setting(_pmap, (P(), P(), P())),

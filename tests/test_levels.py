@@ -30,6 +30,7 @@ from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import quickest
 
 GPU = of_platform("gpu")
+quickly = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 CASES = [(24, (2, 3), 4), (23, (2, 3), 4), (11, (3, 4), 1), (41, (2, 3, 4), 2), (9, (2, 3), 4)]
 """Lengths, levels and block sizes: lengths that divide, and others."""
@@ -67,18 +68,18 @@ def test_one_level_is_a_checkpoint_for_each_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "options", "message"),
     [
-        (partial(plan, levels=(10, 1)), "levels must be a sequence of ints >= 2"),
-        (partial(plan, levels=(5, 2), checkpoints=3), "At most one of .*levels"),
-        (partial(plan, levels=(5, 2), storage=HostMemory()), "levels must be None wh"),
-        (partial(Plan, checkpoints=3, levels=(3, 4)), "checkpoints must be 6"),
-        (partial(Plan, checkpoints=3, levels=(3,)), "levels must be at least two"),
+        (plan, {"levels": (10, 1)}, "levels must be a sequence of ints >= 2"),
+        (plan, {"levels": (5, 2), "checkpoints": 3}, "At most one of .*levels"),
+        (plan, {"levels": (5, 2), "storage": HostMemory()}, "levels must be None where"),
+        (Plan, {"levels": (3, 4), "checkpoints": 3}, "checkpoints must be 6"),
+        (Plan, {"levels": (3,), "checkpoints": 3}, "levels must be at least two"),
     ],
 )
-def test_bad_levels(make: Any, message: str) -> None:
+def test_bad_levels(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make(10)
+        make(10, **options)
 
 
 def test_while_loops_have_no_levels() -> None:
@@ -112,7 +113,7 @@ def arguments(length: int) -> Any:
     return w, jnp.ones(3), jnp.sin(jnp.arange(3.0 * length)).reshape(length, 3)
 
 
-@pytest.mark.usefixtures("compile_quickly")
+@quickly
 @pytest.mark.parametrize(("length", "counts", "block_size"), CASES)
 def test_executed_order_is_the_schedule(length: int, counts: Any, block_size: int) -> None:
     chosen = plan(length, levels=counts, block_size=block_size)
@@ -155,7 +156,7 @@ def sharded(f: Any, w: Any, start: Any, xs: Any) -> Any:
     return run(start[None])
 
 
-@pytest.mark.usefixtures("compile_quickly")
+@quickly
 @pytest.mark.parametrize(
     ("case", "reverse", "transform"),
     [
@@ -210,6 +211,7 @@ def check_static(function: Callable[..., Any], platform: str) -> None:
     assert not has_branch(text)
 
 
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("options", STATIC, ids=str)
 def test_a_static_plan_has_no_loop_of_unknown_length_and_no_branch(

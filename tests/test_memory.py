@@ -223,13 +223,13 @@ def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int
 
     def loss(u: Any) -> Any:
         init = (jnp.int32(0), u, jnp.zeros((steps, width), jnp.float32), jnp.float32(0))
-        options = {"checkpoints": checkpoints}
+        options: dict[str, Any] = {"checkpoints": checkpoints}
         if loop == "scan":
             step = lambda carry, _: (body(carry), None)  # noqa: E731
             carry, _ = checkpointed_scan(step, init, None, steps, **options)
         else:
-            run = partial(bounded_while_loop, lambda carry: carry[0] < steps, body)
-            carry = run(init, max_steps=steps + 5, **options)
+            going: Any = lambda carry: carry[0] < steps  # noqa: E731
+            carry = bounded_while_loop(going, body, init, max_steps=steps + 5, **options)
         return jnp.sum(jnp.cos(carry[2][::7])) + carry[3]
 
     held = temporaries(jax.grad(loss), state(width))

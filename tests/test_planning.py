@@ -6,6 +6,7 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from asked import for_bound, for_scan
@@ -145,7 +146,7 @@ IN_BYTES = partial(TEN, memory=100, state_bytes=1, residual_bytes=1)
 LONGEST_PLAN = partial(longest_plan, checkpoints=2, repetitions=2)
 FIELDS = [partial(kind, length=10, checkpoints=3) for kind in (Plan, TwoLevelPlan)]
 SCAN = partial(checkpointed_scan, lambda c, _: (c, None), 1.0, length=10)
-WHILE = partial(bounded_while_loop, lambda c: c < 3, lambda c: c + 1, 0, max_steps=10)
+WHILE = partial(bounded_while_loop, jnp.isfinite, jnp.sin, 1.0, max_steps=10)
 FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
 
 

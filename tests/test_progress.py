@@ -68,27 +68,18 @@ def scan(x: Any, **options: Any) -> Any:
     return checkpointed_scan(step, x, length=N, **{"progress": meter, **options})[0]
 
 
-def while_loop(x: Any, **options: Any) -> Any:
-    def go_on(state: Any) -> Any:
-        return state[1] < N
-
-    def step(state: Any) -> Any:
-        return jnp.sin(state[0]), state[1] + 1
-
+def count_down(x: Any, steps: Any, **options: Any) -> Any:
+    step = lambda state: (jnp.sin(state[0]), state[1] - 1)  # noqa: E731
     options = {"max_steps": 40, "progress": meter, **options}
-    return bounded_while_loop(go_on, step, (x, 0), **options)[0]
+    return bounded_while_loop(lambda state: state[1] > 0, step, (x, steps), **options)[0]
+
+
+while_loop = partial(count_down, steps=N)
 
 
 def until(x: Any, **options: Any) -> Any:
     """Eight steps and as many more as `x` says."""
-
-    def step(state: Any) -> Any:
-        return state[0] * 1.01, state[1] - 1
-
-    start = (x, 8 + lax.stop_gradient(x))
-    return bounded_while_loop(
-        lambda state: state[1] > 0, step, start, progress=meter, max_steps=40, **options
-    )[0]
+    return count_down(x, 8 + lax.stop_gradient(x), **options)
 
 
 LOOPS = {
@@ -185,7 +176,8 @@ def test_lengths() -> None:
 
     assert meter.of(lambda: jax.grad(loss)(0.5, 0)) == []
     assert meter.of(lambda: jax.grad(loss)(0.5, 1)) == [("forward", 1, 1), ("reverse", 1, 1)]
-    stuck: Any = partial(bounded_while_loop, lambda x: x > 0, lambda x: 2 * x, max_steps=5)
+    going: Any = lambda x: x > 0  # noqa: E731
+    stuck = partial(bounded_while_loop, going, jnp.sqrt, max_steps=5)
     for start, steps in ((1.0, 5), (-1.0, 0)):
         bars = meter.of(lambda x=start: jax.grad(partial(stuck, progress=meter))(x))
         assert bars == [("forward", None, steps), ("reverse", steps, steps)]
@@ -195,7 +187,6 @@ def test_lengths() -> None:
 @pytest.mark.parametrize("unroll", [5, True])
 def test_unrolled(unroll: Any) -> None:
     assert meter.of(lambda: scan(0.5, unroll=unroll)) == [FORWARD]
-    np.testing.assert_array_equal(scan(0.5, unroll=unroll), scan(0.5))
 
 
 def test_fori_loop() -> None:
@@ -318,10 +309,7 @@ def test_a_meter_that_fails_costs_no_gradient(
 
 
 def test_a_loop_of_no_steps_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
-    def never(x: Any) -> Any:
-        return bounded_while_loop(lambda x: x > 1, jnp.sin, x, max_steps=9, progress=TextMeter())
-
-    assert jax.grad(never)(0.5) == 1
+    assert jax.grad(partial(count_down, steps=0, progress=TextMeter()))(0.5) == 1
     jax.effects_barrier()
     assert "reverse: 100% 0/0 [" in capsys.readouterr().err
 

@@ -163,16 +163,12 @@ def test_split_is_one_clip(steps: int, checkpoints: int) -> None:
     assert binomial.split(steps, checkpoints) == expected
 
 
-def positions_before_the_first_tape(steps: int, checkpoints: int) -> list[int]:
-    before = takewhile(lambda a: not isinstance(a, Tape), revolve(steps, checkpoints))
-    return [a.position for a in before if isinstance(a, Store)]
-
-
 def test_first_positions_are_those_of_the_actions() -> None:
-    cases = [(steps, s) for steps in range(2, 70) for s in range(1, steps + 2)]
-    for steps, checkpoints in (*cases, (10**6, 1), (10**6, 2), (10**6, 300), (54321, 17)):
-        found = binomial.first_positions(steps, checkpoints)
-        assert found == positions_before_the_first_tape(steps, checkpoints)
+    cases = [(steps, s) for steps in range(2, 40) for s in range(1, steps + 2)]
+    for steps, checkpoints in (*cases, (10**6, 1), (10**6, 300), (54321, 17)):
+        before = takewhile(lambda a: not isinstance(a, Tape), revolve(steps, checkpoints))
+        stored = [a.position for a in before if isinstance(a, Store)]
+        assert binomial.first_positions(steps, checkpoints) == stored
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def _assert_close(ours: Any, theirs: Any) -> None:
 IN_EVERY_RUN = {
     ("auto", "scan", "grad"),
     ("constrained", "scan", "forward_over_reverse"),
-    ("explicit", "budget", "grad"),
+    ("explicit", "blocks", "grad"),
     ("shard_map", "while", "grad"),
     ("shard_map_over_one_axis", "scan", "reverse_over_reverse"),
     ("vmap_over_devices", "while", "jvp"),

@@ -58,7 +58,7 @@ def zeros(aval: AbstractValue) -> jax.Array:
         own = zeros(aval.update(memory_space=jax.memory.Space.Device))
         return jax.device_put(own, jax.memory.Space.Host)
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):  # their tangents are not keys
-        made = vary(lax.full(aval.shape, 0, aval.dtype), varying_axes(aval))
+        made = vary(laid_out_as(lax.full(aval.shape, 0, aval.dtype), aval), varying_axes(aval))
     else:
         made = ad.zeros_like_aval(aval)
     # jax 0.12 forgets the mesh where no mesh is set.
