@@ -7,13 +7,99 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from benchmarks.contenders import names
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Search
-from benchmarks.runner.programs import Compiler, Contender, Program
-from benchmarks.workloads.models import resnet, transformer
+from benchmarks.runner.programs import Compiler, Contender, Inputs, Loop, Program, Workload
 from jax_revolve import Checkpointed, checkpointed_chain
+
+
+class TransformerBlock(eqx.Module):
+    """Attention, and then two layers, each after a layer norm and with dropout."""
+
+    norms: tuple[eqx.nn.LayerNorm, eqx.nn.LayerNorm]
+    attention: eqx.nn.MultiheadAttention
+    layers: tuple[eqx.nn.Linear, eqx.nn.Linear]
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, width: int, key: jax.Array) -> None:
+        keys = jax.random.split(key, 3)
+        self.norms = (eqx.nn.LayerNorm(width), eqx.nn.LayerNorm(width))
+        self.attention = eqx.nn.MultiheadAttention(4, width, key=keys[0])
+        widen = eqx.nn.Linear(width, 4 * width, key=keys[1])
+        self.layers = (widen, eqx.nn.Linear(4 * width, width, key=keys[2]))
+        self.dropout = eqx.nn.Dropout(0.1)
+
+    def __call__(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
+        first, second = jax.random.split(key)
+        normal = jax.vmap(self.norms[0])(x)
+        x = x + self.dropout(self.attention(normal, normal, normal), key=first)
+        hidden = jax.nn.gelu(jax.vmap(self.layers[0])(jax.vmap(self.norms[1])(x)))
+        return x + self.dropout(jax.vmap(self.layers[1])(hidden), key=second)
+
+
+class ResidualLayer(eqx.nn.StatefulLayer):
+    """A convolution and a batch norm, added to what goes in."""
+
+    convolution: eqx.nn.Conv2d
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, channels: int, key: jax.Array) -> None:
+        self.convolution = eqx.nn.Conv2d(channels, channels, 3, padding=1, key=key)
+        self.norm = eqx.nn.BatchNorm(channels, "batch", mode="batch")
+
+    def __call__(self, x: jax.Array, state: eqx.nn.State, *, key: Any = None) -> Any:
+        del key
+        y, state = self.norm(self.convolution(x), state)
+        return x + jax.nn.relu(y), state
+
+
+def transformer(blocks: int, width: int, length: int, batch: int, *, is_stack: bool) -> Workload:
+    """The loop is called with layers, x, key and state. A stack of layers is one module whose
+    weights have a leading axis; otherwise they are a list."""
+    keys = jax.random.split(jax.random.key(0), blocks)
+    make = partial(TransformerBlock, width)
+    layers = eqx.filter_vmap(make)(keys) if is_stack else list(map(make, keys))
+    weights, rest = eqx.partition(layers, eqx.is_inexact_array)
+
+    def apply(run: Loop, weights: Any, xs: jax.Array) -> jax.Array:
+        layers = eqx.combine(weights, rest)
+        keys = jax.random.split(jax.random.key(2), xs.shape[0])
+        return jnp.sum(jax.vmap(lambda x, key: run(layers, x, key, None)[0])(xs, keys) ** 2)
+
+    family = "transformer stack" if is_stack else "transformer"
+    size = f"width {width}, sequence {length}, batch {batch}"
+    xs = jax.random.normal(jax.random.key(1), (batch, length, width))
+    return _workload(family, size, blocks, weights, xs, apply)
+
+
+def resnet(count: int, channels: int, width: int, batch: int) -> Workload:
+    keys = jax.random.split(jax.random.key(0), count)
+    make = eqx.nn.make_with_state(lambda: [ResidualLayer(channels, key) for key in keys])
+    layers, state = make()
+    weights, rest = eqx.partition(layers, eqx.is_inexact_array)
+    xs = jax.random.normal(jax.random.key(1), (batch, channels, width, width))
+
+    def apply(run: Loop, weights: Any, inputs: Any) -> jax.Array:
+        xs, state = inputs
+        call = partial(run, eqx.combine(weights, rest), key=None, state=state)
+        mapped: Any = jax.vmap(call, axis_name="batch", out_axes=(0, None))
+        return jnp.mean(mapped(xs)[0] ** 2)
+
+    size = f"{channels} channels, {width} x {width}, batch {batch}"
+    return _workload("residual network", size, count, weights, (xs, state), apply)
+
+
+def _workload(
+    family: str, size: str, count: int, weights: Any, inputs: Any, apply: Callable[..., jax.Array]
+) -> Workload:
+    def loss(loop: Loop, active: Inputs, passive: Inputs) -> jax.Array:
+        return apply(loop, active["layers"], passive["inputs"])
+
+    inputs = {"inputs": inputs}
+    return Workload(family, f"n = {count}", size, count, loss, {"layers": weights}, inputs)
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:

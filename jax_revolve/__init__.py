@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from jax_revolve.schedule.planning import Checkpoints as Checkpoints
     from jax_revolve.schedule.planning import longest_plan as longest_plan
     from jax_revolve.schedule.planning import plan as plan
-    from jax_revolve.schedule.report.measured import Measurement as Measurement
-    from jax_revolve.schedule.report.report import Report as Report
+    from jax_revolve.schedule.report import Measurement as Measurement
+    from jax_revolve.schedule.report import Report as Report
     from jax_revolve.schedule.storage import Disk as Disk
     from jax_revolve.schedule.storage import HostMemory as HostMemory
     from jax_revolve.schedule.storage import Storage as Storage
@@ -64,8 +64,8 @@ _MODULES = {
     "Checkpoints": "schedule.planning",
     "longest_plan": "schedule.planning",
     "plan": "schedule.planning",
-    "Measurement": "schedule.report.measured",
-    "Report": "schedule.report.report",
+    "Measurement": "schedule.report",
+    "Report": "schedule.report",
     "Disk": "schedule.storage",
     "HostMemory": "schedule.storage",
     "Storage": "schedule.storage",

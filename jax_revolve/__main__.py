@@ -47,10 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return {"plan": _plan, "demo": _demo}[command](options)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] not in EXTRA:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA:
             raise
-        extra = {"plan": "plot"}.get(command, command)
-        problem = f'this needs {error.name or "Matplotlib"}: pip install "jax_revolve[{extra}]"'
+        problem = f"this needs {package}: pip install {package}"
     except (ValueError, TypeError, OSError, OverflowError) as error:
         if command == "demo":
             raise

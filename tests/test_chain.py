@@ -332,6 +332,14 @@ def test_a_chain_that_is_too_long_for_its_checkpoints_is_refused() -> None:
     checkpointed_chain(layers, jnp.ones(3), checkpoints=2)
 
 
+def test_jacobians_of_jacobians() -> None:
+    """JAX could not linearize the rule that pullbacks once had."""
+    layers = [jnp.sin, jnp.tanh, jnp.exp]
+    twice = lambda f: jax.jacrev(jax.jacrev(f))  # noqa: E731
+    ours = twice(lambda x: checkpointed_chain(layers, x, checkpoints=1).sum())(jnp.ones(2))
+    close(ours, twice(lambda x: plain(layers, x).sum())(jnp.ones(2)))
+
+
 # Errors
 
 

@@ -165,8 +165,8 @@ A loop of 10 steps.
   a checkpoint             1 kB  the restart state, of a carry of 1 kB
   residuals of a step      3 kB  kept until the step is transposed
   - taped alone            2 kB  with block size 1: weight gradients are summed in each step
-  xs                      12 MB  whatever the plan
-  cotangents of xs      12.3 kB  whatever the plan
+  xs                      12 MB  with every plan
+  cotangents of xs      12.3 kB  with every plan
 
   checkpoints  block size  memory  evaluations  per step
             1           1    4 kB           65      6.50
@@ -284,6 +284,19 @@ def test_evaluations_are_counted_in_nests(inner: Any) -> None:
     jax.effects_barrier()
     outer = explanation.loops[0]
     assert len(noted) == explanation.evaluations - outer.evaluations(outer.plan)
+
+
+def test_a_loop_around_a_while_loop_of_lax_has_no_gradient() -> None:
+    """It once ended in lax's error."""
+
+    def step(x: Any, _: Any) -> Any:
+        return lax.while_loop(lambda x: jnp.all(x < 1), lambda x: 2 * x, x), None
+
+    explanation = explain(lambda x: checkpointed_scan(step, x, length=20)[0])(jnp.ones(3))
+    assert explanation.loops == ()
+    assert [loop.name for loop in explanation.left_alone] == ["scan", "scan/while"]
+    assert "no gradient" in str(explanation)
+    assert "needs max_steps" in str(explanation)
 
 
 def test_pictures_of_all_loops() -> None:

@@ -332,9 +332,8 @@ def test_table() -> None:
     assert "            3           1    6 kB      5 kB  12.3           28      2.80" in lines
     assert " ".join(lines[-5].split()) == "4 2 11 kB 9 kB 8 18 1.80 <- measured quickest"
     assert lines[-1] == "  ms: the median of at least 7 runs"
-    (panel,) = report.plot(Figure().subplots()).child_axes  # pyright: ignore
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["4 x 2", "3 x 1"]
-    assert [list(line.get_xdata()) for line in panel.lines[1::2]] == [[8.0], [12.345]]
+    legend = report.plot(Figure().subplots()).get_legend()
+    assert legend.get_texts()[-1].get_text() == "measured quickest"
 
 
 # Real programs

@@ -221,7 +221,7 @@ def test_by_default_the_limit_is_what_the_device_has_free(
         assert fit(scanned)(STATE).limit == 100_000
     shown = tmp_path / "meminfo"
     monkeypatch.setattr(memories, "MEMINFO", shown)
-    with pytest.raises(ValueError, match=r"^limit must be given: .* does not tell how much memory"):
+    with pytest.raises(ValueError, match=r"^limit must be given: .* does not report its free"):
         fit(scanned)(STATE)
     shown.write_text("MemTotal: 9 kB\nMemAvailable:    1000 kB\n")
     held = jnp.ones(100, dtype=jnp.float32)

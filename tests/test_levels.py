@@ -253,6 +253,27 @@ def test_a_gpu_gets_static_plans_within_the_budget(carries: int) -> None:
     assert cost.memory(chosen, sizes(GPU)) <= carries * 4000
 
 
+def test_the_least_memory_needs_loops_of_unknown_length() -> None:
+    """The 2-D wave of the benchmarks, in 2 % of the memory of `lax.scan`: 802 kB. The carry is two
+    arrays of 100 x 100, and a step leaves one. All plans with static loops take 960 kB or more,
+    because with s slots, levels reverse at most 2 ** (s - 1) blocks."""
+    for slots in range(3, 13):
+        assert levels.fewest_advances(2 ** (slots - 1), slots)
+        assert not levels.fewest_advances(2 ** (slots - 1) + 1, slots)
+    wave, found = Sizes(80_000, 40_000, 40_000, 80_000, work=560.0, profile=GPU), []
+    for size in range(1, 1001):
+        found.append(plan(1000, "all", block_size=size))
+        for slots in range(2, 13):
+            for counts in levels.fewest_advances(-(-1000 // size), slots):
+                found.append(plan(1000, levels=counts, block_size=size))
+    assert all(p.static_levels for p in found)
+    assert min(cost.memory(p, wave) for p in found) == 960_000
+    assert quickest(1000, wave, 960_000).static_levels
+    chosen = quickest(1000, wave, 802_000)
+    assert not chosen.static_levels
+    assert cost.memory(chosen, wave) <= 802_000
+
+
 def test_a_cpu_and_a_tpu_get_no_levels() -> None:
     for carries in (10, 30, 100, 300):
         for profile in (CPU, of_platform("tpu")):

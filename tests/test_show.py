@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from jax_revolve import HostMemory, plan
 from jax_revolve.schedule.actions import Advance, Discard, Free, Store, Tape, Write
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.show import MOST_BLOCKS, STYLES, as_text, drawn_lines
+from jax_revolve.schedule.show import MOST_BLOCKS, STYLES, as_text, drawn_lines
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 matplotlib.use("Agg")

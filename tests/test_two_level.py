@@ -178,7 +178,7 @@ def test_long_loops() -> None:
         least = min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2))
         assert 0 <= total * bound.unit - least <= 2 * transfer * bound.unit
     p = TwoLevelPlan(10**6, 3, 1, HostMemory(transfer=0))
-    assert calls_of(lambda: (p.stores, p.parts)) < 5000  # and not one for each of a million moves
+    assert calls_of(lambda: (p.stores, p.parts)) < 20_000  # and not one for each of a million moves
     assert len(p.stores) == p.writes > 10**5
 
 

@@ -83,9 +83,9 @@ FRONTS = {
     ),
     "results": Table(
         "fronts-cpu",
-        "Memory and time of gradients {where}: with `memory=` 2% of what `lax.scan` takes, and of"
-        " the quickest nested `jax.checkpoint` scans and Equinox's loop in about as much memory."
-        " The times are the quartiles of nine runs (`benchmarks/fronts.py`):",
+        "Memory and time of gradients {where}: `memory=` is 2% of what `lax.scan` takes. Nested"
+        " `jax.checkpoint` scans and Equinox's loop are the fastest settings within that, or the"
+        " ones nearest to it. The times are the quartiles of nine runs (`benchmarks/fronts.py`):",
         _workloads,
         [
             LOOP,
@@ -98,13 +98,13 @@ FRONTS = {
     "plans": Table(
         "plans-cpu",
         "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
-        " measured quickest of the plans that fit, and how much longer others take: the one"
+        " fastest of the plans that fit, and how much longer others take: the one"
         " predicted to be fastest, and the one that `measure=True` finds (`benchmarks/plans.py`):",
         lambda results: results.runs,
         [
             ("loop", "{workload}"),
             ("share", "{share:.0%}"),
-            ("measured quickest", lambda r: re.sub("^1 checkpoints", "1 checkpoint", r["best"])),
+            ("fastest", lambda r: re.sub("^1 checkpoints", "1 checkpoint", r["best"])),
             ("time", "{best_ms:.0f} ms"),
             ("predicted", "{predicted_loss:+.0%}"),
             ("`measure=True`", "{measured_loss:+.0%}"),
@@ -137,8 +137,8 @@ FRONTS = {
     ),
     "fronts": Table(
         "fronts-cpu",
-        "Gradients with `memory=` a share of what `lax.scan` takes {where}, and the measured"
-        " quickest nested scans and Equinox's loop in as much memory, or the least that they take:"
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}, and the fastest"
+        " nested scans and Equinox's loop in as much memory, or the least that they take:"
         " times over `lax.scan`'s (`benchmarks/fronts.py`):",
         _workloads,
         [

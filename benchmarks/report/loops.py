@@ -19,7 +19,7 @@ WHILE_LOOPS = [
 OF_LAX = {
     names.LAX_SCAN: "`lax.scan(f)`",
     names.REMAT: "`lax.scan(jax.checkpoint(f))`",
-    names.NESTED: "nested scans, the measured quickest",
+    names.NESTED: "the fastest nested scans",
 }
 OF_CHECKPOINTS = {names.JAX_REVOLVE: "`checkpointed_scan(f, checkpoints={})`"}
 BY_DEFAULT = {
@@ -36,7 +36,7 @@ WITHIN_BUDGETS = [
     ("`memory=` 5% of that", names.JAX_REVOLVE, 0.05),
     ("`memory=` 2% of that", names.JAX_REVOLVE, 0.02),
     ("pure Revolve, single steps, 5% of that", names.SINGLE_STEPS, 0.05),
-    ("nested scans, the measured quickest in as much memory as `memory=` 5%", names.NESTED, 0.05),
+    ("the fastest nested scans in as much memory as `memory=` 5%", names.NESTED, 0.05),
     ("Equinox's checkpointed loop, as much memory as `memory=` 5%", names.EQUINOX, 0.05),
 ]
 

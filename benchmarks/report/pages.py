@@ -10,6 +10,7 @@ from benchmarks.report.gpu import GPU
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
 from benchmarks.report.results import Run, find, load, quickest, within
+from benchmarks.report.table import unbroken
 
 ROOT = Path(__file__).parents[2]
 TABLES = LOOPS | FRONTS | PROGRAMS | GPU
@@ -24,7 +25,8 @@ FIGURE = re.compile(r"(<!-- figure (?P<name>[\w-]+) -->)[^<]*(<!-- /figure -->)"
 def with_tables(page: str) -> str:
     """The page with fresh tables and figures between their markers."""
     page = BLOCK.sub(lambda match: f"{match[1]}{TABLES[match['name']]}{match[3]}", page)
-    return FIGURE.sub(lambda match: f"{match[1]}{FIGURES[match['name']]()}{match[3]}", page)
+    figure = lambda match: f"{match[1]}{unbroken(FIGURES[match['name']]())}{match[3]}"  # noqa: E731
+    return FIGURE.sub(figure, page)
 
 
 def write() -> None:

@@ -14,7 +14,7 @@ empty where one of them is `None`."""
 
 Column: TypeAlias = tuple[str, Cell]
 
-UNIT = re.compile(r"(\d) ([kMG]?B|m?s)\b")
+UNIT = re.compile(r"(?<=\d) (?=([kMG]?B|m?s|bytes)\b)")
 
 ENOUGH = 7
 """The repetitions from which on a median has a second digit; fewer are noise."""
@@ -35,9 +35,14 @@ class Table:
         return f"{caption}\n\n{markdown(self.columns, self.rows(results))}"
 
 
+def unbroken(text: str) -> str:
+    """A number stays in the line of its unit."""
+    return UNIT.sub("\u00a0", text)
+
+
 def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
-    """Padded, so that it can be read as text too; a number stays in the line of its unit."""
-    cells = [[UNIT.sub("\\1\u00a0\\2", text(cell, row)) for _, cell in columns] for row in rows]
+    """Padded, so that it can be read as text too."""
+    cells = [[unbroken(text(cell, row)) for _, cell in columns] for row in rows]
     titles = [title for title, _ in columns]
     widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
     lines = [titles, ["-" * width for width in widths], *cells]

@@ -37,10 +37,7 @@ from jax_revolve._compat.jaxprs import between as between
 from jax_revolve._compat.jaxprs import call_jaxpr as call_jaxpr
 from jax_revolve._compat.jaxprs import filled_with_a_number as filled_with_a_number
 from jax_revolve._compat.jaxprs import function_of as function_of
-from jax_revolve._compat.jaxprs import has_constraint as has_constraint
-from jax_revolve._compat.jaxprs import has_convolution as has_convolution
-from jax_revolve._compat.jaxprs import has_custom_jvp as has_custom_jvp
-from jax_revolve._compat.jaxprs import has_custom_vjp as has_custom_vjp
+from jax_revolve._compat.jaxprs import has_equation as has_equation
 from jax_revolve._compat.jaxprs import has_rule_of_user as has_rule_of_user
 from jax_revolve._compat.jaxprs import inner_jaxprs as inner_jaxprs
 from jax_revolve._compat.jaxprs import is_literal as is_literal

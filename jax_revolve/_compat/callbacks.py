@@ -16,7 +16,7 @@ def callback_effects() -> frozenset[Any]:
 
 
 def is_first_device() -> jax.Array | None:
-    """Inside of `jax.shard_map` whether this is the first of the devices that run the same program;
+    """Inside `jax.shard_map`, whether this is the first of the devices that run the same program;
     `None` elsewhere."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(getattr(mesh, "manual_axes", ()))

@@ -1,4 +1,4 @@
-"""Programs that are already written: the loops in a jaxpr, whatever they are in, and putting other
+"""Programs that are already written: the loops in a jaxpr, at any depth, and putting other
 equations in their places."""
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 from jax.core import eval_jaxpr
 
-from jax_revolve._compat.jaxprs import function_of, has_loop, is_literal
+from jax_revolve._compat.jaxprs import function_of, has_equation, is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
 from jax_revolve._compat.values import is_array_type, varying_axes, with_weak_type, zeros
 
@@ -27,6 +27,8 @@ _INNER = {
 """The parameters of equations that hold what is differentiated along with them. Conditions are not,
 nor are functions with a derivative rule of their own: they are opaque, because a rule may refuse a
 tangent that tracing it here would give it, and determines the residuals."""
+
+_LOOPS = ("scan", "while", "checkpointed_loop")
 
 _FUNCTIONS = ("checkpointed_loop", "checkpointed_segment")
 """This library's equations that are differentiated: `function_of` holds the jaxpr."""
@@ -57,7 +59,7 @@ def rule_with_loops(eqn: Any) -> str | None:
     if not eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
         return None
     for program in eqn.params.values():
-        if hasattr(program, "eqns") and has_loop(program):
+        if hasattr(program, "eqns") and has_equation(program, *_LOOPS):
             return getattr(program, "jaxpr", program).debug_info.func_name
     return None
 
@@ -133,7 +135,7 @@ def is_shard_map(eqn: Any) -> bool:
 
 def name_in(eqn: Any) -> list[str]:
     """Where an equation stands in the function that it belongs to: the names of `jax.named_scope`
-    and of transformations around it, and that of the function or the primitive it runs."""
+    and of transformations around it, and the name of the function or the primitive it runs."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", eqn.primitive.name)
     if name == _IN_PLACE:

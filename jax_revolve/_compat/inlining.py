@@ -1,46 +1,42 @@
-"""Jaxprs without calls, and parts of jaxprs as functions, without tracing."""
+"""Jaxprs without calls, without tracing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, Var
-
-from jax_revolve._compat.jaxprs import between
 
 _CALLS = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-"""The parameter that holds what a call computes. The rules of functions with derivative rules of
-their own are lost: the result is to be run, not to be differentiated."""
+"""The parameter that holds what a call computes."""
 
 _LAYOUTS = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
 
 
-def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with what its calls compute in their places. A call that lays its operands or
-    results out over devices stays."""
-    if not any(map(_called, closed.eqns)):
+def inlined(closed: ClosedJaxpr, calls: Collection[str] = tuple(_CALLS)) -> ClosedJaxpr:
+    """The jaxpr with what its calls compute in their places, the same one if it has none. A call
+    that lays its operands or results out over devices stays. Functions lose derivative rules of
+    their own if they are among the `calls`: the result is then to be run, not differentiated."""
+    if not any(_called(eqn, calls) for eqn in closed.eqns):
         return closed
     jaxpr = closed.jaxpr
-    found = _Inlined([], dict(zip(jaxpr.constvars, closed.consts, strict=True)))
+    found = _Inlined([], dict(zip(jaxpr.constvars, closed.consts, strict=True)), calls)
     values = {v: v for v in [*jaxpr.constvars, *jaxpr.invars]}
     outvars = found.add(jaxpr, values)
     jaxpr = jaxpr.replace(constvars=list(found.consts), eqns=found.eqns, outvars=outvars)
     return ClosedJaxpr(jaxpr, list(found.consts.values()))
 
 
-def _called(eqn: Any) -> ClosedJaxpr | None:
+def _called(eqn: Any, calls: Collection[str]) -> ClosedJaxpr | None:
     """What a call computes; `None` for an equation that is not inlined."""
-    name = _CALLS.get(eqn.primitive.name)
+    name = eqn.primitive.name
     shardings = (s for layout in _LAYOUTS for s in eqn.params.get(layout, ()))
-    if name is None or not all(s is None or _is_unspecified(s) for s in shardings):
+    if name not in calls or not all(s is None or _is_unspecified(s) for s in shardings):
         return None
-    return eqn.params[name]
+    return eqn.params[_CALLS[name]]
 
 
 def _is_unspecified(sharding: Any) -> bool:
@@ -52,6 +48,7 @@ class _Inlined(NamedTuple):
 
     eqns: list[Any]
     consts: dict[Any, Any]
+    calls: Collection[str]
 
     def add(self, jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
         """Append the equations of an open jaxpr, of whose inputs the `values` are given, and which
@@ -61,7 +58,7 @@ class _Inlined(NamedTuple):
             return [atom if isinstance(atom, Literal) else values[atom] for atom in atoms]
 
         for eqn in jaxpr.eqns:
-            operands, call = read(eqn.invars), _called(eqn)
+            operands, call = read(eqn.invars), _called(eqn, self.calls)
             if call is not None:
                 inside = dict(zip(call.jaxpr.invars, operands, strict=True))
                 for v, const in zip(call.jaxpr.constvars, call.consts, strict=True):
@@ -74,14 +71,3 @@ class _Inlined(NamedTuple):
             values.update(zip(eqn.outvars, results, strict=True))
             self.eqns.append(eqn.replace(invars=operands, outvars=results))
         return read(jaxpr.outvars)
-
-
-def part_of(
-    closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """The function that computes the results, variables or literals of the jaxpr, from the values
-    of its variables `inputs`."""
-    jaxpr = closed.jaxpr.replace(
-        invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
-    )
-    return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)

@@ -174,16 +174,6 @@ def kept_whole(fun: Callable[[], T], number: Any) -> T:
     return jax.tree.unflatten(jax.tree.structure(shape), results)
 
 
-def has_custom_vjp(closed: ClosedJaxpr) -> bool:
-    """Whether a function with a `jax.custom_vjp` is called anywhere in it."""
-    return _any_name(closed, lambda name: name.startswith("custom_vjp"))
-
-
-def has_custom_jvp(closed: ClosedJaxpr) -> bool:
-    """As `has_custom_vjp`, of a `jax.custom_jvp`."""
-    return _any_name(closed, lambda name: name.startswith("custom_jvp"))
-
-
 def has_rule_of_user(closed: ClosedJaxpr) -> bool:
     """Whether a function with a derivative rule that is not JAX's own is called anywhere in it.
 
@@ -237,23 +227,9 @@ _CLOSURES = {
 """The files of the closures around a rule."""
 
 
-def has_convolution(closed: ClosedJaxpr) -> bool:
-    return _any_name(closed, lambda name: name == "conv_general_dilated")
-
-
-def has_constraint(closed: ClosedJaxpr) -> bool:
-    """Whether there is a constraint on the sharding of a value."""
-    return _any_name(closed, lambda name: name == "sharding_constraint")
-
-
-def has_loop(closed: ClosedJaxpr) -> bool:
-    """Whether a loop is run anywhere in it."""
-    return _any_name(closed, lambda name: name in ("scan", "while", "checkpointed_loop"))
-
-
-def _any_name(closed: ClosedJaxpr, test: Callable[[str], bool]) -> bool:
-    """Whether that is so for the primitive of an equation anywhere in it."""
-    return _any_equation(closed, lambda eqn: test(eqn.primitive.name))
+def has_equation(closed: ClosedJaxpr, *names: str) -> bool:
+    """Whether the name of a primitive anywhere in it starts with one of these."""
+    return _any_equation(closed, lambda eqn: eqn.primitive.name.startswith(names))
 
 
 def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:

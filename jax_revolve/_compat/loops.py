@@ -15,7 +15,7 @@ class LoopEquation(NamedTuple):
     """What `lax.scan` or `lax.while_loop` made of its arguments.
 
     Operands are consts, then carry, then xs. Only a while loop has a condition; of its consts the
-    first are those of the condition, it has no xs, and its length is not known.
+    first are the condition's, it has no xs, and its length is not known.
     """
 
     jaxpr: ClosedJaxpr

@@ -21,12 +21,12 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:
-    """The bytes that a compiled program takes on each device, and those of them that are arguments,
+    """The bytes that a compiled program takes on each device, and how many of them are arguments,
     results and constants. A GPU counts constants as code, a CPU does not count them at all."""
     sizes = program.memory_analysis()
     if sizes is None:
         backend = jax.default_backend()
-        raise NotImplementedError(f"The compiler for {backend} does not tell a program's memory.")
+        raise NotImplementedError(f"The compiler for {backend} does not report a program's memory.")
     kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     kept += max(sizes.generated_code_size_in_bytes, bytes_of(map(jax.typeof, constants)))
     return kept + sizes.temp_size_in_bytes, kept
@@ -47,7 +47,7 @@ def usable_bytes(args: Any) -> int:
     elif device.platform == "cpu" and MEMINFO.exists():
         free = 1024 * int(re.findall(r"MemAvailable: *(\d+) kB", MEMINFO.read_text())[0])
     else:
-        raise ValueError(f"limit must be given: {device} does not tell how much memory is free.")
+        raise ValueError(f"limit must be given: {device} does not report its free memory.")
     arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
     shards = [shard for x in arrays for shard in x.addressable_shards if shard.device == device]
     return int(0.9 * (free + bytes_of(jax.typeof(shard.data) for shard in shards)))

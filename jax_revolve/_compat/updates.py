@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.inlining import inlined
 from jax_revolve._compat.jaxprs import is_literal, variables
 from jax_revolve._compat.values import explicit_mesh
 
@@ -85,24 +85,8 @@ def _inputs(eqns: Sequence[Any]) -> list[Any]:
 
 
 def with_slices(closed: Any) -> Any:
-    """The jaxpr with functions under `jax.jit` that read or write entries written out. The same one
-    if there are none."""
-
-    def run(eqn: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        if _calls_slices(eqn):
-            return run_each(eqn.params["jaxpr"], operands, run)
-        return run_in_place(eqn, operands)
-
-    if not any(map(_calls_slices, closed.eqns)):
-        return closed
-    return jax.make_jaxpr(lambda *inputs: run_each(closed, inputs, run))(*closed.in_avals)
-
-
-def _calls_slices(eqn: Any) -> bool:
-    return eqn.primitive.name == "jit" and any(
-        inner.primitive.name in (*READS, *WRITES) or _calls_slices(inner)
-        for inner in eqn.params["jaxpr"].eqns
-    )
+    """The jaxpr with functions under `jax.jit` written out, which may read or write entries."""
+    return inlined(closed, ("jit",))
 
 
 def updated(eqn: Any) -> int:
@@ -156,7 +140,7 @@ def write_unless(left_out: Any, eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _inside(starts: Sequence[Any], shape: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Where a slice is written: moved so that all of it is inside of the array."""
+    """Where a slice is written: moved so that all of it is inside the array."""
     dtype = jnp.result_type(jnp.int32, *starts)
     moved = [
         lax.clamp(dtype.type(0), lax.convert_element_type(start, dtype), dtype.type(n - size))

@@ -85,7 +85,7 @@ def is_symbolic(aval: AbstractValue) -> bool:
 
 def shape_on_a_device(aval: AbstractValue) -> tuple[int, ...]:
     """The shape of a device's shard of a value of this type, as far as the type says: axes of a
-    mesh are in it if they are explicit, and those of unknown size have a size that is made up."""
+    mesh are in it if they are explicit, and axes of unknown size have a size that is made up."""
     sizes = aval.sharding.mesh.shape
 
     def shards(axes: Any) -> int:
@@ -102,7 +102,7 @@ def bytes_of(avals: Iterable[AbstractValue]) -> int:
 
 
 def varying_axes(aval: AbstractValue) -> frozenset[str]:
-    """The axes of a mesh over which values of this type may differ, inside of `jax.shard_map`."""
+    """The axes of a mesh over which values of this type may differ, inside `jax.shard_map`."""
     manual = getattr(aval, "manual_axis_type", None)
     return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
 

@@ -1,6 +1,6 @@
 """The derivatives of a primitive that computes functions, and which of them JAX asks for when.
 
-A *function* primitive, such as that of a whole loop, gets two others: the *jvp* primitive is the
+A *function* primitive, such as a whole loop, gets two others: the *jvp* primitive is the
 function with its tangents, and the *tangent* primitive the tangents alone.
 
 - Differentiated, the function is the jvp primitive.
@@ -11,7 +11,7 @@ function with its tangents, and the *tangent* primitive the tangents alone.
   held as well.
 - Transposed, the tangent primitive is the pullback.
 
-Operands are those of the function, then what is held, then the tangents of the operands that are
+Operands are the function's, then what is held, then the tangents of the operands that are
 differentiated. Parameters are the `function`, a tuple that begins with a jaxpr and has
 `output_types` and `effects`; its `activity`; and what else the pullback has to know of the sweep,
 as `held`.
@@ -28,7 +28,7 @@ from jax_revolve._compat import Primitive
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.activity import Mask
-from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.loop import pick, spread, substitute
 from jax_revolve.step.once import Batched, batch_once
 
 Flat = Sequence[Any]
@@ -51,13 +51,13 @@ class Rules(NamedTuple):
     """`activity(function, differentiated)`"""
     jvp: Callable[..., tuple[Flat, Flat]]
     """`jvp(function, activity, operands, tangents)` returns the results, and the tangents of the
-    active ones, from those of the active operands. JAX differentiates it."""
+    active ones, from the active operands' tangents. JAX differentiates it."""
     linearize: Callable[..., tuple[Flat, Flat, dict[str, Any]]]
     """`linearize(function, activity, operands)` returns the results, the arrays that are held, and
     the parameters `function` and `held` of the pullback."""
     pull_back: Callable[..., Flat]
     """`pull_back(cotangents, operands, arrays, function, activity, held)` returns the cotangents of
-    the active operands, from those of the active results."""
+    the active operands, from the active results' cotangents."""
     primal_half: Callable[[Any, Any], Any] = lambda function, activity: function
     """The function, given its activity, that computes the values once it is linearized."""
     with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
@@ -143,7 +143,7 @@ def _function_transpose(rules: Rules, cotangents: Flat, *operands: Any, function
     if any(activity.results):
         point, cotangents = substitute(operands, linear, zeros), pick(cotangents, activity.results)
         result = _pull_back(rules, cotangents, point, function, activity)
-    result = substitute([None] * len(operands), activity.operands, result)
+    result = spread(result, activity.operands)
     return [ct if asked else None for ct, asked in zip(result, linear, strict=True)]
 
 

@@ -10,8 +10,8 @@ from jax_revolve.step.loop import NoReverseMode
 def without_reverse_mode(values: Flat, message: str) -> Flat:
     """The values themselves. In reverse mode they raise an error with this message.
 
-    They are those of lax's while loop, which is left as it is: evaluation and forward mode cost
-    what they cost with lax. JAX transposes these values' tangents before those of the loop.
+    They are as in lax's while loop, which is left as it is: evaluation and forward mode cost
+    what they cost with lax. JAX transposes these values' tangents before the loop's.
     """
     return refusal_p.bind(*values, message=message)
 

@@ -50,28 +50,27 @@ from jax_revolve import _compat
 from jax_revolve._compat import ClosedJaxpr, LoopEquation, as_array, call_jaxpr
 from jax_revolve.autodiff.batching import Vmap, batched_dims, mapped, of_one_example, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
-from jax_revolve.autodiff.sizes import sizes_of
 from jax_revolve.engine.nested import pull_back_nested
-from jax_revolve.engine.offline import after_all_steps, run_forward_offline, tape_the_last_block
-from jax_revolve.engine.online import after_unknown_steps, run_forward_online
+from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
+from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
-from jax_revolve.engine.tape.taped import taped_step
+from jax_revolve.engine.tape.taped import sizes_of, taped_step
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, Mask, find_activity
-from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
+from jax_revolve.step.dead_code import prune_jvp, prune_loop
 from jax_revolve.step.examples import run_examples
-from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, substitute
+from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, spread, substitute
 from jax_revolve.step.once import Batched, batch_once, once
 from jax_revolve.step.paired import paired
 from jax_revolve.step.primal_half import with_primal_half
 from jax_revolve.step.pullback import Cotangents
-from jax_revolve.step.restart import restart_mask
+from jax_revolve.step.restart import find_restart
 from jax_revolve.step.steps import Steps
 
 # The loop
@@ -143,14 +142,6 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
     return batch_once(function, (axis,), batch_loop, operands, dims)
 
 
-def _loop_activity(loop: Loop, differentiated: Mask) -> Activity:
-    """What has derivatives, given which operands are differentiated."""
-    # The condition's consts come first. A predicate has no derivative.
-    first = loop.num_condition_consts
-    mask = (*[False] * first, *differentiated[first:])
-    return once(loop.bare, ("activity", mask), lambda: find_activity(loop, mask))
-
-
 def _loop_jvp(loop: Loop, activity: Activity, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
     """The loop of values and tangents."""
     pairs = paired(loop, activity)
@@ -167,7 +158,7 @@ def _loop_linearize(
     check_plan(loop)
     inputs = loop.operands(operands)
     _check_collectives(loop, activity, inputs)
-    restart = restart_mask(loop, activity, operands)
+    restart = find_restart(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, activity, restart, inputs))
     keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
     results, held, sweep = _run_forward_sweep(loop, activity, restart, keep_ys, True, operands)
@@ -183,18 +174,16 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
     def resolve() -> AnyPlan:
         if not taped_step(loop, activity, operands).is_transposable:
             return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
-        types = [t for part in operands for t in map(jax.typeof, part)]
-        shapes = [t.shape for t in types if _compat.is_symbolic(t)]
+        shapes = [t.shape for t in operands.types if _compat.is_symbolic(t)]
         if request.memory is not None and shapes:
             raise ValueError(
                 f"memory must be None where sizes are symbolic, but is {request.memory} for "
-                f"operands of shapes such as {shapes[0]}: nobody knows how much they take. Pass "
+                f"operands of shapes such as {shapes[0]}: their sizes are unknown. Pass "
                 "checkpoints."
             )
         return request.resolve(sizes_of(loop, activity, restart, operands))
 
-    types = (jax.typeof(x) for part in operands for x in part)
-    return once(loop, ("plan", activity, *types), resolve)
+    return once(loop, ("plan", activity, operands.types), resolve)
 
 
 def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
@@ -207,7 +196,7 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
     consts = pick(operands.consts, activity.consts)
     if not all(axes <= _compat.varying_axes(jax.typeof(c)) for c in consts):
         raise NotImplementedError(
-            f"Inside of jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
+            f"Inside jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
             "cannot be reversed with respect to a closed-over value that does not vary. Pass the "
             "value through jax.lax.pcast(value, axes, to='varying') before the loop."
         )
@@ -220,7 +209,7 @@ def _loop_pull_back(
 
 
 def _cotangents(activity: Activity, cotangents: Flat) -> Cotangents:
-    """The cotangents of a loop's active results, without those of ys that are symbolically zero."""
+    """The cotangents of a loop's active results, except the symbolically zero ones of ys."""
     num_carry = sum(activity.carry)
     carry = [_compat.instantiate(ct) for ct in cotangents[:num_carry]]
     return Cotangents(carry, [None if _compat.is_zero(ct) else ct for ct in cotangents[num_carry:]])
@@ -236,7 +225,6 @@ loop_p = _compat.new_primitive(
     output_types=function_types,
     batch=_loop_batching,
     prune=prune_loop,
-    known=known_part,
 )
 
 
@@ -250,7 +238,7 @@ class Sweep(NamedTuple):
     the leaves of what is `held` for a reverse sweep of this activity. If it `tapes`, the last
     block's tape is among them.
 
-    The operands of the reverse sweep are those of the loop, the leaves of what is `held`, and the
+    The operands of the reverse sweep are the loop's, the leaves of what is `held`, and the
     cotangents: of each active carry, and of those active ys that `ys` marks.
     """
 
@@ -291,7 +279,7 @@ class Sweep(NamedTuple):
         return isinstance(getattr(self.loop.plan, "storage", None), Disk)
 
     def of_results(self, values: Flat) -> list[Any]:
-        """Of values with one entry for each result of the loop, those of the forward sweep's."""
+        """Of values with one entry for each result of the loop, the forward sweep's."""
         carry, ys = self.loop.results(values)
         return [*carry, *pick(ys, self.ys)]
 
@@ -304,8 +292,7 @@ class Sweep(NamedTuple):
     def cotangents(self, flat: Flat) -> Cotangents:
         """The reverse sweep's, with `None` for the ys that have none."""
         num_carry = sum(self.activity.carry)
-        ys = substitute([None] * len(self.ys), self.ys, flat[num_carry:])
-        return Cotangents(list(flat[:num_carry]), ys)
+        return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
     def steps_again(self, operands: Flat) -> Steps:
         """Of steps that have run before."""
@@ -443,7 +430,7 @@ def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
 def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
     """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
     directed = tuple(map(max, differentiated, sweep.activity.operands))
-    activity = _loop_activity(sweep.loop, directed)
+    activity = find_activity(sweep.loop, directed)
     active = [False] * sweep.num_held
     if _holds_pairs(sweep):
         flags = pick(activity.carry, sweep.restart)
@@ -467,13 +454,13 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     """The results of a sweep of one example, then the tangents of the active ones."""
     loop, count = sweep.loop, len(active.operands)
     operands, tangents = flat[:count], flat[count:]
-    activity = _loop_activity(loop, active.operands)
+    activity = find_activity(loop, active.operands)
     if not _holds_pairs(sweep):
         return _forward_sweep_jvp_without_pairs(sweep, activity, operands, tangents)
     pairs = paired(loop, activity)
     results, held, _ = _run_forward_sweep(
         pairs.loop,
-        _loop_activity(pairs.loop, pairs.of_operands(sweep.activity)),
+        find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
         pairs.of_carry(sweep.restart),
         pairs.of_ys(sweep.ys),
         False,
@@ -540,7 +527,7 @@ def _forward_sweep_pull_back(
     cts = [next(given) if active else None for active in activity.results[:count]]
     if held:
         of_loop, first = sweep.activity, sweep.loop.num_carry
-        ys = substitute([None] * len(sweep.ys), sweep.ys, cts[first:])
+        ys = spread(cts[first:], sweep.ys)
         ct = _cotangents(of_loop, [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)])
         return _run_reverse_sweep(sweep, operands, sweep.tree(arrays), ct)
     loop = _again(with_primal_half(sweep.loop, sweep.activity))
@@ -585,7 +572,7 @@ forward_sweep_p = _compat.new_primitive(
 
 def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
     """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
-    held, and from those of the active results."""
+    held, and from the active results' cotangents."""
     loop, activity = forward.loop, forward.activity
     arrays, tree = jax.tree.flatten(held)
     moves = _compat.moves_of(map(jax.typeof, arrays))
@@ -601,10 +588,6 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
         loop, activity = sweep.loop, sweep.activity
         operands, arrays, cotangents = sweep.take_apart(flat)
         plan, held = plan_of(loop), sweep.tree(arrays)
-        if held.steps is None:
-            held = after_all_steps(plan, held)
-        elif held.positions is None:
-            held = after_unknown_steps(plan, held)
         steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
         result = _flat(run_reverse(steps, plan, activity, held, cts))
         types = map(_compat.tangent_type, pick(operands, activity.operands))
@@ -632,8 +615,8 @@ def _reverse_sweep_prune(used: list[bool], function: Sweep) -> Any:
     num_operands = len(own.operands) + function.num_held + sum(own.carry) + sum(function.ys)
     if function.numbers_held.tape is not None:
         used = [True] * len(used)
-    operands = substitute(own.operands, own.operands, used)
-    consts, init, xs = map(tuple, function.loop.operands(operands))
+    operands = spread(used, own.operands)
+    consts, init, xs = (tuple(map(bool, part)) for part in function.loop.operands(operands))
     activity = own._replace(consts=consts, init=init, xs=xs)
     smaller = function.with_results(used, activity=activity)
     return used, [True] * num_operands, {"function": smaller}
@@ -649,10 +632,9 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     """The results of a sweep of one example, then their tangents."""
     mask = active.operands
     flat, tangents = flat[: len(mask)], flat[len(mask) :]
-    nothing = [None] * len(mask)
     primals, arrays, cts = sweep.take_apart(flat)
     held = sweep.tree(arrays)
-    along, arrays_dot, cts_dot = sweep.take_apart(substitute(nothing, mask, tangents))
+    along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
         both = (sweep.cotangents(each) for each in (cts, dots))
@@ -696,11 +678,11 @@ def _reverse_sweep_of_pairs(
     """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
     `None` if that is less than the loop of values and tangents needs."""
     loop, own = sweep.loop, sweep.activity
-    pairs = paired(loop, _loop_activity(loop, tuple(d is not None for d in along)))
+    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
     both, restart = pairs.loop, pairs.of_carry(sweep.restart)
     operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-    activity = _loop_activity(both, pairs.of_operands(own))
-    if any(map(gt, restart_mask(both, activity, operands), restart)):
+    activity = find_activity(both, pairs.of_operands(own))
+    if any(map(gt, find_restart(both, activity, both.operands(operands)), restart)):
         return None
     is_paired = pick(pairs.activity.carry, sweep.restart)
 
@@ -716,15 +698,12 @@ def _reverse_sweep_of_pairs(
         start=with_tangents(held.start, held_dot.start),
         stores=with_tangents(held.stores, held_dot.stores),
     )
-    # The cotangents of values are those of the derivative, and the other way round.
+    # The cotangents of values are the derivative's, and the other way round.
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
 
     def of_results(part: str) -> list[Any]:
         own_mask, mask = getattr(own, part), getattr(pairs.activity, part)
-        values, dots = (
-            substitute([None] * len(own_mask), own_mask, getattr(ct, part))
-            for ct in (of_values, of_tangents)
-        )
+        values, dots = (spread(getattr(ct, part), own_mask) for ct in (of_values, of_tangents))
         return pick([*values, *pick(dots, mask)], getattr(activity, part))
 
     types = pick(both.results(both.output_types)[0], activity.carry)
@@ -754,10 +733,10 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
     """The loop's results that have cotangents, and their derivatives in the given directions."""
     loop, given = _again(sweep.loop), [d is not None for d in along]
     own = sweep.activity
-    wanted = [*own.carry, *substitute(own.ys, own.ys, sweep.ys)]
 
     def run(chosen: Flat) -> Flat:
-        return pick(loop_p.bind(*substitute(primals, given, chosen), function=loop), wanted)
+        carry, ys = loop.results(loop_p.bind(*substitute(primals, given, chosen), function=loop))
+        return [*pick(carry, own.carry), *pick(pick(ys, own.ys), sweep.ys)]
 
     return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
 
@@ -799,7 +778,7 @@ def _reverse_sweep_pull_back(
 
     products, pullback = jax.vjp(product, pick(operands, mask))
     (result,) = pullback(list(map(jnp.ones_like, products)))
-    return pick(substitute([None] * len(mask), mask, result), activity.operands)
+    return pick(spread(result, mask), activity.operands)
 
 
 def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
@@ -810,8 +789,7 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
     if _compat.has_rule_of_user(sweep.loop.jaxpr):
         return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
     primals, _, cts = sweep.take_apart(flat)
-    nothing, active = [None] * len(primals), sweep.activity.operands
-    along = substitute(nothing, substitute(active, active, wanted), directions)
+    along = spread(spread(directions, wanted), sweep.activity.operands)
     return list(map(jnp.multiply, cts, _values_and_tangents(sweep, primals, along)[1]))
 
 
@@ -845,7 +823,7 @@ reverse_sweep_p = _compat.new_primitive(
 derive(
     Rules(
         loop_p,
-        _loop_activity,
+        find_activity,
         _loop_jvp,
         _loop_linearize,
         _loop_pull_back,

@@ -34,7 +34,7 @@ checkpoint = partial(jax.checkpoint, prevent_cse=False)
 def pull_back_nested(
     loop: Loop, activity: Activity, operands: Operands, cotangents: Cotangents
 ) -> Operands:
-    """The cotangents of the active operands, from those of the active results."""
+    """The cotangents of the active operands, from the active results' cotangents."""
     if loop.length is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop whose step has "

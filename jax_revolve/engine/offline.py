@@ -30,7 +30,7 @@ from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import carry_in_slots
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Progress, Steps
-from jax_revolve.storage.buffers import Buffers, write
+from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import in_storage, put
 
 State = tuple[Progress, list[Any]]
@@ -156,7 +156,7 @@ class _Sweep(NamedTuple):
         def advance(number: jax.Array, state: State) -> State:
             progress, slots = state
             slots = write_slot(slots, pick(progress[0], self.steps.restart), number)
-            start, stop = (jnp.asarray(ends, jnp.int32)[number] for ends in (starts, stops))
+            start, stop = read([jnp.asarray(starts), jnp.asarray(stops)], number)
             return lax.fori_loop(start, stop, self.run, progress), slots
 
         loop = self._loop(not tapes_the_last_block(self.plan))
@@ -250,8 +250,3 @@ def first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
     starts = first + np.array(first_positions(target + 1, slots_used(plan)), np.int32)
     return starts, np.append(starts[1:], np.int32(first + target))
-
-
-def after_all_steps(plan: AnyPlan, held: Held) -> Held:
-    del plan
-    return held

@@ -125,8 +125,3 @@ def _placing(plan: AnyPlan) -> tuple[jax.Array, Any, _Place]:
 
     rows, seen, numbers = placement.begin()
     return numbers, (rows, seen), in_slots
-
-
-def after_unknown_steps(plan: AnyPlan, held: Held) -> Held:
-    del plan
-    return held

@@ -1,7 +1,9 @@
 """Online placement on the device: `schedule.online` in 32-bit integers.
 
 A store looks at a window of the stack, and rarely at a second one, however many checkpoints there
-are. Nothing overflows: the tables are saturated, and no sum leaves the range of the positions.
+are. To look at all of it, and to move it, would be thirty lines less. But the gradient of a loop of
+light steps would then take 4 % longer with 10 checkpoints, 10 % with 30, and 2.6 times as long with
+300. Nothing overflows: the tables are saturated, and no sum leaves the range of the positions.
 
 All of a store is one loop, mostly of a single iteration, which reads a window of the stack, changes
 it in place, and reads the window that is looked at next. XLA compiles a loop over so few bytes as
@@ -34,7 +36,7 @@ class Stack(NamedTuple):
     `numbers` are:
 
     - `step` and `stop`: the step to run next, and the one before which to store next;
-    - `slot`: that of the newest position;
+    - `slot`: the slot of the newest position;
     - `level` and `landmark`: the level of the next position, and the number of its next landmark,
       both from 0;
     - `end`: the rows from this one on have been looked at, and moved down; while slots are free,
@@ -118,7 +120,7 @@ class Placement:
         new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
-        # The next position. The level is that of position + 3 steps, without this sum.
+        # The next position. Its level is the level of position + 3 steps, without this sum.
         upcoming = jnp.minimum(level + _as_number(end_of_level - 2 <= position), last)
         mark = jnp.where(upcoming > level, 0, landmark + _as_number(is_landmark))
         ahead = _at(marks, upcoming, mark)

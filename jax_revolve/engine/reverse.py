@@ -27,8 +27,8 @@ from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.loop import Operands
 from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
-from jax_revolve.step.steps import Steps
-from jax_revolve.storage.buffers import Buffers
+from jax_revolve.step.steps import Steps, number
+from jax_revolve.storage.buffers import Buffers, write
 from jax_revolve.storage.stores import get
 
 
@@ -57,7 +57,7 @@ class _State(NamedTuple):
 def run_reverse(
     steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
 ) -> Operands:
-    """The cotangents of the active operands, from those of the active results."""
+    """The cotangents of the active operands, from the active results' cotangents."""
     operands = steps.operands
     gradient = Operands(
         consts=zero_cotangents(operands.consts, activity.consts),
@@ -83,6 +83,7 @@ class _Sweep:
             self._levels = levels_of(plan.length, plan.static_levels, plan.block_size)
         elif plan.stores_every_block(is_while=True):  # as many as there are at run time
             self._levels = [Level(plan.block_size, 0, 0, 0)]
+        self._advance = jax.jit(steps.advance)  # traced and lowered once for all its calls
         self._reports = Reports(steps.loop, REVERSE, total)
         self._tape = Tape(steps, activity, plan.block_size)
         before_step = lambda step: self._reports.before_step(total - 1 - step)  # noqa: E731
@@ -220,11 +221,12 @@ class _Sweep:
 
         def reverse_block(_: Any, at_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
             at, restarted, state = self._store_on_the_way(way, *at_state)
-            at, restarted = self._steps.advance(at, restarted)
-            block = at[BLOCK]
+            at, restarted = self._advance(at, restarted)
+            block, top = number(at, BLOCK), number(at, TOP)
             state = self._reverse_block(restarted, block, state)
-            top = at[TOP] - (at[POSITION] == block).astype(jnp.int32)
-            return way.to_block(block - 1, state.positions, top), state
+            is_done = lax.eq(number(at, POSITION), block)
+            top = lax.sub(top, lax.convert_element_type(is_done, jnp.int32))
+            return way.to_block(lax.sub(block, np.int32(1)), state.positions, top), state
 
         at = way.to_block(blocks - 1, state.positions, state.top)
         loop = self._loop(isinstance(first, int) and first == 0)
@@ -238,15 +240,15 @@ class _Sweep:
 
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
-            target, top = at[TARGET], at[TOP] + 1
-            _, carry = self._steps.advance(way.to_target(at), carry)
+            target, top = number(at, TARGET), lax.add(number(at, TOP), np.int32(1))
+            _, carry = self._advance(way.to_target(at), carry)
             slots = write_slot(slots, carry, state.slot(top))
-            positions = lax.dynamic_update_index_in_dim(positions, target, top, 0)
-            return way.from_position(target, at[BLOCK], top), carry, slots, positions
+            (positions,) = write([positions], [target], top)
+            return way.from_position(target, number(at, BLOCK), top), carry, slots, positions
 
-        newest = self._at(state.slot(at[TOP]), state)
+        newest = self._at(state.slot(number(at, TOP)), state)
         at, newest, slots, positions = lax.while_loop(
-            lambda stored: stored[0][TARGET] < stored[0][BLOCK],
+            lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
             store,
             (at, newest, state.slots, state.positions),
         )
@@ -269,7 +271,7 @@ class _Sweep:
             store, start, stop, position, is_last = jnp.asarray(moves)[number]
             restarted = get(plan.storage, stores, types, store, is_last)
             span = plan.block_size * jnp.stack([position, start])
-            _, restarted = steps.advance(span, restarted)
+            _, restarted = self._advance(span, restarted)
             positions, top = state.positions.at[0].set(start), jnp.zeros_like(state.top)
             state = state._replace(start=restarted, positions=positions, top=top)
             return self._reverse(start, jnp.minimum(stop, blocks), state)

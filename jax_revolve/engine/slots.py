@@ -76,7 +76,7 @@ def at_slot(slots: list[Any], slot: Any, first: list[Any]) -> list[Any]:
 
 def read_slot(slots: list[Any], slot: Any) -> list[Any]:
     """The carry that was last written into a slot."""
-    return read(slots, jnp.maximum(slot - 1, 0))
+    return read(slots, _row(slot))
 
 
 def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
@@ -84,7 +84,11 @@ def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
     overwritten before it is first read."""
     if slots and slots[0].shape[0] == 0:
         return slots
-    return write(slots, carry, jnp.maximum(slot - 1, 0))
+    return write(slots, carry, _row(slot))
+
+
+def _row(slot: Any) -> Any:
+    return max(slot - 1, 0) if isinstance(slot, int) else lax.max(slot - 1, lax.full_like(slot, 0))
 
 
 def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any], list[Any]]:

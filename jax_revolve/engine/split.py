@@ -10,6 +10,7 @@ from jax import lax
 
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition
 from jax_revolve.schedule.plan import Reversal
+from jax_revolve.step.steps import number
 
 
 class SplitTable:
@@ -31,12 +32,14 @@ class SplitTable:
 
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         """The split; 1 for a single step, which is not split."""
-        starts, rises = entry(jnp.asarray(self.table), checkpoints - 1)
-        return 1 + jnp.sum(jnp.clip(steps - starts, 0, rises), dtype=jnp.int32)
+        row = entry(jnp.asarray(self.table), lax.sub(checkpoints, _ONE))
+        starts, rises = number(row, 0), number(row, 1)
+        beyond = lax.sub(lax.full_like(starts, steps), starts)
+        return lax.add(jnp.sum(lax.clamp(_ZERO, beyond, rises), dtype=jnp.int32), _ONE)
 
 
 def _table(checkpoints: int, most: int) -> np.ndarray:
-    """The rows, from the terms of `schedule.binomial.split_terms` for r = 2, ..., `most`."""
+    """The rows, from the terms of `schedule.binomial.split` for r = 2, ..., `most`."""
     row = np.ones(checkpoints + 1, np.int64)
     table = np.zeros((checkpoints, 2, most - 1), np.int64)
     for r in range(2, most + 1):
@@ -49,8 +52,8 @@ def _table(checkpoints: int, most: int) -> np.ndarray:
 
 
 def entry(values: jax.Array, index: jax.Array) -> jax.Array:
-    """The entry at an index that is not negative. It is unsigned, so that no kernel tests that."""
-    return lax.dynamic_index_in_dim(values, index.astype(jnp.uint32), keepdims=False)
+    """The entry at an index that is not negative: no kernel tests that."""
+    return lax.dynamic_index_in_dim(values, index, keepdims=False, allow_negative_indices=False)
 
 
 def integers(values: Any) -> jax.Array:
@@ -75,24 +78,33 @@ class Way:
         self._plan, self._levels, self._size = plan, levels, plan.block_size
 
     @cached_property
-    def _split(self) -> SplitTable:
-        return SplitTable(self._plan)
+    def from_position(self) -> Any:
+        """`from_position(position, block, top)`, traced once for its three calls."""
+        split = SplitTable(self._plan)
 
-    def from_position(self, position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
-        target = position + self._split(block + 1 - position, self._levels - top)
-        step, stop = (self._size * n for n in (position, block))
-        return jnp.stack([step, stop, block, target, top, position])
+        def way(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
+            steps = lax.sub(lax.add(block, _ONE), position)
+            target = lax.add(position, split(steps, lax.sub(np.int32(self._levels), top)))
+            step, stop = (lax.mul(np.int32(self._size), n) for n in (position, block))
+            return _stacked(step, stop, block, target, top, position)
+
+        return jax.jit(way)
 
     def to_target(self, way: jax.Array) -> jax.Array:
         """To where the schedule stores next."""
-        return jnp.stack([way[STEP], self._size * way[TARGET]])
+        return _stacked(number(way, STEP), lax.mul(np.int32(self._size), number(way, TARGET)))
 
     def to_block(self, block: jax.Array, positions: jax.Array, top: jax.Array) -> jax.Array:
         """From the newest checkpoint; without one, from anywhere."""
-        position = entry(positions, jnp.maximum(top, 0))
+        position = entry(positions, lax.max(top, _ZERO))
         return self.from_position(position, jnp.asarray(block, jnp.int32), top)
 
 
+def _stacked(*numbers: jax.Array) -> jax.Array:
+    return lax.concatenate([lax.expand_dims(n, (0,)) for n in numbers], 0)
+
+
+_ZERO, _ONE = np.int32(0), np.int32(1)
 _LARGEST = np.iinfo(np.int32).max
 _BEYOND = 2**32
 """More than any difference of a 32-bit integer and another one; sums of 2**31 of these fit."""

@@ -4,7 +4,7 @@ Begin with `scan`, the public function. A `Problem` is what is run, a `Position`
 stands in its plan, and a `RunDirectory` is what is on the disk.
 
 - `scan`: the public function.
-- `problem`: the arguments of a call, traced, and the `Problem` of each evaluation or gradient.
+- `problem`: the `Problem` of a call, and of each evaluation or gradient of it.
 - `differentiable`: the loop as a function that JAX differentiates, and what it refuses.
 - `run`: the forward sweep, and the reverse sweep of each pullback.
 - `position`: the sweeps, action by action: a `Position`, and cotangents so far.

@@ -7,12 +7,12 @@ import numpy as np
 
 from jax_revolve._compat import as_array, is_traced
 from jax_revolve.host.arrays import on_same_devices
-from jax_revolve.host.problem import Call
+from jax_revolve.host.problem import Problem
 from jax_revolve.host.run import Results, run_forward
 from jax_revolve.step.loop import Operands, is_inexact
 
 
-def run(call: Call) -> Results:
+def run(call: Problem) -> Results:
     """The final carry and the ys, with a rule for reverse mode."""
     # JAX would convert NumPy arrays, which may be files that are larger than the memory.
     operands, in_memory = call.operands, [isinstance(x, np.ndarray) for x in call.operands.xs]

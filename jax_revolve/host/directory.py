@@ -33,7 +33,7 @@ class RunDirectory:
     - the `position`, and `ys`: the files with the ys;
     - after the forward sweep, the `final` carry;
     - in the reverse sweep, `given`: the fingerprint of the results' cotangents, and the
-        `cotangents` of the carry and the consts so far, and files with those of `xs`;
+        `cotangents` of the carry and the consts so far, and files with the ones of `xs`;
     - at the end, `is_over`.
 
     All processes of a run use states of the same number. A process writes a state once all of them
@@ -117,7 +117,7 @@ class RunDirectory:
         if differ:
             raise ValueError(
                 f"directory={str(self._path)!r} has another run: {' and '.join(differ)} differ "
-                "from those of this call. Nothing was changed. Call host_scan as before to go on "
+                "from this call's. Nothing was changed. Call host_scan as before to go on "
                 "with that run, or pass another directory to begin a new one."
             )
 
@@ -152,7 +152,7 @@ class RunDirectory:
         return self._state.get("is_over", False)
 
     def begin_reverse(self, cotangents: Cotangents, *, is_first: bool) -> bool:
-        """Restore the cotangents so far. Returns false if those of the results differ, which is
+        """Restore the cotangents so far. Returns false if the results' cotangents differ, which is
         another run if it `is_first` that they are given, or if another call has begun again."""
         ours = {"cotangents of the results": of_operands([*cotangents.carry, *cotangents.ys])}
         given = self._state.get("given", ours)

@@ -44,8 +44,8 @@ class Position:
 
 @dataclass
 class Cotangents:
-    """Cotangents so far: of the active carries, of the active consts, and rows of those of the
-    active xs; and those of all ys, `None` where they are zero."""
+    """Cotangents so far: of the active carries, of the active consts, and rows for the
+    active xs; and of all ys, `None` where they are zero."""
 
     carry: Values
     consts: Values
@@ -84,7 +84,7 @@ def sweep(
                 position.carry, y = step.forward(operands.consts, position.carry, x)
                 position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
                 if is_forward:
-                    to.put(problem.entry(number), y)
+                    to.put(problem.loop.entry(number), y)
                     position.reached = number + 1
                 between_steps(position.carry)
             position.actions, position.steps = position.actions + 1, 0
@@ -93,9 +93,9 @@ def sweep(
         elif isinstance(action, Tape):
             assert not is_forward
             assert position.carry is not None
-            entry = problem.entry(action.start)
+            entry = problem.loop.entry(action.start)
             inputs = Operands(operands.consts, position.carry, x)
-            to.carry, ct_x, to.consts = step.pull(inputs, to.carry, ct_ys(entry), to.consts)
+            to.consts, to.carry, ct_x = step.pull(inputs, to.carry, ct_ys(entry), to.consts)
             to.xs.put(entry, ct_x)
             position.carry, position.reached = None, problem.length - action.start
             position.actions, position.evaluations = position.actions + 1, position.evaluations + 1

@@ -1,7 +1,7 @@
 """What is run: a function and its operands, by which steps and which plan.
 
-`trace` makes a `Call` of the arguments of `host_scan`. Each evaluation or differentiation of it is
-a `Problem`.
+`trace` makes a `Problem` of the arguments of `host_scan`, and each evaluation or differentiation
+of it is another one.
 """
 
 import os
@@ -24,11 +24,11 @@ from jax_revolve._compat import (
     without_consts,
     without_dead_code,
 )
-from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.tape.taped import sizes_of
 from jax_revolve.host.arrays import Values
 from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
 from jax_revolve.host.rows import Fetched, Rows, slices_of
-from jax_revolve.host.step import CompiledStep, compiled_step
+from jax_revolve.host.step import compiled_step
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer
@@ -40,72 +40,71 @@ from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.restart import find_restart
 
 
-class Call(NamedTuple):
-    """A call of `host_scan`: its step, its operands, without xs if those are fetched, the
-    structures of the carry and of one y, and its options."""
+class Problem(NamedTuple):
+    """What is run, from a `Position` on: a call of `host_scan`, and how it is evaluated or
+    differentiated.
+
+    The call: its loop, the operands, without xs if those are fetched, the structures of the carry
+    and of one y, and the options, of which `asked` is the plan or a request for one.
+    """
 
     loop: Loop
     operands: Operands
-    length: int
     fetched: Fetched | None
     carry_tree: Any
     y_tree: Any
-    plan: AnyPlan | Request | None = None
+    asked: AnyPlan | Request | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
     directory: str | os.PathLike[str] | None = None
     save_every: float = 0.0
     version: str | int | None = None
 
+    step: Any = None
+    """The `CompiledStep`, of an evaluation or a gradient."""
+    restart: Mask = ()
+    """The leaves of the carry that a checkpoint holds."""
+    plan: AnyPlan | None = None
+    """None for a loop that is not differentiated."""
+    derivatives: str = "value"
+    """Which derivatives are taken, for the fingerprint."""
+
     def value(self, operands: Operands) -> "Problem":
-        """The call with operands that are not differentiated: one sweep, which keeps nothing."""
+        """With operands that are not differentiated: one sweep, which keeps nothing."""
         step = compiled_step(self.loop, operands._replace(xs=[]))
-        return Problem(self, operands, step, (True,) * len(operands.carry), None, "value")
+        return self._replace(operands=operands, step=step, restart=(True,) * len(operands.carry))
 
     def gradient(self, operands: Operands, differentiated: Operands) -> "Problem":
-        """The call with operands of which some are differentiated."""
-        loop, one = self.loop, self._one_slice(operands)
-        if self.fetched is not None:
+        """With operands of which some are differentiated."""
+        loop, fetched = self.loop, self.fetched
+        one = operands._replace(xs=[x[:1] for x in operands.xs])  # a single slice of the xs
+        if fetched is not None:
+            one = one._replace(xs=[x[None] for x in fetched.example])
             differentiated = differentiated._replace(xs=[False] * len(one.xs))
         activity = find_activity(loop, [flag for part in differentiated for flag in part])
         needed = find_restart(loop, activity, one)
         carry, _ = loop.results(results_in(loop.jaxpr))
         is_changed = [result.input != loop.num_consts + i for i, result in enumerate(carry)]
         restart = tuple(n and c for n, c in zip(needed, is_changed, strict=True))
-        plan = self.plan
+        plan = self.asked
         if isinstance(plan, Request):
             sizes = sizes_of(loop, activity, needed, one)
             # All residuals of a step are there at once, and cotangents of weights are added up.
             uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
             none = {"weights": 0, "again": 0, "again_work": 0.0, "factors": 0}
             plan = plan.resolve(sizes._replace(residuals=uncut, **none))
-        step = compiled_step(loop, one, activity)
-        return Problem(self, operands, step, restart, plan, f"gradient {differentiated} {restart}")
-
-    def _one_slice(self, operands: Operands) -> Operands:
-        """The operands with a single slice of the xs, those that are fetched included."""
-        if self.fetched is None:
-            return operands._replace(xs=[x[:1] for x in operands.xs])
-        return operands._replace(xs=[x[None] for x in self.fetched.example])
-
-
-class Problem(NamedTuple):
-    """What is run, from a `Position` on: a call with its operands, and by which plan."""
-
-    call: Call
-    operands: Operands
-    step: CompiledStep
-    restart: Mask
-    """The leaves of the carry that a checkpoint holds."""
-    plan: AnyPlan | None
-    """None for a loop that is not differentiated."""
-    derivatives: str
-    """Which derivatives are taken, for the fingerprint."""
+        return self._replace(
+            operands=operands,
+            step=compiled_step(loop, one, activity),
+            restart=restart,
+            plan=plan,
+            derivatives=f"gradient {differentiated} {restart}",
+        )
 
     @property
     def length(self) -> int:
         """The number of steps."""
-        return self.call.length
+        return self.loop.steps
 
     @property
     def evaluations(self) -> int:
@@ -117,17 +116,14 @@ class Problem(NamedTuple):
         plan = [Advance(0, self.length)] if self.plan is None else self.plan
         return islice(plan, first, None)
 
-    def entry(self, step: int) -> int:
-        """The index in xs and ys of a step."""
-        return self.length - 1 - step if self.call.loop.reverse else step
-
     def slices(self, actions: int, steps: int, *, until_end: bool) -> Iterator[Values]:
         """The slices of the xs for the steps that follow so many actions and steps, perhaps only in
         the forward sweep."""
-        fetch = self.call.fetched or slices_of(self.operands.xs)
+        fetch = self.fetched or slices_of(self.operands.xs)
         for action in self.actions(actions):
             if isinstance(action, Advance | Tape):
-                yield from map(fetch, map(self.entry, range(action.start + steps, action.stop)))
+                numbers = range(action.start + steps, action.stop)
+                yield from map(fetch, map(self.loop.entry, numbers))
                 if until_end and action.stop == self.length:
                     return
                 steps = 0
@@ -140,16 +136,16 @@ class Problem(NamedTuple):
 
     def ys(self) -> Rows:
         """No ys yet."""
-        call, take = self.call, None
-        _, types = call.loop.results(call.loop.jaxpr.out_avals)
-        if (consume := call.consume) is not None:
-            take = lambda at, y: consume(at, jax.tree.unflatten(call.y_tree, y))  # noqa: E731
+        take = None
+        _, types = self.loop.results(self.loop.jaxpr.out_avals)
+        if (consume := self.consume) is not None:
+            take = lambda at, y: consume(at, jax.tree.unflatten(self.y_tree, y))  # noqa: E731
         return Rows(self.length, types, take)
 
     def fingerprint(self, processes: int) -> dict[str, str]:
         """What has to be the same for a saved run to go on."""
-        call, operands, contents = self.call, self.operands, Contents(self.call.version)
-        plan, fetched = call.plan, call.fetched
+        operands, contents = self.operands, Contents(self.version)
+        plan, fetched = self.asked, self.fetched
         assert plan is not None
         if isinstance(plan.storage, Disk):  # which is the directory of the run
             plan = replace(plan, storage=replace(plan.storage, directory=""))
@@ -159,36 +155,28 @@ class Problem(NamedTuple):
             "function for xs": contents.of("xs", fetched and fetched.function),
             "slices of xs": of_operands(fetched.example if fetched else ()),
             "derivatives": self.derivatives,
-            "options": repr((call.length, call.loop.reverse, call.consume is None, plan)),
-            "version": repr(call.version),
+            "options": repr((self.length, self.loop.reverse, self.consume is None, plan)),
+            "version": repr(self.version),
             "versions of JAX or the devices": of_platform(processes),
         }
 
 
-def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Call:
-    """Checks the arguments. Whatever `jax.lax.scan` rejects raises its own error."""
-    if not (callable(xs) and jax.tree.leaves(xs) == [xs]):
-        loop, operands, *trees = _trace(f, init, xs, length, reverse)
-        return Call(loop, operands, loop.steps, None, *trees)
-    allowed = "an int >= 1 where xs is a function"
-    length = check_integer("length", length, least=1, allowed=allowed)
-    fetched = Fetched(xs, length - 1 if reverse else 0)
-    one = jax.tree.unflatten(fetched.tree, [x[None] for x in fetched.example])
-    loop, operands, *trees = _trace(f, init, one, 1, reverse)
-    return Call(loop, operands._replace(xs=[]), length, fetched, *trees)
-
-
-def _trace(
-    f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool
-) -> tuple[Loop, Operands, Any, Any]:
-    """Traces `f`: once as `jax.lax.scan`, for its checks, its errors and its types, and once for a
-    jaxpr that returns each carry and each y, which that of `jax.lax.scan` may not."""
+def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Problem:
+    """Checks the arguments, and traces `f`: once as `jax.lax.scan`, for its checks, its errors and
+    its types, and once for a jaxpr that returns each carry and each y, which
+    `jax.lax.scan`'s may not."""
+    fetched, traced = None, length
+    if callable(xs) and jax.tree.leaves(xs) == [xs]:
+        allowed = "an int >= 1 where xs is a function"
+        length, traced = check_integer("length", length, least=1, allowed=allowed), 1
+        fetched = Fetched(xs, length - 1 if reverse else 0)
+        xs = jax.tree.unflatten(fetched.tree, [x[None] for x in fetched.example])
     leaves, xs_tree = jax.tree.flatten(xs)
     is_numpy = [isinstance(x, np.ndarray) for x in leaves]
 
     def scan(in_memory: list[Any]) -> Any:
         xs = jax.tree.unflatten(xs_tree, substitute(leaves, is_numpy, in_memory))
-        return lax.scan(f, init, xs, length, reverse)
+        return lax.scan(f, init, xs, traced, reverse)
 
     # A NumPy array is an input here, because a constant would be read and copied whole.
     in_memory = pick(leaves, is_numpy)
@@ -216,7 +204,8 @@ def _trace(
         plan=None,
     )
     consts = [as_array(_own(x)) for x in consts]
-    return loop, Operands(consts, carry, leaves), carry_tree, y_tree
+    operands = Operands(consts, carry, leaves if fetched is None else [])
+    return Problem(loop, operands, fetched, carry_tree, y_tree)
 
 
 def _like(value: Any, aval: Any) -> Any:

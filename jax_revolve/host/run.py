@@ -49,7 +49,7 @@ class Run:
         return self._spread(cotangents)
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
-        """The reverse sweep of a run that is saved, whose state is that of its first pullback:
+        """The reverse sweep of a run that is saved, whose state belongs to its first pullback:
         returns false for a second one with other cotangents."""
         with directory.running(self.watch) as is_known:
             left, self.left = self.left if is_known else None, None
@@ -66,7 +66,7 @@ class Run:
     def _begin(self, ct_carry: Values, ct_ys: Values) -> Cotangents:
         problem, activity = self.problem, self.problem.step.activity
         operands = problem.operands
-        if problem.call.consume is not None:  # what a function took has no cotangents
+        if problem.consume is not None:  # what a function took has no cotangents
             ct_ys = [None] * len(activity.ys)
         xs = [x.update(shape=x.shape[1:]) for x in map(tangent_type, operands.xs)]
         return Cotangents(
@@ -91,15 +91,14 @@ class Run:
 
 def run_forward(problem: Problem) -> tuple[Results, Run]:
     """The results, and what pulls cotangents back."""
-    call, ys = problem.call, problem.ys()
-    watch = Watch(call.listener, call.save_every)
-    if call.directory is None:
+    ys, watch = problem.ys(), Watch(problem.listener, problem.save_every)
+    if problem.directory is None:
         position = Position(carry=problem.operands.carry)
         sweep(problem, position, ys, watch, keep)
         final = position.after_forward()
         return (final, ys.result()), Run(problem, watch, None, position)
     processes = Processes([x for part in problem.operands for x in part])
-    directory = RunDirectory(Path(call.directory), problem, processes)
+    directory = RunDirectory(Path(problem.directory), problem, processes)
     with directory.running(watch):
         problem = directory.begin(ys)
         final, position = directory.final(), directory.position()

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Callable
-from math import inf, isfinite
-from numbers import Real
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from jax_revolve.host.differentiable import run
 from jax_revolve.host.problem import trace
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.arguments import Memory, check_number, mistyped
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan
@@ -59,7 +58,7 @@ def host_scan(
     **Arguments:**
 
     - `f`, `init`, `length`, `reverse`: as `jax.lax.scan`. The carry keeps the sharding of `init`,
-        which may be that of several processes. They then make the same call.
+        which may span several processes. They then make the same call.
     - `xs`: as `jax.lax.scan`; a NumPy array stays in the host's memory, and must not change before
         the last pullback. Or a function `i -> x`, which is called whenever step `i` runs, one step
         ahead, while the device computes. It may fill and return one NumPy array each time. It is
@@ -131,7 +130,7 @@ def host_scan(
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
     call = call._replace(
-        plan=asked.for_scan(call.length),
+        asked=asked.for_scan(call.length),
         consume=consume,
         listener=asked.listener,
         directory=directory,
@@ -145,23 +144,14 @@ def host_scan(
 
 def _check(consume: object, directory: object, save_every: Any, version: object) -> None:
     """Checks the arguments that only this loop has."""
-    is_function = consume is None or callable(consume)
-    is_path = isinstance(directory, str | os.PathLike | None)
-    is_number = isinstance(save_every, Real) and not isinstance(save_every, bool)
-    is_version = isinstance(version, str | int | None) and not isinstance(version, bool)
+    if not (consume is None or callable(consume)):
+        raise mistyped("consume", consume, "a function consume(i, y) or None")
+    if not isinstance(directory, str | os.PathLike | None):
+        raise mistyped("directory", directory, "a str, an os.PathLike or None")
     seconds = "a number >= 0 of seconds between two saves"
-    for name, value, is_allowed, allowed in (
-        ("consume", consume, is_function, "a function consume(i, y) or None"),
-        ("directory", directory, is_path, "a str, an os.PathLike or None"),
-        ("save_every", save_every, is_number, seconds),
-        ("version", version, is_version, "a str, an int or None"),
-    ):
-        if not is_allowed:
-            raise TypeError(
-                f"{name} must be {allowed}, but is {value!r} of type {type(value).__name__}."
-            )
-    if not isfinite(save_every) or save_every < 0:
-        raise ValueError(f"save_every must be {seconds}, but is {save_every!r}.")
+    check_number("save_every", save_every, least=0, allowed=seconds)
+    if isinstance(version, bool) or not isinstance(version, str | int | None):
+        raise mistyped("version", version, "a str, an int or None")
 
 
 def _check_plan(plan: AnyPlan | None, storage: Storage | None, directory: Any) -> None:

@@ -1,7 +1,7 @@
 """The step as compiled programs: forward, and pulled back."""
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,15 +14,6 @@ from jax_revolve.step.pullback import Cotangents, add, pull_back_step, zero_cota
 from jax_revolve.storage.buffers import read
 
 
-class Pulled(NamedTuple):
-    """The cotangents before a step: of the active carries, of the slices of the active xs, and of
-    the active consts, those of later steps included."""
-
-    carry: Values
-    x: Values
-    consts: Values
-
-
 class CompiledStep:
     """A loop's step. Each program is compiled when it is first called.
 
@@ -31,7 +22,9 @@ class CompiledStep:
     """
 
     def __init__(self, loop: Loop, operands: Operands, activity: Activity | None) -> None:
-        self._loop, self._activity = loop, activity
+        self._loop = loop
+        self.activity: Any = activity
+        """What is differentiated; `None` of a step without a pullback."""
         carry = list(map(sharding_of, operands.carry))
         self.forward = jax.jit(loop.step, out_shardings=(carry, None))
         self.programs = [loop.jaxpr]
@@ -39,24 +32,21 @@ class CompiledStep:
         if activity is None:
             return
         consts = list(map(sharding_of, pick(operands.consts, activity.consts)))
-        shardings: Any = Pulled(pick(carry, activity.carry), None, consts)  # pyright: ignore[reportArgumentType]
+        carry: Any = pick(carry, activity.carry)
+        shardings = consts, carry, None
         self.pull = jax.jit(self._pull, donate_argnums=3, out_shardings=shardings)
         # Tracing it now makes a step without a pullback an error before the loop runs.
         one = operands._replace(xs=read(operands.xs, 0))
         self.programs.append(jax.make_jaxpr(self._pull_zeros)(one))
 
-    @property
-    def activity(self) -> Activity:
-        """What is differentiated."""
-        assert self._activity is not None
-        return self._activity
-
-    def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Pulled:
+    def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
+        """The cotangents before a step: of the active consts, with contributions of later steps,
+        of the active carries, and of the slices of the active xs."""
         cotangents = Cotangents(ct_carry, ct_y)
         pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
-        return Pulled(pulled.carry, pulled.xs, add(ct_consts, pulled.consts))
+        return add(ct_consts, pulled.consts), pulled.carry, pulled.xs
 
-    def _pull_zeros(self, inputs: Operands) -> Pulled:
+    def _pull_zeros(self, inputs: Operands) -> Any:
         carry, y = self._loop.step(*inputs)
         active = self.activity
         pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)

@@ -1,6 +1,6 @@
 """Trees as the arrays that a loop of lax carries, and leaves that stay as they are.
 
-Arrays are those of JAX and NumPy, as for `equinox.is_array`. A Python number is a valid carry of
+Arrays are JAX's and NumPy's, as for `equinox.is_array`. A Python number is a valid carry of
 `lax.scan`, and Equinox's modules keep settings in Python numbers. The trace of the body decides: a
 number that the body returns unchanged is a setting.
 """
@@ -91,5 +91,5 @@ def _same(old: Any, new: Any) -> bool:
         return repr(old) == repr(new)  # differs for zeros of different signs, and not for nan
     try:
         return bool(old == new)
-    except Exception:  # whatever the leaf's own comparison raises
+    except Exception:  # the leaf's own comparison may raise anything
         return False

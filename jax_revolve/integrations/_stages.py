@@ -23,7 +23,7 @@ from jax_revolve._compat import (
     ClosedJaxpr,
     LoopEquation,
     call_in_place,
-    has_custom_jvp,
+    has_equation,
     kept_whole,
     run_around_loop,
     run_equation,
@@ -94,7 +94,7 @@ def _num_stages(solver: Any) -> int:
 def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list[Any]:
     loop = Loop.of(equation, count, None)
     consts, init, _ = loop.operands(operands)
-    keep = has_custom_jvp(loop.jaxpr)
+    keep = has_equation(loop.jaxpr, "custom_jvp")
     quicker = loop._replace(jaxpr=_in_fewer_kernels(loop))
 
     def stage(carry: list[Any]) -> list[Any]:
@@ -130,8 +130,8 @@ def _in_fewer_kernels(loop: Loop) -> ClosedJaxpr:
     """The jaxpr of a stage, for XLA's CPU backend.
 
     A stage multiplies the slopes of all earlier stages, which are a buffer in the carry, and writes
-    its own slope into the buffer. In reverse mode, the cotangent of the product is added to that of
-    the whole buffer. XLA would recompute it for each row of the buffer, in a kernel that contains
+    its own slope into the buffer. In reverse mode, the cotangent of the product is added to the
+    whole buffer's. XLA would recompute it for each row of the buffer, in a kernel that contains
     the whole derivative of the vector field: without this, the gradient of a Tsit5 solve takes a
     third longer.
     """

@@ -12,10 +12,10 @@ try:
     import diffrax
 except ModuleNotFoundError as error:
     if error.name != "diffrax":
-        raise  # Diffrax is there, and lacks something itself
+        raise  # Diffrax exists, and lacks something itself
     raise ImportError(
         "jax_revolve.integrations.diffrax needs Diffrax, which is not installed. Install it with "
-        'pip install "jax_revolve[diffrax]".'
+        'pip install "diffrax>=0.6.2".'
     ) from error
 
 from jax_revolve.integrations._stages import with_scanned_stages
@@ -60,7 +60,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         [`jax_revolve.bounded_while_loop`][]. A step of the loop is a step of the solver, accepted
         or rejected, and a `plan` is for `max_steps` of them.
 
-    By default, the memory is that of about `(6 * max_steps) ** (1 / 3)` states, 28 for the
+    By default, the memory is enough for about `(6 * max_steps) ** (1 / 3)` states, 28 for the
     4096 steps that are Diffrax's default. All are as in [`jax_revolve.bounded_while_loop`][].
     With `max_steps=None`, reverse mode needs `checkpoints`, and higher orders of it a `max_steps`.
 

@@ -42,10 +42,10 @@ def filter_checkpointed_scan(
     such as the activation function of an `equinox.Module`.
 
     - Such leaves of the carry must be the same after every step.
-    - Those of xs are the same at every step.
-    - Those of ys are returned once, rather than stacked.
+    - In xs they are the same at every step.
+    - In ys they are returned once, rather than stacked.
 
-    Arrays are those of JAX and NumPy, as for `equinox.is_array`. Python numbers are settings to
+    Arrays are JAX's and NumPy's, as for `equinox.is_array`. Python numbers are settings to
     Equinox, arrays to `jax.lax.scan`, and either of them here. In the carry, a number that `f`
     returns unchanged is a setting, and stays a Python number. Any other number is a loop variable,
     as in `jax.lax.scan`; then `f` is traced again. In xs, a number is the same at every step. In

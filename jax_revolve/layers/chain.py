@@ -35,9 +35,9 @@ def checkpointed_chain(
     - A list of layers, which may differ, follows the schedule that is optimal for their measured
         work and sizes, found by dynamic programming.
     - A stack of identical layers is a [`jax_revolve.checkpointed_scan`][]: it is traced and
-        compiled once, whatever the number of layers.
+        compiled once, however many layers it has.
 
-    Every layer draws the same random numbers when it runs again, and state, such as the running
+    Every layer draws the same random numbers when it is recomputed, and state, such as the running
     statistics of batch norm, advances once. Every transformation works. Only first-order reverse
     mode saves memory; forward mode and evaluation run every layer once.
 
@@ -48,15 +48,16 @@ def checkpointed_chain(
         `equinox.filter_vmap(make_layer)(keys)`.
     - `x`: the input of the first layer: any pytree. Each layer gets the output of the one before.
         The output of a layer in a stack has the types of its input.
-    - `checkpoints`: the number of carries to store at once, `x` included, in addition to the
+    - `checkpoints`: the number of carries to store at once, `x` included, besides the
         residuals of one layer: an int >= 1, or `"all"`. Fewer take less memory and more time. A
         list is compiled layer by layer, once for each run of a layer: a few checkpoints fewer can
         mean a much larger program.
     - `memory`: instead, the most bytes to hold: an int or a string such as `"512MB"`. Covers
         carries and the residuals of layers. The budget excludes what every gradient needs: weights
-        and their cotangents, and the temporaries of a single layer. Under `jax.vmap` that of a list
-        is for one example, and that of a stack as in [`jax_revolve.checkpointed_scan`][]. Sizes are
-        those of layers that are differentiated with respect to all their inputs and weights.
+        and their cotangents, and the temporaries of a single layer. Under `jax.vmap`, the
+        budget of a list is for one example, and the budget of a stack is as in
+        [`jax_revolve.checkpointed_scan`][]. Layers are measured as if they were differentiated with
+        respect to all their inputs and weights.
     - `block_size`, `storage`, `plan`, `progress`: for a stack, as
         [`jax_revolve.checkpointed_scan`][]. A list, whose layers have different sizes, has none of
         these.

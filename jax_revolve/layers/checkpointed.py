@@ -23,7 +23,7 @@ class Checkpointed(eqx.nn.StatefulLayer):
     like `equinox.filter_checkpoint`, but also saves memory on a CPU, where XLA undoes
     `jax.checkpoint` outside loops.
 
-    Values, keys and state are those of a plain call: dropout draws the same mask again, and running
+    Values, keys and state are as in a plain call: dropout draws the same mask again, and running
     statistics advance once. Derivatives of every order, forward mode and `vmap` work; only
     first-order reverse mode saves memory.
 
@@ -130,7 +130,7 @@ def checkpoint_layers(model: Model, layer_type: type | tuple[type, ...]) -> Mode
         names = ", ".join(sorted({t.__name__ for t in found})) or "none"
         wanted = ", ".join(t.__name__ for t in types)
         raise ValueError(
-            f"layer_type must be that of a submodule of the model, but there is no {wanted}. The "
+            f"layer_type must be the type of a submodule, but the model has no {wanted}. The "
             f"types of its submodules are: {names}."
         )
     return result

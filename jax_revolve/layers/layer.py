@@ -70,7 +70,7 @@ class Layer(NamedTuple):
         required = {n for n, p in parameters.items() if p.default is inspect.Parameter.empty}
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
         takes_key = "key" in parameters or (isinstance(inner, eqx.Module) and takes_any)
-        # An optional state, as that of equinox.nn.LayerNorm, is only passed on.
+        # An optional state, as in equinox.nn.LayerNorm, is only passed on.
         is_module = isinstance(inner, eqx.nn.StatefulLayer)
         is_stateful = inner.is_stateful() if is_module else "state" in required
         return cls(number, call, takes_key, "key" in required, is_stateful)

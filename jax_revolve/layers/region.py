@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve import _compat
-from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr, has_convolution, zeros
+from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr, has_equation, zeros
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import jvp_of_nonzero
 
@@ -42,7 +42,7 @@ def _run(*operands: Any, jaxpr: ClosedJaxpr) -> list[Any]:
     def on_copies(*operands: Any) -> list[Any]:
         return run(*_in_a_branch(lambda *xs: list(xs), jaxpr.in_avals, operands))
 
-    on_cpu = on_copies if has_convolution(jaxpr) else in_a_branch
+    on_cpu = on_copies if has_equation(jaxpr, "conv_general_dilated") else in_a_branch
     return lax.platform_dependent(*operands, cpu=on_cpu, default=behind_a_barrier)
 
 

@@ -5,7 +5,7 @@ run, batched and in forward mode it is the function itself. As for loops there a
 see `autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
 computes the function again, apart from all else.
 
-The pullback's derivative is that of the function's own pullback: only the memory of first-order
+The pullback's derivative is the function's own pullback's: only the memory of first-order
 reverse mode is bounded by what a segment's operands take.
 """
 
@@ -19,13 +19,7 @@ import jax
 from jax_revolve import _compat
 from jax_revolve._compat import AbstractValue, ClosedJaxpr
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import (
-    Flat,
-    Rules,
-    derive,
-    function_types,
-    jvp_of_nonzero,
-)
+from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
 from jax_revolve.layers.region import apart
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import is_inexact, pick, substitute
@@ -153,29 +147,15 @@ def _transpose(
     given = [not _compat.is_zero(ct) for ct in cotangents]
     nothing = (False,) * len(activity.results)
     wanted = tuple(substitute(nothing, activity.results, given))
-    return pull_back(function, activity.operands, wanted, operands, pick(cotangents, given))
+    pullback = partial(_pull_back, function, activity.operands, wanted)
+    return apart(pullback, *operands, *pick(cotangents, given))
 
 
 derive(Rules(segment_p, _activity, _jvp, _linearize, _transpose, primal_half=_primal_half))
 
 
-# The pullback
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def pull_back(segment: Segment, mask: Mask, wanted: Mask, operands: Flat, cotangents: Flat) -> Flat:
-    """Cotangents of the operands in `mask`, from those of the results in `wanted`."""
-    flat = [*operands, *cotangents]
-    return apart(partial(_pull_back, segment, mask, wanted), *flat)
-
-
-@partial(pull_back.defjvp, symbolic_zeros=True)
-def _pull_back_jvp(segment: Segment, mask: Mask, wanted: Mask, primals: Any, tangents: Any) -> Any:
-    flat, flat_dot = ([*operands, *cts] for operands, cts in (primals, tangents))
-    return jvp_of_nonzero(lambda flat: _pull_back(segment, mask, wanted, *flat), flat, flat_dot)
-
-
 def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[Any]:
+    """Cotangents of the operands in `mask`, from the cotangents of the results in `wanted`."""
     operands, cotangents = list(flat[: len(mask)]), list(flat[len(mask) :])
 
     def run(chosen: Flat) -> Flat:

@@ -56,7 +56,7 @@ def _length(trees: dict[str, Any]) -> int:
     for at, shape in shapes.items():
         if not shape or shape[0] != shapes[first][0]:
             raise ValueError(
-                "layers must have arrays with the same leading axis, that of the layers, but "
+                "layers must have arrays with the same leading axis, one entry per layer, but "
                 f"{first} has shape {shapes[first]} and {at} has shape {shape}. Make a stack with "
                 "equinox.filter_vmap(Layer)(keys), or pass a list of layers."
             )

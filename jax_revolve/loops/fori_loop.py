@@ -8,7 +8,6 @@ from jax import lax
 from jax_revolve._compat import LoopEquation, is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options, check_bound
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.loops.while_loop import raise_if_stopped, run_from
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
@@ -57,7 +56,7 @@ def checkpointed_fori_loop(
     **Raises:**
 
     Whatever `jax.lax.fori_loop` and that loop raise, and `ValueError` if the loop has more than
-    `max_steps` steps. If that is known only at run time, the error is that of
+    `max_steps` steps. If that is known only at run time, the error is the one of
     [`jax_revolve.bounded_while_loop`][] with `throw=True`.
 
     !!! Example
@@ -82,7 +81,6 @@ def checkpointed_fori_loop(
         if equation.length is not None:
             check_steps(equation.length)
         loop = asked.loop(equation, max_steps)
-        try_storage(loop.plan)
         results = run_loop(loop, operands)
         return raise_if_stopped(loop, operands, results, results)
 

@@ -17,11 +17,10 @@ import jax
 
 from jax_revolve._compat import is_traced, zeros
 from jax_revolve.autodiff.rules import run_loop
-from jax_revolve.progress.limit import Show, limit_bar
+from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import mistyped
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.measured import FEWEST_RUNS, Measurement
-from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.report import FEWEST_RUNS, Measurement, Report
 from jax_revolve.schedule.selection import Request, contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
@@ -122,7 +121,7 @@ class Program:
 
 
 def compile_gradient(loop: Loop, operands: list[Any]) -> Program:
-    """The loop's results and the cotangents of its operands, if those of its results are ones."""
+    """The loop's results and its operands' cotangents, if its results' cotangents are ones."""
     first = loop.num_condition_consts
     mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
 

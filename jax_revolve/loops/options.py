@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jax_revolve._compat import LoopEquation
+from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
@@ -35,7 +36,7 @@ LARGEST_BOUND = 2**31 - 1
 class Options:
     """The options that all loops share.
 
-    They are checked when the object is made, so that their errors come before those of `jax.lax`.
+    They are checked when the object is made, so that their errors come before `jax.lax`'s.
     """
 
     checkpoints: Checkpoints = None
@@ -74,6 +75,7 @@ class Options:
             length, plan = max_steps, self.for_bound(max_steps)
         else:
             length, plan = equation.length, self.for_scan(equation.length)
+        try_storage(plan)
         return Loop.of(equation, length, plan, self.listener)
 
     def for_scan(self, length: int) -> AnyPlan | Request:
@@ -88,7 +90,7 @@ class Options:
         """The plan of a loop of at most `max_steps` steps, or a request for one; `None` if the loop
         cannot be reversed.
 
-        Most loops stop long before their bound. So the default budget is that of the fewest
+        Most loops stop long before their bound. So the default budget has room for the fewest
         checkpoints with which no step is advanced more than three times even at the bound: about
         `(6 * max_steps) ** (1 / 3)`.
         """

@@ -8,7 +8,6 @@ from jax import lax
 from jax_revolve._compat import LoopEquation, is_jit_disabled, run_around_loop
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -37,7 +36,7 @@ def checkpointed_scan(
     progress: bool | ProgressMeter = False,
 ) -> tuple[Carry, Y]:
     """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
-    the fewest evaluations of `f`.
+    as few evaluations of `f` as any schedule that stores carries.
 
     It behaves like `lax.scan`: results, dtypes, weak types, errors, and every transformation, in
     any order and nesting. Only the memory and the time of reverse-mode derivatives differ.
@@ -47,8 +46,8 @@ def checkpointed_scan(
         and the residuals of `block_size` steps, and evaluates `f`
         `plan(n, checkpoints, block_size=block_size).evaluations` times. Cotangents of large weights
         are added up once for each block, by one matrix product.
-    - Forward mode is that of `lax.scan`; reverse mode over it is first-order reverse mode again, of
-        a loop that carries the tangents too.
+    - Forward mode is `lax.scan`'s; reverse mode over it is first-order reverse mode again, of a
+        loop that carries the tangents too.
     - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
         beside each carry. If `f` calls a function with a `jax.custom_vjp`, or a `jax.custom_jvp`
         rule that is not JAX's own, they run nested scans under `jax.checkpoint` instead, and hold
@@ -66,17 +65,17 @@ def checkpointed_scan(
         all steps run in order, as in an evaluation.
     - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
         `"all"` stores one for each block. More take more memory and less time; `jax_revolve.plan`
-        tells how much less.
+        shows how much less.
     - `block_size`: the number of steps to tape together, an int >= 1: their residuals are kept at
         the same time, and checkpoints are between blocks. Longer blocks take more memory and fewer
         evaluations. With `checkpoints` alone, the default is 1.
     - `memory`: instead of `checkpoints`, the most bytes to hold: an int or a string such as
         `"512MB"` or `"2GiB"`. Covers checkpoints, residuals, and the carry that the loop runs on.
-        The budget excludes what every gradient needs: xs, ys and their cotangents, those of
+        The budget excludes what every gradient needs: xs, ys and their cotangents, cotangents of
         closed-over values, and the temporaries of a single step. Under `jax.vmap` of a gradient it
         is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
-        one device inside `jax.shard_map`, and where types tell the sharding (`AxisType.Explicit`);
-        elsewhere it counts whole arrays, sharded or not. The plan is the one predicted quickest;
+        one device inside `jax.shard_map`, and where types carry the sharding (`AxisType.Explicit`);
+        elsewhere it counts whole arrays, sharded or not. Chosen is the plan predicted fastest;
         `jax_revolve.explain` shows the choices.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
@@ -147,9 +146,7 @@ def checkpointed_scan(
         return lax.scan(f, init, xs, length, reverse, unroll)
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        loop = asked.loop(equation)
-        try_storage(loop.plan)
-        return run_loop(loop, operands)
+        return run_loop(asked.loop(equation), operands)
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()

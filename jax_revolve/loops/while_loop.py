@@ -20,7 +20,6 @@ from jax_revolve._compat import (
 )
 from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.options import Options
-from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -85,18 +84,18 @@ def bounded_while_loop(
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
     any order. The bound stops the loop without an error, unless `throw=True`.
 
-    The time depends on the steps taken, not on the bound. Under `jax.vmap`, the loop runs until its
+    It runs the steps taken, however large the bound. Under `jax.vmap`, the loop runs until its
     longest example is done. The default for `checkpoints` depends on the bound, and with it the
     memory, which reverse mode allocates before the first step.
 
     - Evaluated, it is `lax.while_loop` with a counter.
-    - Forward mode is that of `lax.while_loop`; reverse mode over it is first-order reverse mode
-        again, of a loop that carries the tangents too.
+    - Forward mode is `lax.while_loop`'s; reverse mode over it is first-order reverse mode again,
+        of a loop that carries the tangents too.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps. It places checkpoints while the number of steps is
         unknown. With `block_size=1`, it evaluates `body_fun` `plan(steps, checkpoints).evaluations`
-        times in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few per
-        cent more often in a longer one.
+        times in a loop of up to `(checkpoints + 1) * (checkpoints + 2) / 2` steps, and a few
+        percent more often in a longer one.
     - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
         beside each carry. If `body_fun` calls a function with a `jax.custom_vjp`, or a
         `jax.custom_jvp` rule that is not JAX's own, they run nested scans under `jax.checkpoint`
@@ -105,8 +104,8 @@ def bounded_while_loop(
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that the body writes into but does not read.
 
-    An example that is done under `jax.vmap` cannot make a derivative NaN, even if `body_fun` has
-    none at the state where it stopped.
+    Under `jax.vmap`, finished examples are masked safely: they never make a derivative NaN, even if
+    `body_fun` has none at the state where they stopped.
 
     Like `jax.checkpoint`, it runs `body_fun` again to differentiate it: effects in it then happen
     again. Under `jax.disable_jit` it is a Python loop that stores all.
@@ -120,7 +119,7 @@ def bounded_while_loop(
     - `checkpoints`: the number of carries to store at once, the initial one included: an int >= 1.
         `"all"` stores one for each block up to the bound.
     - `block_size`, `memory`: as [`jax_revolve.checkpointed_scan`][]. The budget `memory` holds even
-        if the bound is reached, and the plan is the one that is predicted quickest then. Without
+        if the bound is reached, and the plan is the one predicted to be fastest then. Without
         `checkpoints`, the default budget is about `(6 * max_steps) ** (1 / 3)` carries and the
         residuals of one step: 28 carries for 4096 steps, 180 for a million. These are the fewest
         checkpoints with which no step is advanced more than three times even if the bound is
@@ -181,8 +180,7 @@ def bounded_while_loop(
         no paper; see `jax_revolve/schedule/online.py`.
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    chosen = asked.for_bound(max_steps)  # before `jax.lax` raises its errors
-    try_storage(chosen)
+    asked.for_bound(max_steps)  # before `jax.lax` raises its errors
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
@@ -191,7 +189,7 @@ def bounded_while_loop(
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = Loop.of(equation, max_steps, chosen, asked.listener)
+        loop = asked.loop(equation, max_steps)
         if with_steps:
             steps, results = run_counted(loop, operands)
         else:
@@ -274,7 +272,7 @@ def _python_loop(
     with_steps: bool,
     throw: bool,
 ) -> Any:
-    """A Python loop, for debugging under `jax.disable_jit`. As in that of `jax.lax`, the body gets
+    """A Python loop, for debugging under `jax.disable_jit`. As in `jax.lax`, the body gets
     JAX arrays, so it cannot change the user's NumPy arrays in place."""
     value, steps = jax.tree.map(as_array, init_val), 0
     while (max_steps is None or steps < max_steps) and cond_fun(value):

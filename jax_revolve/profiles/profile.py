@@ -1,6 +1,6 @@
 """What operations, loops and bytes take on a kind of device: the constants of the cost model.
 
-A profile is a small JSON file. Those of the platforms are beside this one. Only ratios matter for
+A profile is a small JSON file. The platforms' profiles are beside this one. Only ratios matter for
 the choice of a plan.
 """
 
@@ -89,7 +89,7 @@ def _refusal(path: Path, problem: str) -> ValueError:
 
 @cache
 def of_platform(platform: str) -> Profile:
-    """The profile of a platform as it comes with the package; for one that has none, that of CPUs,
+    """The profile of a platform as it comes with the package; for one that has none, the CPUs',
     which says so."""
     path = FOLDER / f"{platform}.json"
     if path.exists():

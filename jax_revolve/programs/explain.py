@@ -22,8 +22,7 @@ from jax_revolve.programs.find import (
 from jax_revolve.programs.rewrite import check_function, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.report.report import Report, checkpoints_of
-from jax_revolve.schedule.report.table import aligned
+from jax_revolve.schedule.report import Report, aligned, checkpoints_of
 
 Reports = Mapping[FoundLoop, Report | None]
 """The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
@@ -60,9 +59,9 @@ class Explanation:
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        from jax_revolve.schedule.report.show import new_axes
+        from jax_revolve.schedule.show import new_axes
 
         if len(self.loops) < 2:
             return [report.plot() for report in self.loops]
@@ -137,7 +136,7 @@ def explain(
     also works inside `jax.jit`. Apply it to the function that is differentiated, not to its
     gradient. Sizes are found as if everything were differentiated that can be; a gradient with
     respect to less has fewer residuals. They are for one device inside `jax.shard_map`, and where
-    types tell the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
+    types carry the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
 
     **Arguments:**
 
@@ -147,8 +146,8 @@ def explain(
         loop's gradient with its plan and, if the plan was chosen to fit in an amount of memory, up
         to seven others of different kinds that fit in there and are predicted to be at most 1.6
         times as slow. Each runs up to 31 times, in turns with the others, effects included. The
-        quickest is the loop's `plan`. Loops under `jax.lax.cond` or `jax.shard_map` are not
-        measured. A bar of tqdm shows how far it is.
+        fastest is the loop's `plan`. Loops under `jax.lax.cond` or `jax.shard_map` are not
+        measured. A tqdm bar shows the progress.
     - `seconds`: with `measure=True`, the time after which it ends, which the loops share: a number
         > 0. At least one plan of each loop is measured, in two runs after its first. Ctrl-C ends
         the measurements of a loop, and keeps what is measured by then.
@@ -194,7 +193,9 @@ def explain(
         with jax.disable_jit(False):
             closed, loops, *_ = trace(fun, args, kwargs)
             replacements = Choice().replacements(loops)
-            now, then = reports_on(loops, {}), reports_on(loops, replacements)
+            # A loop around a while loop of lax has no gradient, which is shown, and no error here.
+            refused = {key: r for key, r in replacements.items() if r.plan is None}
+            now, then = reports_on(loops, refused), reports_on(loops, replacements)
             shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
             if limit is not None:
                 check_arrays(closed.consts)

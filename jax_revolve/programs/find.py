@@ -15,12 +15,12 @@ from jax_revolve import _compat
 from jax_revolve._compat import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p, run_loop
-from jax_revolve.autodiff.sizes import sizes_of
+from jax_revolve.engine.tape.taped import sizes_of
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.report.report import Report
+from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, find_activity
@@ -43,7 +43,7 @@ class _Place:
     enclosing: tuple[Any, ...] = ()
     """The `shard_map` equations around them."""
     recomputed: tuple[Key, ...] = ()
-    """The keys of the equations around them that run again when they are transposed."""
+    """The keys of the equations around them that are recomputed when they are transposed."""
 
     def inside(self, eqn: Any, key: Key) -> "_Place":
         """The place of the jaxprs that an equation here runs."""
@@ -181,7 +181,7 @@ class FoundLoop:
         inside = {key: value for key, value in replacements.items() if is_in(key, self.key)}
         equation = _loop_in(self._eqn)
         assert equation is not None
-        # Loops of the same function share the jaxpr of the step, whatever their lengths.
+        # Loops of the same function share the jaxpr of the step, even if their lengths differ.
         kept = (equation.jaxpr, equation.condition, equation.num_consts, self.enclosing)
         known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
         facts = self._program.facts

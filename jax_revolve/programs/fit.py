@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_revolve._compat import program_bytes, text_of, usable_bytes
-from jax_revolve.progress.limit import Show, limit_bar
+from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
 
 UNLIMITED = 2**62
@@ -67,7 +67,7 @@ def fit(
     **Returns:**
 
     A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a [`jax_revolve.Fitted`][].
-    It takes 0.857 of the limit or more wherever more is of use. No smaller limit then gives more.
+    It takes at least 0.857 of the limit, unless more would not help, or plans jump by more.
 
     **Raises:**
 
@@ -103,7 +103,7 @@ def fit(
 class _Attempt(NamedTuple):
     memory: int
     bytes: float
-    kept: int = 0  # of the bytes, those of arguments, results and constants
+    kept: int = 0  # the bytes of arguments, results and constants
     compiled: Any = None
 
 

@@ -53,10 +53,10 @@ def checkpoint_loops(
     where: Where | None = None,
 ) -> Any:
     """`fun` with every loop that it runs checkpointed: `jax.lax.scan`, `fori_loop`, `map` and,
-    given a bound, `while_loop`, in `fun` itself and in whatever it calls, at any depth. A while
+    given a bound, `while_loop`, in `fun` itself and in all that it calls, at any depth. A while
     loop that would take more than `max_steps` steps raises an error at run time.
 
-    For programs whose loops you do not own: nothing in them has to change. Loops are found when
+    Third-party code need not change. Loops are found when
     `fun` is traced, in functions under `jax.jit`, `jax.vmap`, `jax.checkpoint`, `jax.shard_map` and
     `jax.lax.cond`, in other loops, in [`jax_revolve.Checkpointed`][] modules and in
     [`jax_revolve.checkpointed_chain`][]. They are replaced by [`jax_revolve.checkpointed_scan`][]
@@ -76,11 +76,11 @@ def checkpoint_loops(
     - `fun`: the function. Without it, the result is a decorator.
     - `checkpoints`: for each loop, as [`jax_revolve.checkpointed_scan`][].
     - `memory`: instead of `checkpoints`, the most bytes for all loops together: an int or a string
-        such as `"512MB"`. The plans that fit together with the least predicted time are chosen. An
-        inner loop's checkpoints exist once for each outer step that is taped at a time; in a loop
-        that is left alone, once for each step. The budget covers the same as in
+        such as `"512MB"`. The plans predicted to be fastest together are chosen. The
+        checkpoints of an inner loop are multiplied by the outer block size or, in a loop that is
+        left alone, by its length. The budget covers the same as in
         [`jax_revolve.checkpointed_scan`][]. Plans are chosen as if everything were differentiated
-        that can be, and under `jax.vmap` of the result for one example.
+        that can be, and for one example under `jax.vmap` of the result.
     - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
         with it.
     - `max_steps`: a bound for while loops, as [`jax_revolve.bounded_while_loop`][] with
@@ -112,7 +112,7 @@ def checkpoint_loops(
         import jax.numpy as jnp
         from jax_revolve import checkpoint_loops
 
-        def simulate(angle):  # somebody else's
+        def simulate(angle):  # third-party code
             def step(i, state):
                 angle, speed = state
                 speed = speed - 0.01 * jnp.sin(angle)

@@ -3,13 +3,14 @@ programs.
 
 An *outlay* of a loop is a choice of plans for it and everything inside it: bytes, and the predicted
 time. Outlays are found from the inside out, as in a knapsack problem, and do not depend on the
-budget. The predicted quickest outlay that fits is chosen, so a larger budget is never predicted
+budget. The outlay predicted to be fastest is chosen, so a larger budget is never predicted
 slower.
 
 Loops one after another hold their checkpoints at the same time, but are reversed one by one. The
 checkpoints of an inner loop are part of the residuals of an outer step, and exist once for each
 outer step that is taped at a time. Each outer step is transposed once, and with it the loops
-inside. So the time of an inner gradient counts once for each outer step, whatever the outer plan.
+inside. So the time of an inner gradient counts once for each outer step, regardless of the outer
+plan.
 """
 
 from collections import defaultdict
@@ -52,7 +53,7 @@ class Outlay:
 
 
 class Outlays(NamedTuple):
-    """The outlay with the least memory, that of the default plans, and others."""
+    """The outlay with the least memory, the one with the default plans, and others."""
 
     least: Outlay
     default: Outlay
@@ -81,9 +82,9 @@ def of_sharing(
     *,
     is_while: bool,
 ) -> Outlays:
-    """The outlays of a loop that shares the budget, given those of everything inside it. `length`
-    is its number of steps or its bound, `block_size` that of its plans if it is given, `default`
-    makes its default plan, and `sizes` are its sizes, given the bytes that the inside holds."""
+    """The outlays of a loop that shares the budget, from the outlays of everything inside it.
+    `length` is its number of steps or its bound, `block_size` is given or open, `default` makes its
+    default plan, and `sizes` its sizes from the bytes that the loops inside hold."""
 
     def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
         """With the default plan if there is none."""
@@ -101,7 +102,7 @@ def of_sharing(
 
 
 def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
-    """The outlay of a loop of these sizes, given that of everything inside it."""
+    """The outlay of a loop of these sizes around `inner`."""
     held = cost.held(plan, sizes, is_while=is_while)
     passing = cost.passing(plan, sizes, is_while=is_while)
     time = cost.time(plan, sizes, is_while=is_while)
@@ -117,7 +118,7 @@ def of_each_step(inner: Outlay, steps: int) -> Outlay:
 
 
 def recomputed(outlay: Outlay) -> Outlay:
-    """The outlay of a program that runs again when it is transposed, and holds nothing before."""
+    """The outlay of a program recomputed when it is transposed, which holds nothing before."""
     return Outlay(0, outlay.memory, outlay.time, outlay.plans)
 
 
@@ -163,18 +164,18 @@ def _order(outlay: Outlay) -> tuple[float, int, int]:
 
 
 OfLoop = Callable[[FoundLoop, Outlays], Outlays]
-"""The outlays of a loop, given those of everything inside it."""
+"""From a loop and the outlays of everything inside it, to its own."""
 
 
 def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
-    """The keys of what is around a loop, outermost first: other loops, and equations that run again
-    when they are transposed."""
+    """The keys of what is around a loop, outermost first: other loops, and equations that are
+    recomputed when they are transposed."""
     keys = (loop.key[:end] for end in range(1, len(loop.key)))
     return [key for key in keys if key in loops or key in loop.recomputed]
 
 
 def of_program(loops: Sequence[FoundLoop], of_loop: OfLoop) -> Outlays:
-    """The outlays of a program. The loops inside an equation that runs again when it is transposed
+    """The outlays of a program. Loops inside an equation that is recomputed when it is transposed
     hold nothing before that."""
     by_key = {loop.key: loop for loop in loops}
     inside = defaultdict[Key, dict[Key, None]](dict)

@@ -3,15 +3,20 @@
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from jax_revolve.progress.listener import UNKNOWN, Listener
+
+Show: TypeAlias = Callable[[float, str], None]
+"""Shows the share that is done, from 0 to 1, and what is done now."""
 
 
 class ProgressMeter:
@@ -97,6 +102,25 @@ def tqdm_bars() -> Any:
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
     return tqdm
+
+
+@contextmanager
+def limit_bar() -> Iterator[Show]:
+    """A bar of tqdm on the standard error stream, for work that has a limit of seconds. Nothing is
+    shown where tqdm is not installed."""
+    try:
+        bars = tqdm_bars()
+    except ImportError:
+        yield lambda share, now: None
+        return
+    with bars(total=100, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}") as bar:
+
+        def show(share: float, now: str) -> None:
+            bar.update(100 * share - bar.n)
+            if bar.desc != now:
+                bar.set_description_str(now)
+
+        yield show
 
 
 class TqdmMeter(ProgressMeter):
@@ -274,7 +298,7 @@ class _Runs:
 
 
 def _warn(message: str) -> None:
-    """A warning that is never an exception, whatever the filters are."""
+    """A warning that is never an exception, under any filters."""
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:

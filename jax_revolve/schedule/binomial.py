@@ -9,7 +9,6 @@ A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, chapter 12.
 """
 
 from collections.abc import Callable
-from itertools import accumulate
 from math import comb
 
 MOST_REPETITIONS_IN_TABLES = 4096
@@ -54,36 +53,22 @@ def split(steps: int, checkpoints: int) -> int:
     """
     if checkpoints == 1:
         return steps - 1
-    shortest, offset, longest = split_terms(checkpoints, repetition(steps, checkpoints))
-    return min(max(steps - offset, shortest), longest)
-
-
-def split_terms(checkpoints: int, repetitions: int) -> tuple[int, int, int]:
-    """The terms of `split` that do not depend on the number of steps: shortest, offset, longest."""
-    s, r = checkpoints, repetitions
-    return max(beta(s, r - 2), 1), beta(s - 1, r - 1) + beta(s - 2, r - 1), beta(s, r - 1)
+    s, r = checkpoints, repetition(steps, checkpoints)
+    offset = beta(s - 1, r - 1) + beta(s - 2, r - 1)
+    return min(max(steps - offset, beta(s, r - 2), 1), beta(s, r - 1))
 
 
 def first_positions(steps: int, checkpoints: int) -> list[int]:
     """The positions of the checkpoints that are stored before the last of `steps` steps is first
-    reached: 0, and those to which `split` leads one after the other.
-
-    With c slots left, at most `upper[c] - missing` steps are left, if all splits so far were the
-    longest, and at most `row[c] + more`, if all were the shortest. In between, `split` leaves the
-    same number of steps whatever it starts from: `row[c] + row[c - 1]`.
-    """
-    r = repetition(steps, checkpoints)
-    if r < 2:
-        return [*range(max(min(checkpoints, steps - 1), 1))]
-    row = [1] * (checkpoints + 1)
-    for _ in range(r - 1):  # beta(c, r) is the sum of all beta(i, r - 1) with i <= c
-        row = [*accumulate(row)]
-    upper = [*accumulate(row)]
-    missing, more = upper[-1] - steps, steps - row[-1]
-    return [0] + [
-        steps - min(max(upper[c] - missing, row[c] + row[c - 1]), row[c] + more)
-        for c in range(checkpoints - 1, 0, -1)
-    ]
+    reached: 0, and those to which `split` leads one after the other."""
+    positions = [0]
+    while len(positions) < checkpoints:
+        last = positions[-1]
+        following = last + split(steps - last, checkpoints + 1 - len(positions))
+        if following >= steps - 1:
+            break
+        positions.append(following)
+    return positions
 
 
 def smallest(holds: Callable[[int], bool]) -> int:

@@ -2,7 +2,7 @@
 
 Layer i maps carry i to carry i + 1. To *tape* a layer is to run it and to keep its residuals. To
 *advance* is to run layers without keeping residuals, from a carry that is kept and from which they
-run again. With `m` bytes in addition to carry i, the cheapest way to reverse the layers i to j is
+run again. With `m` bytes besides carry i, the cheapest way to reverse the layers i to j is
 the cheaper of
 
 - taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
@@ -79,7 +79,7 @@ def _as_revolve(start: int, stop: int, checkpoints: int) -> tuple[int, int, bool
 
 
 def _most_slots(count: int) -> int:
-    """The most slots, in addition to none, of a table for so many layers."""
+    """The most slots, besides none, of a table for so many layers."""
     return 6 * MOST_TERMS // count**3 - 1
 
 

@@ -9,7 +9,7 @@ The predicted time of a loop of n steps in N blocks of k steps is a sum of four 
 - N iterations of the loop over the blocks, and the iterations of loops whose end depends on data.
 
 Costs that all plans share, such as the transposition of every step, are left out. The constants are
-those of the device's `profiles`; `benchmarks/plans.py` compares the plans that they choose with
+from the device's `profiles`; `benchmarks/plans.py` compares the plans that they choose with
 others.
 """
 
@@ -32,7 +32,7 @@ STACK_LEVEL = 8
 
 MOST_BLOCKS_SIMULATED = 2000
 """An online schedule that is not optimal has no closed formula, and is simulated. For loops of more
-blocks, the formula of the optimum is used, which is a few per cent lower."""
+blocks, the formula of the optimum is used, which is a few percent lower."""
 
 
 class Sizes(NamedTuple):
@@ -69,7 +69,7 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
 
 
 def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
-    """The bytes held from the forward sweep to the reverse sweep. Those of an inner loop exist once
+    """The bytes held from the forward sweep to the reverse sweep. An inner loop's exist once
     for each outer step that is taped."""
     if is_while:
         return plan.checkpoints * (sizes.checkpoint + STACK_LEVEL)
@@ -129,7 +129,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
 
 
 def _waits(plan: Reversal, is_while: bool) -> float:
-    """About the iterations of loops whose end depends on data, without those of the forward sweep:
+    """About the iterations of loops whose end depends on data, without the forward sweep's:
     advances, and for each block the loop that stores and the one that advances."""
     if not is_while and plan.static_levels:
         return 0

@@ -113,8 +113,8 @@ def _reverse(levels: list[Level], depth: int, slot: int, start: int) -> Iterator
 
 @lru_cache(maxsize=2**12)
 def fewest_advances(blocks: int, slots: int) -> tuple[tuple[int, ...], ...]:
-    """Counts of two or more levels that `slots` slots suffice for: those of the fewest levels, and
-    those of one level more. All levels but the first are alike, because unequal ones save little.
+    """Counts of two or more levels that `slots` slots suffice for: with the fewest levels, and
+    with one level more. All levels but the first are alike, because unequal ones save little.
     """
     found: list[tuple[int, ...]] = []
     for inner in range(1, MOST_LEVELS):

@@ -117,7 +117,7 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
     """
     most = min(blocks if most is None else most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
-    middle = bound.least_at(most)
+    middle = min(smallest(lambda writes: bound(writes + 1) >= bound(writes)), most)
     found = _with_reads(blocks, slots, transfer, middle)
     for step, end in (-1, -1), (1, most + 1):
         for writes in range(middle + step, end, step):
@@ -168,21 +168,6 @@ class LowerBound:
 
         price = smallest(lambda p: at(p + 1) <= at(p))
         return max(at(price), *(at(p, self.part) for p in (price - 1, price) if p >= 0))
-
-    def least_at(self, most: int) -> int:
-        """The fewest writes, at most `most`, with the least bound.
-
-        At each price the bound is a line, which falls with the number of writes if a segment saves
-        anything. It saves more at a higher price. The minimum is where the last line that does not
-        fall meets the first one that does.
-        """
-        price = smallest(lambda p: self._saved(p, 0) > 0)
-        between = (price - 1, self.part)
-        low, high = (price - 1, 0), (price, 0)
-        low, high = (low, between) if self._saved(*between) > 0 else (between, high)
-        apart = self._without_writes(*high) - self._without_writes(*low)
-        crossing = apart // (self._saved(*high) - self._saved(*low))
-        return min((min(max(m, 0), most) for m in (crossing, crossing + 1)), key=self)
 
     def _without_writes(self, price: int, part: int) -> int:
         """The bound from the price `price + part / unit`, without segments."""

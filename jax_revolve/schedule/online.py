@@ -3,7 +3,7 @@
 The forward sweep holds at most `checkpoints` positions. Position 0 is always one of them. The
 reverse sweep knows the length of the loop. It is optimal for the positions that are held: the steps
 between two neighboring checkpoints, a *gap*, are a loop of their own, reversed with all slots
-except those of the earlier checkpoints. If the value of the loop is needed first, the optimum for n
+except the earlier checkpoints' slots. If the value of the loop is needed first, the optimum for n
 steps is n + t(n + 1, s) evaluations: the schedule has one more step, the end of the loop. The
 optimum is met if there is one q such that each gap i is between beta(s - i, q - 1) and beta(s - i,
 q) steps long.
@@ -106,7 +106,7 @@ def positions_held(steps: int, checkpoints: int) -> list[int]:
 
 
 def evaluations(steps: int, checkpoints: int) -> int:
-    """All evaluations: `steps` for the value, and those of the reverse sweep."""
+    """All evaluations: `steps` for the value, and the reverse sweep's."""
     return steps + reverse_evaluations(positions_held(steps, checkpoints), steps, checkpoints)
 
 

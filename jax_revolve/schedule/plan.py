@@ -57,7 +57,7 @@ class Reversal:
 
     @property
     def overhead(self) -> float:
-        """Advances per step: the number of forward passes in addition to the taped one."""
+        """Advances per step: the number of forward passes besides the taped one."""
         return self.advances / self.length if self.length else 0.0
 
     @property
@@ -82,7 +82,9 @@ class Reversal:
 
     def show(self, width: int = 79) -> str:
         """The schedule as text for a terminal, `width` characters wide."""
-        return self._drawing.as_text(self, width)
+        from jax_revolve.schedule.show import as_text
+
+        return as_text(self, width)  # pyright: ignore[reportArgumentType]
 
     def plot(self, ax: Any = None) -> Any:
         """A picture of the schedule, position over evaluations: advances, checkpoints held, and
@@ -90,19 +92,15 @@ class Reversal:
 
         **Arguments:**
 
-        - `ax`: the `matplotlib.axes.Axes` to draw into; by default those of a new figure.
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
 
         **Returns:**
 
-        The axes. Needs Matplotlib, which `pip install "jax_revolve[plot]"` installs.
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        return self._drawing.picture(self, ax)
+        from jax_revolve.schedule.show import picture
 
-    @property
-    def _drawing(self) -> Any:
-        from jax_revolve.schedule.report import show
-
-        return show
+        return picture(self, ax)  # pyright: ignore[reportArgumentType]
 
     def _summary(self, stored: str) -> str:
         taped = f" blocks of {self.block_size} steps," if self.block_size > 1 else ""
@@ -164,7 +162,8 @@ class Plan(Reversal):
 
     @property
     def static_levels(self) -> tuple[int, ...]:
-        """See `Reversal.static_levels`."""
+        """The places of each level, if every loop of a scan's gradient has a static length: on a
+        GPU, the host waits in each iteration of any other loop. Empty for other plans."""
         every = self.stores_every_block(is_while=False)
         return (self.blocks,) if every else self.levels
 

@@ -157,7 +157,13 @@ def plan(
     _check_alternatives(checkpoints=checkpoints, **no_storage, memory=memory)
     if storage is not None:
         storage = check_storage(storage)
-        _check_without_storage(**no_storage)
+        for name, value in no_storage.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} must be None where storage is given, but is {value!r}: the number of "
+                    "advances then depends on transfers, too. Pass checkpoints, the number of "
+                    "carries to store on the device."
+                )
     if levels is not None:
         return _on_levels(length, levels, k)
     if storage is not None and storage.memory is not None:
@@ -268,16 +274,6 @@ def _on_levels(length: int, levels: object, block_size: int) -> Plan:
         return Plan(length, max(blocks, 1), block_size)
     counts[0] = -(-blocks // prod(counts[1:]))
     return Plan(length, static.checkpoints(tuple(counts)), block_size, levels=tuple(counts))
-
-
-def _check_without_storage(**alternatives: object) -> None:
-    for name, value in alternatives.items():
-        if value is not None:
-            raise ValueError(
-                f"{name} must be None where storage is given, but is {value!r}: the number of "
-                "advances then depends on transfers, too. Pass checkpoints, the number of carries "
-                "to store on the device."
-            )
 
 
 def _fewest_for_overhead(length: int, block_size: int, overhead: object) -> int:

@@ -23,7 +23,7 @@ APART = 1.08
 MOST_REPETITIONS_BY_DEFAULT = 2
 
 TIE = 1.1
-"""A prediction must be better by so much to be preferred to that of a single block, which runs no
+"""A prediction must be better by so much to be preferred to a single block, which runs no
 step again, and so is never slower than storing everything."""
 
 FEW = 12
@@ -46,7 +46,7 @@ class Request:
     """A plan that is chosen once the sizes of the loop are known: the one with the least predicted
     time within `memory` bytes on the device.
 
-    If `memory` is `None`, the budget is that of `checkpoints` carries and the residuals of one
+    If `memory` is `None`, the budget has room for `checkpoints` carries and the residuals of one
     step. If it `is_fixed`, the checkpoints and the block size are given, and only the number of
     checkpoints in the storage is open.
     """
@@ -182,7 +182,7 @@ def _differ(a: Plan, b: Plan) -> bool:
 def candidates(
     length: int, *, block_size: int | None = None, is_while: bool = False
 ) -> tuple[Plan, ...]:
-    """Plans to choose from, whatever the sizes. The first takes the least memory; the others are
+    """Plans to choose from, for any sizes. The first takes the least memory; the others are
     about a twelfth apart."""
     shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]

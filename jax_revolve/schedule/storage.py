@@ -101,7 +101,7 @@ class Disk:
 
 
 Storage: TypeAlias = HostMemory | Disk
-"""A second level of checkpoints, in addition to the device."""
+"""A second level of checkpoints, besides the device."""
 
 STORAGES = (HostMemory, Disk)
 

@@ -7,6 +7,7 @@ import jax
 
 from jax_revolve._compat import SymbolicZero, call_jaxpr, tangent_type, zeros
 from jax_revolve.step.loop import Loop, pick, substitute
+from jax_revolve.step.once import once
 
 Mask = tuple[bool, ...]
 
@@ -31,15 +32,22 @@ class Activity(NamedTuple):
 
 
 def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
-    """The least fixed point over the carry, given which operands are differentiated."""
-    consts, init, xs = loop.operands(differentiated)
-    carry = init
-    while True:
-        carry_out, ys = _step_activity(loop, [*consts, *carry, *xs])
-        grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
-        if grown == carry:
-            return Activity(*map(tuple, (consts, init, xs, carry, ys)))
-        carry = grown
+    """The least fixed point over the carry, given which operands are differentiated. A predicate
+    has no derivative, so consts of the condition have none."""
+    first = loop.num_condition_consts
+    mask = (*[False] * first, *differentiated[first:])
+
+    def find() -> Activity:
+        consts, init, xs = loop.operands(mask)
+        carry = init
+        while True:
+            carry_out, ys = _step_activity(loop, [*consts, *carry, *xs])
+            grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
+            if grown == carry:
+                return Activity(*map(tuple, (consts, init, xs, carry, ys)))
+            carry = grown
+
+    return once(loop.bare, ("activity", mask), find)
 
 
 def _step_activity(loop: Loop, active: list[bool]) -> tuple[list[bool], list[bool]]:

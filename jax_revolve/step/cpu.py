@@ -28,7 +28,7 @@ from jax_revolve._compat import (
     bytes_of,
     call_jaxpr,
     filled_with_a_number,
-    has_constraint,
+    has_equation,
     is_host_type,
     pruned,
     results_in,
@@ -109,7 +109,7 @@ FEW_BYTES = 4096
 def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
     """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
 
-    XLA would otherwise compute the residuals inside of the fused kernel of the transposed step,
+    XLA would otherwise compute the residuals inside the fused kernel of the transposed step,
     which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
     second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
     removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
@@ -118,8 +118,8 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     XLA (jaxlib 0.10.2) cannot compile some with a constraint on their sharding without a branch.
     Values that are residuals as they are, such as weights, do not go through: it would copy them.
     Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
-    whole ones. Residuals in the host's memory, those of an inner loop, are in no branch: XLA moves
-    values between memories outside of them alone.
+    whole ones. Residuals of an inner loop, in the host's memory, are in no branch: XLA moves
+    values between memories outside branches alone.
     """
     traced = jax.make_jaxpr(residuals)()
     outvars = traced.jaxpr.outvars
@@ -130,7 +130,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
     is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
-    if is_small and not has_constraint(traced):
+    if is_small and not has_equation(traced, "sharding_constraint"):
         return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
     program, consts = without_consts(traced)
     program, used = pruned(program, computed, [False] * len(consts))

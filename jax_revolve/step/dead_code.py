@@ -1,4 +1,4 @@
-"""The part of a loop whose results are used, and the part that depends on known operands."""
+"""The part of a loop whose results are used."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +29,8 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
         return tuple(used), (True,) * num_operands, {"function": loop, "activity": activity}
     active = [i for i, is_active in enumerate(activity.results) if is_active]
     tangents = dict(zip(active, used[len(loop.output_types) :], strict=True))
-    either = [u or tangents.get(i, False) for i, u in enumerate(used[: len(activity.results)])]
-    smaller, results, operands = _live(loop, either)
+    wanted = [u or tangents.get(i, False) for i, u in enumerate(used[: len(activity.results)])]
+    smaller, results, operands = _live(loop, wanted)
 
     kept = loop.operands(operands)
     carry, ys = loop.results(results)
@@ -49,40 +49,13 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     )
 
 
-def known_part(given: Sequence[bool], function: Loop) -> Part:
-    """The part whose results depend on given operands alone. It runs before the other operands are
-    known, as in `lax.scan`."""
-    loop = function
-    none = (False,) * len(loop.output_types), (), {"function": loop}
-    consts, carry, xs = loop.operands(given)
-    of_condition = consts[: loop.num_condition_consts]
-    if loop.effects:
-        return none
-    while True:
-        inputs = [*consts[loop.num_condition_consts :], *carry, *xs]
-        now, ys = loop.results([_follows(needs, inputs) for needs in _needs(loop.jaxpr)])
-        kept = [a and b for a, b in zip(carry, now, strict=True)]
-        if kept == carry:
-            break
-        carry = kept
-    if loop.condition is not None:
-        (needs,) = _needs(loop.condition)
-        if not _follows(needs, [*of_condition, *carry]):
-            return none
-    if not any([*carry, *ys]):
-        return none
-    smaller, results, operands = _live(loop, [*carry, *ys])
-    return results, operands, {"function": smaller._replace(progress=None)}
+def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
+    """The inputs that these outputs depend on."""
+    return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
 
 
-def _needs(jaxpr: ClosedJaxpr) -> list[list[bool]]:
-    """The inputs that each output depends on."""
-    count, nothing = len(jaxpr.out_avals), [False] * len(jaxpr.in_avals)
-    return [pruned(jaxpr, [i == j for j in range(count)], nothing)[1] for i in range(count)]
-
-
-def _follows(needs: Sequence[bool], given: Sequence[bool]) -> bool:
-    return all(g for n, g in zip(needs, given, strict=True) if n)
+def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+    return [x or y for x, y in zip(a, b, strict=True)]
 
 
 def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
@@ -93,15 +66,14 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
     carry, ys = loop.results(list(used))
     condition = loop.condition
     if condition is not None:
-        (read,) = _needs(condition)
-        carry = _either(carry, read[first:])
+        carry = either(carry, needed_by(condition, [True])[first:])
     while True:
         kept = [*[False] * (loop.num_consts - first), *carry, *[False] * num_xs]
         jaxpr, taken = pruned(loop.jaxpr, [*carry, *ys], kept)
         inputs = loop.operands([*[True] * first, *taken])
         if inputs.carry == carry:
             break
-        carry = _either(carry, inputs.carry)
+        carry = either(carry, inputs.carry)
     if condition is not None:
         condition, _ = pruned(condition, [True], [*[True] * first, *carry])
     results, operands = (*carry, *ys), (*inputs.consts, *carry, *inputs.xs)
@@ -113,7 +85,3 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
         output_types=tuple(pick(loop.output_types, results)),
     )
     return smaller, results, operands
-
-
-def _either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
-    return [x or y for x, y in zip(a, b, strict=True)]

@@ -34,12 +34,16 @@ class Operands(NamedTuple):
     carry: list[Any]
     xs: list[Any]
 
+    @property
+    def types(self) -> tuple[AbstractValue, ...]:
+        return tuple(jax.typeof(x) for part in self for x in part)
+
 
 class Loop(NamedTuple):
     """A loop: what one step computes, how often it runs, and how it is reversed.
 
     `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
-    ys. `output_types` are those of the final carry and the whole ys.
+    ys. `output_types` are the types of the final carry and the whole ys.
 
     With a `condition`, it is a while loop. The condition takes the first `num_condition_consts`
     consts and the carry, and the step does not take these consts. The loop has neither xs nor ys.
@@ -204,6 +208,11 @@ def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -
     """The values, with those that the mask marks replaced in order."""
     replacements = iter(chosen)
     return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
+
+
+def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The values where the mask marks, in order, and `None` elsewhere."""
+    return substitute([None] * len(mask), mask, values)
 
 
 def is_inexact(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The loop of values and tangents: the derivative of a loop as a loop.
 
-Its operands are those of the loop and the tangents of some, its carry the values and the tangents
-of those that are active, and its condition that of the values.
+Its operands are the loop's and the tangents of some, its carry the values and the tangents of the
+active ones, and its condition the values'.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Paired(NamedTuple):
     activity: Activity
 
     def operands(self, operands: Operands, tangents: Sequence[Any]) -> list[Any]:
-        """Its operands, from those of the loop and the tangents of the active ones."""
+        """Its operands, from the loop's and the tangents of the active ones."""
         given = iter(tangents)
         consts, init, xs = (
             [next(given) for active in mask if active]

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat import ClosedJaxpr, call_jaxpr, has_custom_vjp
+from jax_revolve._compat import ClosedJaxpr, call_jaxpr, has_equation
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, pick, substitute
 from jax_revolve.step.once import once
@@ -23,7 +23,7 @@ def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
     """The primal half of a function that is linearized in its active inputs. The other inputs are
     not differentiated, because that may be an error, as `equinox.internal.nondifferentiable` makes
     it."""
-    if not has_custom_vjp(jaxpr):
+    if not has_equation(jaxpr, "custom_vjp"):
         return jaxpr
 
     def half(*inputs: Any) -> Any:
@@ -38,7 +38,7 @@ def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
 
 def with_primal_half(loop: Loop, activity: Activity) -> Loop:
     """The loop whose step is the primal half of the step."""
-    if not has_custom_vjp(loop.jaxpr):
+    if not has_equation(loop.jaxpr, "custom_vjp"):
         return loop  # `once` must not hold its jaxpr
     consts = activity.consts[loop.num_condition_consts :]
     active = (*consts, *activity.carry, *activity.xs)

@@ -1,6 +1,7 @@
 """One step, linearized and pulled back, for both engines that reverse a loop."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -55,11 +56,8 @@ def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
 def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
     """The cotangents of a step's active inputs, from those of its active results. Residuals may be
     those of another step of the same loop."""
-    cotangents_in = linearized.filled(cotangents)
     pullback = jax.tree.unflatten(linearized.pullback, residuals)
-    traced, shape = jax.make_jaxpr(pullback, return_shape=True)(cotangents_in)
-    flat = call_jaxpr(with_reads_first(traced))(*cotangents_in)
-    return Operands(*jax.tree.unflatten(jax.tree.structure(shape), flat))
+    return Operands(*pullback(linearized.filled(cotangents)))
 
 
 def pull_back_step(
@@ -70,7 +68,10 @@ def pull_back_step(
 ) -> Operands:
     """`pull_back` with the residuals of this step."""
     linearized = linearize(step, activity, inputs)
-    return pull_back(linearized, linearized.residuals, cotangents)
+    run = partial(pull_back, linearized, linearized.residuals)
+    traced, shape = jax.make_jaxpr(run, return_shape=True)(cotangents)
+    flat = call_jaxpr(with_reads_first(traced))(*jax.tree.leaves(cotangents))
+    return jax.tree.unflatten(jax.tree.structure(shape), flat)
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
@@ -92,5 +93,5 @@ def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
-    """The cotangents of the differentiated initial carries, from those of all active carries."""
+    """The cotangents of the differentiated initial carries, from all active carries' cotangents."""
     return pick(ct_carry, pick(activity.init, activity.carry))

@@ -8,44 +8,29 @@ This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Eval
 SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX traces it.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import jax
-
-from jax_revolve._compat import ClosedJaxpr, pruned
 from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.dead_code import either, needed_by
 from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.once import once
 from jax_revolve.step.traced import traced_step
 
 
-def restart_mask(loop: Loop, activity: Activity, operands: Sequence[Any]) -> Mask:
-    """`find_restart`, traced once."""
-    key = ("restart", activity, *map(jax.typeof, operands))
-    return once(loop.bare, key, lambda: find_restart(loop, activity, loop.operands(operands)))
-
-
 def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
     """The least fixed point: one flag per carry leaf."""
-    traced, num_ys = traced_step(loop, activity, operands), len(loop.output_types) - loop.num_carry
-    residuals = [i >= traced.num_results for i in range(len(traced.closed.out_avals))]
-    used = _needed_by(traced.closed, residuals)
-    needed = used[traced.num_shared :][: loop.num_carry]
-    if loop.condition is not None:
-        going = _needed_by(loop.condition, [True])[loop.num_condition_consts :]
-        needed = _either(needed, going)
-    while True:
-        used = _needed_by(loop.jaxpr, [*needed, *[False] * num_ys])
-        carry = loop.operands([*[False] * loop.num_condition_consts, *used]).carry
-        if (grown := _either(needed, carry)) == needed:
-            return tuple(needed)
-        needed = grown
 
+    def find() -> Mask:
+        traced = traced_step(loop, activity, operands)
+        residuals = [*[False] * len(traced.results), *[True] * len(traced.residuals)]
+        needed = needed_by(traced.closed, residuals)[len(traced.shared) :][: loop.num_carry]
+        if loop.condition is not None:
+            going = needed_by(loop.condition, [True])[loop.num_condition_consts :]
+            needed = either(needed, going)
+        _, ys = loop.results([False] * len(loop.output_types))
+        while True:
+            used = needed_by(loop.jaxpr, [*needed, *ys])
+            carry = loop.operands([*[False] * loop.num_condition_consts, *used]).carry
+            if (grown := either(needed, carry)) == needed:
+                return tuple(needed)
+            needed = grown
 
-def _needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
-    return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
-
-
-def _either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
-    return [x or y for x, y in zip(a, b, strict=True)]
+    return once(loop.bare, ("restart", activity, operands.types), find)

@@ -78,11 +78,20 @@ class Steps(NamedTuple):
         def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
             span, restarted = state
             carry = self.whole(restarted)
-            carry, _ = self.step_from(carry)(*self.inputs(carry, span[0]))
-            return span + one, pick(carry, self.restart)
+            carry, _ = self.step_from(carry)(*self.inputs(carry, number(span, 0)))
+            return lax.add(span, one), pick(carry, self.restart)
+
+        def is_before(state: tuple[jax.Array, list[Any]]) -> jax.Array:
+            return lax.lt(number(state[0], 0), number(state[0], 1))
 
         one = np.eye(1, span.size, dtype=np.int32)[0]
-        return lax.while_loop(lambda s: s[0][0] < s[0][1], step, (span, restarted))
+        return lax.while_loop(is_before, step, (span, restarted))
+
+
+def number(numbers: jax.Array, which: int) -> jax.Array:
+    """One of several numbers that are one array. Here and in `engine.split`, functions of `jax.lax`
+    compute with them: each operator would be traced as a function of its own."""
+    return lax.index_in_dim(numbers, which, keepdims=False)
 
 
 def _kept(ys: list[Any], keep_ys: Sequence[bool] | None) -> list[Any]:

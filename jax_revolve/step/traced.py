@@ -18,43 +18,23 @@ Variable = Any
 
 
 class TracedStep(NamedTuple):
-    """The inputs of the jaxpr are what all steps share, the carry, and a slice of the xs. Its
-    outputs are the step's results and residuals.
+    """A step and its residuals. The inputs of the jaxpr are what all steps share, the carry, and a
+    slice of the xs; its outputs are the step's results and residuals.
 
     Steps share the operands' consts, and the consts and the carry with which the step of an example
     that is done can be computed.
     """
 
     closed: ClosedJaxpr
-    num_shared: int
-    num_carry: int
-    num_results: int
+    shared: list[Variable]
+    carry: list[Variable]
+    x: list[Variable]
+    results: list[Variable]
+    residuals: list[Variable]
+    varying: set[Variable]
+    """What differs from step to step."""
     linearized: Linearized
     """Without values."""
-
-    @property
-    def shared(self) -> list[Variable]:
-        return self.closed.jaxpr.invars[: self.num_shared]
-
-    @property
-    def carry(self) -> list[Variable]:
-        return self.closed.jaxpr.invars[self.num_shared : self.num_shared + self.num_carry]
-
-    @property
-    def x(self) -> list[Variable]:
-        return self.closed.jaxpr.invars[self.num_shared + self.num_carry :]
-
-    @property
-    def results(self) -> list[Variable]:
-        return self.closed.jaxpr.outvars[: self.num_results]
-
-    @property
-    def residuals(self) -> list[Variable]:
-        return self.closed.jaxpr.outvars[self.num_results :]
-
-    def varying(self) -> set[Variable]:
-        """What differs from step to step."""
-        return varying_variables(self.closed.jaxpr, [*self.carry, *self.x])
 
     def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
         """Variables as they stand in the jaxpr."""
@@ -76,12 +56,12 @@ def traced_step(loop: Loop, activity: Activity, operands: Operands) -> TracedSte
     def trace() -> TracedStep:
         consts, carry, xs = with_layout(loop, operands)
         closed = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
-        num_shared = 2 * len(consts) + len(carry)
-        num_results = len(loop.output_types)
-        return TracedStep(inlined(closed), num_shared, len(carry), num_results, found[0])
+        closed, num_shared = inlined(closed), 2 * len(consts) + len(carry)
+        inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars
+        carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
+        varying = varying_variables(closed.jaxpr, [*carry, *x])
+        results, residuals = outputs[: len(loop.output_types)], outputs[len(loop.output_types) :]
+        shared, linearized = inputs[:num_shared], found[0]
+        return TracedStep(closed, shared, carry, x, results, residuals, varying, linearized)
 
-    return once(loop.bare, ("traced step", activity, *_types(operands)), trace)
-
-
-def _types(operands: Operands) -> list[Any]:
-    return [jax.typeof(x) for part in operands for x in part]
+    return once(loop.bare, ("traced step", activity, operands.types), trace)

@@ -1,8 +1,8 @@
 """An estimate of a step's time, from its jaxpr, for choosing between plans.
 
-Only ratios matter: between recomputing a step and keeping its residuals. The constants are those of
+Only ratios matter: between recomputing a step and keeping its residuals. The constants come from
 a profile, as in `schedule.cost`. Matrix products count by their operations, everything else by the
-bytes of its results; what is a kernel of its own takes its launch in addition.
+bytes of its results; what is a kernel of its own also takes its launch.
 """
 
 from collections.abc import Iterable

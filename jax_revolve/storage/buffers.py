@@ -31,13 +31,13 @@ def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
 def _read(buffer: Any, index: Any) -> Any:
     if is_on_host(buffer):
         return to_device(_entry(0)(buffer, jnp.asarray(index)))
-    return lax.dynamic_index_in_dim(buffer, index, keepdims=False)
+    return lax.dynamic_index_in_dim(buffer, index, keepdims=False, allow_negative_indices=False)
 
 
 def _write(buffer: Any, value: Any, index: Any) -> Any:
     if is_on_host(buffer):
         return _with_entry(0)(buffer, to_host(value), jnp.asarray(index))
-    return lax.dynamic_update_index_in_dim(buffer, value, index, 0)
+    return lax.dynamic_update_index_in_dim(buffer, value, index, 0, allow_negative_indices=False)
 
 
 # JAX batches a slice at an index as a gather, and its update as a scatter. Both compute with the

@@ -2,7 +2,7 @@
 
 The name of a file is its *ticket*, three 32-bit numbers: two that are drawn once for each process,
 and the number of the file. So a process never takes the files of another process for its own, such
-as those of an earlier run that was killed. A file is written under another name and renamed when it
+as files of an earlier run that was killed. A file is written under another name and renamed when it
 is complete. It begins with its ticket and a checksum.
 
 Nothing here uses JAX: compiled programs call these functions (`stores`).

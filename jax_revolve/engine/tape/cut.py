@@ -47,8 +47,8 @@ CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
 
 class Cut(NamedTuple):
     """The values that are `kept` of a step; those that are the `same` for every step; the equations
-    that compute the residuals from these and the xs; and their work in nanoseconds, in addition
-    to what a step takes that keeps all residuals."""
+    that compute the residuals from these and the xs; and their work in nanoseconds, beyond a
+    step's that keeps all residuals."""
 
     kept: list[Variable]
     same: list[Variable]
@@ -74,13 +74,13 @@ def best_cut(step: TracedStep, profile: Profile) -> Cut:
 
 def uncut(step: TracedStep) -> list[Variable]:
     """What JAX keeps of a step."""
-    varying = step.varying().difference(step.x)
+    varying = step.varying.difference(step.x)
     return step.in_order(varying.intersection(variables(step.residuals)))
 
 
 def cut_at(step: TracedStep, kept: list[Variable], profile: Profile) -> Cut:
     """The cut with these values."""
-    jaxpr, varying = step.closed.jaxpr, step.varying()
+    jaxpr, varying = step.closed.jaxpr, step.varying
     again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
     again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
     used = variables([*step.residuals, *(v for eqn in again for v in eqn.invars)])
@@ -97,7 +97,7 @@ def cut_at(step: TracedStep, kept: list[Variable], profile: Profile) -> Cut:
 def fewest_bytes(step: TracedStep, again: Collection[str] = CHEAP) -> list[Variable]:
     """The variables of least total bytes from which, and from the xs and what is the same for every
     step, the residuals can be computed by the operations `again` alone."""
-    varying = step.varying().difference(step.x)
+    varying = step.varying.difference(step.x)
     residuals = varying.intersection(variables(step.residuals))
     needed = _needed(step.closed.jaxpr, residuals, varying, again)
     nodes = {v: 2 * number + 2 for number, v in enumerate(needed)}

@@ -15,27 +15,49 @@ from jax_revolve._compat import (
     is_literal,
     part_of,
     with_outputs,
-    zeros,
 )
-from jax_revolve.engine.tape.cut import Cut, best_cut, uncut
+from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
-from jax_revolve.profiles.in_force import profile_of_platform
-from jax_revolve.step.activity import Activity
+from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.step.activity import Activity, Mask
+from jax_revolve.step.cpu import with_reads_first
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.once import once
 from jax_revolve.step.pullback import Cotangents, pull_back
 from jax_revolve.step.traced import TracedStep, traced_step
+from jax_revolve.step.work import work_of
 
 
 def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
     """The taped step of a loop with these operands, found once."""
-    types, profile = (jax.typeof(x) for part in operands for x in part), profile_of_platform()
+    profile = profile_of_platform()
 
     def find() -> TapedStep:
         step = traced_step(loop, activity, operands)
         return TapedStep(step, best_cut(step, profile), activity)
 
-    return once(loop.bare, ("taped step", activity, profile, *types), find)
+    return once(loop.bare, ("taped step", activity, profile, operands.types), find)
+
+
+def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
+    """The sizes that a plan is chosen by, found by tracing one step."""
+    profile, step = profile_in_force(), taped_step(loop, activity, operands)
+    weights = step.weight_gradients
+    carry = list(map(jax.typeof, operands.carry))
+    return Sizes(
+        checkpoint=bytes_of(pick(carry, restart)),
+        residuals=step.cut.bytes,
+        alone=step.bytes_alone,
+        carry=bytes_of(carry),
+        weights=bytes_of(weights.weights),
+        work=work_of(loop.jaxpr, profile),
+        again=step.bytes_again,
+        again_work=cut_at(step.step, step.cut.kept, profile).work,
+        uncut=step.uncut_bytes,
+        profile=profile,
+        factors=bytes_of(weights.types),
+    )
 
 
 class TapedStep:
@@ -43,7 +65,7 @@ class TapedStep:
 
     def __init__(self, step: TracedStep, cut: Cut, activity: Activity) -> None:
         self.step, self.cut, self._activity = step, cut, activity
-        varying = step.varying()
+        varying = step.varying
         self._varies = [not is_literal(v) and v in varying for v in step.residuals]
 
     # Sizes
@@ -150,18 +172,10 @@ class TapedStep:
     def _pullback(self) -> ClosedJaxpr:
         """Of residuals and cotangents, to cotangents."""
         num_carry = sum(self._activity.carry)
-        traced: list[ClosedJaxpr] = []
 
         def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
             ct = Cotangents(cts[:num_carry], cts[num_carry:])
             return [x for part in pull_back(self.step.linearized, residuals, ct) for x in part]
 
-        def trace() -> list[Any]:
-            """Values of the right types, which are never computed."""
-            residuals = [zeros(v.aval) for v in self.step.residuals]
-            cts = list(map(zeros, self.cotangent_types))
-            traced.append(jax.make_jaxpr(pullback)(residuals, cts))
-            return []
-
-        jax.make_jaxpr(trace)()
-        return traced[0]
+        residuals = [v.aval for v in self.step.residuals]
+        return with_reads_first(jax.make_jaxpr(pullback)(residuals, self.cotangent_types))

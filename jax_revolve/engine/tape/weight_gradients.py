@@ -61,7 +61,7 @@ class WeightGradients:
         most_kept: float = MOST_KEPT,
         most_steps: int = STEPS_IN_A_PRODUCT,
     ) -> None:
-        """`pullback` is that of a step. `varies` tells which of its inputs vary from step to step,
+        """`pullback` is a step's. `varies` tells which of its inputs vary from step to step,
         and `stored` the buffer of each input that has one. The first `num_consts` outputs are the
         cotangents of consts."""
         jaxpr = pullback.jaxpr

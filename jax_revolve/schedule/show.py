@@ -16,7 +16,7 @@ NARROWEST_TEXT = 20
 MOST_ROWS = 30
 WIDEST_BLOCK = 4
 LEGEND = ["o checkpoint held", "> advanced", "# taped, transposed", ". waiting"]
-MISSING = 'plot() needs matplotlib: pip install "jax_revolve[plot]"'
+MISSING = "plot() needs matplotlib: pip install matplotlib"
 
 STORED, HELD, ADVANCED, TAPED = "in storage", "checkpoint held", "advanced", "taped, transposed"
 STYLES = {STORED: ("#009E73", 1), HELD: ("#808080", 1), ADVANCED: ("#0072B2", 1)}
@@ -124,8 +124,8 @@ def _rows(plan: AnyPlan, rows: int, columns: int) -> Iterator[tuple[int, str]]:
 
 
 def picture(plan: AnyPlan, ax: Any = None) -> Any:
-    """The schedule in Matplotlib: steps over evaluations. Returns the axes, by default those of a
-    new figure."""
+    """The schedule in Matplotlib: steps over evaluations. Returns the axes, by default the axes of
+    a new figure."""
     layers = drawn_lines(plan)
     ax = new_axes() if ax is None else ax
     from matplotlib import collections, ticker
@@ -185,7 +185,7 @@ def new_axes() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise  # Matplotlib is there, and lacks something itself
-        raise ModuleNotFoundError(MISSING) from error
+        raise ModuleNotFoundError(MISSING, name="matplotlib") from error
     return pyplot.subplots(figsize=(8, 4.5), layout="constrained")[1]
 
 

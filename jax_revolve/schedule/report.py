@@ -1,0 +1,244 @@
+"""The memory, the evaluations and the measured times of every plan worth considering: as a table
+and as a picture."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+from jax_revolve.schedule import cost
+from jax_revolve.schedule.arguments import readable
+from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, Sizes
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.selection import trade_off
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+
+FEWEST_RUNS = 2
+"""The runs that a measurement needs: with fewer there are no quartiles."""
+
+
+class Measurement(NamedTuple):
+    """The measured time and bytes of a loop's gradient with one plan.
+
+    - `ms`: the median of the times of its runs, in milliseconds.
+    - `quartiles`: the lower and the upper quartile of the times, in milliseconds.
+    - `runs`: the number of runs that were timed. The first run was not.
+    - `temporaries`: the bytes of the compiled program's temporary buffers: all that it holds except
+        its operands and its results. `None` if the backend does not tell.
+    - `peak`: the most bytes that the device's allocator held until the end of the first run:
+        operands, results and other arrays count. `None` if the device does not tell, and if the
+        process had held more before.
+    """
+
+    ms: float
+    quartiles: tuple[float, float]
+    runs: int
+    temporaries: int | None
+    peak: int | None
+
+    @classmethod
+    def of(
+        cls, seconds: Sequence[float], temporaries: int | None, peak: int | None
+    ) -> "Measurement":
+        """The measurement from the times of at least `FEWEST_RUNS` runs."""
+        ms = [1000 * time for time in seconds]
+        lower, _, upper = quantiles(ms, n=4, method="inclusive")
+        return cls(median(ms), (lower, upper), len(ms), temporaries, peak)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A loop in a [`jax_revolve.Explanation`][]. Prints as a table; sizes are in bytes.
+
+    `name` and `source` say where the loop is, as in [`jax_revolve.FoundLoop`][], and `runs` how
+    often the function runs it, at most. A loop of `jax.lax` is not `is_own`. If `is_while`, it is a
+    while loop, and its plan is for one that reaches its bound.
+
+    `sizes` are one step's: `checkpoint`, `residuals`, `carry`. `always` is the memory that
+    every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
+    considering: each has the least predicted time within its memory. If the chosen plan has
+    checkpoints in a storage, the others have none there.
+
+    With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
+    and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of seconds,
+    or an interrupt, left no time, and `too_large` are those that need more memory than the device
+    has.
+    """
+
+    plan: AnyPlan
+    sizes: Sizes
+    always: dict[str, int]
+    is_while: bool
+    name: str = ""
+    source: str = ""
+    runs: int | None = 1
+    is_own: bool = True
+    measured: dict[AnyPlan, Measurement] = field(default_factory=dict)
+    unmeasured: list[AnyPlan] = field(default_factory=list)
+    too_large: list[AnyPlan] = field(default_factory=list)
+    is_interrupted: bool = False
+
+    @cached_property
+    def choices(self) -> list[AnyPlan]:
+        plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
+        chosen = {*plans, self.plan, *self.measured}
+        return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
+
+    def memory(self, plan: AnyPlan) -> int:
+        """The bytes that a plan holds: its checkpoints, the residuals of a block, and a carry."""
+        return cost.memory(plan, self.sizes)
+
+    def evaluations(self, plan: AnyPlan) -> int:
+        """The evaluations of `jax.value_and_grad` of the loop, up to its bound if it has one."""
+        return cost.evaluations(plan, is_while=self.is_while)
+
+    def __str__(self) -> str:
+        lines = [*self._sizes(), "", *self._table(), *self._remarks()]
+        at_most = "at most " if self.is_while else ""
+        title = f"A loop of {at_most}{self.plan.length} steps{self._where}."
+        return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
+
+    @property
+    def _where(self) -> str:
+        """Where a loop is that is inside something."""
+        return f": {self.name}" if "/" in self.name else ""
+
+    def _sizes(self) -> Iterator[str]:
+        sizes, plan, kept = self.sizes, self.plan, "kept until the step is transposed"
+        if sizes.uncut is not None and sizes.uncut > sizes.residuals:
+            kept += f"; {readable(sizes.uncut)} without computing any again"
+        state = f"the restart state, of a carry of {readable(sizes.carry)}"
+        rows = [
+            ("a checkpoint", sizes.checkpoint, state),
+            ("residuals of a step", sizes.residuals, kept),
+        ]
+        if sizes.factors:
+            meaning = f"factors of weights' cotangents, for at most {STEPS_IN_A_PRODUCT} steps"
+            rows.append(("- pulled back", sizes.factors, meaning))
+        if sizes.factors or sizes.alone != sizes.residuals:
+            meaning = "with block size 1: weight gradients are summed in each step"
+            rows.append(("- taped alone", sizes.alone, meaning))
+        if plan.storage is not None:
+            count = plan.writes if isinstance(plan, TwoLevelPlan) else plan.checkpoints
+            size = plan.storage_bytes(sizes.checkpoint)
+            rows.append(("in the storage", size, f"{count} checkpoints in {plan.storage}"))
+        rows += [(name, size, "with every plan") for name, size in self.always.items() if size]
+        width = max(len(name) for name, _, _ in rows)
+        for name, size, meaning in rows:
+            yield f"{name:<{width}}  {readable(size):>8}  {meaning}"
+
+    def _table(self) -> Iterator[str]:
+        rows = list(map(self._row, self.choices))
+        lines = aligned([list(rows[0]), *(list(row.values()) for row in rows)])
+        for plan, line in zip([None, *self.choices], lines, strict=True):
+            yield f"{line}  <- {self._mark}" if plan == self.plan else line
+
+    def _row(self, plan: AnyPlan) -> dict[str, str]:
+        """The cells of a plan in the table, by their titles."""
+        row = {"checkpoints": checkpoints_of(plan), "block size": str(plan.block_size)}
+        row["memory"] = readable(self.memory(plan))
+        if self.measured:
+            its, known = self.measured.get(plan), lambda x: "" if x is None else readable(x)
+            row["measured"] = known(its and its.temporaries)
+            if self._has_peaks:
+                row["peak"] = known(its and its.peak)
+            row["ms"] = f"{its.ms:.3g}" if its else ""
+        runs = self.evaluations(plan)
+        row |= {"evaluations": str(runs), "per step": f"{runs / max(plan.length, 1):.2f}"}
+        if isinstance(self.plan, TwoLevelPlan):
+            both = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
+            row |= zip(("writes", "reads"), map(str, both), strict=True)
+        return row
+
+    @property
+    def _has_peaks(self) -> bool:
+        return any(its.peak is not None for its in self.measured.values())
+
+    @property
+    def _mark(self) -> str:
+        if len(self.measured) > 1:
+            return "measured quickest"
+        return "measured" if self.measured else "chosen"
+
+    def _remarks(self) -> Iterator[str]:
+        """What a reader of the table has to know."""
+        if self.measured:
+            yield "measured: the temporaries of the compiled gradient"
+            runs = min(its.runs for its in self.measured.values())
+            yield f"ms: the median of at least {runs} runs"
+            if self._has_peaks:
+                yield "peak: the most bytes that the device has held, operands and results too"
+            every = len(self.measured) + len(self.unmeasured)
+            of_all = f"{len(self.measured)} of {every} plans are measured"
+            if self.is_interrupted:
+                yield f"Interrupted: {of_all}."
+            elif self.unmeasured:
+                yield f"{of_all}: more seconds are needed for the others"
+            if self.too_large:
+                plans = ", ".join(f"{p.checkpoints} x {p.block_size}" for p in self.too_large)
+                yield f"The device has too little memory for (checkpoints x block size): {plans}."
+        if self.sizes.work is not None:
+            yield f"Predicted by the profile of {self.sizes.profile}."
+
+    def plot(self, ax: Any = None) -> Any:
+        """Evaluations per step over memory: of the choices, and of the plans that tape single
+        steps. Printing the report shows the times of plans that are measured.
+
+        **Arguments:**
+
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
+
+        **Returns:**
+
+        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
+        """
+        from jax_revolve.schedule.show import new_axes
+
+        ax = new_axes() if ax is None else ax
+        single = trade_off(self.plan.length, self.sizes, block_size=1, is_while=self.is_while)
+        self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
+        self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
+        self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label=self._mark)
+        _scale(ax)
+        ax.set_xlabel("memory of checkpoints and residuals")
+        ax.set_ylabel("evaluations per step")
+        ax.set_title(f"Gradient of a loop of {self.plan.length} steps{self._where}")
+        ax.legend()
+        return ax
+
+    def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:
+        memory = [self.memory(plan) for plan in plans]
+        runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
+        ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)
+
+
+def checkpoints_of(plan: AnyPlan) -> str:
+    """The checkpoints of a plan, "5 x 5" of one with levels."""
+    levels = plan.levels if isinstance(plan, Plan) else ()
+    return " x ".join(map(str, levels)) or str(plan.checkpoints)
+
+
+def aligned(rows: Sequence[Sequence[str]], words: int = 0) -> Iterator[str]:
+    """The rows as lines. The first `words` columns are aligned left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        yield "  ".join(c.ljust(w) if i < words else c.rjust(w) for i, (c, w) in cells).rstrip()
+
+
+def _scale(ax: Any) -> None:
+    """Make both axes logarithmic: with the least memory, a step takes hundreds of evaluations."""
+    from matplotlib import ticker
+
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_ylim(bottom=0.9)
+    for axis, formatter in ((ax.xaxis, ticker.EngFormatter("B")), (ax.yaxis, "{x:g}")):
+        least, most = axis.get_view_interval()
+        marks = (1, 2, 5) if most < 1000 * least else (1,)  # labels must not overlap
+        axis.set_major_locator(ticker.LogLocator(subs=marks))
+        axis.set_major_formatter(formatter)
+        axis.set_minor_locator(ticker.NullLocator())
+    ax.grid(color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
