@@ -23,8 +23,8 @@ FAULTS = """\
 # The schedule
 
 the split of Revolve is one step early: test_schedule.py
-- return min(max(steps - offset, shortest), longest)
-+ return min(max(steps - offset - 1, shortest), longest)
+- return min(max(steps - offset, beta(s, r - 2), 1), beta(s, r - 1))
++ return min(max(steps - offset - 1, beta(s, r - 2), 1), beta(s, r - 1))
 
 the formula of the advances is off by one binomial: test_schedule.py
 - return r * length - beta(checkpoints + 1, r - 1)
@@ -65,16 +65,16 @@ the split on the device is one step late: test_counts.py
 + np.stack([shortest + offset + 1, longest - shortest], axis=1)
 
 the reverse sweep restarts from the checkpoint below: parity/test_parity.py -k tree-grad-plain
-- newest = self._at(state.slot(at[TOP]), state)
-+ newest = self._at(state.slot(at[TOP]) - 1, state)
+- newest = self._at(state.slot(number(at, TOP)), state)
++ newest = self._at(state.slot(number(at, TOP)) - 1, state)
 
 carries are stored in the slot below: parity/test_parity.py -k tree-grad-plain
-- return write(slots, carry, jnp.maximum(slot - 1, 0))
-+ return write(slots, carry, jnp.maximum(slot - 2, 0))
+- return write(slots, carry, _row(slot))
++ return write(slots, carry, _row(slot - 1))
 
 a checkpoint is stored where none is read: test_counts.py
-- lambda stored: stored[0][TARGET] < stored[0][BLOCK],
-+ lambda stored: stored[0][TARGET] <= stored[0][BLOCK],
+- lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
++ lambda stored: lax.le(number(stored[0], TARGET), number(stored[0], BLOCK)),
 
 a loop in reverse reads its xs forwards: parity/test_parity.py -k tree-grad-plain
 - return self.steps - 1 - step if self.reverse else step
@@ -99,8 +99,8 @@ the minimum cut counts equal edges twice: test_cut.py -k minimum
 # The step
 
 a checkpoint lacks what is needed a step later: test_while_loop.py -k delay_line
-- if (grown := _either(needed, carry)) == needed:
-+ if (grown := _either(needed, carry)) is not needed:
+- if (grown := either(needed, carry)) == needed:
++ if (grown := either(needed, carry)) is not needed:
 
 a carry that depends on a weight after a step has no derivative: test_equinox.py -k closed_over
 -         if grown == carry:
