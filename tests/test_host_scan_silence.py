@@ -294,7 +294,7 @@ def damages(content: bytes, draw: random.Random) -> dict[str, bytes | None]:
     }
 
 
-@pytest.mark.parametrize("event", [60, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("event", [150, pytest.param(60, marks=pytest.mark.slow)])
 def test_every_file_that_can_be_damaged(
     event: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
