@@ -265,3 +265,32 @@ def test_cotangents_that_do_not_depend_on_the_example(axes: tuple[int | None, ..
             derivative(partial(total, s), (0, 1, 2))(*arguments) for s in (SCAN, lax.scan)
         )
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-11), ours, theirs)
+
+
+@jax.custom_vjp
+def halved(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+halved.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (0.5 * jnp.cos(x) * ct,))
+
+
+def test_a_rule_that_only_the_second_derivative_uses() -> None:
+    """The first gradient is of the carry, and the rule is for the xs. Then the third derivative
+    was an error ("can't apply forward-mode autodiff (jvp) to a custom_vjp function"). Found by
+    random programs 3100049 and 3100080."""
+
+    x = jnp.linspace(0.2, 1, 3)
+
+    def third(scan: Any) -> Any:
+        def loss(c: jax.Array, xs: jax.Array) -> jax.Array:
+            return scan(lambda c, x: (jnp.sin(c) * halved(x), c), c, xs)[0].sum()
+
+        def gradient(xs: jax.Array) -> jax.Array:
+            body = lambda c, _: (jnp.sin(c) + jax.grad(loss)(c, c * xs), None)  # noqa: E731
+            return lax.scan(body, x, length=2)[0].sum()
+
+        return jax.jit(lambda xs: jax.jvp(jax.grad(gradient), (xs,), (jnp.cos(xs),))[1])
+
+    xs = jnp.stack([x, 0.3 * x, x - 1, x**2])
+    np.testing.assert_allclose(third(checkpointed_scan)(xs), third(lax.scan)(xs), rtol=1e-5)

@@ -253,6 +253,8 @@ class Sweep(NamedTuple):
     held: Any
     output_types: tuple[Any, ...]
     moves: ClosedJaxpr | None
+    has_rule: bool
+    """Whether the step has a derivative rule of a user, which need not be a derivative."""
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
 
@@ -365,6 +367,16 @@ def _again(loop: Loop) -> Loop:
     return _loop_with_progress(loop.run_again(), when_run_again)
 
 
+def _sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
+    """What computes the sweep's results once it is linearized: the `custom_vjp` functions that this
+    derivative differentiates, but not the sweep, are their forward rules there. The pullback is the
+    sweep's own, with the reverse rules."""
+    count = len(sweep.activity.operands)
+    directed = find_activity(sweep.loop, activity.operands[:count])
+    loop = with_primal_half(sweep.loop, directed, sweep.activity)
+    return sweep._replace(loop=loop, jaxpr=loop.jaxpr)
+
+
 def _sweep_with_progress(sweep: Sweep, change: Callable[[Any], Any]) -> Sweep:
     return sweep._replace(loop=_loop_with_progress(sweep.loop, change))
 
@@ -379,7 +391,8 @@ def _run_forward_sweep(
     asked, operands = (loop, activity, restart, keep_ys, tapes), list(map(as_array, operands))
     traced, held = _trace_forward_sweep(*asked, operands)
     types = tuple(traced.out_avals)
-    sweep = Sweep(loop.jaxpr, *asked, held, types, _compat.moves_of(types))
+    moves, has_rule = _compat.moves_of(types), _compat.has_rule_of_user(loop.jaxpr)
+    sweep = Sweep(loop.jaxpr, *asked, held, types, moves, has_rule)
     flat = forward_sweep_p.bind(*operands, function=sweep)
     count = len(flat) - held.num_leaves
     return flat[:count], sweep.tree(flat[count:]), sweep
@@ -442,7 +455,7 @@ def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
 
 def _holds_pairs(sweep: Sweep) -> bool:
     """Whether the derivative is a sweep of values and tangents."""
-    return not sweep.is_on_disk and not _compat.has_rule_of_user(sweep.loop.jaxpr)
+    return not (sweep.is_on_disk or sweep.has_rule)
 
 
 def _checkpoints(held: Held) -> list[list[Any]]:
@@ -508,7 +521,7 @@ def _forward_sweep_linearize(
     sweep: Sweep, activity: Active, operands: Flat
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     """What is held serves this derivative, too, if it is of the same loop in the same operands."""
-    results = forward_sweep_p.bind(*operands, function=sweep)
+    results = forward_sweep_p.bind(*operands, function=_sweep_primal_half(sweep, activity))
     # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
     # the derivative is theirs.
     same = with_primal_half(sweep.loop, sweep.activity) is sweep.loop
@@ -578,7 +591,8 @@ def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: C
     moves = _compat.moves_of(map(jax.typeof, arrays))
     ys = tuple(ct is not None for ct in cotangents.ys)
     types = tuple(map(_compat.tangent_type, pick(operands, activity.operands)))
-    sweep = Sweep(loop.jaxpr, loop, activity, forward.restart, ys, False, tree, types, moves)
+    asked = (loop, activity, forward.restart, ys, False)
+    sweep = Sweep(loop.jaxpr, *asked, tree, types, moves, forward.has_rule)
     flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, ys)]
     return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
 
@@ -639,7 +653,7 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
         both = (sweep.cotangents(each) for each in (cts, dots))
         return [x for ct in both for x in _run_reverse_sweep(sweep, primals, held, ct)]
-    if _compat.has_rule_of_user(sweep.loop.jaxpr):
+    if sweep.has_rule:
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
@@ -752,8 +766,8 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
 def _reverse_sweep_linearize(
     sweep: Sweep, activity: Active, operands: Flat
 ) -> tuple[Flat, Flat, dict[str, Any]]:
-    del activity
-    return reverse_sweep_p.bind(*operands, function=sweep), [], {"function": sweep, "held": None}
+    results = reverse_sweep_p.bind(*operands, function=_sweep_primal_half(sweep, activity))
+    return results, [], {"function": sweep, "held": None}
 
 
 def _reverse_sweep_pull_back(
@@ -786,7 +800,7 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
     after its operands, as products of each with a number of elements."""
     count = len(flat) - sum(wanted)
     flat, directions = flat[:count], flat[count:]
-    if _compat.has_rule_of_user(sweep.loop.jaxpr):
+    if sweep.has_rule:
         return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
     primals, _, cts = sweep.take_apart(flat)
     along = spread(spread(directions, wanted), sweep.activity.operands)
@@ -839,6 +853,7 @@ derive(
         partial(_sweep_jvp, _forward_sweep_jvp),
         _forward_sweep_linearize,
         _forward_sweep_pull_back,
+        primal_half=_sweep_primal_half,
         with_progress=_sweep_with_progress,
     ),
     _forward_sweep_prune_jvp,
@@ -850,6 +865,7 @@ derive(
         partial(_sweep_jvp, _reverse_sweep_jvp),
         _reverse_sweep_linearize,
         _reverse_sweep_pull_back,
+        primal_half=_sweep_primal_half,
         with_progress=_sweep_with_progress,
     ),
     _reverse_sweep_prune_jvp,

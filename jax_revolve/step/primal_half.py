@@ -4,8 +4,8 @@ In it, a `custom_vjp` function is its forward rule, and a derivative of the resu
 of that rule. The function itself could not be differentiated again, because `custom_vjp` functions
 have no forward mode. JAX's own linearization does the same.
 
-A function without `custom_vjp` functions is its own primal half, and stays unchanged. To trace its
-vjp would lose the rules of `custom_jvp` functions in scans, see `engine.nested`.
+Equations without `custom_vjp` functions are their own primal halves, and stay unchanged. To trace
+their vjp would lose the rules of `custom_jvp` functions in scans, see `engine.nested`.
 """
 
 from collections.abc import Sequence
@@ -13,34 +13,64 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat import ClosedJaxpr, call_jaxpr, has_equation
+from jax_revolve._compat import (
+    ClosedJaxpr,
+    has_equation,
+    is_literal,
+    run_each,
+    run_in_place,
+    with_equations,
+)
 from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import Loop, pick, substitute
+from jax_revolve.step.loop import Loop, is_inexact, pick, substitute
 from jax_revolve.step.once import once
 
 
-def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
+def primal_half(
+    jaxpr: ClosedJaxpr, active: Sequence[bool], earlier: Sequence[bool] = ()
+) -> ClosedJaxpr:
     """The primal half of a function that is linearized in its active inputs. The other inputs are
     not differentiated, because that may be an error, as `equinox.internal.nondifferentiable` makes
-    it."""
+    it.
+
+    Where a derivative in the `earlier` inputs is to be taken of the result, as a sweep does, the
+    functions that depend on these stay as they are: their reverse rules are still to be used.
+    """
     if not has_equation(jaxpr, "custom_vjp"):
         return jaxpr
 
     def half(*inputs: Any) -> Any:
-        def run(chosen: list[Any]) -> Any:
-            return call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))
+        invars = jaxpr.jaxpr.invars
+        depends = {v for v, is_active in zip(invars, active, strict=True) if is_active}
+        stays = {v for v, is_active in zip(invars, earlier, strict=False) if is_active}
 
-        # Residuals are unused, and removed as dead code.
-        return jax.vjp(run, pick(inputs, active))[0]
+        def run(eqn: Any, operands: list[Any]) -> list[Any]:
+            mask = [not is_literal(v) and v in depends for v in eqn.invars]
+            if any(mask):
+                depends.update(v for v in eqn.outvars if is_inexact(v.aval))
+            if any(not is_literal(v) and v in stays for v in eqn.invars):
+                stays.update(eqn.outvars)
+            elif any(mask) and has_equation(with_equations(jaxpr, [eqn]), "custom_vjp"):
+                again = lambda chosen: run_in_place(eqn, substitute(operands, mask, chosen))  # noqa: E731
+                # Residuals are unused, and removed as dead code.
+                return jax.vjp(again, pick(operands, mask))[0]
+            return run_in_place(eqn, operands)
+
+        return run_each(jaxpr, inputs, run)
 
     return jax.make_jaxpr(half)(*jaxpr.in_avals)
 
 
-def with_primal_half(loop: Loop, activity: Activity) -> Loop:
+def with_primal_half(loop: Loop, activity: Activity, earlier: Activity | None = None) -> Loop:
     """The loop whose step is the primal half of the step."""
     if not has_equation(loop.jaxpr, "custom_vjp"):
         return loop  # `once` must not hold its jaxpr
-    consts = activity.consts[loop.num_condition_consts :]
-    active = (*consts, *activity.carry, *activity.xs)
-    half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
+
+    def of_inputs(activity: Activity | None) -> tuple[bool, ...]:
+        if activity is None:
+            return ()
+        return (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
+
+    masks = of_inputs(activity), of_inputs(earlier)
+    half = once(loop, ("primal half", *masks), lambda: primal_half(loop.jaxpr, *masks))
     return loop._replace(jaxpr=half)

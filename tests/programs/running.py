@@ -560,7 +560,7 @@ def _run_ours(program: Program, compiler: dict[str, Any]) -> Any:
     """With a budget that is too small, the least that the error states has to be enough."""
     with tempfile.TemporaryDirectory() as directory:
         options = options_of(program, directory)
-        for _ in range(4):
+        for _ in range(16):  # each loop of a nest has a least, and may keep more for the others
             try:
                 loops = ours(options, by_python if program.forgets else lax.scan)
                 return run(program, loops, compiler)
