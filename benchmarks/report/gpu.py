@@ -12,7 +12,7 @@ Row = dict[str, Run]
 
 COMPILED = "with jax {machine[versions][jax]} (`benchmarks/gpu_programs.py`)"
 LAUNCHED: list[Column] = [
-    ("memory", "{MB:.3g} MB"),
+    ("memory", lambda run: f"{run['MB']:{'.3g' if run['MB'] < 1000 else '.0f'}} MB"),
     ("kernels", "{kernels}"),
     ("waits", "{waits}"),
 ]

@@ -10,7 +10,7 @@ from benchmarks.report.gpu import GPU
 from benchmarks.report.loops import LOOPS
 from benchmarks.report.programs import PROGRAMS
 from benchmarks.report.results import Run, find, load, quickest, within
-from benchmarks.report.table import unbroken
+from benchmarks.report.table import tidy
 
 ROOT = Path(__file__).parents[2]
 TABLES = LOOPS | FRONTS | PROGRAMS | GPU
@@ -25,7 +25,7 @@ FIGURE = re.compile(r"(<!-- figure (?P<name>[\w-]+) -->)[^<]*(<!-- /figure -->)"
 def with_tables(page: str) -> str:
     """The page with fresh tables and figures between their markers."""
     page = BLOCK.sub(lambda match: f"{match[1]}{TABLES[match['name']]}{match[3]}", page)
-    figure = lambda match: f"{match[1]}{unbroken(FIGURES[match['name']]())}{match[3]}"  # noqa: E731
+    figure = lambda match: f"{match[1]}{tidy(FIGURES[match['name']]())}{match[3]}"  # noqa: E731
     return FIGURE.sub(figure, page)
 
 

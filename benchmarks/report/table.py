@@ -35,14 +35,14 @@ class Table:
         return f"{caption}\n\n{markdown(self.columns, self.rows(results))}"
 
 
-def unbroken(text: str) -> str:
-    """A number stays in the line of its unit."""
-    return UNIT.sub("\u00a0", text)
+def tidy(text: str) -> str:
+    """A number stays in the line of its unit, and one of a thing is singular."""
+    return UNIT.sub("\u00a0", re.sub("^1 checkpoints", "1 checkpoint", text))
 
 
 def markdown(columns: Sequence[Column], rows: Iterable[Any]) -> str:
     """Padded, so that it can be read as text too."""
-    cells = [[unbroken(text(cell, row)) for _, cell in columns] for row in rows]
+    cells = [[tidy(text(cell, row)) for _, cell in columns] for row in rows]
     titles = [title for title, _ in columns]
     widths = [max(3, *map(len, column)) for column in zip(titles, *cells, strict=True)]
     lines = [titles, ["-" * width for width in widths], *cells]

@@ -54,8 +54,8 @@ def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
 
 
 def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
-    """The cotangents of a step's active inputs, from those of its active results. Residuals may be
-    those of another step of the same loop."""
+    """The cotangents of a step's active inputs, from its active results'. Residuals may be
+    from another step of the same loop."""
     pullback = jax.tree.unflatten(linearized.pullback, residuals)
     return Operands(*pullback(linearized.filled(cotangents)))
 
