@@ -23,6 +23,7 @@ def new_primitive(
     transpose: Callable[..., Any] | None = None,
     prune: "Prune | None" = None,
     split: "Split | None" = None,
+    known: "Prune | None" = None,
 ) -> Primitive:
     """A primitive with several results, from Python functions in place of JAX's registries.
 
@@ -30,8 +31,8 @@ def new_primitive(
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
     `prune(used, **params)` says which results to keep computing, given which are used, from which
-    operands, and the parameters to that end. `split` is for a primitive that is linear in its last
-    operands.
+    operands, and the parameters to that end. `known(given, **params)` does so for the results that
+    depend on given operands alone. `split` is for a primitive that is linear in its last operands.
     """
 
     @partial(jax.jit, static_argnums=0)
@@ -59,6 +60,8 @@ def new_primitive(
     define_derivative(primitive, jvp, transpose)
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
+    if known is not None:
+        pe.custom_partial_eval_rules[primitive] = partial(_split_results, primitive, known)
     if split is not None:
         pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
         pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
@@ -110,6 +113,23 @@ def _split_values(
     results, residuals, linear_params = split.linearize(known, **params)
     operands = [*primals, *map(trace.to_jaxpr_tracer, residuals), *tangents]
     return [*results, *trace.default_process_primitive(split.linear, operands, linear_params)]
+
+
+def _split_results(
+    primitive: Primitive, known: Prune, trace: Any, *tracers: Any, **params: Any
+) -> Sequence[Any]:
+    """The rule for values of which some are known: results that depend on them alone are computed,
+    and later all of them again."""
+    later = trace.default_process_primitive(primitive, tracers, params)
+    given = [t.is_known() for t in tracers]
+    if all(given) or not any(given):
+        return later
+    results, operands, known_params = known(given, **params)
+    if not any(results):
+        return later
+    inputs = [t.pval.get_known() for t, take in zip(tracers, operands, strict=True) if take]
+    values = iter(primitive.bind(*inputs, **known_params))
+    return [next(values) if now else x for x, now in zip(later, results, strict=True)]
 
 
 def _split_equation(

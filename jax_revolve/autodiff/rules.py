@@ -63,7 +63,7 @@ from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.activity import Activity, Mask, find_activity
-from jax_revolve.step.dead_code import prune_jvp, prune_loop
+from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, spread, substitute
 from jax_revolve.step.once import Batched, batch_once, once
@@ -225,6 +225,7 @@ loop_p = _compat.new_primitive(
     output_types=function_types,
     batch=_loop_batching,
     prune=prune_loop,
+    known=known_part,
 )
 
 

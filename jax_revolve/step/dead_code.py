@@ -1,4 +1,4 @@
-"""The part of a loop whose results are used."""
+"""The part of a loop whose results are used, and the part that depends on known operands."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,6 +47,36 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
         (*operands, *pick(operands, activity.operands)),
         {"function": smaller, "activity": rest},
     )
+
+
+def known_part(given: Sequence[bool], function: Loop) -> Part:
+    """The part whose results depend on given operands alone. It runs before the other operands are
+    known, as in `lax.scan`: what is linear in the others may divide by those results."""
+    loop = function
+    none = (False,) * len(loop.output_types), (), {"function": loop}
+    consts, carry, xs = loop.operands(given)
+    of_condition = consts[: loop.num_condition_consts]
+    if loop.effects:
+        return none
+    while True:
+        inputs = [*consts[loop.num_condition_consts :], *carry, *xs]
+        now, ys = loop.results(_follow(loop.jaxpr, inputs))
+        kept = [a and b for a, b in zip(carry, now, strict=True)]
+        if kept == carry:
+            break
+        carry = kept
+    goes_on = loop.condition is None or all(_follow(loop.condition, [*of_condition, *carry]))
+    if not goes_on or not any([*carry, *ys]):
+        return none
+    smaller, results, operands = _live(loop, [*carry, *ys])
+    return results, operands, {"function": smaller._replace(progress=None)}
+
+
+def _follow(jaxpr: ClosedJaxpr, given: Sequence[bool]) -> list[bool]:
+    """Which outputs depend on given inputs alone."""
+    count = len(jaxpr.out_avals)
+    needs = (needed_by(jaxpr, [i == j for j in range(count)]) for i in range(count))
+    return [all(pick(given, each)) for each in needs]
 
 
 def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:

@@ -59,7 +59,7 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
         factors=bytes_of(weights.types),
-        arrays=len(taped.types),
+        arrays=len(cut.kept),
     )
 
 
