@@ -21,7 +21,7 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
-from jax_revolve._compat import call_jaxpr, has_rule_of_user
+from jax_revolve._compat.jaxprs import call_jaxpr, has_rule_of_user
 
 quick = pytest.mark.usefixtures("compile_quickly")
 

@@ -18,7 +18,7 @@ from test_memory import temporaries
 from workloads import gru, lstm, runge_kutta
 
 from jax_revolve import checkpointed_scan
-from jax_revolve._compat import bytes_of
+from jax_revolve._compat.values import bytes_of
 from jax_revolve.engine.tape import cut, taped
 from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
 

@@ -24,7 +24,7 @@ from jax_revolve import (
     explain,
     plan,
 )
-from jax_revolve._compat import is_traced
+from jax_revolve._compat.values import is_traced
 from jax_revolve.loops import measure
 from jax_revolve.loops.measure import MOST_ROUNDS, TELLING_RUNS, Program
 from jax_revolve.schedule.cost import Sizes

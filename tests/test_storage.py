@@ -25,7 +25,7 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
-from jax_revolve._compat import default_device, to_device
+from jax_revolve._compat.memories import default_device, to_device
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.plan import Plan

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_scan
-from jax_revolve._compat import LoopEquation, run_around_loop
+from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.once import once
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import mapped_over
+from jax_revolve._compat.values import mapped_over
 
 Run: TypeAlias = Callable[..., Sequence[Any]]
 

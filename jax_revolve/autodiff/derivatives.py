@@ -23,8 +23,15 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from jax_revolve import _compat
-from jax_revolve._compat import Primitive
+from jax_revolve._compat.primitives import Primitive, Split, define_derivative, new_primitive
+from jax_revolve._compat.values import (
+    instantiate,
+    is_linear_input,
+    is_zero,
+    symbolic_zero,
+    with_weak_type,
+)
+from jax_revolve._compat.values import zeros as zeros_of
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.activity import Mask
@@ -67,7 +74,7 @@ class Rules(NamedTuple):
 def derive(rules: Rules, prune_jvp: Any = None) -> None:
     """Give a primitive its derivatives."""
     primitive = rules.primitive
-    tangent_p = _compat.new_primitive(
+    tangent_p = new_primitive(
         f"{primitive.name}_tangent",
         implementation=partial(_tangent_impl, rules),
         output_types=_tangent_types,
@@ -75,7 +82,7 @@ def derive(rules: Rules, prune_jvp: Any = None) -> None:
         batch=partial(_tangent_batching, rules),
         transpose=partial(_tangent_transpose, rules),
     )
-    jvp_p = _compat.new_primitive(
+    jvp_p = new_primitive(
         f"{primitive.name}_jvp",
         implementation=partial(_jvp_impl, rules),
         output_types=_jvp_types,
@@ -83,7 +90,7 @@ def derive(rules: Rules, prune_jvp: Any = None) -> None:
         batch=partial(_jvp_batching, rules),
         transpose=partial(_jvp_transpose, rules),
         prune=prune_jvp,
-        split=_compat.Split(
+        split=Split(
             num_primals=lambda function, activity: len(activity.operands),
             num_results=lambda function, activity: len(function.output_types),
             primal=primitive,
@@ -100,12 +107,12 @@ def derive(rules: Rules, prune_jvp: Any = None) -> None:
         ),
     )
     jvp, transpose = partial(_function_jvp, rules, jvp_p), partial(_function_transpose, rules)
-    _compat.define_derivative(primitive, jvp, transpose)
+    define_derivative(primitive, jvp, transpose)
 
 
 def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
     """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
-    mask = [not _compat.is_zero(t) for t in tangents]
+    mask = [not is_zero(t) for t in tangents]
     return jax.jvp(
         lambda chosen: run(substitute(primals, mask, chosen)),
         (pick(primals, mask),),
@@ -124,11 +131,11 @@ def function_types(*_: Any, function: Any) -> Any:
 def _function_jvp(
     rules: Rules, jvp_p: Primitive, primals: Flat, tangents: Flat, *, function: Any
 ) -> Any:
-    activity = rules.activity(function, tuple(not _compat.is_zero(t) for t in tangents))
-    zeros = [_compat.symbolic_zero(t) for t in function.output_types]
+    activity = rules.activity(function, tuple(not is_zero(t) for t in tangents))
+    zeros = [symbolic_zero(t) for t in function.output_types]
     if not any(activity.results):
         return rules.primitive.bind(*primals, function=function), zeros
-    chosen = map(_compat.instantiate, pick(tangents, activity.operands))
+    chosen = map(instantiate, pick(tangents, activity.operands))
     flat = jvp_p.bind(*primals, *chosen, function=function, activity=activity)
     results, active = flat[: len(zeros)], flat[len(zeros) :]
     return results, substitute(zeros, activity.results, active)
@@ -136,8 +143,8 @@ def _function_jvp(
 
 def _function_transpose(rules: Rules, cotangents: Flat, *operands: Any, function: Any) -> Flat:
     """A linear function is its own derivative, at zero as anywhere."""
-    linear = tuple(map(_compat.is_linear_input, operands))
-    zeros = [_compat.zeros(x.aval) for x in pick(operands, linear)]
+    linear = tuple(map(is_linear_input, operands))
+    zeros = [zeros_of(x.aval) for x in pick(operands, linear)]
     activity = rules.activity(function, linear)
     result = [None] * sum(activity.operands)
     if any(activity.results):
@@ -166,7 +173,7 @@ def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat
     operands, _, tangents = _take_apart(flat, activity)
     results, results_dot = rules.jvp(function, activity, operands, tangents)
     types, _ = _jvp_types(function=function, activity=activity)
-    return list(map(_compat.with_weak_type, [*results, *results_dot], types))
+    return list(map(with_weak_type, [*results, *results_dot], types))
 
 
 def _jvp_jvp(rules: Rules, primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -253,6 +260,6 @@ def _take_apart(flat: Flat, activity: Active) -> tuple[Flat, Flat, Flat]:
 def _of_linear(tangents: Flat, cotangents: Flat) -> list[Any]:
     """The cotangents of those tangents that a transposition rule is asked for."""
     return [
-        ct if _compat.is_linear_input(tangent) else None
+        ct if is_linear_input(tangent) else None
         for ct, tangent in zip(cotangents, tangents, strict=True)
     ]

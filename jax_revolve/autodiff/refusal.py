@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jax_revolve import _compat
+from jax_revolve._compat.primitives import new_primitive
+from jax_revolve._compat.values import is_zero
 from jax_revolve.autodiff.derivatives import Flat
 from jax_revolve.step.loop import NoReverseMode
 
@@ -22,9 +23,9 @@ def _types(*avals: Any, message: str) -> Any:
 
 
 def _jvp(primals: Flat, tangents: Flat, message: str) -> Any:
-    nonzero = [t for t in tangents if not _compat.is_zero(t)]
+    nonzero = [t for t in tangents if not is_zero(t)]
     active = iter(refusal_p.bind(*nonzero, message=message) if nonzero else [])
-    dots = [t if _compat.is_zero(t) else next(active) for t in tangents]
+    dots = [t if is_zero(t) else next(active) for t in tangents]
     return refusal_p.bind(*primals, message=message), dots
 
 
@@ -34,12 +35,12 @@ def _batch(axis: Any, values: Flat, dims: Flat, message: str) -> Any:
 
 
 def _transpose(cotangents: Flat, *values: Any, message: str) -> Flat:
-    if all(map(_compat.is_zero, cotangents)):
+    if all(map(is_zero, cotangents)):
         return [None] * len(values)
     raise NoReverseMode(message)
 
 
-refusal_p = _compat.new_primitive(
+refusal_p = new_primitive(
     "no_reverse_mode",
     implementation=lambda *values, message: values,
     output_types=_types,

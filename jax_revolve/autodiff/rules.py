@@ -46,8 +46,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve import _compat
-from jax_revolve._compat import ClosedJaxpr, LoopEquation, as_array, call_jaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user, results_of
+from jax_revolve._compat.loops import LoopEquation, run_around_loop
+from jax_revolve._compat.memories import moves_of
+from jax_revolve._compat.primitives import new_primitive
+from jax_revolve._compat.values import (
+    as_array,
+    instantiate,
+    is_array_type,
+    is_symbolic,
+    is_zero,
+    tangent_type,
+    varying_axes,
+    with_weak_type,
+    zeros,
+)
 from jax_revolve.autodiff.batching import Vmap, batched_dims, mapped, of_one_example, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
 from jax_revolve.engine.nested import pull_back_nested
@@ -78,7 +91,7 @@ from jax_revolve.step.steps import Steps
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
     """The loop primitive's results."""
-    if not all(_compat.is_array_type(jax.typeof(x)) for x in operands):
+    if not all(is_array_type(jax.typeof(x)) for x in operands):
         raise NotImplementedError(
             "jax_revolve does not support mutable array references in the body of a loop: its "
             "reverse pass runs steps again, which would change the array again. Pass the array "
@@ -118,7 +131,7 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
 
     length = None if loop.condition is not None else loop.length
     bare = loop._replace(length=length, progress=None)
-    return _compat.run_around_loop(lambda: fun(bare), run)
+    return run_around_loop(lambda: fun(bare), run)
 
 
 def _loop_impl(*operands: Any, function: Loop) -> Flat:
@@ -174,7 +187,7 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
     def resolve() -> AnyPlan:
         if not taped_step(loop, activity, operands).is_transposable:
             return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
-        shapes = [t.shape for t in operands.types if _compat.is_symbolic(t)]
+        shapes = [t.shape for t in operands.types if is_symbolic(t)]
         if request.memory is not None and shapes:
             raise ValueError(
                 f"memory must be None where sizes are symbolic, but is {request.memory} for "
@@ -191,10 +204,10 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
     cotangents over the devices: they would wait for each other for ever."""
     if loop.condition is None:
         return
-    (going,) = _compat.results_of(lambda: [loop.holds(operands.consts, operands.carry)])
-    axes = _compat.varying_axes(going.aval)
+    (going,) = results_of(lambda: [loop.holds(operands.consts, operands.carry)])
+    axes = varying_axes(going.aval)
     consts = pick(operands.consts, activity.consts)
-    if not all(axes <= _compat.varying_axes(jax.typeof(c)) for c in consts):
+    if not all(axes <= varying_axes(jax.typeof(c)) for c in consts):
         raise NotImplementedError(
             f"Inside jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
             "cannot be reversed with respect to a closed-over value that does not vary. Pass the "
@@ -211,15 +224,15 @@ def _loop_pull_back(
 def _cotangents(activity: Activity, cotangents: Flat) -> Cotangents:
     """The cotangents of a loop's active results, except the symbolically zero ones of ys."""
     num_carry = sum(activity.carry)
-    carry = [_compat.instantiate(ct) for ct in cotangents[:num_carry]]
-    return Cotangents(carry, [None if _compat.is_zero(ct) else ct for ct in cotangents[num_carry:]])
+    carry = [instantiate(ct) for ct in cotangents[:num_carry]]
+    return Cotangents(carry, [None if is_zero(ct) else ct for ct in cotangents[num_carry:]])
 
 
 def _loop_with_progress(loop: Loop, change: Callable[[Any], Any]) -> Loop:
     return loop._replace(progress=change(loop.progress))
 
 
-loop_p = _compat.new_primitive(
+loop_p = new_primitive(
     "checkpointed_loop",
     implementation=_loop_impl,
     output_types=function_types,
@@ -392,7 +405,7 @@ def _run_forward_sweep(
     asked, operands = (loop, activity, restart, keep_ys, tapes), list(map(as_array, operands))
     traced, held = _trace_forward_sweep(*asked, operands)
     types = tuple(traced.out_avals)
-    moves, has_rule = _compat.moves_of(types), _compat.has_rule_of_user(loop.jaxpr)
+    moves, has_rule = moves_of(types), has_rule_of_user(loop.jaxpr)
     sweep = Sweep(loop.jaxpr, *asked, held, types, moves, has_rule)
     flat = forward_sweep_p.bind(*operands, function=sweep)
     count = len(flat) - held.num_leaves
@@ -411,7 +424,7 @@ def _trace_forward_sweep(
         else:
             results, held = run_forward_online(steps, plan)
         carry, ys = loop.results(loop.output_types)
-        return list(map(_compat.with_weak_type, results, [*carry, *pick(ys, keep_ys)])), held
+        return list(map(with_weak_type, results, [*carry, *pick(ys, keep_ys)])), held
 
     def trace() -> tuple[ClosedJaxpr, Any]:
         traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
@@ -555,7 +568,7 @@ def _forward_sweep_pull_back(
         return pick(flat, activity.results[:count])
 
     _, pullback = jax.vjp(results, pick(operands, activity.operands))
-    return pullback([_compat.instantiate(ct) for ct in cts if ct is not None])[0]
+    return pullback([instantiate(ct) for ct in cts if ct is not None])[0]
 
 
 def _forward_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
@@ -572,7 +585,7 @@ def _forward_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active
     return kept, [True] * num_operands, {"function": function, "activity": activity}
 
 
-forward_sweep_p = _compat.new_primitive(
+forward_sweep_p = new_primitive(
     "checkpointed_loop_forward_sweep",
     implementation=partial(_sweep_impl, _forward_sweep_of_one),
     output_types=function_types,
@@ -589,9 +602,9 @@ def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: C
     held, and from the active results' cotangents."""
     loop, activity = forward.loop, forward.activity
     arrays, tree = jax.tree.flatten(held)
-    moves = _compat.moves_of(map(jax.typeof, arrays))
+    moves = moves_of(map(jax.typeof, arrays))
     ys = tuple(ct is not None for ct in cotangents.ys)
-    types = tuple(map(_compat.tangent_type, pick(operands, activity.operands)))
+    types = tuple(map(tangent_type, pick(operands, activity.operands)))
     asked = (loop, activity, forward.restart, ys, False)
     sweep = Sweep(loop.jaxpr, *asked, tree, types, moves, forward.has_rule)
     flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, ys)]
@@ -605,8 +618,8 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
         plan, held = plan_of(loop), sweep.tree(arrays)
         steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
         result = _flat(run_reverse(steps, plan, activity, held, cts))
-        types = map(_compat.tangent_type, pick(operands, activity.operands))
-        return list(map(_compat.with_weak_type, result, types))
+        types = map(tangent_type, pick(operands, activity.operands))
+        return list(map(with_weak_type, result, types))
 
     bare = sweep._replace(vmaps=(), output_types=())
     key = ("reverse sweep", *map(jax.typeof, flat))
@@ -723,7 +736,7 @@ def _reverse_sweep_of_pairs(
 
     types = pick(both.results(both.output_types)[0], activity.carry)
     carry = [
-        _compat.zeros(t.to_tangent_aval()) if ct is None else ct
+        zeros(t.to_tangent_aval()) if ct is None else ct
         for ct, t in zip(of_results("carry"), types, strict=True)
     ]
     flat = iter(
@@ -741,7 +754,7 @@ def _reverse_sweep_of_pairs(
 
 def _tangent(value: Any, dot: Any) -> Any:
     """A tangent, which may be zero."""
-    return _compat.zeros(_compat.tangent_type(value)) if dot is None else dot
+    return zeros(tangent_type(value)) if dot is None else dot
 
 
 def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
@@ -776,7 +789,7 @@ def _reverse_sweep_pull_back(
 ) -> Flat:
     """The gradient of the product of the cotangents with the sweep's results."""
     del arrays, held
-    nonzero, vmaps = tuple(not _compat.is_zero(ct) for ct in cotangents), function.vmaps
+    nonzero, vmaps = tuple(not is_zero(ct) for ct in cotangents), function.vmaps
     directions = [
         of_one_example(ct, vmaps, number)
         for number, (ct, wanted) in enumerate(zip(cotangents, nonzero, strict=True))
@@ -824,7 +837,7 @@ def _reverse_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active
     return [True] * len(used), [*kept, *pick(kept, activity.operands)], params
 
 
-reverse_sweep_p = _compat.new_primitive(
+reverse_sweep_p = new_primitive(
     "checkpointed_loop_reverse_sweep",
     implementation=partial(_sweep_impl, _reverse_sweep_of_one),
     output_types=function_types,

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import kept_whole
+from jax_revolve._compat.jaxprs import kept_whole
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import Loop, Operands, pick, substitute

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import is_on_host
+from jax_revolve._compat.memories import is_on_host
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
     Held,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import with_weak_type
+from jax_revolve._compat.values import with_weak_type
 from jax_revolve.engine.reports import Reports
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.step.loop import Loop, Operands

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import is_first_device, vary, varying_axes
+from jax_revolve._compat.callbacks import is_first_device
+from jax_revolve._compat.values import vary, varying_axes
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
 from jax_revolve.step.loop import Loop

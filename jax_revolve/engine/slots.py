@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import is_on_host, typed_as_on_host
+from jax_revolve._compat.memories import is_on_host, typed_as_on_host
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.storage.buffers import Buffers, read, write

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_revolve._compat import AbstractValue, with_weak_type
+from jax_revolve._compat.values import AbstractValue, with_weak_type
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage import files
 from jax_revolve.storage.stores import data_of, from_data

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_revolve._compat import as_array, is_traced
+from jax_revolve._compat.values import as_array, is_traced
 from jax_revolve.host.arrays import on_same_devices
 from jax_revolve.host.problem import Problem
 from jax_revolve.host.run import Results, run_forward

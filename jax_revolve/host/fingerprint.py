@@ -25,7 +25,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jax_revolve._compat import is_literal, is_traced
+from jax_revolve._compat.jaxprs import is_literal
+from jax_revolve._compat.values import is_traced
 from jax_revolve.host.arrays import on_host
 
 _OF_JAX = ("jax", "jaxlib", "jax_revolve")

@@ -15,15 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import (
-    as_array,
-    callback_effects,
-    is_array_type,
-    results_in,
-    with_weak_type,
-    without_consts,
-    without_dead_code,
-)
+from jax_revolve._compat.callbacks import callback_effects
+from jax_revolve._compat.jaxprs import results_in, without_consts, without_dead_code
+from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
 from jax_revolve.engine.tape.taped import sizes_of
 from jax_revolve.host.arrays import Values
 from jax_revolve.host.fingerprint import Contents, of_operands, of_platform

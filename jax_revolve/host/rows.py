@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import AbstractValue
+from jax_revolve._compat.values import AbstractValue
 from jax_revolve.host.arrays import Values, is_key, replicated
 from jax_revolve.storage.stores import data_of, from_data
 

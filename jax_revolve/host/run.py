@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jax_revolve._compat import is_zero, tangent_type, zeros
+from jax_revolve._compat.values import is_zero, tangent_type, zeros
 from jax_revolve.host.arrays import Values, keep, put, sharding_of
 from jax_revolve.host.directory import RunDirectory
 from jax_revolve.host.position import Cotangents, Position, sweep

@@ -19,17 +19,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import (
+from jax_revolve._compat.equations import call_in_place
+from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
-    LoopEquation,
-    call_in_place,
     has_equation,
     kept_whole,
-    run_around_loop,
     run_equation,
     variables,
     with_equations,
 )
+from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve.step.loop import Loop
 
 SET = "maybe_set"

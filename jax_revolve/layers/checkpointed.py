@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
-from jax_revolve._compat import is_jit_disabled
+from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.layers.segment import run_segment
 
 Model = TypeVar("Model")

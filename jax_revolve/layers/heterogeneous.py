@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat import is_jit_disabled
+from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.layers.layer import Layer, check_state
 from jax_revolve.layers.measure import measure
 from jax_revolve.layers.segment import run_segment

@@ -7,7 +7,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat import bytes_of, results_in
+from jax_revolve._compat.jaxprs import results_in
+from jax_revolve._compat.values import bytes_of
 from jax_revolve.layers.layer import Layer, Rest
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.chain import Layers

@@ -18,16 +18,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve import _compat
-from jax_revolve._compat import AbstractValue, ClosedJaxpr, call_jaxpr, has_equation, zeros
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_equation, without_consts
+from jax_revolve._compat.primitives import new_primitive
+from jax_revolve._compat.values import AbstractValue, as_array, zeros
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import jvp_of_nonzero
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
     """`fun(*operands)`, run once all operands are available, and merged with nothing else."""
-    jaxpr, consts = _compat.without_consts(jax.make_jaxpr(fun)(*operands))
-    return apart_p.bind(*map(_compat.as_array, [*consts, *operands]), jaxpr=jaxpr)
+    jaxpr, consts = without_consts(jax.make_jaxpr(fun)(*operands))
+    return apart_p.bind(*map(as_array, [*consts, *operands]), jaxpr=jaxpr)
 
 
 def _run(*operands: Any, jaxpr: ClosedJaxpr) -> list[Any]:
@@ -61,9 +62,7 @@ def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], jaxpr: Close
     return apart(vmap_over(axis, run, dims, dims_out), *operands), dims_out
 
 
-apart_p = _compat.new_primitive(
-    "apart", implementation=_run, output_types=_types, batch=_batch, jvp=_jvp
-)
+apart_p = new_primitive("apart", implementation=_run, output_types=_types, batch=_batch, jvp=_jvp)
 """A primitive, because `lax.platform_dependent` has the computation once for each platform: where
 segments are nested, the program would double with each level."""
 

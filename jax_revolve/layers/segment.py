@@ -16,8 +16,22 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from jax_revolve import _compat
-from jax_revolve._compat import AbstractValue, ClosedJaxpr
+from jax_revolve._compat.jaxprs import (
+    ClosedJaxpr,
+    call_jaxpr,
+    is_literal,
+    pruned,
+    varying_variables,
+    without_consts,
+)
+from jax_revolve._compat.primitives import new_primitive
+from jax_revolve._compat.values import (
+    AbstractValue,
+    as_array,
+    is_zero,
+    tangent_type,
+    with_weak_type,
+)
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
 from jax_revolve.layers.region import apart
@@ -67,12 +81,12 @@ def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
 
 def _bind(fun: Callable[..., Flat], operands: Flat) -> Flat:
     """Values that the function closes over become operands."""
-    jaxpr, consts = _compat.without_consts(jax.make_jaxpr(fun)(*operands))
-    return segment_p.bind(*map(_compat.as_array, [*consts, *operands]), function=Segment(jaxpr))
+    jaxpr, consts = without_consts(jax.make_jaxpr(fun)(*operands))
+    return segment_p.bind(*map(as_array, [*consts, *operands]), function=Segment(jaxpr))
 
 
 def _run(*operands: Any, function: Segment) -> Flat:
-    return _compat.call_jaxpr(function.jaxpr)(*operands)
+    return call_jaxpr(function.jaxpr)(*operands)
 
 
 def _batch(axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
@@ -82,11 +96,11 @@ def _batch(axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
 
 
 def _prune(used: list[bool], function: Segment) -> tuple[list[bool], list[bool], dict[str, Any]]:
-    jaxpr, operands = _compat.pruned(function.jaxpr, used, [False] * len(function.jaxpr.in_avals))
+    jaxpr, operands = pruned(function.jaxpr, used, [False] * len(function.jaxpr.in_avals))
     return used, operands, {"function": Segment(jaxpr)}
 
 
-segment_p = _compat.new_primitive(
+segment_p = new_primitive(
     "checkpointed_segment",
     implementation=_run,
     output_types=function_types,
@@ -97,9 +111,9 @@ segment_p = _compat.new_primitive(
 
 def _activity(function: Segment, differentiated: Mask) -> Activity:
     jaxpr = function.jaxpr.jaxpr
-    varying = _compat.varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
+    varying = varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
     results = tuple(
-        is_inexact(v.aval) and not _compat.is_literal(v) and v in varying for v in jaxpr.outvars
+        is_inexact(v.aval) and not is_literal(v) and v in varying for v in jaxpr.outvars
     )
     return Activity(differentiated, results)
 
@@ -144,7 +158,7 @@ def _transpose(
     held: None,
 ) -> Flat:
     del arrays, held
-    given = [not _compat.is_zero(ct) for ct in cotangents]
+    given = [not is_zero(ct) for ct in cotangents]
     nothing = (False,) * len(activity.results)
     wanted = tuple(substitute(nothing, activity.results, given))
     pullback = partial(_pull_back, function, activity.operands, wanted)
@@ -163,5 +177,5 @@ def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[A
 
     primals = pick(operands, mask)
     (result,) = jax.vjp(run, primals)[1](cotangents)
-    types = map(_compat.tangent_type, primals)
-    return list(map(_compat.with_weak_type, result, types))
+    types = map(tangent_type, primals)
+    return list(map(with_weak_type, result, types))

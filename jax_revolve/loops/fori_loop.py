@@ -5,7 +5,8 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from jax_revolve._compat import LoopEquation, is_jit_disabled
+from jax_revolve._compat.loops import LoopEquation
+from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.while_loop import raise_if_stopped, run_from

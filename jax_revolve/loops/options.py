@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jax_revolve._compat import LoopEquation
+from jax_revolve._compat.loops import LoopEquation
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat import (
-    HOST_MEMORY,
-    LoopEquation,
-    default_device,
-    has_host_memory,
-    run_around_loop,
-)
+from jax_revolve._compat.loops import LoopEquation, run_around_loop
+from jax_revolve._compat.memories import HOST_MEMORY, default_device, has_host_memory
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request

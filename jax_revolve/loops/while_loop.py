@@ -8,16 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import (
-    LoopEquation,
-    as_array,
-    is_jit_disabled,
-    results_of,
-    run_around_loop,
-    vary,
-    varying_axes,
-    with_weak_type,
-)
+from jax_revolve._compat.jaxprs import results_of
+from jax_revolve._compat.loops import LoopEquation, run_around_loop
+from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter

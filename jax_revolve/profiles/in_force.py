@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from jax_revolve._compat import default_device
+from jax_revolve._compat.memories import default_device
 from jax_revolve.profiles.profile import Profile, of_platform, read
 
 VARIABLE = "JAX_REVOLVE_PROFILE"

@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jax_revolve import _compat
+from jax_revolve._compat.equations import inner_programs, is_shard_map, run_each, run_in_place
 from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import (
@@ -305,13 +305,13 @@ def _operands(closed: Any, inputs: Sequence[Any], keys: Any) -> dict[Key, list[A
             key = (*around, next(numbers))
             if key in keys:
                 found[key] = operands
-            elif not _compat.is_shard_map(eqn) and any(is_in(k, key) for k in keys):
-                programs = _compat.inner_programs(eqn)
+            elif not is_shard_map(eqn) and any(is_in(k, key) for k in keys):
+                programs = inner_programs(eqn)
                 if len(programs) == 1:  # others are branches
                     return evaluate(programs[0], operands, (*key, 0))
-            return _compat.run_in_place(eqn, operands)
+            return run_in_place(eqn, operands)
 
-        return _compat.run_each(program, inputs, run)
+        return run_each(program, inputs, run)
 
     evaluate(closed, inputs, ())
     return found

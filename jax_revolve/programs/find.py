@@ -11,8 +11,24 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jax_revolve import _compat
-from jax_revolve._compat import bytes_of, zeros
+from jax_revolve._compat.equations import (
+    call_in_place,
+    inner_programs,
+    is_recomputed,
+    is_shard_map,
+    name_in,
+    operands_like,
+    read_loop,
+    rule_with_loops,
+    run_in_place,
+    with_inner_programs,
+    within,
+)
+from jax_revolve._compat.equations import source_of as source_of_equation
+from jax_revolve._compat.equations import varies_unevenly as is_uneven
+from jax_revolve._compat.jaxprs import with_equations
+from jax_revolve._compat.loops import LoopEquation
+from jax_revolve._compat.values import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p, run_loop
 from jax_revolve.engine.tape.taped import sizes_of
@@ -51,20 +67,20 @@ class _Place:
         if loop is not None:
             runs = None if runs is None or loop.length is None else runs * loop.length
         return _Place(
-            (*self.names, *_compat.name_in(eqn)),
+            (*self.names, *name_in(eqn)),
             self.source_of(eqn),
             self.depth + (loop is not None),
             runs,
-            (*self.enclosing, eqn) if _compat.is_shard_map(eqn) else self.enclosing,
-            (*self.recomputed, key) if _compat.is_recomputed(eqn) else self.recomputed,
+            (*self.enclosing, eqn) if is_shard_map(eqn) else self.enclosing,
+            (*self.recomputed, key) if is_recomputed(eqn) else self.recomputed,
         )
 
     def name_of(self, eqn: Any) -> str:
-        return "/".join([*self.names, *_compat.name_in(eqn)])
+        return "/".join([*self.names, *name_in(eqn)])
 
     def source_of(self, eqn: Any) -> str:
         """The source line of an equation here, or of the equation around it if that is unknown."""
-        return _compat.source_of(eqn) or self.source
+        return source_of_equation(eqn) or self.source
 
 
 @dataclass(eq=False)
@@ -134,7 +150,7 @@ class FoundLoop:
     def varies_unevenly(self) -> bool:
         """Whether it is a while loop in `jax.shard_map` whose devices take different numbers of
         steps, although part of its carry is typed as the same on all of them."""
-        return not self.is_own and self.kind == "while" and _compat.varies_unevenly(self._eqn)
+        return not self.is_own and self.kind == "while" and is_uneven(self._eqn)
 
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
@@ -186,14 +202,14 @@ class FoundLoop:
         known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
         facts = self._program.facts
         if known not in facts:
-            facts[known] = _compat.within(self.enclosing, lambda: self._look(inside))
+            facts[known] = within(self.enclosing, lambda: self._look(inside))
         return facts[known]
 
     def _look(self, inside: Replacements) -> Facts | None:
         any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
         loop = self.loop(inside if self.is_own else {**inside, self.key: any_plan})
         try:
-            return _facts(loop, _compat.operands_like(self._eqn))
+            return _facts(loop, operands_like(self._eqn))
         except NoReverseMode:
             return None
 
@@ -202,9 +218,9 @@ def is_in(key: Key, outer: Key) -> bool:
     return len(key) > len(outer) and key[: len(outer)] == outer
 
 
-def _loop_in(eqn: Any) -> Loop | _compat.LoopEquation | None:
+def _loop_in(eqn: Any) -> Loop | LoopEquation | None:
     """The loop that an equation is, of this library or of lax."""
-    return eqn.params["function"] if eqn.primitive is loop_p else _compat.read_loop(eqn)
+    return eqn.params["function"] if eqn.primitive is loop_p else read_loop(eqn)
 
 
 # Finding
@@ -218,7 +234,7 @@ def _equations(
     for index, eqn in enumerate(jaxpr.eqns):
         key = (*around, index)
         yield eqn, key, place
-        if programs := _compat.inner_programs(eqn):
+        if programs := inner_programs(eqn):
             inside = place.inside(eqn, key)
             for part, inner in enumerate(programs):
                 yield from _equations(inner, inside, (*key, part))
@@ -252,7 +268,7 @@ def find_loops(jaxpr: Any) -> list[FoundLoop]:
 def find_rules(jaxpr: Any) -> tuple[str, ...]:
     """The functions of a program that run loops and have a derivative rule of their own, which
     determines their residuals."""
-    found = (_compat.rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr))
+    found = (rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr))
     return tuple(dict.fromkeys(name for name in found if name is not None))
 
 
@@ -316,7 +332,7 @@ class Replacement:
     progress: Any = None
 
     def loop(self, eqn: Any) -> Loop:
-        equation = _compat.read_loop(eqn)
+        equation = read_loop(eqn)
         assert equation is not None
         length = self.max_steps if equation.condition is not None else equation.length
         return Loop.of(equation, length, self.plan, self.progress)
@@ -333,9 +349,9 @@ class Replacement:
             )
 
             def refuse(*operands: Any) -> Any:
-                return without_reverse_mode(_compat.run_in_place(eqn, operands), message)
+                return without_reverse_mode(run_in_place(eqn, operands), message)
 
-            return _compat.call_in_place(refuse, eqn, self.of.enclosing)
+            return call_in_place(refuse, eqn, self.of.enclosing)
         loop = self.loop(eqn)
         if loop.condition is None or loop.length is None:
             return eqn.replace(primitive=loop_p, params={"function": loop})
@@ -344,7 +360,7 @@ class Replacement:
             results = run_loop(loop, list(operands))
             return raise_if_stopped(loop, list(operands), results, results)
 
-        return _compat.call_in_place(run, eqn, self.of.enclosing)
+        return call_in_place(run, eqn, self.of.enclosing)
 
 
 def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> Any:
@@ -357,13 +373,13 @@ def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> A
         equations.append(replacements[key].equation(new) if key in replacements else new)
     if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
         return jaxpr
-    return _compat.with_equations(jaxpr, equations)
+    return with_equations(jaxpr, equations)
 
 
 def _with_inside(eqn: Any, key: Key, replacements: Replacements) -> Any:
     """The equation with these replacements inside."""
     if not any(is_in(other, key) for other in replacements):
         return eqn
-    programs = enumerate(_compat.inner_programs(eqn))
+    programs = enumerate(inner_programs(eqn))
     new = [replace_loops(program, replacements, (*key, part)) for part, program in programs]
-    return _compat.with_inner_programs(eqn, new)
+    return with_inner_programs(eqn, new)

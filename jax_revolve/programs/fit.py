@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import program_bytes, text_of, usable_bytes
+from jax_revolve._compat.memories import program_bytes, text_of, usable_bytes
 from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
 

@@ -8,7 +8,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 import equinox as eqx
 import jax
 
-from jax_revolve._compat import call_jaxpr, is_jit_disabled, with_single_predicates
+from jax_revolve._compat.batched import with_single_predicates
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, replace_loops
 from jax_revolve.schedule.arguments import Memory

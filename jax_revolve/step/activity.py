@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import SymbolicZero, call_jaxpr, tangent_type, zeros
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.values import SymbolicZero, tangent_type, zeros
 from jax_revolve.step.loop import Loop, pick, substitute
 from jax_revolve.step.once import once
 

@@ -22,27 +22,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import (
+from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
-    Uses,
-    bytes_of,
     call_jaxpr,
     filled_with_a_number,
     has_equation,
-    is_host_type,
     pruned,
     results_in,
-    run_each,
     run_equation,
-    run_in_place,
-    updated,
-    varying_axes,
     with_equations,
     with_outputs,
-    with_slices,
     without_consts,
-    zeros,
 )
+from jax_revolve._compat.memories import is_host_type
+from jax_revolve._compat.updates import Uses, updated, with_slices
+from jax_revolve._compat.values import bytes_of, varying_axes, zeros
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example

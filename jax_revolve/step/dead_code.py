@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_revolve._compat import ClosedJaxpr, pruned
+from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, pick
 

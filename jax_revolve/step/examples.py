@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import call_jaxpr, varying_axes
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.values import varying_axes
 from jax_revolve.step.in_place import find_in_place
 from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute
 

@@ -13,15 +13,9 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jax_revolve._compat import (
-    ClosedJaxpr,
-    Uses,
-    reads,
-    run_each,
-    run_in_place,
-    with_slices,
-    write_unless,
-)
+from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.updates import Uses, reads, with_slices, write_unless
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import Loop, pick
 from jax_revolve.step.once import once

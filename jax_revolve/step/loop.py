@@ -6,17 +6,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat import (
-    AbstractValue,
-    ClosedJaxpr,
-    LoopEquation,
-    call_jaxpr,
-    callback_effects,
-    explicit_mesh,
-    laid_out,
-    with_functions,
-    without_dead_code,
-)
+from jax_revolve._compat.callbacks import callback_effects
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, with_functions, without_dead_code
+from jax_revolve._compat.loops import LoopEquation
+from jax_revolve._compat.values import AbstractValue, explicit_mesh, laid_out
 from jax_revolve.progress.listener import Progress, when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from jax_revolve._compat import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 
 T = TypeVar("T")
 Batched = tuple[Sequence[Any], Sequence[Any]]

@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import (
-    call_jaxpr,
-    tangent_type,
-    with_weak_type,
-    without_dead_code,
-    zeros,
-)
+from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
+from jax_revolve._compat.values import tangent_type, with_weak_type, zeros
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.once import once

@@ -13,14 +13,8 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat import (
-    ClosedJaxpr,
-    has_equation,
-    is_literal,
-    run_each,
-    run_in_place,
-    with_equations,
-)
+from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.jaxprs import ClosedJaxpr, has_equation, is_literal, with_equations
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.loop import Loop, is_inexact, pick, substitute
 from jax_revolve.step.once import once

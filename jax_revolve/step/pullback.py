@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import call_jaxpr, tangent_type, zeros
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.values import tangent_type, zeros
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import with_reads_first
 from jax_revolve.step.loop import Operands, Step, pick, substitute

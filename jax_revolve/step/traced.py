@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat import ClosedJaxpr, inlined, varying_variables
+from jax_revolve._compat.inlining import inlined
+from jax_revolve._compat.jaxprs import ClosedJaxpr, varying_variables
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.examples import going, guarded
 from jax_revolve.step.loop import Loop, Operands, with_layout

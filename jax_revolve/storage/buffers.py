@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import explicit_mesh, is_on_host, to_device, to_host
+from jax_revolve._compat.memories import is_on_host, to_device, to_host
+from jax_revolve._compat.values import explicit_mesh
 
 Buffers: TypeAlias = list[Any]
 """One buffer for each leaf."""

@@ -19,14 +19,8 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat import (
-    explicit_mesh,
-    laid_out,
-    laid_out_as,
-    typed_as_on_host,
-    vary,
-    varying_axes,
-)
+from jax_revolve._compat.memories import typed_as_on_host
+from jax_revolve._compat.values import explicit_mesh, laid_out, laid_out_as, vary, varying_axes
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.storage import files
 from jax_revolve.storage.buffers import Buffers, for_all, read, write

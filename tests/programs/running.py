@@ -19,7 +19,7 @@ from parity.loops import masked_while_loop
 
 import jax_revolve
 from jax_revolve import Disk, HostMemory, ProgressMeter
-from jax_revolve._compat import vary
+from jax_revolve._compat.values import vary
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step import cpu
 from programs.operations import NARROW, OPERATIONS, SIZE

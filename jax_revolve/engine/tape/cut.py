@@ -21,7 +21,8 @@ Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, 
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from jax_revolve._compat import between, bytes_of, variables
+from jax_revolve._compat.jaxprs import between, variables
+from jax_revolve._compat.values import bytes_of
 from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.traced import TracedStep, Variable

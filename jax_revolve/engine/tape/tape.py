@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat import AbstractValue, zeros
+from jax_revolve._compat.values import AbstractValue, zeros
 from jax_revolve.engine.tape.taped import taped_step
 from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import in_a_branch, turns

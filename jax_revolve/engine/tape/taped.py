@@ -7,14 +7,8 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat import (
-    AbstractValue,
-    ClosedJaxpr,
-    bytes_of,
-    is_literal,
-    part_of,
-    with_outputs,
-)
+from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal, part_of, with_outputs
+from jax_revolve._compat.values import AbstractValue, bytes_of
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform

@@ -16,16 +16,15 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat import (
-    AbstractValue,
+from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
-    bytes_of,
     is_literal,
     run_equation,
     variables,
     varying_variables,
     with_outputs,
 )
+from jax_revolve._compat.values import AbstractValue, bytes_of
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, piece
 from jax_revolve.step.loop import pick
 
