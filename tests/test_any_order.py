@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,7 @@ from jax import lax
 from test_counts import steps_executed
 
 from jax_revolve import (
+    Disk,
     HostMemory,
     bounded_while_loop,
     checkpointed_chain,
@@ -294,3 +296,26 @@ def test_a_rule_that_only_the_second_derivative_uses() -> None:
 
     xs = jnp.stack([x, 0.3 * x, x - 1, x**2])
     np.testing.assert_allclose(third(checkpointed_scan)(xs), third(lax.scan)(xs), rtol=1e-5)
+
+
+@quick
+@pytest.mark.parametrize("derivative", ["jvp of grad", "grad of grad", "along the cotangent"])
+def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
+    """What is held are tickets, which have no tangents."""
+    x = jnp.linspace(0.2, 1, 3)
+
+    def derived(scan: Any) -> Any:
+        def final(x: jax.Array, w: jax.Array) -> jax.Array:
+            return scan(lambda c, _: (jnp.sin(c * w), None), x, None, 9)[0]
+
+        gradient = jax.grad(lambda x, w: final(x, w).sum(), (0, 1))
+        match derivative:
+            case "jvp of grad":
+                return jax.jvp(gradient, (x, x), (x**2, x))[1]
+            case "grad of grad":
+                return jax.grad(lambda x: jnp.vdot(gradient(x, x)[1], x))(x)
+        return jax.jvp(lambda ct: jax.vjp(final, x, x)[1](ct), (x,), (x**2,))
+
+    storage = Disk(tmp_path, checkpoints=3, transfer=0.1)
+    ours = derived(partial(checkpointed_scan, checkpoints=2, storage=storage))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), ours, derived(lax.scan))

@@ -665,8 +665,11 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
-        both = (sweep.cotangents(each) for each in (cts, dots))
-        return [x for ct in both for x in _run_reverse_sweep(sweep, primals, held, ct)]
+        run = lambda cts: _run_reverse_sweep(sweep, primals, held, sweep.cotangents(cts))  # noqa: E731
+        if sweep.is_on_disk:  # files are there to be read once
+            both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
+            return [x[i] for i in range(2) for x in both]
+        return [*run(cts), *run(dots)]
     if sweep.has_rule:
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
