@@ -298,10 +298,47 @@ def test_a_rule_that_only_the_second_derivative_uses() -> None:
     np.testing.assert_allclose(third(checkpointed_scan)(xs), third(lax.scan)(xs), rtol=1e-5)
 
 
+@jax.custom_vjp
+def of_a_constant(x: jax.Array, constant: jax.Array) -> jax.Array:
+    return jnp.sin(x) * constant
+
+
+def _of_a_constant(x: Any, constant: Any) -> Any:
+    if constant.perturbed:
+        raise TypeError("must not be differentiated")
+    return jnp.sin(x.value) * constant.value, (x.value, constant.value)
+
+
+of_a_constant.defvjp(
+    _of_a_constant,
+    lambda held, ct: (jnp.cos(held[0]) * held[1] * ct, None),
+    symbolic_zeros=True,
+)
+
+
 @quick
-@pytest.mark.parametrize("derivative", ["jvp of grad", "grad of grad", "along the cotangent"])
+def test_a_rule_that_refuses_tangents_of_what_has_none() -> None:
+    """The operand depends on what is differentiated, and has no derivative. The second derivative
+    gave it a tangent. Found by random programs 700034 and 701565."""
+    x = jnp.linspace(0.2, 1, 3)
+
+    def second(scan: Any) -> Any:
+        step = lambda c, _: (of_a_constant(c * x, lax.stop_gradient(c)), None)  # noqa: E731
+        loss = lambda c: scan(step, c, None, 3)[0].sum()  # noqa: E731
+        return jax.grad(
+            lambda c: lax.scan(lambda c, _: (jax.grad(loss)(c), None), c, None, 2)[0].sum()
+        )
+
+    np.testing.assert_allclose(second(checkpointed_scan)(x), second(lax.scan)(x), rtol=1e-5)
+
+
+@quick
+@pytest.mark.parametrize(
+    "derivative", ["jvp of grad", "grad of grad", "along the cotangent", "hessian"]
+)
 def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
-    """What is held are tickets, which have no tangents."""
+    """What is held are tickets, which have no tangents. They are read along with the tangents of
+    each direction: `jax.hessian` found the values that come with them batched."""
     x = jnp.linspace(0.2, 1, 3)
 
     def derived(scan: Any) -> Any:
@@ -314,6 +351,8 @@ def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
                 return jax.jvp(gradient, (x, x), (x**2, x))[1]
             case "grad of grad":
                 return jax.grad(lambda x: jnp.vdot(gradient(x, x)[1], x))(x)
+            case "hessian":
+                return jax.hessian(lambda x: final(x, x).sum())(x)
         return jax.jvp(lambda ct: jax.vjp(final, x, x)[1](ct), (x,), (x**2,))
 
     storage = Disk(tmp_path, checkpoints=3, transfer=0.1)

@@ -188,8 +188,14 @@ def _jvp_batching(
 
     def batch_jvp(*flat: Any) -> Batched:
         run = partial(_jvp_impl, rules, function=function, activity=activity)
-        dims_out = batched_dims(axis, run, flat, dims)
-        return vmap_over(axis, run, dims, dims_out)(*flat), dims_out
+        found = batched_dims(axis, run, flat, dims)
+        results = vmap_over(axis, run, dims, found)(*flat)
+        if any(dim is not None for dim in dims[: len(activity.operands)]):
+            return results, found
+        # Values that are read from files together with tangents are the same for all.
+        first = len(function.output_types)
+        values = [x if d is None else x[0] for x, d in zip(results[:first], found, strict=False)]
+        return [*values, *results[first:]], [*[None] * first, *found[first:]]
 
     return batch_once(function, (axis, activity), batch_jvp, flat, dims)
 

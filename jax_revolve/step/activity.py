@@ -1,6 +1,6 @@
 """The values of a loop that have derivatives: those that depend on a differentiated operand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,7 +42,9 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
         consts, init, xs = loop.operands(mask)
         carry = init
         while True:
-            carry_out, ys = _step_activity(loop, [*consts, *carry, *xs])
+            active = [*consts, *carry, *xs][first:]
+            results = active_results(call_jaxpr(loop.jaxpr), loop.jaxpr.in_avals, active)
+            carry_out, ys = loop.results(results)
             grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
             if grown == carry:
                 return Activity(*map(tuple, (consts, init, xs, carry, ys)))
@@ -51,30 +53,37 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
     return once(loop.bare, ("activity", mask), find)
 
 
-def _step_activity(loop: Loop, active: list[bool]) -> tuple[list[bool], list[bool]]:
-    """Which results of one step have a derivative that is not symbolically zero.
+def active_results(
+    fun: Callable[..., Sequence[Any]], types: Sequence[Any], active: Sequence[bool]
+) -> list[bool]:
+    """Which results of a function have a derivative in its active inputs that is not symbolically
+    zero.
 
-    JAX answers, as in `lax.scan`: the derivative of the step is traced, and nothing runs.
+    JAX answers, as in `lax.scan`: the derivative is traced, and nothing runs.
     """
-    # JAX calls the rule below only if something has a derivative.
-    found, active = [False] * len(loop.output_types), active[loop.num_condition_consts :]
+    found: list[bool] | None = None
 
     @jax.custom_jvp
-    def look(results: list[Any]) -> list[Any]:
+    def look(results: Sequence[Any]) -> Sequence[Any]:
         return results
 
-    def look_jvp(primals: tuple[list[Any]], tangents: tuple[list[Any]]) -> tuple[Any, Any]:
-        found[:] = [not isinstance(t, SymbolicZero) for t in tangents[0]]
+    def look_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        nonlocal found
+        found = [not isinstance(t, SymbolicZero) for t in tangents[0]]
         return primals[0], tangents[0]
 
     look.defjvp(look_jvp, symbolic_zeros=True)
 
     def derivative(*inputs: Any) -> Any:
-        def step(chosen: list[Any]) -> list[Any]:
-            return look(call_jaxpr(loop.jaxpr)(*substitute(inputs, active, chosen)))
+        def results(chosen: list[Any]) -> Sequence[Any]:
+            results = list(fun(*substitute(inputs, active, chosen)))
+            count.append(len(results))
+            return look(results)
 
         chosen = pick(inputs, active)
-        return jax.jvp(step, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
+        return jax.jvp(results, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
 
-    jax.make_jaxpr(derivative)(*loop.jaxpr.in_avals)
-    return loop.results(found)
+    count: list[int] = []
+    jax.make_jaxpr(derivative)(*types)
+    # JAX calls the rule only if something has a derivative.
+    return [False] * count[0] if found is None else found

@@ -14,9 +14,16 @@ from typing import Any
 import jax
 
 from jax_revolve._compat.equations import run_each, run_in_place
-from jax_revolve._compat.jaxprs import ClosedJaxpr, has_equation, is_literal, with_equations
-from jax_revolve.step.activity import Activity
-from jax_revolve.step.loop import Loop, is_inexact, pick, substitute
+from jax_revolve._compat.jaxprs import (
+    ClosedJaxpr,
+    has_equation,
+    is_literal,
+    variables,
+    with_equations,
+    with_outputs,
+)
+from jax_revolve.step.activity import Activity, active_results
+from jax_revolve.step.loop import Loop, pick, substitute
 from jax_revolve.step.once import once
 
 
@@ -30,21 +37,23 @@ def primal_half(
     Where a derivative in the `earlier` inputs is to be taken of the result, as a sweep does, the
     functions that depend on these stay as they are: their reverse rules are still to be used.
     """
-    if not has_equation(jaxpr, "custom_vjp"):
+    rules = [e for e in jaxpr.eqns if has_equation(with_equations(jaxpr, [e]), "custom_vjp")]
+    if not rules:
         return jaxpr
+    taken = list(dict.fromkeys(variables([v for eqn in rules for v in eqn.invars])))
+
+    def that_have_derivatives(inputs: Sequence[bool]) -> set[Any]:
+        values = with_outputs(jaxpr, taken)
+        found = active_results(lambda *args: values(args), jaxpr.in_avals, inputs)
+        return set(pick(taken, found))
+
+    differentiated = that_have_derivatives(active)
+    stays = that_have_derivatives(earlier) if any(earlier) else set()
 
     def half(*inputs: Any) -> Any:
-        invars = jaxpr.jaxpr.invars
-        depends = {v for v, is_active in zip(invars, active, strict=True) if is_active}
-        stays = {v for v, is_active in zip(invars, earlier, strict=False) if is_active}
-
         def run(eqn: Any, operands: list[Any]) -> list[Any]:
-            mask = [not is_literal(v) and v in depends for v in eqn.invars]
-            if any(mask):
-                depends.update(v for v in eqn.outvars if is_inexact(v.aval))
-            if any(not is_literal(v) and v in stays for v in eqn.invars):
-                stays.update(eqn.outvars)
-            elif any(mask) and has_equation(with_equations(jaxpr, [eqn]), "custom_vjp"):
+            mask = [not is_literal(v) and v in differentiated for v in eqn.invars]
+            if eqn in rules and any(mask) and stays.isdisjoint(variables(eqn.invars)):
                 again = lambda chosen: run_in_place(eqn, substitute(operands, mask, chosen))  # noqa: E731
                 # Residuals are unused, and removed as dead code.
                 return jax.vjp(again, pick(operands, mask))[0]
