@@ -36,10 +36,11 @@ def trajectory(length: int, width: int) -> Recurrence:
     """A step that reads the newest entry of an array, and writes the next one."""
 
     def step(_: Any, carry: Any, __: Any) -> Any:
-        path, i = carry
-        return path.at[i + 1].set(jnp.sin(path[i])), i + 1
+        path, number = carry
+        i = number.astype(jnp.int32)
+        return path.at[i + 1].set(jnp.sin(path[i])), number + 1
 
-    init = (jnp.ones((length + 1, width)), jnp.int32(0))
+    init = (jnp.ones((length + 1, width)), jnp.float32(0))  # all of it is differentiated
     return of_state("trajectory", str(width), length, step, init)
 
 
