@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "20 checkpoints": {"checkpoints": 20, "block_size": 1},
     "20 checkpoints of blocks of 10": {"checkpoints": 20, "block_size": 10},
+    "two blocks": {"checkpoints": 2, "block_size": 500},
     "one block": {"checkpoints": 1, "block_size": 1000},
 }
 SECONDS = 3.0
