@@ -229,6 +229,13 @@ def test_by_default_the_limit_is_what_the_device_has_free(
     assert memories.usable_bytes({"held": held}) == int(0.9 * (1024 * 1000 + 400))
 
 
+def test_a_gradient_in_place_of_a_function_that_returns_one() -> None:
+    """It was given the budget, and the error was about a number too large for an int32."""
+    with pytest.raises(OverflowError) as raised:
+        fit(jax.grad(jnp.sum), "1MB")(STATE)
+    assert "make takes a budget, returns a function" in raised.value.__notes__[-1]
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "match"),
     [

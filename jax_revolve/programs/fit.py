@@ -1,9 +1,8 @@
 """`fit`: the largest budget with which a whole program fits.
 
-With a budget of `b` bytes a program takes about `fixed + b`, and each compilation shows how large
-`fixed` is: the next guess adds what is missing. A smaller limit must not give a larger program. So
-the limit is rounded down to a *goal*, a power of `APART`, that alone decides what is tried, and a
-program between the next lower goal and this one ends the search.
+With a budget of `b` bytes a program takes about `fixed + b`, and each compilation shows `fixed`. A
+smaller limit must not give a larger program. So the limit is rounded down to a *goal*, a power of
+`APART`, that alone decides what is tried. A program from the next lower goal to it ends the search.
 """
 
 from collections.abc import Callable
@@ -49,16 +48,15 @@ def fit(
 ) -> Callable[..., Fitted]:
     """The largest budget with which a whole program fits in the memory of a device.
 
-    `memory=` limits what the library stores. A program also holds its arguments, its results, and
-    temporaries that no budget covers. The compiler knows the total: `fit` compiles the program with
-    an unlimited budget and, if that is too much, with others, usually four and at most eight in
-    all. Nothing runs. Donated arguments count once, closed-over arrays too. The host's memory does
-    not count if the device has its own.
+    A program also holds arguments, results and temporaries that no budget covers. The compiler
+    knows the total: `fit` compiles with an unlimited budget and, if that is too much, with others,
+    usually four and at most eight in all. Nothing runs. Donated arguments count once, closed-over
+    arrays too. The host's memory does not count if the device has its own.
 
     **Arguments:**
 
-    - `make`: a function of a budget in bytes, which it passes on as `memory=`. It returns the
-        function to compile, or `jax.jit` of it, with donated arguments for example.
+    - `make`: a function of a budget in bytes, an int, which it passes on as `memory=`. It returns
+        the function to compile, or `jax.jit` of it, with donated arguments for example.
     - `limit`: the most bytes that the program may take on each device: an int or a string such as
         `"16GB"`. `None`, the default, is nine tenths of the memory of the default device that is
         free or holds the arguments.
@@ -168,9 +166,8 @@ class _Search:
         lowered = (traced := self.trace(memory)).lower()
         if (text := text_of(lowered)) not in self.known:
             try:
-                program = lowered.compile()
-                sizes = program_bytes(program, traced.jaxpr.consts)
-                self.known[text] = _Attempt(memory, *sizes, program)
+                done = lowered.compile()
+                self.known[text] = _Attempt(memory, *program_bytes(done, traced.jaxpr.consts), done)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error) or memory == self.least:
                     raise
@@ -178,7 +175,11 @@ class _Search:
         return self.known[text]._replace(memory=memory)
 
     def trace(self, memory: int) -> Any:
-        fun: Any = self.make(memory)
+        try:
+            fun: Any = self.make(memory)
+        except Exception as error:
+            error.add_note(f"fit called make({memory}): make takes a budget, returns a function.")
+            raise
         return (fun if hasattr(fun, "trace") else jax.jit(fun)).trace(*self.args)
 
     @cached_property
@@ -195,5 +196,4 @@ class _Search:
         return self.least + int(max(self.least, SMALL) * (FINEST**number - 1))
 
     def number(self, memory: float) -> int:
-        above = max(memory - self.least, 0) / max(self.least, SMALL)
-        return int(log1p(above) / log(FINEST))
+        return int(log1p(max(memory - self.least, 0) / max(self.least, SMALL)) / log(FINEST))
