@@ -1,11 +1,12 @@
 """What is here because of how XLA compiles for CPUs, and for no other reason.
 
 Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off those that it lists,
-separated by commas, so that anyone can try whether a new XLA still needs them. They prevent:
+separated by commas, so that anyone can try whether a new XLA still needs them
+(`benchmarks/cpu_pieces.py`). They prevent:
 
-- `branch`: a second thread for what one does in no time. Pays on a stencil in single steps.
+- `branch`: a second thread for what one does in no time. Pays on Lorenz-96 in blocks.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
-- `turns`: two tapes where a loop around blocks turns once. Pays in bytes.
+- `turns`: two tapes where a loop around blocks turns once. Pays with two blocks.
 - `carry`: a forward sweep with its carry in the slots. Pays on any scan with `checkpoints=`.
 
 Two more have no switch, because nothing else would be written: numbers that belong together are one
