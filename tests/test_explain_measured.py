@@ -365,7 +365,11 @@ def test_scan(monkeypatch: pytest.MonkeyPatch) -> None:
         for x, y in zip(jax.tree.leaves(program.run()), expected, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5)
         assert program.temporaries == report.measured[program.plan].temporaries
-    assert report.plan == min(report.measured, key=lambda p: report.measured[p].ms)
+    # A plan that was clearly slower in its first runs is compared no more: the machine may have
+    # been busy then, and its median the smallest of all the same.
+    most = max(its.runs for its in report.measured.values())
+    compared = [p for p, its in report.measured.items() if its.runs == most]
+    assert report.plan == min(compared, key=lambda p: report.measured[p].ms)
     in_use = compiled(partial(checkpointed_scan, plan=report.plan)).memory_analysis()
     # The initial count, of eight bytes at most, is a constant here and an operand there.
     measured_bytes = report.measured[report.plan].temporaries or 0
