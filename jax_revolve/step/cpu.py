@@ -8,6 +8,7 @@ separated by commas, so that anyone can try whether a new XLA still needs them
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
 - `turns`: two tapes where a loop around blocks turns once. Pays with two blocks.
 - `carry`: a forward sweep with its carry in the slots. Pays on any scan with `checkpoints=`.
+- `products`: copies of what the gradients of weights are products of. Pays on an LSTM in blocks.
 
 Two more have no switch, because nothing else would be written: numbers that belong together are one
 array (`steps.advance`, `engine.split.Way`, `engine.online`), since each number by itself is a
@@ -17,12 +18,14 @@ kernel that lasts as long as a light step; and placement is a single small loop,
 
 import os
 from collections.abc import Callable
+from math import prod
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.devices import on_single_cpus
 from jax_revolve._compat.equations import run_each, run_in_place
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
@@ -47,7 +50,7 @@ from jax_revolve.step.loop import pick, substitute
 T = TypeVar("T")
 
 VARIABLE = "JAX_REVOLVE_WITHOUT"
-PIECES = ("branch", "reads", "turns", "carry")
+PIECES = ("branch", "reads", "turns", "carry", "products")
 
 
 def is_on(piece: str) -> bool:
@@ -97,6 +100,32 @@ def _barrier(state: T) -> T:
         alike = [a == each for a in axes]
         leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
     return jax.tree.unflatten(treedef, leaves)
+
+
+def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sum of the products of an equation, over one more leading axis of both operands.
+
+    XLA for CPU copies operands to contract over several axes, so these are merged first. Where the
+    compiler may divide arrays, that would gather the operands of all steps on every device.
+    """
+    (axes_a, axes_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
+    contracted = tuple((0, *(axis + 1 for axis in axes)) for axes in (axes_a, axes_b))
+    batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
+    several = tuple(range(len(contracted[0])))
+
+    def over_several_axes(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+        return [run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))]
+
+    def over_one_axis(a: jax.Array, b: jax.Array) -> list[jax.Array]:
+        count = len(several)
+        merged = [x.reshape(prod(x.shape[:count]), *x.shape[count:]) for x in (a, b)]
+        return [run_equation(eqn, merged, dimension_numbers=(((0,), (0,)), ((), ())))]
+
+    do_lead = contracted == (several, several) and not batch_a
+    is_divided = any(any(jax.typeof(x).sharding.spec) for x in (a, b))
+    if not do_lead or is_divided or not is_on("products"):
+        return over_several_axes(a, b)[0]
+    return on_single_cpus(over_one_axis, over_several_axes, a, b)[0]
 
 
 FEW_BYTES = 4096

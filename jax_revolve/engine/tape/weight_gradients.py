@@ -14,8 +14,6 @@ most half as many bytes as the weight. Otherwise the products are not thin.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     is_literal,
@@ -26,6 +24,7 @@ from jax_revolve._compat.jaxprs import (
 )
 from jax_revolve._compat.values import AbstractValue, bytes_of
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, piece
+from jax_revolve.step.cpu import sum_of_products
 from jax_revolve.step.loop import pick
 
 Variable = Any
@@ -116,7 +115,7 @@ class WeightGradients:
             operands = [v.val if is_literal(v) else values[v] for v in eqn.invars]
             is_product = eqn.primitive.name == "dot_general"
             values[eqn.outvars[0]] = (
-                _sum_of_products(eqn, *operands) if is_product else run_equation(eqn, operands)
+                sum_of_products(eqn, *operands) if is_product else run_equation(eqn, operands)
             )
         return [values[v] for v in cotangents]
 
@@ -155,14 +154,3 @@ class WeightGradients:
                     factors = dict.fromkeys(x for part in parts if part for x in part)
                     found[eqn.outvars[0]] = list(factors)
         return found
-
-
-def _sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The sum of the products of an equation, over one more leading axis of both operands.
-
-    Merging that axis with the one that is contracted would save XLA for CPU copies of the operands,
-    which is worth less than 2 % of a gradient, and gather operands whose axes are sharded."""
-    (axes_a, axes_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    contracted = tuple((0, *(axis + 1 for axis in axes)) for axes in (axes_a, axes_b))
-    batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
-    return run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))
