@@ -139,6 +139,35 @@ def _assert_close(ours: Any, theirs: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_collectives_see_the_examples_that_are_done() -> None:
+    """Examples that were done used to be computed from their initial values, which `lax.psum` then
+    added up for the others: results and derivatives were wrong, without an error."""
+
+    def run(loop: Callable[..., Any], x: Any, k: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, x, seen = state
+            x = x + k * jnp.sin(lax.psum(x * x + seen[i], "i"))
+            return i + 1, x, seen.at[i].set(x)
+
+        state = (jnp.int32(0), x, jnp.full(12, 0.1))
+        return loop(lambda s: s[1] < 1.0, body, state, max_steps=12)[1]
+
+    def masked(cond: Any, body: Any, start: Any, max_steps: int) -> Any:
+        keep = lambda s: jax.tree.map(lambda new, old: jnp.where(cond(s), new, old), body(s), s)  # noqa: E731
+        return lax.scan(lambda s, _: (keep(s), None), start, None, max_steps)[0]
+
+    starts = jnp.array([0.1, 0.5, 0.2])
+
+    def derivatives(loop: Callable[..., Any]) -> Any:
+        of_all = lambda x, k: jax.vmap(partial(run, loop), (0, None), axis_name="i")(x, k)  # noqa: E731
+        of_each = jax.vmap(jax.grad(partial(run, loop), 1), (0, None), axis_name="i")
+        gradient = jax.grad(lambda x, k: jnp.sum(of_all(x, k) * jnp.arange(3.0)), (0, 1))
+        return jax.jit(lambda: (of_all(starts, 0.1), gradient(starts, 0.1), of_each(starts, 0.1)))()
+
+    ours = derivatives(partial(bounded_while_loop, checkpoints=2, block_size=2))
+    _assert_close(ours, derivatives(masked))
+
+
 def test_a_condition_with_a_loop_of_its_own() -> None:
     """A trace of the batched loop then has another loop before it."""
 
@@ -211,6 +240,18 @@ def test_a_batch_whose_condition_alone_reads_a_leaf() -> None:
 
 
 # Arrays of which a step writes entries
+
+
+def test_examples_apply_a_function_to_entries() -> None:
+    """`x.at[i].apply(f)` is a scatter, too, which used to set the entries to zero in a batch."""
+
+    def run(steps: Any) -> Any:
+        body = lambda s: (s[0] + 1, s[1].at[s[0]].apply(lambda x: x + 2.0))  # noqa: E731
+        return bounded_while_loop(lambda s: s[0] < steps, body, (0, jnp.zeros(3)), max_steps=3)[1]
+
+    found = jax.vmap(run)(jnp.array([0, 1, 3]))
+    np.testing.assert_array_equal(found, 2 * np.tri(4, 3, -1)[[0, 1, 3]])
+
 
 IN_PLACE: dict[str, Callable[..., Any]] = {
     "set": lambda b, i, x: b.at[i].set(x),

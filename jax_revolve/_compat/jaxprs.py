@@ -244,6 +244,11 @@ def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     return False
 
 
+def has_collective(closed: ClosedJaxpr) -> bool:
+    """Whether anything in it depends on other examples or devices along a named axis."""
+    return any(type(effect).__name__ == "NamedAxisEffect" for effect in closed.effects)
+
+
 def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
     """The jaxpr, open or closed, with other equations for its own."""
 

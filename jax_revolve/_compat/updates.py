@@ -102,6 +102,8 @@ def _may_be_left_out(eqn: Any) -> bool:
     if eqn.primitive.name == "dynamic_update_slice":
         _, *indices = operands
         return bool(indices) and all(map(_is_signed, indices))
+    if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
+        return False  # `x.at[i].apply(f)`, which writes f of the old entries
     indices, _ = operands
     clips = eqn.params["mode"] == lax.GatherScatterMode.CLIP
     return not clips and indices.shape[-1] > 0 and _is_signed(indices)

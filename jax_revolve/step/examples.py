@@ -8,7 +8,8 @@ a select of its own, except for arrays that `in_place` is about.
 The step of such an example is still computed. At the state where the example stopped, the step may
 have no derivative, and zero times infinity is not zero. So the step gets values for which it has
 run before: the example's own initial carry or, if the example was done from the start, the carry
-and the consts of an example that was not.
+and the consts of an example that was not. A step with a collective, such as `lax.psum`, gets the
+example's own values even so, because the others see them.
 
 Only booleans and values without tangents pass through a `custom_vmap` function, so JAX can
 differentiate around it. Without `vmap`, these values are constants and cost nothing.
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.jaxprs import call_jaxpr, has_collective
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.step.in_place import find_in_place
 from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute
@@ -82,7 +83,7 @@ def going(loop: Loop, consts: list[Any], carry: list[Any]) -> Any:
 
 def safe_operands(loop: Loop, operands: Operands) -> Operands:
     """Consts and carry with which the step of an example that is done can be computed."""
-    if loop.condition is None:
+    if loop.condition is None or has_collective(loop.jaxpr):
         return operands
     consts, carry, xs = operands
     first = loop.num_condition_consts
@@ -119,7 +120,8 @@ def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
         return substitute(false, selected, [lax.select(is_done, t, f) for t, f in values])
 
     def step(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        new, ys = run(consts, select(safe, carry), x)
+        own = carry if has_collective(loop.jaxpr) else select(safe, carry)
+        new, ys = run(consts, own, x)
         return select(carry, new), ys
 
     return step

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 
 from jax_revolve._compat.equations import run_each, run_in_place
-from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, has_collective
 from jax_revolve._compat.updates import Uses, reads, with_slices, write_unless
 from jax_revolve.step.activity import Mask
 from jax_revolve.step.loop import Loop, pick
@@ -44,8 +44,8 @@ def find_in_place(loop: Loop, is_done: jax.Array) -> InPlace:
         uses = Uses(closed)
         writers = [uses.chain(*each) for each in zip(carry, new, strict=True)]
         leaves = tuple(map(bool, writers))
-        if not any(leaves):
-            return InPlace(leaves, None)
+        if not any(leaves) or has_collective(loop.jaxpr):  # others would see what it reads
+            return InPlace((False,) * len(leaves), None)
         written = {eqn.outvars[0] for chain in writers for eqn in chain}
         arrays = pick(carry, leaves)
 
