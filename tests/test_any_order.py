@@ -334,11 +334,13 @@ def test_a_rule_that_refuses_tangents_of_what_has_none() -> None:
 
 @quick
 @pytest.mark.parametrize(
-    "derivative", ["jvp of grad", "grad of grad", "along the cotangent", "hessian"]
+    "derivative",
+    ["jvp of grad", "grad of grad", "twice in one operand", "along the cotangent", "hessian"],
 )
 def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
     """What is held are tickets, which have no tangents. They are read along with the tangents of
-    each direction: `jax.hessian` found the values that come with them batched."""
+    each direction: `jax.hessian` found the values that come with them batched. What serves a first
+    derivative serves no second one in the same operands: its files are gone by then."""
     x = jnp.linspace(0.2, 1, 3)
 
     def derived(scan: Any) -> Any:
@@ -351,6 +353,9 @@ def test_second_derivatives_with_files(derivative: str, tmp_path: Path) -> None:
                 return jax.jvp(gradient, (x, x), (x**2, x))[1]
             case "grad of grad":
                 return jax.grad(lambda x: jnp.vdot(gradient(x, x)[1], x))(x)
+            case "twice in one operand":
+                gradient = jax.grad(lambda w: jnp.sin(final(x, w)).sum())
+                return jax.grad(lambda w: jnp.vdot(gradient(w), x))(x)
             case "hessian":
                 return jax.hessian(lambda x: final(x, x).sum())(x)
         return jax.jvp(lambda ct: jax.vjp(final, x, x)[1](ct), (x,), (x**2,))

@@ -540,6 +540,7 @@ def _forward_sweep_linearize(
     # the derivative is theirs.
     same = with_primal_half(sweep.loop, sweep.activity) is sweep.loop
     serves = same and activity.operands == sweep.activity.operands and not sweep.vmaps
+    serves &= not sweep.is_on_disk  # files are there to be read once
     held = results[len(results) - sweep.num_held :] if serves else []
     return results, held, {"function": sweep, "held": serves}
 

@@ -34,8 +34,8 @@ class Profile:
     residual_byte: float  # writing and reading a byte of residuals
     residual_array: float  # writing an array of residuals, however small
     weight_byte: float  # adding to a byte of the cotangent of a weight
-    held_byte: float  # allocating a byte, and touching it first, beyond the `reused` bytes
-    reused: float  # the bytes that the allocator hands out again; not a time
+    held_byte: float  # a byte of memory beyond the `reused` ones
+    reused: float  # the bytes that caches keep, and the allocator hands out again; not a time
     # What a byte less in the residuals of a step may cost. It is worth more than what storing it
     # takes: blocks can be longer, and loops fit that did not.
     saved_byte: float

@@ -5,7 +5,7 @@ The predicted time of a loop of n steps in N blocks of k steps is a sum of four 
 - the evaluations, times the time of a step and of one iteration of the loop around it;
 - if k > 1, writing and reading the residuals of n steps; if k = 1, the residuals of a step never
   leave the cache, and the term is adding n times to the cotangents of large weights;
-- the memory that the plan holds, which is allocated and touched once, beyond what is reused;
+- the memory that the plan holds, beyond what stays in the caches and the allocator reuses;
 - N iterations of the loop over the blocks, and the iterations of loops whose end depends on data.
 
 Costs that all plans share, such as the transposition of every step, are left out. The constants are
