@@ -35,6 +35,19 @@ def _by(name: str) -> Callable[[Results], Iterator[dict[str, Run]]]:
     return lambda results: ({r["contender"]: r for r in runs} for runs in grouped(results, name))
 
 
+def _pieces_that_pay(results: Results) -> Iterator[tuple[Run, float]]:
+    """Where doing without a piece takes a twentieth more time or memory, and how many times the
+    memory that is."""
+    for runs in grouped(results, "without"):
+        for run in runs:
+            (whole,) = find(
+                results.runs, workload=run["workload"], options=run["options"], without="nothing"
+            )
+            times_the_bytes = run["temp_bytes"] / whole["temp_bytes"]
+            if max(run["ratio"], times_the_bytes) >= 1.05:
+                yield run, times_the_bytes
+
+
 def _layers_run_by(run: Run) -> str:
     if run["budget"] is not None:
         return f"{run['contender']}, memory={run['budget'] / 1e6:.1f} MB"
@@ -198,6 +211,19 @@ PROGRAMS = {
             ("loop", of("label", str)),
             *_over_length("instructions", lambda pair: f"{pair[1]['instructions']}"),
             *_over_length("time", lambda pair: f"{_time(pair[1]) / _time(pair[0]):.1f}"),
+        ],
+    ),
+    "cpu-pieces": Table(
+        "cpu-pieces-cpu",
+        "Gradients {where} without one piece of `jax_revolve.step.cpu`, if that takes a twentieth"
+        " more time or memory (`benchmarks/cpu_pieces.py`):",
+        _pieces_that_pay,
+        [
+            ("without", of(0, "`{without}`")),
+            ("workload", of(0, "{workload}")),
+            ("plan", of(0, "{options}")),
+            ("time", of(0, "{ratio:.2f}")),
+            ("memory", lambda row: f"{row[1]:.2f}"),
         ],
     ),
     "layers": Table(

@@ -185,7 +185,16 @@ class Program:
     @property
     def forgets(self) -> bool:
         """Whether JAX's own loops may lose the derivative rules that it needs."""
-        return any(o.name in FORGOTTEN for o in self.operations)
+        needs = any(o.name in FORGOTTEN for o in self.operations)
+        return needs and not self.rewrites_derivatives
+
+    @property
+    def rewrites_derivatives(self) -> bool:
+        """Whether a function is rewritten in whose loop JAX has taken derivatives of an inner one,
+        and so forgotten what it forgets."""
+        if self.body == "the loop" or not self.loop.startswith("rewritten"):
+            return False
+        return self.body == "while" or (self.seed % 2 == 0 and "while" not in self.loop)
 
     @property
     def is_refused(self) -> bool:

@@ -306,9 +306,8 @@ def of_program(program: Program, loops: Loops, *arguments: Any) -> Any:
             while_loop=_plain_while, fori_loop=_plain_fori, inner=(lax.scan, _plain_while)
         )
     more = {"max_steps": 40} if "while" in program.loop + program.body else {}
-    if (
-        around and program.body != "while" and (program.seed % 2 or more)
-    ):  # the loop alone, whose derivatives others take
+    if around and not program.rewrites_derivatives:
+        # the loop alone, whose derivatives others take
         whole = loops.whole(partial(total, program, inside), **more)
         return _of_derivatives(program, inside, *arguments, inner=whole)
     run = _of_derivatives if around else total
