@@ -233,7 +233,7 @@ def _held(value: Any) -> list[Any]:
         return [value.__wrapped__]
     kinds: Any = type(value).__mro__
     names = [name for kind in kinds for name in getattr(kind, "__slots__", ())]
-    names = [name for name in names if name != "__weakref__"]  # an error before Python 3.11.3
+    names = [name for name in names if name != "__weakref__"]  # an error in Python 3.11.2
     held = [getattr(value, name, None) for name in (*names, *getattr(value, "__dict__", ()))]
     return list(filter(_is_callable, held))
 
