@@ -5,8 +5,7 @@ stands in its plan, and a `RunDirectory` is what is on the disk.
 
 - `scan`: the public function.
 - `problem`: the `Problem` of a call, and of each evaluation or gradient of it.
-- `differentiable`: the loop as a function that JAX differentiates, and what it refuses.
-- `run`: the forward sweep, and the reverse sweep of each pullback.
+- `run`: the forward sweep, the reverse sweep of each pullback, and the rule for JAX.
 - `position`: the sweeps, action by action: a `Position`, and cotangents so far.
 - `directory`: the `RunDirectory` of a run that can be resumed.
 - `fingerprint`: what has to be the same for a run to go on.

@@ -35,12 +35,6 @@ class Position:
         levels = [f"{readable(size)} {level}" for level, size in sizes.items()]
         return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
 
-    def after_forward(self) -> Values:
-        """The final carry. The reverse sweep begins."""
-        assert self.carry is not None
-        carry, self.carry, self.reached = self.carry, None, 0
-        return carry
-
 
 @dataclass
 class Cotangents:
@@ -60,13 +54,14 @@ def sweep(
     watch: Watch,
     keep: Callable[[Any, Values], Checkpoint],
     save: Callable[[], None] = lambda: None,
-) -> None:
+) -> Values:
     """Follow the plan from a position on: with rows for ys, to the end of the forward sweep; with
-    cotangents, to the end of the reverse sweep."""
+    cotangents, to the end of the reverse sweep. Returns the final carry, or the cotangents of the
+    initial one."""
     operands, step = problem.operands, problem.step
     is_forward = isinstance(to, Rows)
     ct_ys = slices_of([] if is_forward else to.ys)
-    xs = problem.slices(position.actions, position.steps, until_end=is_forward)
+    xs = problem.slices(position.actions, position.steps, is_forward=is_forward)
     x: Any = next(xs, None)
 
     def between_steps(values: Values | None) -> None:
@@ -78,7 +73,7 @@ def sweep(
 
     name = FORWARD if is_forward else REVERSE
     watch.begin(name, problem.length, position.reached, lambda: position.text(problem.evaluations))
-    for action in problem.actions(position.actions):
+    for action in problem.actions(position.actions, is_forward=is_forward):
         if isinstance(action, Advance):
             for number in range(action.start + position.steps, action.stop):
                 position.carry, y = step.forward(operands.consts, position.carry, x)
@@ -88,8 +83,6 @@ def sweep(
                     position.reached = number + 1
                 between_steps(position.carry)
             position.actions, position.steps = position.actions + 1, 0
-            if is_forward and action.stop == problem.length:
-                break
         elif isinstance(action, Tape):
             assert not is_forward
             assert position.carry is not None
@@ -114,3 +107,8 @@ def sweep(
                 del position.held[slot]
             position.actions += 1
     watch.finish()
+    if not is_forward:
+        return to.carry
+    assert position.carry is not None
+    final, position.carry, position.reached = position.carry, None, 0
+    return final

@@ -105,21 +105,21 @@ class Problem(NamedTuple):
         """The steps that are run, those that run again included."""
         return self.length if self.plan is None else self.plan.evaluations
 
-    def actions(self, first: int) -> Iterator[Action]:
-        """The actions of the plan, from this one on."""
+    def actions(self, first: int, *, is_forward: bool) -> Iterator[Action]:
+        """The actions of the plan from this one on, perhaps only those of the forward sweep."""
         plan = [Advance(0, self.length)] if self.plan is None else self.plan
-        return islice(plan, first, None)
+        for action in islice(plan, first, None):
+            yield action
+            if is_forward and isinstance(action, Advance) and action.stop == self.length:
+                return
 
-    def slices(self, actions: int, steps: int, *, until_end: bool) -> Iterator[Values]:
-        """The slices of the xs for the steps that follow so many actions and steps, perhaps only in
-        the forward sweep."""
+    def slices(self, actions: int, steps: int, *, is_forward: bool) -> Iterator[Values]:
+        """The slices of the xs for what follows so many actions, and steps of the next."""
         fetch = self.fetched or slices_of(self.operands.xs)
-        for action in self.actions(actions):
+        for action in self.actions(actions, is_forward=is_forward):
             if isinstance(action, Advance | Tape):
                 numbers = range(action.start + steps, action.stop)
                 yield from map(fetch, map(self.loop.entry, numbers))
-                if until_end and action.stop == self.length:
-                    return
                 steps = 0
 
     def storage_of(self, name: str) -> Storage | None:

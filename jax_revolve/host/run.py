@@ -1,4 +1,5 @@
-"""A run: its forward sweep, and the reverse sweep of each pullback, with or without a directory."""
+"""A run, with or without a directory: its forward sweep, the reverse sweep of each pullback, and
+the rule by which JAX differentiates it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,24 +7,58 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
-from jax_revolve._compat.values import is_zero, tangent_type, zeros
-from jax_revolve.host.arrays import Values, keep, put, sharding_of
+from jax_revolve._compat.values import as_array, is_traced, is_zero, tangent_type, zeros
+from jax_revolve.host.arrays import Values, keep, on_same_devices, put, sharding_of
 from jax_revolve.host.directory import RunDirectory
 from jax_revolve.host.position import Cotangents, Position, sweep
 from jax_revolve.host.problem import Problem
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.watch import Processes, Watch
-from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.loop import Operands, is_inexact, pick, spread
 from jax_revolve.step.pullback import of_init
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""
 
 
+def run(call: Problem) -> Results:
+    """The final carry and the ys, with a rule for reverse mode."""
+    # JAX would convert NumPy arrays, which may be files that are larger than the memory.
+    operands, in_memory = call.operands, [isinstance(x, np.ndarray) for x in call.operands.xs]
+
+    def whole(given: Operands) -> Operands:
+        _check_known(given)
+        consts, carry, xs = given
+        xs = [x if m else new for new, x, m in zip(xs, operands.xs, in_memory, strict=True)]
+        values = on_same_devices([*map(as_array, consts), *map(as_array, carry), *xs])
+        first_x = len(consts) + len(carry)
+        return Operands(values[: len(consts)], values[len(consts) : first_x], values[first_x:])
+
+    @jax.custom_vjp
+    def run(given: Operands) -> Results:
+        return _run_forward(call.value(whole(given)))[0]
+
+    def forward(given: Any) -> tuple[Results, Any]:
+        values = jax.tree.map(lambda x: x.value, given)
+        flags = jax.tree.map(lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), given)
+        flags = flags._replace(xs=list(map(bool, flags.xs)))  # None for NumPy's
+        results, run = _run_forward(call.gradient(whole(values), flags))
+        return results, jax.tree_util.Partial(run.pull_back)  # without leaves
+
+    def backward(pull_back: Any, cotangents: Any) -> tuple[Operands]:
+        _check_known(cotangents)
+        return (pull_back(*cotangents),)
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    xs = [None if m else x for x, m in zip(operands.xs, in_memory, strict=True)]
+    return run(jax.tree.map(_reverse_only, operands._replace(xs=xs)))
+
+
 @dataclass(eq=False)
-class Run:
+class _Run:
     """A run whose forward sweep is over.
 
     The first pullback uses up what is `left`, so that the device holds no more than the plan says.
@@ -44,9 +79,15 @@ class Run:
             if position is None:
                 position = Position(carry=problem.operands.carry)
                 sweep(problem, position, Rows(0, [], lambda *_: None), self.watch, keep)
-                position.after_forward()
             sweep(problem, position, cotangents, self.watch, keep)
-        return self._spread(cotangents)
+        activity, operands = problem.step.activity, problem.operands
+        mask = activity.xs[: len(operands.xs)]
+        xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
+        return Operands(
+            spread(cotangents.consts, activity.consts),
+            spread(of_init(cotangents.carry, activity), activity.init),
+            spread(list(xs), mask),
+        )
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
         """The reverse sweep of a run that is saved, whose state belongs to its first pullback:
@@ -64,6 +105,7 @@ class Run:
         return True
 
     def _begin(self, ct_carry: Values, ct_ys: Values) -> Cotangents:
+        """The cotangents before the reverse sweep."""
         problem, activity = self.problem, self.problem.step.activity
         operands = problem.operands
         if problem.consume is not None:  # what a function took has no cotangents
@@ -76,27 +118,14 @@ class Run:
             [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
         )
 
-    def _spread(self, cotangents: Cotangents) -> Operands:
-        """The cotangents of all operands, `None` for those that are not differentiated."""
-        activity, operands = self.problem.step.activity, self.problem.operands
-        mask = activity.xs[: len(operands.xs)]
-        xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
-        spread = lambda mask, chosen: substitute([None] * len(mask), mask, chosen)  # noqa: E731
-        return Operands(
-            spread(activity.consts, cotangents.consts),
-            spread(activity.init, of_init(cotangents.carry, activity)),
-            spread(mask, list(xs)),
-        )
 
-
-def run_forward(problem: Problem) -> tuple[Results, Run]:
+def _run_forward(problem: Problem) -> tuple[Results, _Run]:
     """The results, and what pulls cotangents back."""
     ys, watch = problem.ys(), Watch(problem.listener, problem.save_every)
     if problem.directory is None:
         position = Position(carry=problem.operands.carry)
-        sweep(problem, position, ys, watch, keep)
-        final = position.after_forward()
-        return (final, ys.result()), Run(problem, watch, None, position)
+        final = sweep(problem, position, ys, watch, keep)
+        return (final, ys.result()), _Run(problem, watch, None, position)
     processes = Processes([x for part in problem.operands for x in part])
     directory = RunDirectory(Path(problem.directory), problem, processes)
     with directory.running(watch):
@@ -104,10 +133,9 @@ def run_forward(problem: Problem) -> tuple[Results, Run]:
         final, position = directory.final(), directory.position()
         if final is None:
             save = partial(directory.save, position, ys)
-            sweep(problem, position, ys, watch, directory.keep, save)
-            final = position.after_forward()
+            final = sweep(problem, position, ys, watch, directory.keep, save)
             directory.save(position, ys, final, is_over=problem.plan is None)
-    return (final, ys.result()), Run(problem, watch, directory, position)
+    return (final, ys.result()), _Run(problem, watch, directory, position)
 
 
 def _like(cotangent: Any, value: Any) -> Any:
@@ -120,3 +148,32 @@ def _like(cotangent: Any, value: Any) -> Any:
 
 def _zeros_like(value: Any) -> Any:
     return put(zeros(tangent_type(value)), sharding_of(value))
+
+
+def _check_known(values: Any) -> None:
+    if any(map(is_traced, jax.tree.leaves(values))):
+        raise NotImplementedError(
+            "host_scan is a loop in Python, and cannot run inside jax.jit, jax.vmap, jax.lax "
+            "loops or derivatives of its gradient, where values are not known: use "
+            "jax_revolve.checkpointed_scan there, or put the transformation inside f."
+        )
+
+
+def _reverse_only(x: Any) -> Any:
+    return _without_forward_mode(x) if is_inexact(jax.typeof(x)) else x
+
+
+@jax.custom_jvp
+def _without_forward_mode(x: Any) -> Any:
+    return x
+
+
+@_without_forward_mode.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # Reverse mode traces tangents, forward mode knows them.
+    if not is_traced(tangents[0]):
+        raise NotImplementedError(
+            "host_scan has no forward mode (jax.jvp, jax.jacfwd): use "
+            "jax_revolve.checkpointed_scan."
+        )
+    return primals[0], tangents[0]

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
-from jax_revolve.host.differentiable import run
 from jax_revolve.host.problem import trace
+from jax_revolve.host.run import run
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory, check_number, mistyped

@@ -117,7 +117,7 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
     """
     most = min(blocks if most is None else most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
-    middle = min(bound.least_at, most)
+    middle = min(bound.near_least, most)
     found = _with_reads(blocks, slots, transfer, middle)
     for step, end in (-1, -1), (1, most + 1):
         for writes in range(middle + step, end, step):
@@ -170,17 +170,15 @@ class LowerBound:
         return max(at(price), *(at(p, self.part) for p in (price - 1, price) if p >= 0))
 
     @property
-    def least_at(self) -> int:
-        """A number of writes with the least bound, or one more. At each price the bound is a line,
-        which falls with the number of writes if a segment saves anything: at higher prices."""
+    def near_least(self) -> int:
+        """A number of writes with about the least bound. At each price the bound is a line, which
+        falls with the number of writes if a segment saves anything: at higher prices."""
         price = smallest(lambda p: self._saved(p, 0) > 0)
-        prices = (price - 1, 0), (price - 1, self.part), (price, 0)
-        lines = [(self._without_writes(*p), self._saved(*p)) for p in prices]
-
-        def at(writes: int, *, falls: bool) -> int:
-            return max(start - writes * saved for start, saved in lines if (saved > 0) == falls)
-
-        return smallest(lambda writes: at(writes, falls=False) >= at(writes, falls=True))
+        prices = [(price - 1, 0), (price - 1, self.part), (price, 0)]
+        falls = next(i for i, p in enumerate(prices) if self._saved(*p) > 0)
+        lines = [(self._without_writes(*p), self._saved(*p)) for p in prices[falls - 1 : falls + 1]]
+        (low, adds), (high, saves) = lines
+        return max((high - low) // (saves - adds), 0)
 
     def _without_writes(self, price: int, part: int) -> int:
         """The bound from the price `price + part / unit`, without segments."""

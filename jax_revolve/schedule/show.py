@@ -33,7 +33,6 @@ def as_text(plan: AnyPlan, width: int = 79) -> str:
     the last of them holds. The number on the left counts the evaluations up to the end of the line.
     """
     width = check_integer("width", width, least=NARROWEST_TEXT)
-    _check_blocks(plan)
     lines = wrap(str(plan), width)
     if plan.length == 0:
         return "\n".join(lines)
@@ -50,15 +49,6 @@ def as_text(plan: AnyPlan, width: int = 79) -> str:
     if rows < plan.blocks:
         lines += wrap(f"{plan.scheduled_blocks} sweeps, summed up in {len(drawn)} lines", width)
     return "\n".join(lines)
-
-
-def _check_blocks(plan: AnyPlan) -> None:
-    if plan.blocks > MOST_BLOCKS:
-        raise ValueError(
-            f"blocks must be at most {MOST_BLOCKS} in a plan that is drawn, but are {plan.blocks}. "
-            "Draw the plan of a shorter loop, such as jax_revolve.longest_plan(...) of fewer "
-            "checkpoints and as many repetitions."
-        )
 
 
 def _transfers(plan: AnyPlan) -> list[str]:
@@ -94,33 +84,23 @@ def _rows(plan: AnyPlan, rows: int, columns: int) -> Iterator[tuple[int, str]]:
     # A row ends when the loop does, or when the first of its blocks has been taped.
     ends = [plan.block_size * (plan.blocks * i // rows) for i in range(rows)]
     ends += [plan.length] * (plan.scheduled_blocks - plan.blocks)
-    held, stored = dict[int, int](), dict[int, int]()
-    clock, first, right = 0, 0, columns
-    for action in plan:
-        match action:
-            case Store(slot, position):
-                held[slot] = position
-            case Free(slot):
-                del held[slot]
-            case Write(store, position):
-                stored[store] = position
-            case Discard(store):
-                del stored[store]
-            case Advance(start, stop) | Tape(start, stop):
-                clock, first = clock + stop - start, min(first, start)
-                reached = start if isinstance(action, Tape) else stop
-                if reached != ends[-1] or (isinstance(action, Advance) and stop < plan.length):
-                    continue
-                left, taped = column(first), -(-ends.pop() * columns // steps)
-                row = [*"." * left, *">" * (taped - left), *"#" * (right - taped)]
-                for mark, positions in ("o", held), ("@", stored):
-                    for place in map(column, positions.values()):
-                        if place < taped or taped + 1 < right:
-                            row[place] = mark
-                yield clock, "".join(row)
-                first, right = plan.length, taped
-            case _:
-                pass
+    stored, held, advanced, taped = drawn_lines(plan).values()
+    clock, right = 0, columns
+    for end in reversed(ends):
+        before, clock = clock, plan.length
+        if end < plan.length:
+            clock = next(t + high - end for (t, high), (_, low) in taped if low <= end < high)
+        first = min([end, *(low for (t, low), _ in advanced if before <= t < clock)])
+        left, start = column(first), -(-end * columns // steps)
+        row = [*"." * left, *">" * (start - left), *"#" * (right - start)]
+        sweep_end = clock - min(plan.block_size, plan.length - end)
+        for mark, lines in ("o", held), ("@", stored):
+            for (begin, step), (until, _) in lines:
+                place = column(step)
+                if begin <= sweep_end < until and (place < start or start + 1 < right):
+                    row[place] = mark
+        yield clock, "".join(row)
+        right = start
 
 
 def picture(plan: AnyPlan, ax: Any = None) -> Any:
@@ -152,7 +132,12 @@ def picture(plan: AnyPlan, ax: Any = None) -> Any:
 
 def drawn_lines(plan: AnyPlan) -> dict[str, list[Line]]:
     """The lines of a picture, each from one (evaluations, step) to another."""
-    _check_blocks(plan)
+    if plan.blocks > MOST_BLOCKS:
+        raise ValueError(
+            f"blocks must be at most {MOST_BLOCKS} in a plan that is drawn, but are {plan.blocks}. "
+            "Draw the plan of a shorter loop, such as jax_revolve.longest_plan(...) of fewer "
+            "checkpoints and as many repetitions."
+        )
     found: dict[str, list[Line]] = {name: [] for name in STYLES}
     begun = dict[tuple[str, int], tuple[int, int]]()
     clock = 0
