@@ -198,3 +198,8 @@ def test_report() -> None:
     assert chosen.split()[-4:-2] == ["85", "85"]
     assert str(report.plan.evaluations) in chosen
     assert "writes" not in str(Report(plan(1000, 10), sizes, {}, is_while=False))
+    alike = [TwoLevelPlan(9, 3, 1, HostMemory(transfer=steps)) for steps in (1e9, 2e9)]
+    for plans in (alike, alike[::-1]):  # in the same order in every process
+        measured: Any = dict.fromkeys(plans)
+        tied = Report(plans[0], sizes, {}, is_while=False, measured=measured)
+        assert [p for p in tied.choices if p in alike] == plans

@@ -4,9 +4,8 @@ Begin with `scan`, the public function. A `Problem` is what is run, a `Position`
 stands in its plan, and a `RunDirectory` is what is on the disk.
 
 - `scan`: the public function.
-- `problem`: the `Problem` of a call, and of each evaluation or gradient of it.
-- `run`: the forward sweep, the reverse sweep of each pullback, and the rule for JAX.
-- `position`: the sweeps, action by action: a `Position`, and cotangents so far.
+- `problem`: the `Problem` of a call, and of each evaluation or gradient; its `Position`.
+- `run`: the rule for JAX, the forward sweep, and the reverse sweep of each pullback.
 - `directory`: the `RunDirectory` of a run that can be resumed.
 - `fingerprint`: what has to be the same for a run to go on.
 - `step`: the step as compiled programs, forward and pulled back.

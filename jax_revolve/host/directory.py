@@ -9,8 +9,7 @@ from typing import Any
 
 from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
 from jax_revolve.host.fingerprint import of_operands
-from jax_revolve.host.position import Cotangents, Position
-from jax_revolve.host.problem import Problem
+from jax_revolve.host.problem import Cotangents, Position, Problem
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE

@@ -93,14 +93,15 @@ class Contents:
             return [repr(value), self._of(value.mesh)]
         if isinstance(value, Mesh):
             return [repr(value), *(d.id for d in value.devices.flat if not value.empty)]
-        if _package(type(value)) in _OF_JAX:
+        if _top(type(value).__module__) in _OF_JAX:
             return [_NOISE.sub("", repr(value)), *map(self._of, _held(value))]
         if callable(getattr(value, "__wrapped__", None)):  # rather than what a cache holds
             return [self._of(value.__wrapped__)]
         return self._pickled(value)
 
     def _function(self, function: FunctionType) -> Iterable[Hashable]:
-        name, package = function.__qualname__, _package_of(function)
+        name = function.__qualname__
+        package = _top(function.__globals__.get("__name__", ""))  # `functools.wraps` changes others
         if package in _OF_JAX:
             return [name, *map(self._of, _held(function))]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -115,7 +116,7 @@ class Contents:
 
     def _class(self, value: type) -> Iterable[Hashable]:
         file = getattr(sys.modules.get(value.__module__), "__file__", None)
-        parts = [value.__module__, value.__qualname__, _version_of(_package(value))]
+        parts = [value.__module__, value.__qualname__, _version_of(value.__module__)]
         if file is None or _is_installed(file):
             return parts
         found = [(k, getattr(v, "fget", getattr(v, "__func__", v))) for k, v in vars(value).items()]
@@ -275,17 +276,13 @@ def _is_own(value: Any) -> bool:
     return isinstance(value, ModuleType) and file is not None and not _is_installed(file)
 
 
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+def _top(module: str) -> str:
+    """The package of a module."""
+    return module.partition(".")[0]
 
 
-def _package_of(function: FunctionType) -> str:
-    """Where the code of a function is, which `functools.wraps` does not change."""
-    return function.__globals__.get("__name__", "").partition(".")[0]
-
-
-def _version_of(name: str) -> str:
-    return str(getattr(sys.modules.get(name.partition(".")[0]), "__version__", ""))
+def _version_of(module: str) -> str:
+    return str(getattr(sys.modules.get(_top(module)), "__version__", ""))
 
 
 @cache

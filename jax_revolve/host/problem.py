@@ -1,4 +1,4 @@
-"""What is run: a function and its operands, by which steps and which plan.
+"""What is run: a function and its operands, by which steps and which plan. And where a run stands.
 
 `trace` makes a `Problem` of the arguments of `host_scan`, and each evaluation or differentiation
 of it is another one.
@@ -6,7 +6,7 @@ of it is another one.
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,13 +19,13 @@ from jax_revolve._compat.callbacks import callback_effects
 from jax_revolve._compat.jaxprs import results_in, without_consts, without_dead_code
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
 from jax_revolve.engine.tape.taped import sizes_of
-from jax_revolve.host.arrays import Values
+from jax_revolve.host.arrays import Checkpoint, Values
 from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
 from jax_revolve.host.rows import Fetched, Rows, slices_of
 from jax_revolve.host.step import compiled_step
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
-from jax_revolve.schedule.arguments import check_integer
+from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -153,6 +153,39 @@ class Problem(NamedTuple):
             "version": repr(self.version),
             "versions of JAX or the devices": of_platform(processes),
         }
+
+
+@dataclass
+class Position:
+    """Where a run stands in its schedule, and what it holds there: the number of actions that are
+    done, of the steps of the next one that are, of the steps that the sweep has taken, and of
+    evaluations so far, the current carry, and the checkpoints."""
+
+    actions: int = 0
+    steps: int = 0
+    reached: int = 0
+    evaluations: int = 0
+    carry: Values | None = None
+    held: dict[str, Checkpoint] = field(default_factory=dict)
+
+    def text(self, evaluations: int) -> str:
+        """The evaluations, of so many, and the bytes of the checkpoints on each level."""
+        sizes = dict[str, int]()
+        for _, checkpoint in sorted(self.held.items()):
+            sizes[checkpoint.level] = sizes.get(checkpoint.level, 0) + checkpoint.nbytes
+        levels = [f"{readable(size)} {level}" for level, size in sizes.items()]
+        return ", ".join([f"{self.evaluations} of {evaluations} evaluations", *levels])
+
+
+@dataclass
+class Cotangents:
+    """Cotangents so far: of the active carries, of the active consts, and rows for the
+    active xs; and of all ys, `None` where they are zero."""
+
+    carry: Values
+    consts: Values
+    xs: Rows
+    ys: Values
 
 
 def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Problem:

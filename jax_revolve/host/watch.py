@@ -67,7 +67,9 @@ class Watch:
         """`steps` steps of the sweep have been taken, the last of which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
-        is_due, is_last = self._decided(now)
+        is_due = self._is_interrupted or now - self._saved >= self._save_every
+        # Several processes decide together whether to save, and whether to end then.
+        is_due, is_last = self._processes.gather(is_due, self._is_interrupted).any(axis=0)
         is_looking = now - self._looked >= SECONDS_AHEAD
         if not (is_due or is_looking or self._ahead >= STEPS_AHEAD):
             return
@@ -81,12 +83,6 @@ class Watch:
             self._saved = time.monotonic()
         if is_last:
             raise self._interrupt()
-
-    def _decided(self, now: float) -> tuple[bool, bool]:
-        """Whether to save, and whether to end then, which several processes decide together."""
-        is_due = self._is_interrupted or now - self._saved >= self._save_every
-        found = self._processes.gather(is_due, self._is_interrupted)
-        return bool(found[:, 0].any()), bool(found[:, 1].any())
 
     def finish(self) -> None:
         """The sweep is over."""

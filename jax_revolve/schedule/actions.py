@@ -91,11 +91,9 @@ def value_and_gradient(
     single step would cost more than it saves. The schedule then has one more step, the end of the
     loop, which is reached but not taped.
     """
-    end = Tape(length, length + 1)
     with_end = length + 1 if block_size == 1 and length else length
-    for action in revolve(with_end, checkpoints, block_size, first):
-        if action != end:
-            yield action
+    actions = revolve(with_end, checkpoints, block_size, first)
+    return (action for action in actions if action != Tape(length, length + 1))
 
 
 def revolve(length: int, checkpoints: int, block_size: int = 1, first: int = 0) -> Iterator[Action]:

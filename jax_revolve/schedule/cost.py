@@ -92,11 +92,10 @@ def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
     """
     if not is_while:
         return plan.evaluations
-    blocks, checkpoints = plan.blocks, plan.checkpoints
-    is_simulated = beta(checkpoints, 2) < blocks <= MOST_BLOCKS_SIMULATED
-    if isinstance(plan, TwoLevelPlan) or not is_simulated:
+    is_optimal = plan.blocks <= beta(plan.checkpoints, 2)
+    if isinstance(plan, TwoLevelPlan) or is_optimal or plan.blocks > MOST_BLOCKS_SIMULATED:
         return _least_evaluations(plan)
-    again = online.evaluations(blocks, checkpoints) - 2 * blocks
+    again = online.evaluations(plan.blocks, plan.checkpoints) - 2 * plan.blocks
     return 2 * plan.length + plan.block_size * again
 
 

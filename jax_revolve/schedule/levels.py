@@ -69,30 +69,27 @@ def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
 
 def value_and_gradient(length: int, counts: tuple[int, ...], block_size: int) -> Iterator[Action]:
     """The actions of `jax.value_and_grad`, one by one."""
-    if not length:
+    return _both(levels_of(length, counts, block_size), 0, 0, 0, length) if length else iter(())
+
+
+def _both(levels: list[Level], depth: int, slot: int, start: int, length: int) -> Iterator[Action]:
+    """Both sweeps of the loop, or of the last part of a level, which ends with the loop."""
+    if depth == len(levels):
+        if levels[-1].size > 1:
+            yield Tape(start, length)
+        else:
+            yield from (Store(slot, start), Advance(start, length))
+            yield from (Load(slot, start), Tape(start, length), Free(slot))
         return
-    levels, entered = levels_of(length, counts, block_size), [(0, 0)]
-    for level in levels:
-        enclosing, start = entered[-1]
-        for part in range(level.last - 1):
-            yield Store(level.slot(part, enclosing), start + part * level.size)
-            yield Advance(start + part * level.size, start + (part + 1) * level.size)
-        part = level.last - 1
-        entered.append((level.slot(part, enclosing), start + part * level.size))
-    slot, start = entered[-1]
-    is_taped_ahead = block_size > 1
-    if is_taped_ahead:
-        yield Tape(start, length)
-    else:
-        yield Store(slot, start)
-        yield Advance(start, length)
-    for depth in reversed(range(len(levels))):
-        level, (enclosing, start) = levels[depth], entered[depth]
-        is_done = is_taped_ahead or depth < len(levels) - 1
-        for part in reversed(range(level.last - is_done)):
-            first = start + part * level.size
-            yield from _reverse(levels, depth + 1, level.slot(part, enclosing), first)
-            yield Free(level.slot(part, enclosing))
+    level = levels[depth]
+    last = start + (level.last - 1) * level.size
+    for part, first in enumerate(range(start, last, level.size)):
+        yield Store(level.slot(part, slot), first)
+        yield Advance(first, first + level.size)
+    yield from _both(levels, depth + 1, level.slot(level.last - 1, slot), last, length)
+    for part in reversed(range(level.last - 1)):
+        yield from _reverse(levels, depth + 1, level.slot(part, slot), start + part * level.size)
+        yield Free(level.slot(part, slot))
 
 
 def _reverse(levels: list[Level], depth: int, slot: int, start: int) -> Iterator[Action]:

@@ -82,7 +82,7 @@ class Report:
     @cached_property
     def choices(self) -> list[AnyPlan]:
         plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
-        chosen = {*plans, self.plan, *self.measured}
+        chosen = dict.fromkeys((*plans, self.plan, *self.measured))
         return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
 
     def memory(self, plan: AnyPlan) -> int:
@@ -135,7 +135,6 @@ class Report:
             yield f"{line}  <- {self._mark}" if plan == self.plan else line
 
     def _row(self, plan: AnyPlan) -> dict[str, str]:
-        """The cells of a plan in the table, by their titles."""
         row = {"checkpoints": checkpoints_of(plan), "block size": str(plan.block_size)}
         row["memory"] = readable(self.memory(plan))
         if self.measured:

@@ -94,12 +94,10 @@ def quickest(
     is_while: bool = False,
 ) -> Plan:
     """The plan with the least predicted time within `memory` bytes."""
-
-    def time(plan: Plan) -> float:
-        predicted = cost.time(plan, sizes, is_while=is_while)
-        return predicted if plan.blocks <= 1 else predicted * TIE
-
-    return min(_fitting(length, sizes, memory, block_size, is_while), key=time)
+    return min(
+        _fitting(length, sizes, memory, block_size, is_while),
+        key=lambda p: cost.time(p, sizes, is_while=is_while) * (TIE if p.blocks > 1 else 1),
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -133,12 +131,12 @@ def trade_off(
 ) -> list[Plan]:
     """The best plans for budgets from the least possible to one that stores everything. Each has
     less predicted time than all plans with less memory."""
-    least = cost.memory(Plan(length, 1, block_size or 1), sizes)
-    most = cost.memory(Plan(length, 1, max(length, 1)), sizes)
-    most = max(most, cost.memory(Plan(length, max(length, 1), block_size or 1), sizes))
+    k, all_steps = block_size or 1, max(length, 1)
+    ends = Plan(length, 1, k), Plan(length, 1, all_steps), Plan(length, all_steps, k)
+    least, *most = (cost.memory(plan, sizes) for plan in ends)
     plans: list[Plan] = []
     shortest = inf
-    for budget in (*_growing(least, most, 1.5), most):
+    for budget in (*_growing(least, max(most), 1.5), max(most)):
         plan = quickest(length, sizes, budget, block_size=block_size, is_while=is_while)
         time = cost.time(plan, sizes, is_while=is_while)
         if time < shortest:
@@ -197,15 +195,13 @@ def candidates(
     return tuple(dict.fromkeys(plans))
 
 
-def _apart(values: Iterable[int]) -> Iterator[int]:
+def _apart(values: Iterable[int]) -> list[int]:
     """The increasing values that are at least a factor of `APART` apart, and the last value."""
-    last = value = 0
+    found = [0]
     for value in values:
-        if value >= last * APART:
-            yield value
-            last = value
-    if value > last:
-        yield value
+        if value >= found[-1] * APART:
+            found.append(value)
+    return [*found[1:], *([value] if value > found[-1] else [])]
 
 
 def _growing(least: int, most: int, ratio: float) -> Iterator[int]:
