@@ -22,9 +22,6 @@ from jax_revolve.storage.stores import data_of, from_data
 
 Values = list[Any]
 
-Index = tuple[tuple[int, int], ...]
-"""The first and the last entry of a shard, on each axis."""
-
 
 def sharding_of(value: Any) -> Any:
     """The sharding of an array over several devices; `None` for others, which JAX places."""
@@ -82,7 +79,8 @@ def _parts(value: Any) -> list[Any]:
     return [shards[index] for index in sorted(shards)]
 
 
-def _index(slices: Any, shape: tuple[int, ...]) -> Index:
+def _index(slices: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """The first and the last entry of a shard, on each axis."""
     return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
 
 

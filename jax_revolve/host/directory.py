@@ -64,6 +64,7 @@ class RunDirectory:
             f"host_scan saved the run in directory={str(self._path)!r}. Call it again with the "
             "same arguments, in this process or another one, to go on."
         )
+        goes_on = False
         try:
             with watch.interruptible(self._processes, note):
                 is_newest = bool(self._state) and self._states.is_newest()
@@ -71,10 +72,10 @@ class RunDirectory:
                 if not is_known:
                     self._read_newest()
                 yield is_known
-        except BaseException:
-            self._states.unlock()
-            raise
+            goes_on = not self.is_over
         finally:
+            if not goes_on:
+                self._states.unlock()
             one_at_a_time.release()
 
     def _used(self, by: str) -> RuntimeError:
@@ -96,14 +97,14 @@ class RunDirectory:
                 "processes. Nothing was changed. Remove the directory, or pass another one, to "
                 "begin again."
             )
-        self._state = {"fingerprint": self._fingerprint, "position": None, "ys": [], "xs": []}
+        begun = {"fingerprint": self._fingerprint, "position": None, "ys": [], "xs": []}
+        self._state = begun | _versions()
         if number:
             state = self._states.read_state(number)
             self._check(state["fingerprint"], self._fingerprint)
             self._check(state, _versions())
             self._states.go_on(number, state)
             self._state = state
-        self._unlock_if_over()
 
     def _differ(self, saved: dict[str, Any], ours: dict[str, Any]) -> list[str]:
         """What is not the same in all of the processes."""
@@ -126,7 +127,6 @@ class RunDirectory:
         """The problem with the plan of the run, once the ys so far are filled in, if they are
         kept."""
         saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
-        self._state |= _versions()
         self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
         self._restore(ys, self._state["ys"])
         return self._problem
@@ -204,11 +204,6 @@ class RunDirectory:
         self._processes.gather(0)  # all have written the state before
         self._states.save(state)
         self._state = state
-        self._unlock_if_over()
-
-    def _unlock_if_over(self) -> None:
-        if self.is_over:
-            self._states.unlock()
 
     def _write(self, values: Values) -> ArrayFile:
         return self._states.write(on_host(values))
@@ -261,9 +256,8 @@ def _read_plan(saved: Any, directory: Path) -> AnyPlan | None:
         return None
     name, fields = saved
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    storage: Any = fields["storage"]
-    if storage is not None:
+    if (storage := fields["storage"]) is not None:
         is_disk = "directory" in storage
-        own = storage | {"directory": directory} if is_disk else storage
-        fields["storage"] = (Disk if is_disk else HostMemory)(**own)
+        own: Any = {"directory": directory} if is_disk else {}
+        fields["storage"] = (Disk if is_disk else HostMemory)(**storage | own)
     return {"Plan": Plan, "TwoLevelPlan": TwoLevelPlan}[name](**fields)
