@@ -1,6 +1,6 @@
 """Batching rules: which results are batched under `vmap`, and functions mapped over axes again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -8,9 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import mapped_over
+from jax_revolve.step.loop import once
 
 Run: TypeAlias = Callable[..., Sequence[Any]]
+Batched: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
+"""Results and their batch axes."""
 
 
 def batched_dims(axis: Any, run: Run, operands: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
@@ -52,6 +56,31 @@ def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
 
     jax.eval_shape(lambda: trace(look))
     return found
+
+
+def batch_once(
+    function: Any,
+    key: tuple[Hashable, ...],
+    rule: Callable[..., Batched],
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+) -> Batched:
+    """`rule(*operands)`, where `rule` is a function's batching rule, which returns results and
+    their batch axes. It is traced once to a jaxpr. The rule must close over nothing except what is
+    in the key, such as the axis."""
+
+    def trace() -> tuple[ClosedJaxpr, list[Any]]:
+        dims_out: list[Any] = []
+
+        def run(*operands: Any) -> Sequence[Any]:
+            results, dims_out[:] = rule(*operands)
+            return results
+
+        return jax.make_jaxpr(run)(*operands), dims_out
+
+    types = tuple(map(jax.typeof, operands))
+    closed, dims_out = once(function, (rule.__qualname__, *key, tuple(dims), types), trace)
+    return call_jaxpr(closed)(*operands), dims_out
 
 
 class Vmap(NamedTuple):

@@ -32,11 +32,9 @@ from jax_revolve._compat.values import (
     with_weak_type,
 )
 from jax_revolve._compat.values import zeros as zeros_of
-from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
 from jax_revolve.progress.listener import when_run_again
-from jax_revolve.step.activity import Mask
-from jax_revolve.step.loop import pick, spread, substitute
-from jax_revolve.step.once import Batched, batch_once
+from jax_revolve.step.loop import Mask, pick, spread, substitute
 
 Flat = Sequence[Any]
 

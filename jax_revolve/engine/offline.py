@@ -26,8 +26,8 @@ from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import carry_in_slots
+from jax_revolve.step.linearized import Activity
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Progress, Steps
 from jax_revolve.storage.buffers import Buffers, read, write

@@ -23,10 +23,9 @@ from jax_revolve.engine.tape.tape import Pullback, Tape
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import in_a_branch, turns
+from jax_revolve.step.linearized import Activity, Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
-from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.steps import Steps, number
 from jax_revolve.storage.buffers import Buffers, write
 from jax_revolve.storage.stores import get

@@ -32,13 +32,11 @@ from jax_revolve._compat.values import (
     tangent_type,
     with_weak_type,
 )
-from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
 from jax_revolve.layers.region import apart
-from jax_revolve.step.activity import Mask
-from jax_revolve.step.loop import is_inexact, pick, substitute
-from jax_revolve.step.once import Batched
-from jax_revolve.step.primal_half import primal_half
+from jax_revolve.step.derived import primal_half
+from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
 
 
 class Segment(NamedTuple):

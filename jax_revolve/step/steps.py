@@ -8,9 +8,8 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import zeros
-from jax_revolve.step.activity import Mask
 from jax_revolve.step.examples import going, guarded, safe_operands
-from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute, with_layout
+from jax_revolve.step.loop import Loop, Mask, Operands, Step, pick, substitute, with_layout
 from jax_revolve.storage.buffers import read, write
 
 Progress = tuple[list[Any], list[Any]]

@@ -14,10 +14,9 @@ from jax import lax
 
 from jax_revolve._compat.values import AbstractValue, zeros
 from jax_revolve.engine.tape.taped import taped_step
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import in_a_branch, turns
+from jax_revolve.step.linearized import Activity, Cotangents, accumulate, add
 from jax_revolve.step.loop import Operands, pick, substitute
-from jax_revolve.step.pullback import Cotangents, accumulate, add
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read, write
 
