@@ -70,7 +70,7 @@ from jax_revolve.autodiff.batching import (
     of_one_example,
     vmap_over,
 )
-from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, derive, function_types
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
@@ -343,13 +343,6 @@ class Sweep(NamedTuple):
 
         types, vmaps = tuple(pick(self.output_types, kept)), tuple(map(smaller, self.vmaps))
         return self._replace(output_types=types, vmaps=vmaps, **fields)
-
-
-class Active(NamedTuple):
-    """Which operands of a sweep are differentiated, and which of its results have a tangent."""
-
-    operands: Mask
-    results: Mask
 
 
 OfOne = Callable[..., Flat]

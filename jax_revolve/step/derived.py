@@ -69,48 +69,35 @@ def paired(loop: Loop, activity: Activity) -> Paired:
 
 
 def _pair(loop: Loop, activity: Activity) -> Loop:
-    first, num_carry = loop.num_condition_consts, loop.num_carry
+    first = loop.num_condition_consts
     masks = (activity.consts[first:], activity.carry, activity.xs)
-    in_avals = loop.jaxpr.in_avals
-    num_consts = loop.num_consts - first
-    types = (
-        in_avals[:num_consts],
-        in_avals[num_consts : num_consts + num_carry],
-        in_avals[num_consts + num_carry :],
-    )
-    tangents = [_tangent_types(*each) for each in zip(types, masks, strict=True)]
+    types = loop.operands([*[None] * first, *loop.jaxpr.in_avals])
+    types = (types.consts[first:], types.carry, types.xs)
+    tangents = list(map(_tangent_types, types, masks))
 
-    def step(values: Any, dots: Any) -> list[Any]:
+    def step(*parts: list[Any]) -> list[Any]:
+        values, dots = parts[::2], parts[1::2]
+
         def run(*chosen: list[Any]) -> list[Any]:
             inputs = map(substitute, values, masks, chosen)
             return call_jaxpr(loop.jaxpr)(*(x for part in inputs for x in part))
 
-        carry, ys = zip(
-            *map(loop.results, jax.jvp(run, tuple(map(pick, values, masks)), tuple(dots))),
-            strict=True,
-        )
-        carry_dot = map(with_weak_type, pick(carry[1], activity.carry), tangents[1])
-        return [*carry[0], *carry_dot, *ys[0], *pick(ys[1], activity.ys)]
+        both = jax.jvp(run, tuple(map(pick, values, masks)), dots)
+        (carry, ys), (carry_dot, ys_dot) = map(loop.results, both)
+        carry_dot = map(with_weak_type, pick(carry_dot, activity.carry), tangents[1])
+        return [*carry, *carry_dot, *ys, *pick(ys_dot, activity.ys)]
 
-    def flat_step(*flat: Any) -> list[Any]:
-        inputs, values, dots = iter(flat), [], []
-        for of_values, of_dots in zip(types, tangents, strict=True):
-            values.append([next(inputs) for _ in of_values])
-            dots.append([next(inputs) for _ in of_dots])
-        return step(values, dots)
-
-    pairs = (t for both in zip(types, tangents, strict=True) for part in both for t in part)
+    pairs = (part for both in zip(types, tangents, strict=True) for part in both)
     carry, ys = loop.results(loop.output_types)
     condition = loop.condition
     if condition is not None:
-        holds, num_inputs = call_jaxpr(condition), len(condition.in_avals)
-        ignores_tangents = lambda *flat: holds(*flat[:num_inputs])  # noqa: E731
-        condition = jax.make_jaxpr(ignores_tangents)(*condition.in_avals, *tangents[1])
+        holds = lambda carry, _: call_jaxpr(condition)(*carry)  # noqa: E731
+        condition = jax.make_jaxpr(holds)(condition.in_avals, tangents[1])
     return loop._replace(
-        jaxpr=without_dead_code(jax.make_jaxpr(flat_step)(*pairs)),
+        jaxpr=without_dead_code(jax.make_jaxpr(step)(*pairs)),
         condition=condition,
         num_consts=loop.num_consts + len(tangents[0]),
-        num_carry=num_carry + len(tangents[1]),
+        num_carry=loop.num_carry + len(tangents[1]),
         output_types=(
             *(*carry, *_tangent_types(carry, activity.carry)),
             *(*ys, *_tangent_types(ys, activity.ys)),

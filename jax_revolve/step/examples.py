@@ -21,7 +21,7 @@ differentiate around it. Without `vmap`, these values are constants and cost not
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,22 +144,13 @@ def run_examples(loop: Loop, operands: Operands) -> list[Any]:
     return lax.while_loop(lambda carry: any_example(loop.holds(consts, carry)), step, init)
 
 
-class InPlace(NamedTuple):
-    """Which leaves of the carry a step can leave as they are, and the step that does so.
-
-    `jaxpr` takes whether the example is done, safe values of these leaves, and the inputs of the
-    step. It is `None` if there are no such leaves.
-    """
-
-    leaves: Mask
-    jaxpr: ClosedJaxpr | None
-
-
-def find_in_place(loop: Loop, is_done: jax.Array) -> InPlace:
-    """The leaves of which the loop's step reads and writes entries alone."""
+def find_in_place(loop: Loop, is_done: jax.Array) -> tuple[Mask, ClosedJaxpr | None]:
+    """The leaves of the carry of which the step reads and writes entries alone, and the step that
+    can leave them as they are. It takes whether the example is done, safe values of these leaves,
+    and the step's inputs; it is `None` if there are no such leaves."""
     of_done = jax.typeof(is_done)
 
-    def find() -> InPlace:
+    def find() -> tuple[Mask, ClosedJaxpr | None]:
         closed = with_slices(loop.jaxpr)
         first = loop.num_consts - loop.num_condition_consts
         carry = closed.jaxpr.invars[first : first + loop.num_carry]
@@ -168,7 +159,7 @@ def find_in_place(loop: Loop, is_done: jax.Array) -> InPlace:
         writers = [uses.chain(*each) for each in zip(carry, new, strict=True)]
         leaves = tuple(map(bool, writers))
         if not any(leaves) or has_collective(loop.jaxpr):  # others would see what it reads
-            return InPlace((False,) * len(leaves), None)
+            return (False,) * len(leaves), None
         written = {eqn.outvars[0] for chain in writers for eqn in chain}
         arrays = pick(carry, leaves)
 
@@ -186,6 +177,6 @@ def find_in_place(loop: Loop, is_done: jax.Array) -> InPlace:
             return run_each(closed, inputs, run)
 
         safe = [v.aval for v in arrays]
-        return InPlace(leaves, jax.make_jaxpr(step)(of_done, safe, *closed.in_avals))
+        return leaves, jax.make_jaxpr(step)(of_done, safe, *closed.in_avals)
 
     return once(loop, ("in place", of_done), find)

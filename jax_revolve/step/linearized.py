@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 
 from jax_revolve._compat.inlining import inlined
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned, varying_variables
@@ -69,32 +70,25 @@ def active_results(
 
     JAX answers, as in `lax.scan`: the derivative is traced, and nothing runs.
     """
-    found: list[bool] | None = None
+    found: list[bool] = []
 
     @jax.custom_jvp
-    def look(results: Sequence[Any]) -> Sequence[Any]:
+    def look(results: list[Any]) -> list[Any]:
+        found[:] = [False] * len(results)  # JAX calls the rule below only if one has a derivative
         return results
 
-    def look_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-        nonlocal found
-        found = [not isinstance(t, SymbolicZero) for t in tangents[0]]
+    @partial(look.defjvp, symbolic_zeros=True)
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        found[:] = [not isinstance(t, SymbolicZero) for t in tangents[0]]
         return primals[0], tangents[0]
 
-    look.defjvp(look_jvp, symbolic_zeros=True)
-
     def derivative(*inputs: Any) -> Any:
-        def results(chosen: list[Any]) -> Sequence[Any]:
-            results = list(fun(*substitute(inputs, active, chosen)))
-            count.append(len(results))
-            return look(results)
-
+        run = lambda chosen: look(list(fun(*substitute(inputs, active, chosen))))  # noqa: E731
         chosen = pick(inputs, active)
-        return jax.jvp(results, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
+        return jax.jvp(run, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
 
-    count: list[int] = []
     jax.make_jaxpr(derivative)(*types)
-    # JAX calls the rule only if something has a derivative.
-    return [False] * count[0] if found is None else found
+    return found
 
 
 # One step and its residuals
@@ -261,7 +255,7 @@ def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
 
 
 def add(total: list[Any], more: list[Any]) -> list[Any]:
-    return [a + b for a, b in zip(total, more, strict=True)]
+    return [lax.add(a, b) for a, b in zip(total, more, strict=True)]
 
 
 def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
