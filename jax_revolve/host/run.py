@@ -19,8 +19,8 @@ from jax_revolve.host.rows import Rows, slices_of
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.actions import Advance, Free, Load, Read, Store, Tape, Write
+from jax_revolve.step.linearized import of_init
 from jax_revolve.step.loop import Operands, is_inexact, pick, spread, substitute
-from jax_revolve.step.pullback import of_init
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""
