@@ -69,7 +69,8 @@ class Watch:
         now = time.monotonic()
         is_due = self._is_interrupted or now - self._saved >= self._save_every
         # Several processes decide together whether to save, and whether to end then.
-        is_due, is_last = self._processes.gather(is_due, self._is_interrupted).any(axis=0)
+        found = self._processes.gather(is_due, self._is_interrupted)
+        is_due, is_last = map(np.any, found.T)
         is_looking = now - self._looked >= SECONDS_AHEAD
         if not (is_due or is_looking or self._ahead >= STEPS_AHEAD):
             return

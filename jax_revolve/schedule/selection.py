@@ -197,7 +197,7 @@ def candidates(
 
 def _apart(values: Iterable[int]) -> list[int]:
     """The increasing values that are at least a factor of `APART` apart, and the last value."""
-    found = [0]
+    found, value = [0], 0
     for value in values:
         if value >= found[-1] * APART:
             found.append(value)
