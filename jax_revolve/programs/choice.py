@@ -7,7 +7,14 @@ from typing import Any, TypeAlias
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.try_storage import try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
-from jax_revolve.programs.share import Outlay, Outlays, of_each_step, of_plan, of_program
+from jax_revolve.programs.share import (
+    Outlay,
+    Outlays,
+    of_each_step,
+    of_plan,
+    of_program,
+    quickest,
+)
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
@@ -56,7 +63,7 @@ class Choice:
     max_steps: int | None = None
     where: Where | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         Options(self.checkpoints, memory=self.memory)
         check_bound(self.max_steps)
         check_integer("min_length", self.min_length, least=1)
@@ -142,20 +149,20 @@ def _shared(
         key, steps = loop.key, loop.length or 1
         if key in own and own[key].plan is not None:
             # It has its own memory for the loops inside its steps.
-            return inside(lambda o: replace(o, time=o.time * steps))
+            return [replace(o, time=o.time * steps) for o in inside]
         if key not in sharing:
-            return inside(lambda o: of_each_step(o, steps))
+            return [of_each_step(o, steps) for o in inside]
         default, block_size = defaults[key], sharing[key].block_size
         length = default.max_steps if loop.length is None else loop.length
         assert length is not None
         fewest = Plan(length, 1, block_size or 1)
-        report = loop.measure({**own, **with_plans(inside.least), key: default})
+        report = loop.measure({**own, **with_plans(inside[0]), key: default})
         if report is None:
-            return inside(lambda o: replace(o, plans=((key, fewest), *o.plans)))
+            return [replace(o, plans=((key, fewest), *o.plans)) for o in inside]
 
         def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
             """With the default plan if there is none."""
-            s, more = report.sizes, inner.held - inside.least.held
+            s, more = report.sizes, inner.held - inside[0].held
             sizes = s._replace(residuals=s.residuals + more, alone=s.alone + more)
             if plan is None:
                 assert default.plan is not None
@@ -164,19 +171,16 @@ def _shared(
             return replace(found, plans=((key, plan), *inner.plans))
 
         plans = (*candidates(length, block_size=block_size, is_while=report.is_while), None)
-        return Outlays(
-            outlay(fewest, inside.least),
-            outlay(None, inside.default),
-            [outlay(plan, inner) for inner in inside.all for plan in plans],
-        )
+        every = [outlay(plan, inner) for inner in inside for plan in plans]
+        return [outlay(fewest, inside[0]), outlay(None, inside[1]), *every]
 
     outlays = of_program(loops, outlays_of)
-    chosen = outlays.quickest(memory)
+    chosen = quickest(outlays, memory)
     if chosen is None:
         names = ", ".join(f"{r.of.name} of {r.of.source}" for r in defaults.values())
         raise TooLittleMemory(
-            outlays.least.memory,
-            f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
+            outlays[0].memory,
+            f"memory must be at least {outlays[0].memory} bytes here, but is {memory}: with "
             f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
             "that much, or leave out loops with where.",
         )
