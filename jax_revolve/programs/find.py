@@ -87,8 +87,6 @@ class FoundLoop:
     _eqn: Any = field(repr=False, compare=False)
     _loops: list["FoundLoop"] = field(repr=False, compare=False)
     """All loops of the program."""
-    _known: dict[Any, Facts | None] = field(repr=False, compare=False)
-    """The facts about the loops of the program, by what they depend on."""
 
     @cached_property
     def residual_bytes(self) -> int:
@@ -153,22 +151,16 @@ class FoundLoop:
         ]
 
     def _facts(self, replacements: Replacements) -> Facts | None:
-        """What there is to know of a gradient with these replacements, if it has one."""
-        inside = {key: value for key, value in replacements.items() if is_in(key, self.key)}
-        equation = _loop_in(self._eqn)
-        assert equation is not None
-        # Loops of the same function share the jaxpr of the step, even if their lengths differ.
-        kept = (equation.jaxpr, equation.condition, equation.num_consts, self.enclosing)
-        known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
-        if known not in self._known:
-            self._known[known] = within(self.enclosing, lambda: self._look(inside))
-        return self._known[known]
+        """The sizes of the loop with these replacements inside, and what is active."""
+        if not self.is_own:
+            any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
+            replacements = {**replacements, self.key: any_plan}
 
-    def _look(self, inside: Replacements) -> Facts | None:
-        any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
-        loop = self.loop(inside if self.is_own else {**inside, self.key: any_plan})
+        def find() -> Facts | None:
+            return _facts(self.loop(replacements), operands_like(self._eqn))
+
         try:
-            return _facts(loop, operands_like(self._eqn))
+            return within(self.enclosing, find)
         except NoReverseMode:
             return None
 
@@ -198,19 +190,20 @@ def _equations(
 
 def find_loops(jaxpr: Any) -> list[FoundLoop]:
     """The loops of a program, each before those inside it."""
-    loops, known = list[FoundLoop](), dict[Any, Facts | None]()
+    loops: list[FoundLoop] = []
     for eqn, key, around in _equations(jaxpr):
         if (equation := _loop_in(eqn)) is None:
             continue
-        lengths = [loop.length for loop in map(_loop_in, around) if loop is not None]
+        outer = [loop.length for loop in map(_loop_in, around) if loop is not None]
+        known = [length for length in outer if length is not None]
         loops.append(
             FoundLoop(
                 name="/".join(_names((*around, eqn))),
                 source=next(filter(None, map(source_of, (eqn, *reversed(around)))), ""),
                 kind="scan" if equation.condition is None else "while",
                 length=equation.length,
-                depth=len(lengths),
-                runs=prod(lengths) if None not in lengths else None,
+                depth=len(outer),
+                runs=prod(known) if known == outer else None,
                 is_own=eqn.primitive is loop_p,
                 carry_bytes=bytes_of(equation.output_types[: equation.num_carry]),
                 key=key,
@@ -220,7 +213,6 @@ def find_loops(jaxpr: Any) -> list[FoundLoop]:
                 enclosing=tuple(filter(is_shard_map, around)),
                 _eqn=eqn,
                 _loops=loops,
-                _known=known,
             )
         )
     return loops
