@@ -187,7 +187,8 @@ def explain(
     limit = check_limit(measure, seconds)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        inputs = jax.tree.leaves(eqx.filter((args, kwargs), _is_input))
+        is_input = lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
+        inputs = jax.tree.leaves(eqx.filter((args, kwargs), is_input))
         if limit is not None:
             check_arrays(inputs)
         with jax.disable_jit(False):
@@ -215,10 +216,6 @@ def explain(
         )
 
     return explained
-
-
-def _is_input(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def reports_on(loops: Sequence[FoundLoop], replacements: Replacements) -> Reports:
