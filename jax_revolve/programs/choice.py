@@ -76,17 +76,16 @@ class Choice:
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         """The replacements of the loops that are checkpointed."""
         loops = [loop for loop in loops if not loop.is_own]
-        sharing: dict[Key, _LoopOptions] = {}
+        sharing: dict[Key, tuple[Replacement, int | None]] = {}
         own: dict[Key, Replacement] = {}
         for loop in loops:
-            options = self._options(loop)
-            if options is None:
+            if (options := self._options(loop)) is None:
                 continue
-            has_end = loop.length is not None or not options.is_without_bound
-            if self.memory is not None and options.shares and has_end:
-                sharing[loop.key] = options
+            replacement = options.replacement(loop)
+            if self.memory is not None and options.shares and replacement.plan is not None:
+                sharing[loop.key] = replacement, options.block_size
             else:
-                own[loop.key] = options.replacement(loop)
+                own[loop.key] = replacement
         return own | _shared(loops, sharing, own, parse_bytes(self.memory)) if sharing else own
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
@@ -125,25 +124,20 @@ def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _L
             )
     if said.get("memory") is not None or said.get("plan") is not None:
         said = {"checkpoints": None, **said}
-    options = replace(options, **said)
-    options.replacement(loop)  # checks the values
-    return options
+    return replace(options, **said)
 
 
 def _shared(
     loops: Sequence[FoundLoop],
-    sharing: Mapping[Key, _LoopOptions],
+    sharing: Mapping[Key, tuple[Replacement, int | None]],
     own: Mapping[Key, Replacement],
     memory: int,
 ) -> dict[Key, Replacement]:
     """The replacements of the loops that share the memory, which fit together with the least
-    predicted time. The others have their `own` ones."""
-    defaults = {
-        loop.key: sharing[loop.key].replacement(loop) for loop in loops if loop.key in sharing
-    }
+    predicted time, from their default ones and block sizes. The others have their `own` ones."""
 
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
-        return {key: replace(defaults[key], plan=plan) for key, plan in outlay.plans}
+        return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
 
     def outlays_of(loop: FoundLoop, inside: Outlays) -> Outlays:
         key, steps = loop.key, loop.length or 1
@@ -152,7 +146,7 @@ def _shared(
             return [replace(o, time=o.time * steps) for o in inside]
         if key not in sharing:
             return [of_each_step(o, steps) for o in inside]
-        default, block_size = defaults[key], sharing[key].block_size
+        default, block_size = sharing[key]
         length = default.max_steps if loop.length is None else loop.length
         assert length is not None
         fewest = Plan(length, 1, block_size or 1)
@@ -177,7 +171,7 @@ def _shared(
     outlays = of_program(loops, outlays_of)
     chosen = quickest(outlays, memory)
     if chosen is None:
-        names = ", ".join(f"{r.of.name} of {r.of.source}" for r in defaults.values())
+        names = ", ".join(f"{r.of.name} of {r.of.source}" for r, _ in sharing.values())
         raise TooLittleMemory(
             outlays[0].memory,
             f"memory must be at least {outlays[0].memory} bytes here, but is {memory}: with "
