@@ -80,13 +80,13 @@ class FoundLoop:
     is_own: bool
     carry_bytes: int
     key: Key = field(repr=False)
+    # The keys of the equations around it that are recomputed when they are transposed.
     recomputed: tuple[Key, ...] = field(repr=False)
-    """The keys of the equations around it that are recomputed when they are transposed."""
+    # The `shard_map` equations around it.
     enclosing: tuple[Any, ...] = field(repr=False, compare=False)
-    """The `shard_map` equations around it."""
     _eqn: Any = field(repr=False, compare=False)
+    # All loops of the program.
     _loops: list["FoundLoop"] = field(repr=False, compare=False)
-    """All loops of the program."""
 
     @cached_property
     def residual_bytes(self) -> int:
