@@ -31,22 +31,18 @@ class _LoopOptions(Options):
 
     max_steps: int | None = None
 
-    @property
-    def is_without_bound(self) -> bool:
-        """Whether a while loop with these options has no plan, and so no reverse mode."""
-        return self.max_steps is None and self.checkpoints in (None, "all")
-
-    @property
-    def shares(self) -> bool:
-        """Whether a loop with these options has a plan that they leave open."""
-        given = (self.checkpoints, self.memory, self.plan, self.storage)
-        return all(option is None for option in given)
-
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
             plan, bound = self.for_scan(loop.length), None
-        elif self.is_without_bound:
-            return Replacement(loop, None, None)
+        elif self.max_steps is None and self.checkpoints in (None, "all"):
+            return Replacement(loop, None, None)  # without a bound, there is no plan
+        elif loop.varies_unevenly:
+            raise NotImplementedError(
+                f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
+                "different devices, and part of its carry is the same on all of them by its type: "
+                "jax_revolve cannot checkpoint it. Pass its initial carry through "
+                "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
+            )
         else:
             plan, bound = self.for_bound(self.max_steps), self.max_steps
         try_storage(plan)
@@ -82,7 +78,9 @@ class Choice:
             if (options := self._options(loop)) is None:
                 continue
             replacement = options.replacement(loop)
-            if self.memory is not None and options.shares and replacement.plan is not None:
+            given = (options.checkpoints, options.memory, options.plan, options.storage)
+            is_open = replacement.plan is not None and all(option is None for option in given)
+            if self.memory is not None and is_open:
                 sharing[loop.key] = replacement, options.block_size
             else:
                 own[loop.key] = replacement
@@ -103,13 +101,6 @@ class Choice:
             )
         elif not said:
             return None
-        if not options.is_without_bound and loop.varies_unevenly:
-            raise NotImplementedError(
-                f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
-                "different devices, and part of its carry is the same on all of them by its type: "
-                "jax_revolve cannot checkpoint it. Pass its initial carry through "
-                "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
-            )
         return options
 
 

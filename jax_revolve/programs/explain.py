@@ -209,7 +209,7 @@ def explain(
             tuple(loop for loop, report in shown.items() if report is None),
             find_rules(closed),
             memory_of(then, replacements),
-            memory_of(now, {}),
+            memory_of(now, refused),
             sum(runs for _, report, runs in rows if report is not None),
             rows,
             takes_derivatives(closed),

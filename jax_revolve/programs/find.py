@@ -103,22 +103,14 @@ class FoundLoop:
         return self.length * self.residual_bytes
 
     @property
-    def has_floats(self) -> bool:
-        """Whether any of its results can have a derivative."""
-        return any(is_inexact(v.aval) for v in self._eqn.outvars)
-
-    @property
     def varies_unevenly(self) -> bool:
-        """Whether it is a while loop in `jax.shard_map` whose devices take different numbers of
-        steps, although part of its carry is typed as the same on all of them."""
-        return self.kind == "while" and varies_unevenly(self._eqn)
+        """Of a while loop of `jax.lax`: whether devices in `jax.shard_map` take different numbers
+        of steps, although part of its carry is typed as the same on all of them."""
+        return varies_unevenly(self._eqn)
 
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
         it has no gradient."""
-        reversible = {key for key, other in replacements.items() if other.plan is not None}
-        if any(loop.key not in reversible for loop in self._while_loops):
-            return None
         facts = self._facts(replacements)
         return None if facts is None else facts[0].uncut
 
@@ -146,8 +138,8 @@ class FoundLoop:
         return [
             loop
             for loop in self._loops
-            if is_in(loop.key, self.key) and loop.length is None and loop.has_floats
-            if not loop.is_own
+            if is_in(loop.key, self.key) and loop.length is None and not loop.is_own
+            if any(is_inexact(v.aval) for v in loop._eqn.outvars)
         ]
 
     def _facts(self, replacements: Replacements) -> Facts | None:
