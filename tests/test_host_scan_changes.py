@@ -1,6 +1,7 @@
 """One thing changes between two calls of `host_scan` with one directory: the second is refused, or
 returns what a run from the beginning returns. Never another run's result."""
 
+import hashlib
 import random
 import shutil
 from functools import cache, lru_cache, partial
@@ -15,8 +16,13 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_host_scan_resume import Ended, bits, contents, ends_at
+from test_host_scan_resume import run as small_run
 
-from jax_revolve import HostMemory, checkpointed_scan, host_scan, plan
+from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan, plan
+from jax_revolve.host import directory as run_directory
+from jax_revolve.host.fingerprint import Contents
+from jax_revolve.schedule.actions import SCHEDULE
+from jax_revolve.schedule.selection import Request
 
 TABLE = np.ones(4)
 
@@ -49,10 +55,16 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "dtype": ("float64", "float32"),
     "length": (6, 7),
     "reverse": (False, True),
-    "checkpoints": (2, 1, 3, None),
-    "storage": (None, HostMemory(checkpoints=2, transfer=0.5)),
-    "memory": (None, 300),
-    "plan": (None, 1, 2),
+    "options": (
+        {"checkpoints": 2},
+        {"checkpoints": 1},
+        {"checkpoints": 3},
+        {},
+        {"checkpoints": 2, "storage": HostMemory(checkpoints=2, transfer=0.5)},
+        {"memory": 300},
+        {"plan": 1},
+        {"plan": 2},
+    ),
     "derivative": ("both", "weight", "start", "none"),
     "cotangent": (1.0, -1.0),
     "consumed": (False, True),
@@ -63,14 +75,6 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 
 Run = SimpleNamespace
 """A run: a value for each of these."""
-
-
-def options_of(run: Run) -> dict[str, Any]:
-    if run.plan is not None:
-        return {"plan": plan(run.length, run.plan, block_size=1)}
-    if run.memory is not None:
-        return {"memory": run.memory}
-    return {"checkpoints": run.checkpoints, "storage": run.storage}
 
 
 def times(u: Any) -> Any:
@@ -168,6 +172,9 @@ def result(run: Run, directory: Path) -> bytes:
     """The bits of a value or of a gradient."""
     TABLE[0] = run.callback_global
     called, identities = list(map(on_host, callbacks(run))), with_rules(run)
+    options = dict(run.options)
+    if "plan" in options:
+        options["plan"] = plan(run.length, options["plan"], block_size=1)
     in_jit, in_scan, in_branch = (
         np.full(run.width, by, run.dtype)
         for by in (run.table_in_jit, run.table_in_scan, run.table_in_branch)
@@ -196,7 +203,7 @@ def result(run: Run, directory: Path) -> bytes:
             save_every=0,
             version=run.version,
             consume=consume,
-            **options_of(run),
+            **options,
         )
         return run.cotangent * (jnp.sum(u**2) + (0 if run.consumed else jnp.sum(ys)))
 
@@ -213,7 +220,7 @@ def base_of(seed: int) -> Run:
     """A run, a part of whose fields have other values than by default."""
     draw = random.Random(seed)
     values = {name: default for name, (default, *_) in FIELDS.items()}
-    for name in ("xs", "operation", "reverse", "checkpoints", "storage", "devices", "derivative"):
+    for name in ("xs", "operation", "reverse", "options", "devices", "derivative"):
         if seed and draw.random() < 0.4:
             values[name] = draw.choice(FIELDS[name][1:])
     return Run(**values)
@@ -229,8 +236,18 @@ def changed_runs(base: Run) -> list[Run]:
     ]
 
 
-def check_changes(seed: int, some: slice, monkeypatch: Any, tmp_path: Path) -> int:
-    """The first call ends somewhere, or not at all. Returns how many calls are refused."""
+@pytest.mark.parametrize(
+    ("seed", "some"),
+    [
+        (0, slice(5, None, 9)),
+        *(pytest.param(i, slice(None), marks=pytest.mark.slow) for i in range(12)),
+    ],
+)
+def test_a_change_is_refused(
+    seed: int, some: slice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every ninth of some fifty changes here, and over three hundred in the slow tests. The first
+    call ends somewhere, or not at all."""
     base, begun = base_of(seed), tmp_path / "begun"
     with ends_at((None, 60, 150)[seed % 3], monkeypatch) as events:
         try:
@@ -245,26 +262,124 @@ def check_changes(seed: int, some: slice, monkeypatch: Any, tmp_path: Path) -> i
             found = result(run, directory)
         except ValueError as error:
             assert "has another run" in str(error) or "memory must be at least" in str(error)  # noqa: PT017
-            assert contents(directory).keys() == {
-                directory / path.relative_to(begun) for path in contents(begun)
-            }
+            assert contents(directory).keys() == contents(begun).keys()
             refused += 1
         else:
             assert found == result(run, tmp_path / f"fresh-{number}"), run
-    expected = result(base, tmp_path / "whole")
-    assert result(base, begun) == expected
-    return refused
+    assert result(base, begun) == result(base, tmp_path / "whole")
+    assert refused
 
 
+# What the error says
+
+
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize(
-    ("seed", "some"),
+    ("changed", "differs"),
     [
-        (0, slice(5, None, 9)),
-        *(pytest.param(i, slice(None), marks=pytest.mark.slow) for i in range(12)),
+        ({"power": 3}, "the step"),
+        ({"weight": 0.6}, "the inputs"),
+        ({"checkpoints": 2}, "the options"),
+        ({"is_value": True, "checkpoints": None}, "the derivatives"),
+        ({"ct": 2.0}, "the cotangents of the results"),
+        ({"version": 2}, "the version"),
+        ("SCHEDULE", "the version of the schedule"),
+        ("LAYOUT", "the version of the layout"),
     ],
 )
-def test_a_change_is_refused(
-    seed: int, some: slice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_another_run_is_refused(
+    changed: Any, differs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every ninth of some fifty changes here, and over three hundred in the slow tests."""
-    assert check_changes(seed, some, monkeypatch, tmp_path)
+    expected, before = bits(small_run(tmp_path)), contents(tmp_path)
+    with monkeypatch.context() as patched:
+        if isinstance(changed, str):
+            patched.setattr(run_directory, changed, 1000)
+        options = {} if isinstance(changed, str) else changed
+        with pytest.raises(ValueError, match=f"has another run: .*{differs}.* differ"):
+            small_run(tmp_path, **options)
+    assert contents(tmp_path) == before
+    assert bits(small_run(tmp_path)) == expected
+
+
+def test_what_cannot_be_pickled_needs_a_version(tmp_path: Path) -> None:
+    file = (tmp_path / "forcing").open("w+b")
+    file.write(np.arange(6.0).tobytes())
+
+    def read(i: int) -> Any:
+        file.seek(8 * i)
+        return np.frombuffer(file.read(8))[0]
+
+    def value(**options: Any) -> Any:
+        step = lambda u, x: (u + x, None)  # noqa: E731
+        return host_scan(step, 0.0, read, 6, directory=tmp_path / "run", **options)[0]
+
+    with file, pytest.raises(ValueError, match=r"version must not be None .*read, file of xs"):
+        value()
+    with (tmp_path / "forcing").open("rb") as file:
+        assert value(version="1") == value(version="1") == 15
+        with pytest.raises(ValueError, match="has another run: the version differ"):
+            value(version="2")
+
+
+# What does not count
+
+
+def test_modules_caches_and_recursion_are_known() -> None:
+    def recursive(i: int) -> int:
+        return i if i < 1 else recursive(i - 1)
+
+    known: dict[Any, Any] = {"self": recursive}
+    known["itself"] = known
+    for each in ((recursive, np.sin, np.random, jnp.sin), (known,)):
+        assert Contents().of("f", *each) == Contents().of("f", *each)
+
+
+def test_colors_and_addresses_do_not_count() -> None:
+    """JAX prints what it is made of in colors in a terminal: a run that began there did not go on
+    in a pipe."""
+
+    class Printed:
+        __module__ = "jax.printed"
+        text = ""
+
+        def __repr__(self) -> str:
+            return Printed.text
+
+    digests = []
+    for Printed.text in ("f at 0x12", "\x1b[31mf\x1b[0m at 0xab", "g"):
+        digests.append(Contents().of("f", Printed()))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_ys_in_a_local_class(tmp_path: Path) -> None:
+    class Local:
+        def __init__(self, y: Any) -> None:
+            self.y = y
+
+    jax.tree_util.register_pytree_node(Local, lambda x: ([x.y], None), lambda _, y: Local(*y))
+    step = lambda u, _: (u * 2, Local(u))  # noqa: E731
+    for _ in range(2):
+        _, ys = host_scan(step, 1.0, length=5, directory=tmp_path, save_every=0)
+        np.testing.assert_array_equal(ys.y, 2.0 ** np.arange(5))
+
+
+def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever would be chosen today."""
+    budget: dict[str, Any] = {"checkpoints": None, "memory": 100}
+    expected = bits(small_run(tmp_path / "whole", **budget))
+    with ends_at(100, monkeypatch), pytest.raises(Ended):
+        small_run(tmp_path / "run", **budget)
+    other = plan(9, 1, block_size=1)
+    monkeypatch.setattr(Request, "resolve", lambda *_: other)
+    assert bits(small_run(tmp_path / "run", **budget)) == expected
+
+
+def test_the_version_of_the_schedule_is_that_of_its_actions() -> None:
+    """If this fails, saved runs would go on elsewhere: give `SCHEDULE` another number, and write
+    the new digest here."""
+    plans = [plan(n, s, block_size=1) for n in (1, 2, 17, 100) for s in (1, 3, 20)]
+    storages = [HostMemory(checkpoints=3, transfer=0.5), Disk("", transfer=2.0)]
+    plans += [plan(50, s, block_size=1, storage=x) for s in (1, 4) for x in storages]
+    actions = [[(type(a).__name__, *a) for a in each] for each in plans]
+    digest = hashlib.sha256(repr(actions).encode()).hexdigest()
+    assert (SCHEDULE, digest[:16]) == (1, "ad00f027134c3f7e")

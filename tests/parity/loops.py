@@ -127,3 +127,17 @@ def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True)
         a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
         scale = np.max(np.abs(b), initial=1e-300)
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
+
+
+def assert_like_lax(
+    program: Any,
+    derivative: Any,
+    *arguments: Any,
+    scan: Any = checkpointed_scan,
+    rtol: float = 1e-10,
+) -> None:
+    """A derivative of `program(scan, *arguments)` is the same with ours and with `lax.scan`."""
+    ours, theirs = (
+        jax.jit(derivative(partial(program, each)))(*arguments) for each in (scan, lax.scan)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=rtol / 100), ours, theirs)
