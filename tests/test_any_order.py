@@ -14,8 +14,15 @@ from jax import lax
 from parity.loops import assert_like_lax
 from test_counts import steps_executed
 
-from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_chain
-from jax_revolve import checkpointed_fori_loop, checkpointed_scan, plan
+from jax_revolve import (
+    Disk,
+    HostMemory,
+    bounded_while_loop,
+    checkpointed_chain,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+    plan,
+)
 from jax_revolve._compat.jaxprs import call_jaxpr, has_rule_of_user
 
 quick = pytest.mark.usefixtures("compile_quickly")

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -15,14 +14,12 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_revolve import (
-    Disk,
     FoundLoop,
     bounded_while_loop,
     checkpoint_loops,
     checkpointed_chain,
     checkpointed_scan,
     explain,
-    plan,
 )
 
 quick = pytest.mark.usefixtures("compile_quickly")
@@ -347,18 +344,6 @@ def test_where_decides() -> None:
     assert (first.plan.checkpoints, first.plan.block_size) == (7, 2)
     lengths = [(loop.plan.length, loop.is_own) for loop in rest]
     assert lengths == [(50, False), (30, False), (40, True)]
-
-
-def test_where_gives_any_option_of_a_loop(tmp_path: Path) -> None:
-    """Storage, and a plan."""
-    chosen: dict[int | None, dict[str, Any]] = {
-        20: {"checkpoints": 2, "storage": Disk(tmp_path, transfer=0)},
-        30: {"plan": plan(30, 4)},
-    }
-    program = lambda x: jnp.sum(sines(sines(x, 20), 30))  # noqa: E731
-    gradient = jax.grad(checkpoint_loops(program, where=lambda loop: chosen[loop.length]))(X)
-    jax.effects_barrier()
-    np.testing.assert_allclose(gradient, jax.grad(program)(X), rtol=1e-6)
 
 
 def test_what_is_known_of_a_loop() -> None:

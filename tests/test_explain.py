@@ -298,15 +298,6 @@ def test_nothing_to_differentiate(y: Any) -> None:
         assert ("no gradient" if scan is checkpointed_scan else "left alone") in str(explanation)
 
 
-def test_too_little_memory() -> None:
-    sizes = explained_scan(step, *arguments()).sizes
-    least = sizes.checkpoint + sizes.residuals + sizes.carry
-    enough = explained_scan(step, *arguments(), memory=least)
-    assert (enough.plan, enough.memory(enough.plan)) == (Plan(LENGTH, 1, 1), least)
-    with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here"):
-        explained_scan(step, *arguments(), memory=least - 1)
-
-
 # Pictures
 
 

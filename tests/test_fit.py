@@ -96,17 +96,11 @@ def test_smaller_limits_give_smaller_programs_in_few_compilations(name: str) -> 
         # Eight compilations may not settle where a jump is.
         assert smaller.bytes <= f.bytes or (name in JUMPS and f.bytes < f.limit / APART)
     assert all(size(f.memory) == f.bytes == float(f.compiled) for f in fitted)
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_the_limit_is_used(name: str) -> None:
-    size = SIZES[name]
-    fitted = [f for limit in LIMITS if (f := found(size, limit)) is not None]
-    limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(LEAST)]
-    assert len(limited) > 50
-    assert min(f.bytes / f.limit for f in limited) >= APART**-2
-    few = [f for f in limited if len(f.attempts) <= 4]
-    assert len(few) > 0.8 * len(limited)
+    if name in SIZES:  # the limit is used
+        limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(LEAST)]
+        assert len(limited) > 50
+        assert min(f.bytes / f.limit for f in limited) >= APART**-2
+        assert sum(len(f.attempts) <= 4 for f in limited) > 0.8 * len(limited)
 
 
 def step(u: Any) -> Any:

@@ -32,6 +32,7 @@ from jax_revolve.host.fingerprint import digest_of_array
 from jax_revolve.host.problem import trace
 from jax_revolve.host.watch import Watch
 
+Patch = pytest.MonkeyPatch
 N = 11
 DISK = Disk("", checkpoints=2, transfer=0.1)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -129,22 +130,11 @@ def test_gradients(reverse: bool, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.checkpoint"))
 
 
-def test_types_of_results() -> None:
-    ours, theirs = (
-        scan(lambda c, x: ((c[0] + x, c[1] * 2), x * 2), (0, 1.0), np.arange(4))
-        for scan in (host_scan, lax.scan)
-    )
-    assert isinstance(ours[1], np.ndarray)
-    assert_same(ours[0], theirs[0], 0)
-
-
 @pytest.mark.parametrize("checkpoints", [1, 2])
 def test_linearize_and_several_pullbacks(checkpoints: int) -> None:
-    ours, theirs = (
-        partial(mixed, s) for s in (partial(host_scan, checkpoints=checkpoints), lax.scan)
-    )
+    ours = partial(mixed, partial(host_scan, checkpoints=checkpoints))
     value, pullback = jax.vjp(ours, *arguments())
-    expected, their_pullback = jax.vjp(theirs, *arguments())
+    expected, their_pullback = jax.vjp(partial(mixed, lax.scan), *arguments())
     same(value, expected)
     for cotangent in (1.0, -2.0, 1.0):
         same(pullback(cotangent), their_pullback(cotangent))
@@ -215,7 +205,7 @@ def test_no_carry(tmp_path: Path) -> None:
     ],
 )
 def test_evaluations_writes_and_reads_are_those_of_the_plan(
-    length: int, checkpoints: int, storage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    length: int, checkpoints: int, storage: Any, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     storage = replace(storage, directory=tmp_path) if isinstance(storage, Disk) else storage
     made = plan(length, checkpoints, block_size=1, storage=storage)
@@ -249,44 +239,33 @@ def test_evaluations_writes_and_reads_are_those_of_the_plan(
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_functions_for_xs_and_ys(reverse: bool) -> None:
-    """Called whenever a step runs, in the order of the steps."""
-    asked, found = list[int](), list[Any]()
+    """Called whenever a step runs, in the order of the steps, by the thread of the caller, whose
+    settings they see. Each slice is asked for before Python waits for the step before."""
+    events, found, steps = list[Any](), list[Any](), [*range(N)][:: -1 if reverse else 1]
     step = lambda h, x: (jnp.sin(h + x), {"y": h * x})  # noqa: E731
 
     def read(i: int) -> Any:
-        asked.append(i)
+        events.append(("xs", i, threading.current_thread()))
         return np.cos(float(i))
 
+    def consume(i: int, y: Any) -> None:
+        events.append(("y", i, threading.current_thread()))
+        found.append(y["y"])
+
     def loss(a: Any) -> Any:
-        consume = lambda *y: found.append(y)  # noqa: E731
         carry, ys = host_scan(step, a, read, N, reverse, checkpoints=2, consume=consume)
         assert ys is None
         return carry
 
     jax.grad(loss)(0.7)
-    assert asked == [N - 1 - i if reverse else i for i in steps_of(plan(N, 2))]
-    _, expected = whole(step, 0.7, lambda i: np.cos(float(i)), N, reverse)
-    assert [i for i, _ in found] == sorted(range(N), reverse=reverse)
-    for i, y in found:
-        assert isinstance(y["y"], np.ndarray)
-        np.testing.assert_allclose(y["y"], expected["y"][i])
-
-
-def test_functions_are_called_with_the_settings_of_the_caller() -> None:
-    """That is, by its thread. Each slice is asked for before Python waits for the step before."""
-    events: list[Any] = []
-
-    def read(i: int) -> Any:
-        events.append(("xs", i, threading.current_thread()))
-        return jnp.ones(()) * i
-
-    def consume(i: int, y: Any) -> None:
-        events.append(("y", i, threading.current_thread()))
-
-    host_scan(lambda c, x: (c + x, x), 0.0, read, 4, consume=consume)
     assert {thread for *_, thread in events} == {threading.current_thread()}
     order = [event[:2] for event in events]
-    assert order.index(("xs", 3)) < order.index(("y", 0))
+    assert [i for of, i in order if of == "xs"] == [steps[i] for i in steps_of(plan(N, 2))]
+    assert [i for of, i in order if of == "y"] == steps
+    assert order.index(("xs", steps[3])) < order.index(("y", steps[0]))
+    _, expected = whole(step, 0.7, lambda i: np.cos(float(i)), N, reverse)
+    assert all(isinstance(y, np.ndarray) for y in found)
+    np.testing.assert_allclose(found, expected["y"][jnp.array(steps)])
 
 
 def test_errors_of_functions_are_raised_as_they_are() -> None:
@@ -406,7 +385,7 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 # Where values are
 
 
-def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: Patch) -> None:
     mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding, seen, keep = NamedSharding(mesh, P("a")), list[Any](), arrays.keep
 
@@ -432,7 +411,7 @@ def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(x.is_equivalent_to(sharding, 1) for x in seen)
 
 
-def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: Patch) -> None:
     """Besides, there are the result and its cotangent, the carry, and its cotangents before and
     after a step."""
     size, most, between_steps = 977, [0], Watch.between_steps
@@ -468,7 +447,7 @@ def test_a_memory_mapped_array_is_not_read(tmp_path: Path) -> None:
     assert digest != digest_of_array(xs)
 
 
-def test_numpy_arrays_reach_the_loop_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_arrays_reach_the_loop_as_they_are(monkeypatch: Patch) -> None:
     xs, seen, slices_of = np.ones((5, 2)), list[Any](), problem.slices_of
     monkeypatch.setattr(problem, "slices_of", lambda xs: seen.extend(xs) or slices_of(xs))
     value = lambda a: host_scan(lambda c, x: (c + a * x[0], None), 0.0, xs)[0]  # noqa: E731
@@ -494,7 +473,7 @@ class Log(ProgressMeter):
         self.seen.append("closed")
 
 
-def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress(monkeypatch: Patch) -> None:
     monkeypatch.setattr("jax_revolve.host.watch.SECONDS_AHEAD", 0)
     log = Log()
     step = lambda c, _: (jnp.sin(c), None)  # noqa: E731

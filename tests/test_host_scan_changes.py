@@ -24,6 +24,7 @@ from jax_revolve.host.fingerprint import Contents
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.selection import Request
 
+Patch = pytest.MonkeyPatch
 TABLE = np.ones(4)
 
 
@@ -243,9 +244,7 @@ def changed_runs(base: Run) -> list[Run]:
         *(pytest.param(i, slice(None), marks=pytest.mark.slow) for i in range(12)),
     ],
 )
-def test_a_change_is_refused(
-    seed: int, some: slice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_change_is_refused(seed: int, some: slice, monkeypatch: Patch, tmp_path: Path) -> None:
     """Every ninth of some fifty changes here, and over three hundred in the slow tests. The first
     call ends somewhere, or not at all."""
     base, begun = base_of(seed), tmp_path / "begun"
@@ -288,7 +287,7 @@ def test_a_change_is_refused(
     ],
 )
 def test_another_run_is_refused(
-    changed: Any, differs: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    changed: Any, differs: str, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     expected, before = bits(small_run(tmp_path)), contents(tmp_path)
     with monkeypatch.context() as patched:
@@ -363,7 +362,7 @@ def test_ys_in_a_local_class(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ys.y, 2.0 ** np.arange(5))
 
 
-def test_a_run_goes_on_by_its_own_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_goes_on_by_its_own_plan(monkeypatch: Patch, tmp_path: Path) -> None:
     """Whatever would be chosen today."""
     budget: dict[str, Any] = {"checkpoints": None, "memory": 100}
     expected = bits(small_run(tmp_path / "whole", **budget))

@@ -29,6 +29,7 @@ from jax_revolve import HostMemory, host_scan
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
 
+Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("default_precision")
 
 PROGRAM = Path(host_scan_program.__file__)
@@ -60,7 +61,7 @@ def end() -> None:
 
 @contextmanager
 def acting(
-    at: int | None, act: Any, monkeypatch: pytest.MonkeyPatch, *, steps_only: bool = False
+    at: int | None, act: Any, monkeypatch: Patch, *, steps_only: bool = False
 ) -> Iterator[list[str]]:
     """Acts once before that step, write, sync, rename or removal of a file, and notes them all. Of
     `steps_only`, it acts after the evaluation with that number."""
@@ -84,7 +85,7 @@ def acting(
         yield events
 
 
-def ends_at(event: int | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+def ends_at(event: int | None, monkeypatch: Patch) -> Any:
     return acting(event, end, monkeypatch)
 
 
@@ -104,9 +105,7 @@ def run_until_the_end(name: str, directory: Path, event: int, monkeypatch: Any) 
     "apart",
     [None, pytest.param(29, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.exhaustive)],
 )
-def test_ends_anywhere(
-    name: str, apart: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ends_anywhere(name: str, apart: int | None, monkeypatch: Patch, tmp_path: Path) -> None:
     with ends_at(None, monkeypatch) as events:
         WORKLOADS[name](tmp_path / "whole")
     assert {"step", "fsync", "replace", "unlink"} == set(events)
@@ -166,7 +165,7 @@ def count_steps(
     return result
 
 
-def test_a_value_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_value_goes_on(monkeypatch: Patch, tmp_path: Path) -> None:
     """No step runs more than one time too often; the ys of those that do are consumed again."""
     executed, found = list[int](), list[int]()
     options: dict[str, Any] = {"consume": lambda i, y: found.append(i)}
@@ -232,7 +231,7 @@ def value_of(directory: Path | None) -> Any:
     return lambda start: run(directory, start=start, is_value=True)
 
 
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk(monkeypatch: Patch, tmp_path: Path) -> None:
     """An error, and what was there is whole."""
     directory, writes, replace = tmp_path / "run", [], os.replace
 
@@ -251,7 +250,7 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert bits(run(directory)) == bits(run(tmp_path / "whole"))
 
 
-def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_removed_directory(monkeypatch: Patch, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with (
         acting(4, lambda: shutil.rmtree(directory), monkeypatch, steps_only=True),
@@ -275,7 +274,7 @@ def interruptible() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("at", [3, 8, 12, 25])
-def test_an_interrupt_is_saved(at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupt_is_saved(at: int, monkeypatch: Patch, tmp_path: Path) -> None:
     """In both sweeps, and after the last step of each: no step runs again."""
     options: dict[str, Any] = {"length": 8, "checkpoints": 2, "save_every": 1000}
     with acting(None, interrupt, monkeypatch, steps_only=True) as every:
@@ -293,7 +292,7 @@ def test_an_interrupt_is_saved(at: int, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_interrupts(everywhere: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_interrupts(everywhere: bool, monkeypatch: Patch, tmp_path: Path) -> None:
     """At each of these steps and writes, and then a little later, once or twice."""
     with acting(None, interrupt, monkeypatch) as events:
         expected = bits(run(tmp_path / "whole"))
@@ -376,7 +375,7 @@ def test_a_run_in_another_thread(tmp_path: Path) -> None:
     assert found == [bits(run(tmp_path))]
 
 
-def test_two_threads_in_one_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_threads_in_one_directory(monkeypatch: Patch, tmp_path: Path) -> None:
     """The second is refused, also in the same thread."""
     refused: list[Exception] = []
 
@@ -423,7 +422,7 @@ def test_another_process_in_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_directory_whose_run_ended_is_free(
-    ends: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ends: bool, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """No matter how, and what still refers to it."""
     if ends:
@@ -442,9 +441,7 @@ def test_a_directory_whose_run_ended_is_free(
 
 
 @pytest.mark.parametrize("event", [150, pytest.param(60, marks=pytest.mark.slow)])
-def test_every_file_that_can_be_damaged(
-    event: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_file_that_can_be_damaged(event: int, monkeypatch: Patch, tmp_path: Path) -> None:
     """Cut, changed, empty, longer, something else, or not there. The run goes on from the state
     before, as it always can if it is the newest one that is damaged, or says that there is none."""
     expected, begun = bits(run(tmp_path / "whole")), tmp_path / "begun"

@@ -119,15 +119,9 @@ def _clipped(x: Any) -> Any:
     return jnp.sin(x)
 
 
-def _clipped_forward(x: Any) -> Any:
-    return jnp.sin(x), x
-
-
-def _clipped_backward(x: Any, ct: Any) -> Any:
-    return (jnp.clip(ct, -0.9, 0.9) * jnp.cos(x) * x,)
-
-
-_clipped.defvjp(_clipped_forward, _clipped_backward)
+_clipped.defvjp(
+    lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.9, 0.9) * jnp.cos(x) * x,)
+)
 
 
 @jax.custom_jvp
@@ -135,10 +129,7 @@ def _doubled(x: Any) -> Any:
     return jnp.exp(-(x**2))
 
 
-@_doubled.defjvp
-def _doubled_jvp(primals: Any, tangents: Any) -> Any:
-    (x,), (t,) = primals, tangents
-    return _doubled(x), -4 * x * jnp.exp(-(x**2)) * t
+_doubled.defjvps(lambda t, y, x: -4 * x * y * t)
 
 
 def _custom_vjp(scan: Scan) -> Callable[..., Any]:
@@ -252,30 +243,6 @@ def _examples(while_loop: WhileLoop) -> Callable[..., Any]:
     return program
 
 
-def _both_loops(loops: Loops) -> Callable[..., Any]:
-    """Loops of both kinds inside each other, four deep, in both orders."""
-
-    def program(a: Any) -> Any:
-        def while_of(body: Any, u: Any) -> Any:
-            go_on = lambda state: (state[0] < 2) & (state[1] < 5)  # noqa: E731
-            step = lambda state: (state[0] + 1, body(state[1]))  # noqa: E731
-            return loops.while_loop(go_on, step, (jnp.int32(0), u), max_steps=3)[1]
-
-        def scan_of(body: Any, u: Any) -> Any:
-            return loops.scan(lambda u, _: (body(u), None), u, None, 2)[0]
-
-        def step(u: Any) -> Any:
-            return jnp.sin(u * a) + 0.1 * u
-
-        inner = lambda u: while_of(lambda u: scan_of(step, u), u)  # noqa: E731
-        outer = lambda u: scan_of(lambda u: while_of(step, u), u)  # noqa: E731
-        first = while_of(lambda u: scan_of(inner, u), a)
-        second = scan_of(lambda u: while_of(outer, u), a)
-        return first, second
-
-    return program
-
-
 _XS = _array(1, 7)
 _A = np.float64(0.4)
 
@@ -307,5 +274,4 @@ SCAN_CASES = [
 WHILE_CASES = [
     Case("trip_counts", _of_while(_trip_counts), (_A, _XS[:3]), options={"checkpoints": 3}),
     Case("examples", _of_while(_examples), (_A + 0.4, _array(7, 2, 2)), options={"checkpoints": 2}),
-    Case("both_loops", _both_loops, (_A,), options={"checkpoints": 2}),
 ]

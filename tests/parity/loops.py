@@ -10,7 +10,6 @@ import numpy as np
 from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
-from jax_revolve.schedule.storage import Storage
 
 
 class Loops(NamedTuple):
@@ -20,34 +19,17 @@ class Loops(NamedTuple):
     while_loop: Callable[..., Any]
 
 
-def ours(checkpoints: Any = None, block_size: int | None = None, **scan_options: Any) -> Loops:
-    scan = partial(
-        checkpointed_scan, checkpoints=checkpoints, block_size=block_size, **scan_options
-    )
-    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints, block_size=block_size))
+def ours(how: dict[str, Any], checkpoints: Any = None, **scan_options: Any) -> Loops:
+    """With the checkpoints of a case, unless `how` the loops are run says others."""
+    how = {"checkpoints": checkpoints, **how}
+    scan = partial(checkpointed_scan, **how, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, **how))
 
 
-def ours_in_blocks(checkpoints: Any = None, **scan_options: Any) -> Loops:
-    """Two steps taped together; the last block is shorter, unless the length is even."""
-    return ours(checkpoints, block_size=2, **scan_options)
-
-
-def ours_stored(
-    storage: Storage, count: int, checkpoints: Any = None, **scan_options: Any
-) -> Loops:
-    """With checkpoints in a storage, and `count` on the device."""
-    del checkpoints
-    scan = partial(checkpointed_scan, checkpoints=count, storage=storage, **scan_options)
-    return Loops(scan, partial(bounded_while_loop, checkpoints=count, storage=storage))
-
-
-def scan_as_while(
-    checkpoints: Any = None, block_size: int | None = None, **scan_options: Any
-) -> Loops:
+def scan_as_while(checkpoints: Any = None, **scan_options: Any) -> Loops:
     """The scan as a while loop, so that everything a scan is tested with tests that loop too."""
-    options = {"checkpoints": checkpoints, "block_size": block_size}
-    scan = partial(_scan_as_while, **options, **scan_options)
-    return Loops(scan, partial(bounded_while_loop, **options))
+    scan = partial(_scan_as_while, checkpoints=checkpoints, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints))
 
 
 def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
