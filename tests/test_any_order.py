@@ -1,5 +1,6 @@
 """Derivatives of gradients: by the same engine, with the same schedule and budget."""
 
+import itertools
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -11,15 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from parity.loops import assert_like_lax
+from parity.loops import assert_like_lax, with_reverse_rule
 from test_counts import steps_executed
+from test_memory import stencil, temporaries
 
 from jax_revolve import (
     Disk,
     HostMemory,
     bounded_while_loop,
     checkpointed_chain,
-    checkpointed_fori_loop,
     checkpointed_scan,
     plan,
 )
@@ -40,20 +41,16 @@ def by_while(q: Any, th: Any) -> Any:
     return bounded_while_loop(lambda s: s[0] < 8, step, (0, q), max_steps=10, checkpoints=3)[1]
 
 
-def by_chain(q: Any, th: Any) -> Any:
-    return checkpointed_chain([lambda c: jnp.sin(th * c)] * 8, q, checkpoints=3)
+def ours(**options: Any) -> Any:
+    return partial(by_scan, partial(checkpointed_scan, **options))
 
 
 INNER: dict[str, Callable[..., Any]] = {
-    "default": partial(by_scan, checkpointed_scan),
-    "slots": partial(by_scan, partial(checkpointed_scan, checkpoints=3)),
-    "blocks": partial(by_scan, partial(checkpointed_scan, checkpoints=2, block_size=3)),
-    "host": partial(
-        by_scan,
-        partial(checkpointed_scan, checkpoints=1, storage=HostMemory(checkpoints=2, transfer=0.1)),
-    ),
+    "slots": ours(checkpoints=3),
+    "blocks": ours(checkpoints=2, block_size=3),
+    "host": ours(checkpoints=1, storage=HostMemory(checkpoints=2, transfer=0.1)),
     "while": by_while,
-    "chain": by_chain,
+    "chain": lambda q, th: checkpointed_chain([lambda c: jnp.sin(th * c)] * 8, q, checkpoints=3),
 }
 
 
@@ -61,15 +58,9 @@ def of_scan(scan: Any, step: Any, x: Any) -> Any:
     return scan(lambda x, t: (step(x, t), None), x, jnp.linspace(0.1, 1.0, 4))[0]
 
 
-def of_fori_loop(fori_loop: Any, step: Any, x: Any) -> Any:
-    return fori_loop(0, 4, lambda i, x: step(x, 0.1 + 0.3 * i), x)
-
-
 OUTER: dict[str, Callable[..., Any]] = {
     "lax.scan": partial(of_scan, lax.scan),
-    "lax.fori_loop": partial(of_fori_loop, lax.fori_loop),
     "checkpointed_scan": partial(of_scan, checkpointed_scan),
-    "checkpointed_fori_loop": partial(of_fori_loop, checkpointed_fori_loop),
     "checkpoint": lambda step, x: of_scan(lax.scan, jax.checkpoint(step), x),
 }
 
@@ -95,18 +86,19 @@ def expected(derivative: str) -> Any:
 
 def _triples() -> Any:
     """The quick ones here; of the others, each two of the three meet in the slow tests."""
-    for i, inner in enumerate(INNER):
-        for j, outer in enumerate(OUTER):
-            for k, derivative in enumerate(DERIVATIVES):
-                takes_long = derivative == "vmap" or (inner, derivative) == ("while", "third order")
-                is_quick = inner in ("slots", "while") and outer == "lax.scan" and not takes_long
-                if is_quick or (i + j) % len(DERIVATIVES) == k:
-                    marks = () if is_quick else pytest.mark.slow
-                    yield pytest.param(inner, outer, derivative, marks=marks)
+    quick = [
+        *(("slots", "lax.scan", name) for name in DERIVATIVES if name != "vmap"),
+        *(("while", "lax.scan", name) for name in ("jacfwd of grad", "grad of grad")),
+        ("blocks", "checkpoint", "jacfwd of grad"),
+    ]
+    pairs = itertools.product(enumerate(INNER), enumerate(OUTER))
+    slow = [(inner, outer, [*DERIVATIVES][(i + j) % 4]) for (i, inner), (j, outer) in pairs]
+    others = [pytest.param(*each, marks=pytest.mark.slow) for each in slow if each not in quick]
+    return [*quick, *others]
 
 
 @quick
-@pytest.mark.parametrize(("inner", "outer", "derivative"), list(_triples()))
+@pytest.mark.parametrize(("inner", "outer", "derivative"), _triples())
 def test_gradients_in_the_body_of_a_loop(inner: str, outer: str, derivative: str) -> None:
     """Up to 0.10, JAX took the reverse sweep apart where it linearized a `lax.scan`, and a mixed
     derivative was 1.604 in place of -0.471, without a word."""
@@ -140,37 +132,25 @@ def test_products_tape_the_last_block_again() -> None:
     assert len(steps_executed(40, 10, product, block_size=5)) == p.evaluations + 10
 
 
-def stencil(scan: Any, length: int, u: Any) -> Any:
-    step = lambda u, _: (jnp.sin(u) + 0.1 * jnp.roll(u, 1), None)  # noqa: E731
-    return jnp.sum(scan(step, u, length=length)[0] ** 2)
-
-
-def temporaries(fun: Any, *arguments: Any) -> int:
-    memory = jax.jit(fun).lower(*arguments).compile().memory_analysis()
-    assert memory is not None
-    return memory.temp_size_in_bytes
-
-
 def test_memory_does_not_grow_with_the_length() -> None:
     """Ten pairs of carries, whatever the length; the same for both orders of the derivatives."""
     run = partial(stencil, partial(checkpointed_scan, checkpoints=10))
     u = jnp.zeros(2000, jnp.float32)
 
     def forward_over_reverse(length: int) -> int:
-        gradient = jax.grad(partial(run, length))
+        gradient = jax.grad(run(length))
         return temporaries(lambda u, v: jax.jvp(gradient, (u,), (v,))[1], u, u)
 
-    along = lambda u, v: jax.jvp(partial(run, 500), (u,), (v,))[1]  # noqa: E731
+    along = lambda u, v: jax.jvp(run(500), (u,), (v,))[1]  # noqa: E731
     assert forward_over_reverse(500) == forward_over_reverse(4000)
     assert forward_over_reverse(500) <= 1.1 * temporaries(jax.grad(along), u, u) <= 33 * u.nbytes
-    small = jnp.zeros(4, jnp.float32)
-    hessian = lambda length: temporaries(jax.hessian(partial(run, length)), small)  # noqa: E731
-    assert hessian(500) == hessian(4000)
+    hessians = [temporaries(jax.hessian(run(n)), jnp.zeros(4, jnp.float32)) for n in (500, 4000)]
+    assert hessians[0] == hessians[1]
 
 
 def test_values_are_stored_once_for_all_directions() -> None:
     u, directions = jnp.zeros(2000, jnp.float32), jnp.zeros((8, 2000), jnp.float32)
-    gradient = jax.grad(partial(stencil, partial(checkpointed_scan, checkpoints=20), 100))
+    gradient = jax.grad(stencil(partial(checkpointed_scan, checkpoints=20), 100))
     along = lambda u, v: jax.jvp(gradient, (u,), (v,))[1]  # noqa: E731
     of_all = temporaries(jax.vmap(along, in_axes=(None, 0)), u, directions)
     assert of_all <= (20 + 8 * 20 + 40) * u.nbytes
@@ -185,8 +165,7 @@ def of_user(function: Any, rule: Any = lambda primals, tangents: (primals[0], ta
     return with_rule
 
 
-with_reverse_rule = jax.custom_vjp(lambda x: x)
-with_reverse_rule.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+of_user_in_reverse = with_reverse_rule(lambda x: x, lambda _, ct: ct)
 of_user_for_jax = jax.custom_jvp(jnp.sign)
 of_user_for_jax.defjvps(lambda tangent, ans, x: tangent)
 compiled_rule = jax.jit(lambda primals, tangents: (jnp.sign(primals[0]), tangents[0]))
@@ -196,7 +175,7 @@ OF_JAX = [
     lambda x: jax.checkpoint(lambda x: jnp.logaddexp(x, jax.nn.relu(x)))(x),
 ]
 OF_USERS = [
-    *(of_user(lambda x: x), of_user(jnp.sign, compiled_rule), of_user_for_jax, with_reverse_rule),
+    *(of_user(lambda x: x), of_user(jnp.sign, compiled_rule), of_user_for_jax, of_user_in_reverse),
     *(jax.vmap(of_user(lambda x: x)), eqx.internal.nondifferentiable),
     lambda x: lax.scan(lambda c, _: (of_user_for_jax(c), None), x, length=2)[0],
 ]
@@ -219,11 +198,7 @@ def test_the_results_of_a_reverse_rule_are_those_of_its_forward_half() -> None:
     """Once it is linearized, as in `lax.scan`: the derivative of the results was by the reverse
     rule once more."""
 
-    @jax.custom_vjp
-    def clipped(x: Any) -> Any:
-        return jnp.sin(x)
-
-    clipped.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.9, 0.9) * x,))
+    clipped = with_reverse_rule(jnp.sin, lambda x, ct: jnp.clip(ct, -0.9, 0.9) * x)
 
     def loss(scan: Any, a: Any) -> Any:
         u, us = scan(lambda u, _: (clipped(u * a) + 0.2, clipped(u)), a, None, length=4)
@@ -251,8 +226,7 @@ def test_cotangents_that_do_not_depend_on_the_example(axes: tuple[int | None, ..
         assert_like_lax(total, partial(derivative, argnums=(0, 1, 2)), *arguments, scan=SCAN)
 
 
-halved = jax.custom_vjp(jnp.sin)
-halved.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (0.5 * jnp.cos(x) * ct,))
+halved = with_reverse_rule(jnp.sin, lambda x, ct: 0.5 * jnp.cos(x) * ct)
 
 
 def test_a_rule_that_only_the_second_derivative_uses() -> None:

@@ -1,7 +1,6 @@
 """Blocks of steps that are taped together: counts, bytes, program size, products of weights."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_counts import steps_executed, steps_of
+from test_counts import executed, steps_executed, steps_of
 from test_memory import (
     CARRY_BYTES,
     compiled,
@@ -27,18 +26,6 @@ from jax_revolve.schedule import cost
 from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
-
-
-def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
-    """The numbers of the steps that value and gradient run, in their order."""
-    order: list[int] = []
-
-    def note(i: Any) -> None:
-        jax.debug.callback(lambda i: order.append(int(i)), i, ordered=False)
-
-    jax.block_until_ready(jax.jit(jax.value_and_grad(lambda a: loss(a, note)))(1.0))
-    jax.effects_barrier()
-    return order
 
 
 @pytest.mark.usefixtures("compile_quickly")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from parity.loops import with_reverse_rule
 from test_checkpointed_layers import Block
 
 from jax_revolve import checkpointed_chain, checkpointed_scan
@@ -99,11 +100,7 @@ def test_derivatives(name: str) -> None:
 def test_layers_without_jit_of_any_pytrees_with_rules() -> None:
     """Integers, names, and a reverse rule whose gradient has a forward derivative."""
 
-    @jax.custom_vjp
-    def sine(x: Any) -> Any:
-        return jnp.sin(x)
-
-    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (2 * jnp.cos(x) * ct,))
+    sine = with_reverse_rule(jnp.sin, lambda x, ct: 2 * jnp.cos(x) * ct)
     layers: list[Any] = [
         lambda x: {"count": jnp.int32(2), "name": "a", "u": x},
         lambda t: {**t, "count": t["count"] + 1, "u": sine(t["u"])},

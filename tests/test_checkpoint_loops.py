@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from parity.loops import with_reverse_rule
+from test_memory import compiled, stencil_step
 
 from jax_revolve import (
     FoundLoop,
-    bounded_while_loop,
     checkpoint_loops,
     checkpointed_chain,
     checkpointed_scan,
@@ -44,12 +45,7 @@ def _rule(primals: Any, tangents: Any) -> Any:
     return with_rule(x, n), tangents[0] * jnp.cos(sines(x)) * n
 
 
-@jax.custom_vjp
-def with_reverse_rule(x: Any) -> Any:
-    return sines(x)
-
-
-with_reverse_rule.defvjp(lambda x: (sines(x), x), lambda x, ct: (3 * ct * x,))
+ruled = with_reverse_rule(sines, lambda x, ct: 3 * ct * x)
 
 
 PLACES: dict[str, Callable[[Any], Any]] = {
@@ -125,14 +121,13 @@ def test_functions_that_close_over_what_is_differentiated_and_no_jit() -> None:
 
 
 def test_functions_with_a_reverse_rule_keep_it() -> None:
-    ours = checkpoint_loops(with_reverse_rule)
-    np.testing.assert_array_equal(jax.grad(lambda x: ours(x).sum())(X), 3 * X)
-    report = explain(lambda x: jax.jit(with_reverse_rule)(with_reverse_rule(x)))(X)
+    np.testing.assert_array_equal(jax.grad(lambda x: checkpoint_loops(ruled)(x).sum())(X), 3 * X)
+    report = explain(lambda x: jax.jit(ruled)(ruled(x)))(X)
     assert report.loops == report.left_alone == ()
-    left_alone = "A function with a derivative rule of its own is left alone: with_reverse_rule."
+    left_alone = "A function with a derivative rule of its own is left alone: sines."
     assert str(report) == f"No loops.\n{left_alone}"
-    both = explain(lambda x: with_reverse_rule(with_rule(x, 1.0)))(X)
-    assert both.rules == ("with_rule", "with_reverse_rule")
+    both = explain(lambda x: ruled(with_rule(x, 1.0)))(X)
+    assert both.rules == ("with_rule", "sines")
     assert "2 functions with derivative rules of their own are left alone: with_" in str(both)
 
 
@@ -216,19 +211,16 @@ def test_reverse_mode_names_the_while_loop_that_needs_a_bound(
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        lambda f, x: f(x),
-        lambda f, x: jax.jvp(f, (x,), (x,)),
-        lambda f, x: jax.vmap(f)(jnp.stack([x, x])),
-        lambda f, x: jax.linearize(f, x)[1](x),
-    ],
-)
-def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax(way: Any) -> None:
-    def operations(fun: Any) -> Counter[str]:
-        text = jax.jit(partial(way, fun)).lower(X).compile().as_text() or ""
-        return Counter(re.findall(r" = \S+ ([\w-]+)\(", text))
+@pytest.mark.parametrize("way", ["call", "jvp", "vmap", "linearize"])
+def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax(way: str) -> None:
+    def operations(f: Any) -> Counter[str]:
+        run = {
+            "call": f,
+            "jvp": lambda x: jax.jvp(f, (x,), (x,)),
+            "vmap": lambda x: jax.vmap(f)(jnp.stack([x, x])),
+            "linearize": lambda x: jax.linearize(f, x)[1](x),
+        }[way]
+        return Counter(re.findall(r" = \S+ ([\w-]+)\(", compiled(run, X).as_text()))
 
     assert operations(checkpoint_loops(halves)) == operations(jax.jit(halves))
 
@@ -251,36 +243,24 @@ def test_loops_with_while_loops_in_them_are_explained() -> None:
     assert said == [("in_a_scan/outer/scan", 1, False), ("in_a_scan/outer/scan/while", 20, True)]
     assert explain(in_a_scan)(X).loops == ()
 
-    def ours(c: Any, _: Any) -> tuple[Any, None]:
-        return bounded_while_loop(lambda c: c[0] > 1, jnp.sin, c, max_steps=None), None
-
-    report = explain(lambda x: lax.scan(ours, x, length=20)[0])(X)
-    assert report.loops == ()
-    left = [(loop.kind, loop.is_own) for loop in report.left_alone]
-    assert left == [("scan", False), ("while", True)]
-
 
 # Memory
 
 
 def gradient_and_temporaries(fun: Callable[..., Any], u: Any) -> tuple[Any, int]:
-    gradient = jax.jit(jax.grad(fun)).lower(u).compile()
-    return gradient(u), gradient.memory_analysis().temp_size_in_bytes  # pyright: ignore
-
-
-def stencil(u: Any, _: Any = None) -> tuple[Any, None]:
-    return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
+    gradient = compiled(jax.grad(fun), u)
+    return gradient(u), gradient.memory_analysis().temp_size_in_bytes
 
 
 def loop_in_a_loop(u: Any) -> Any:
-    outer = lambda u, _: (lax.scan(stencil, u, length=40)[0], None)  # noqa: E731
+    outer = lambda u, _: (lax.scan(stencil_step, u, length=40)[0], None)  # noqa: E731
     return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
 
 
 def three_loops(u: Any) -> Any:
     """A long one, a short one, and one in another one."""
-    u = lax.scan(stencil, u, length=400)[0]
-    return loop_in_a_loop(lax.scan(stencil, u, length=50)[0])
+    u = lax.scan(stencil_step, u, length=400)[0]
+    return loop_in_a_loop(lax.scan(stencil_step, u, length=50)[0])
 
 
 @pytest.mark.parametrize("carries", [20, pytest.param(1000, marks=pytest.mark.slow)])

@@ -18,23 +18,26 @@ from jax_revolve.storage.buffers import read, write
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
 
-def steps_executed(
-    length: int, checkpoints: Any, transform: Callable[..., Any], **options: Any
+def executed(
+    loss: Callable[[Any, Callable[[Any], None]], Any], transform: Any = jax.value_and_grad
 ) -> list[int]:
-    """The numbers of the steps that the transformed loop runs, in the order in which it does."""
-    executed: list[int] = []
+    """The numbers of the steps that a transformed loss runs and notes, in their order."""
+    order: list[int] = []
 
-    def loss(a: Any) -> Any:
-        def step(u: Any, i: Any) -> Any:
-            jax.debug.callback(lambda i: executed.append(int(i)), i, ordered=False)
-            return jnp.sin(u), None
+    def note(i: Any) -> None:
+        jax.debug.callback(lambda i: order.append(int(i)), i, ordered=False)
 
-        xs = jnp.arange(length)
-        return checkpointed_scan(step, a, xs, checkpoints=checkpoints, **options)[0]
-
-    jax.block_until_ready(jax.jit(transform(loss))(1.0))
+    jax.block_until_ready(jax.jit(transform(lambda a: loss(a, note)))(1.0))
     jax.effects_barrier()
-    return executed
+    return order
+
+
+def steps_executed(length: int, checkpoints: Any, transform: Any, **options: Any) -> list[int]:
+    def loss(a: Any, note: Any) -> Any:
+        step = lambda u, i: (note(i) or jnp.sin(u), None)  # noqa: E731
+        return checkpointed_scan(step, a, jnp.arange(length), checkpoints=checkpoints, **options)[0]
+
+    return executed(loss, transform)
 
 
 def steps_of(chosen: Any) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from parity.loops import assert_like_lax, scan_as_while
+from parity.loops import assert_like_lax, scan_as_while, with_reverse_rule
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
 from jax_revolve.step import once
@@ -113,11 +113,7 @@ def test_forward_over_reverse_inside_checkpoint_of_a_custom_vjp() -> None:
     """What `jax.checkpoint` computes at once must be the primal half of the step: it was the loop
     itself, whose custom_vjp functions have no forward mode, and another derivative in reverse."""
 
-    @jax.custom_vjp
-    def half_the_slope(x: Any) -> Any:
-        return jnp.sin(x)
-
-    half_the_slope.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (0.5 * ct * jnp.cos(x) * x,))
+    half_the_slope = with_reverse_rule(jnp.sin, lambda x, ct: 0.5 * ct * jnp.cos(x) * x)
 
     def program(scan: Any, a: Any) -> Any:
         return scan(lambda u, _: (half_the_slope(u * a) + 0.1, None), a, None, 3)[0]
@@ -198,34 +194,13 @@ def test_what_is_known_of_a_loop_is_forgotten_with_it() -> None:
 # Rules
 
 
-@jax.custom_jvp
-def twice_as_steep(x: Any) -> Any:
-    return jnp.sin(x)
+twice_as_steep = jax.custom_jvp(jnp.sin)
+twice_as_steep.defjvps(lambda t, y, x: 2 * jnp.cos(x) * t)
 
+nondifferentiable = jax.custom_jvp(lambda x: x)
+nondifferentiable.defjvp(lambda *_: pytest.fail("differentiated"), symbolic_zeros=True)
 
-@twice_as_steep.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return twice_as_steep(*primals), 2 * jnp.cos(primals[0]) * tangents[0]
-
-
-@jax.custom_jvp
-def nondifferentiable(x: Any) -> Any:
-    return x
-
-
-def _refuse(primals: Any, tangents: Any) -> Any:
-    raise AssertionError("differentiated")
-
-
-nondifferentiable.defjvp(_refuse, symbolic_zeros=True)
-
-
-@jax.custom_vjp
-def scaled(x: Any) -> Any:
-    return 0.9 * x
-
-
-scaled.defvjp(lambda x: (0.9 * x, ()), lambda _, ct: (0.9 * ct,))
+scaled = with_reverse_rule(lambda x: 0.9 * x, lambda _, ct: 0.9 * ct)
 
 
 def with_rules(loop: Any, x: Any) -> Any:

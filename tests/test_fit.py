@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from math import inf
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,14 @@ class MadeUp(_Search):
 
     def attempt(self, memory: int) -> _Attempt:
         assert memory >= self.least
-        known = self.known.setdefault(
-            str(size := self.size(memory)), _Attempt(memory, size, 500, str(size))
-        )
+        size = self.size(memory)
+        known = self.known.setdefault(str(size), _Attempt(memory, size, 500, str(size)))
         return known._replace(memory=memory)
 
 
 def rounded(budget: float, to: float) -> int:
     """Plans take less than their budget."""
-    power = 1.0
-    while power * to <= budget:
-        power *= to
-    return int(power)
+    return int(to ** int(log(budget * 1.0000001, to)))
 
 
 MOST = 10**8
@@ -168,28 +164,23 @@ def test_what_fits_without_a_limit_is_compiled_once(capsys: pytest.CaptureFixtur
 
 
 def test_a_limit_that_is_too_small_says_what_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"^limit must be at least \d+ bytes here, but is 1000: "):
-        fit(scanned, 1000)(STATE)
     with pytest.raises(ValueError, match=r"4000 are arguments, results and closed") as info:
         fit(scanned, 0)(STATE)
     least = int(str(info.value).split()[5])
     assert fit(scanned, least)(STATE).bytes == least
-    with pytest.raises(ValueError, match=f"^limit must be at least {least} bytes"):
+    with pytest.raises(ValueError, match=f"^limit must be at least {least} bytes here, but is"):
         fit(scanned, least - 1)(STATE)
 
 
 def test_which_bytes_count() -> None:
     """Donated arguments once, arrays that are closed over, and those of one device."""
-    whole = 4 * WIDTH
-    plain = fit(lambda memory: jnp.sin, "1GB")(STATE).bytes
-    donated = fit(lambda memory: jax.jit(jnp.sin, donate_argnums=0), "1GB")(STATE).bytes
-    assert (plain, donated) == (2 * whole, whole)
     constant = jnp.arange(WIDTH, dtype=jnp.float32)
-    assert fit(lambda memory: lambda u: u + constant, "1GB")(STATE).bytes == 3 * whole
-    mesh = jax.make_mesh((8,), ("devices",))
-    sharding = NamedSharding(mesh, PartitionSpec("devices"))
+    functions = jnp.sin, jax.jit(jnp.sin, donate_argnums=0), lambda u: u + constant
+    taken = [fit(lambda memory, f=f: f, "1GB")(STATE).bytes for f in functions]
+    assert taken == [8 * WIDTH, 4 * WIDTH, 12 * WIDTH]
+    sharding = NamedSharding(jax.make_mesh((8,), ("devices",)), PartitionSpec("devices"))
     state = jax.ShapeDtypeStruct((8 * WIDTH,), jnp.float32, sharding=sharding)
-    assert fit(lambda memory: jnp.sin, "1GB")(state).bytes == plain
+    assert fit(lambda memory: jnp.sin, "1GB")(state).bytes == taken[0]
 
 
 def test_the_compiler_may_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

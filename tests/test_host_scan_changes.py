@@ -35,7 +35,7 @@ class Solver:
         self.scale = scale
 
     def run(self, u: Any) -> Any:
-        return np.asarray(u) * self.scale
+        return u * self.scale
 
 
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -46,8 +46,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("callback_closure", "callback_default", "callback_partial"), (3.0, 3.5)),
     **dict.fromkeys(("callback_object", "callback_cached"), (3.0, 3.5)),
     **dict.fromkeys(("callback_code", "callback_helper"), ("times", "plus")),
-    **dict.fromkeys(("callback_global", "x_closure", "x_default", "x_last"), (1.0, 1.5)),
-    "x_code": ("sin", "cos"),
+    **dict.fromkeys(("callback_global", "x_closure", "x_last"), (1.0, 1.5)),
     "xs": ("function", "array", "jax"),
     "operation": ("tanh", "sin"),
     "weight": (1.0, 1.25),
@@ -57,14 +56,9 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "length": (6, 7),
     "reverse": (False, True),
     "options": (
-        {"checkpoints": 2},
-        {"checkpoints": 1},
-        {"checkpoints": 3},
-        {},
+        *({"checkpoints": 2}, {"checkpoints": 1}, {"checkpoints": 3}, {}, {"memory": 300}),
         {"checkpoints": 2, "storage": HostMemory(checkpoints=2, transfer=0.5)},
-        {"memory": 300},
-        {"plan": 1},
-        {"plan": 2},
+        *({"plan": 1}, {"plan": 2}),
     ),
     "derivative": ("both", "weight", "start", "none"),
     "cotangent": (1.0, -1.0),
@@ -78,46 +72,41 @@ Run = SimpleNamespace
 """A run: a value for each of these."""
 
 
-def times(u: Any) -> Any:
-    return np.asarray(u) * 2
-
-
-def plus(u: Any) -> Any:
-    return np.asarray(u) + 2
-
-
 def on_host(function: Any) -> Any:
     """As a function of JAX, whose derivative is taken to be 1."""
 
     @jax.custom_vjp
     def run(u: Any) -> Any:
         like = jax.ShapeDtypeStruct(u.shape, u.dtype)
-        return jax.pure_callback(lambda u: np.asarray(function(u), u.dtype), like, u)
+        on_arrays = lambda u: np.asarray(function(np.asarray(u)), u.dtype)  # noqa: E731
+        return jax.pure_callback(on_arrays, like, u)
 
     run.defvjp(lambda u: (run(u), None), lambda _, ct: (ct,))
     return run
 
 
+CODES: Any = {"times": lambda u: u * 2, "plus": lambda u: u + 2}
+
+
 def callbacks(run: Run) -> list[Any]:
-    closure, helper = run.callback_closure, {"times": times, "plus": plus}[run.callback_helper]
+    closure, helper = run.callback_closure, CODES[run.callback_helper]
 
     def of_default(u: Any, by: float = run.callback_default) -> Any:
-        return np.asarray(u) * by
+        return u * by
 
     @lru_cache
     def cached() -> float:
         return run.callback_cached
 
-    codes = {"times": lambda u: np.asarray(u) * 2, "plus": lambda u: np.asarray(u) + 2}
     return [
-        lambda u: np.asarray(u) * closure,
+        lambda u: u * closure,
         lambda u: of_default(u),
-        partial(lambda by, u: np.asarray(u) * by, run.callback_partial),
-        lambda u: np.asarray(u) * TABLE[0],
+        partial(lambda by, u: u * by, run.callback_partial),
+        lambda u: u * TABLE[0],
         Solver(run.callback_object).run,
-        codes[run.callback_code],
+        CODES[run.callback_code],
         lambda u: helper(u),
-        lambda u: np.asarray(u) * cached(),
+        lambda u: u * cached(),
     ]
 
 
@@ -150,12 +139,11 @@ def with_rules(run: Run) -> Any:
 
 def xs_of(run: Run) -> Any:
     closure, last = run.x_closure, run.x_last
-    wave = {"sin": lambda i: np.sin(i), "cos": lambda i: np.cos(i)}[run.x_code]
 
-    def read(i: int, by: float = run.x_default) -> Any:
-        x = wave(0.0 if i == 0 else 1.0 * i) if i else 0.0  # the same first slice
-        factor = (closure * by if i else 1.0) * (last if i == run.length - 1 else 1.0)
-        return np.full(run.width, x * factor, run.dtype)
+    def read(i: int) -> Any:
+        """The same first slice."""
+        factor = closure * (last if i == run.length - 1 else 1.0)
+        return np.full(run.width, np.sin(1.0 * i) * factor if i else 0.0, run.dtype)
 
     if run.xs == "function":
         return read
@@ -173,9 +161,11 @@ def result(run: Run, directory: Path) -> bytes:
     """The bits of a value or of a gradient."""
     TABLE[0] = run.callback_global
     called, identities = list(map(on_host, callbacks(run))), with_rules(run)
-    options = dict(run.options)
+    options = {**run.options, "directory": directory, "save_every": 0, "version": run.version}
     if "plan" in options:
         options["plan"] = plan(run.length, options["plan"], block_size=1)
+    if run.consumed:
+        options["consume"] = lambda i, y: None
     in_jit, in_scan, in_branch = (
         np.full(run.width, by, run.dtype)
         for by in (run.table_in_jit, run.table_in_scan, run.table_in_branch)
@@ -193,19 +183,7 @@ def result(run: Run, directory: Path) -> bytes:
             u = operation(weight * identities(u)) + x
             return u, jnp.sum(u)
 
-        consume = (lambda i, y: None) if run.consumed else None
-        u, ys = host_scan(
-            step,
-            start,
-            xs_of(run),
-            run.length,
-            run.reverse,
-            directory=directory,
-            save_every=0,
-            version=run.version,
-            consume=consume,
-            **options,
-        )
+        u, ys = host_scan(step, start, xs_of(run), run.length, run.reverse, **options)
         return run.cotangent * (jnp.sum(u**2) + (0 if run.consumed else jnp.sum(ys)))
 
     arguments = jnp.asarray(run.weight, run.dtype), jnp.full(run.width, run.start, run.dtype)

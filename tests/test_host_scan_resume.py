@@ -149,62 +149,7 @@ def test_killed_at_random_moments(name: str, kills: int, tmp_path: Path) -> None
     assert results == {expected(name)}
 
 
-# A run of a value, and what is done how often
-
-
-def count_steps(
-    directory: Any, executed: list[int], save_every: float = 0.0, a: Any = 1.0, **options: Any
-) -> Any:
-    def step(u: Any, i: Any) -> Any:
-        jax.debug.callback(lambda i: executed.append(int(i)), i)
-        return jnp.sin(u) + 0.1 * i, u
-
-    options |= {"directory": directory, "save_every": save_every}
-    result = host_scan(step, a, np.arange(20), **options)
-    jax.effects_barrier()
-    return result
-
-
-def test_a_value_goes_on(monkeypatch: Patch, tmp_path: Path) -> None:
-    """No step runs more than one time too often; the ys of those that do are consumed again."""
-    executed, found = list[int](), list[int]()
-    options: dict[str, Any] = {"consume": lambda i, y: found.append(i)}
-    for more in ({}, options):
-        executed.clear()
-        directory = tmp_path / str(len(more))
-        with ends_at(60, monkeypatch) as events, pytest.raises(Ended):
-            count_steps(directory, executed, **more)
-        before = len(found)
-        jax.effects_barrier()
-        assert events.count("step") < 20
-        resumed = count_steps(directory, executed, **more)
-        assert bits(resumed) == bits(count_steps(tmp_path / f"whole-{len(more)}", [], **more))
-        assert sorted(set(executed)) == [*range(20)]
-        assert len(executed) <= 21
-    assert found[:before] == [*range(before)]
-    assert found[before] <= before
-    assert found[before:] == [*range(found[before], 20), *range(20)]
-
-
-def test_a_run_that_is_over_runs_no_step(tmp_path: Path) -> None:
-    executed = list[int]()
-
-    def gradient() -> Any:
-        value = lambda a: count_steps(tmp_path, executed, a=a, checkpoints=2)[0]  # noqa: E731
-        return jax.value_and_grad(value)(1.0)
-
-    results, count = gradient(), len(executed)
-    assert count > 20
-    assert bits(gradient()) == bits(results)
-    assert len(executed) == count
-
-
-def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
-    count_steps(tmp_path, [], save_every=1000)
-    assert [p.name for p in tmp_path.rglob("*.json")] == ["state-1.json"]
-
-
-# Disks and interrupts
+# How much runs again
 
 
 def run(
@@ -229,6 +174,42 @@ def run(
 def value_of(directory: Path | None) -> Any:
     """A function to pull cotangents back of."""
     return lambda start: run(directory, start=start, is_value=True)
+
+
+@pytest.mark.parametrize("consumed", [False, True])
+def test_a_value_goes_on(consumed: bool, monkeypatch: Patch, tmp_path: Path) -> None:
+    """No step runs more than one time too often; the ys of those that do are consumed again."""
+    found = list[int]()
+    options: dict[str, Any] = {"is_value": True, "length": 20}
+    if consumed:
+        options["consume"] = lambda i, y: found.append(i)
+    with ends_at(60, monkeypatch) as first, pytest.raises(Ended):
+        run(tmp_path / "run", **options)
+    before = len(found)
+    with ends_at(None, monkeypatch) as second:
+        resumed = run(tmp_path / "run", **options)
+    assert 0 < first.count("step") < 20
+    assert first.count("step") + second.count("step") <= 21
+    if consumed:
+        assert found[:before] == [*range(before)]
+        assert found[before:] == [*range(found[before], 20)]
+        assert found[before] <= before
+    assert bits(resumed) == bits(run(tmp_path / "whole", **options))
+
+
+def test_a_run_that_is_over_runs_no_step(monkeypatch: Patch, tmp_path: Path) -> None:
+    results = bits(run(tmp_path))
+    with acting(None, end, monkeypatch, steps_only=True) as steps:
+        assert bits(run(tmp_path)) == results
+    assert not steps
+
+
+def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
+    run(tmp_path, is_value=True, save_every=1000)
+    assert [p.name for p in tmp_path.rglob("*.json")] == ["state-1.json"]
+
+
+# Disks and interrupts
 
 
 def test_a_full_disk(monkeypatch: Patch, tmp_path: Path) -> None:

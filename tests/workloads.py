@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -115,53 +114,37 @@ def particles(p: Any, carry: Any, x: Any) -> Any:
     }
 
 
-def _particles() -> Any:
-    n = 4000
-    return {
-        "key": jax.random.key(0),
-        "place": array(n),
-        "speed": array(n, dtype=jnp.bfloat16),
-        "bounces": jnp.zeros(n, jnp.int8),
-        "up": jnp.bool_(True),
-        "energy": jnp.float32(0),
-    }
-
-
-def _weights(width: int, **columns: int) -> dict[str, jax.Array]:
+def weights(width: int, **columns: int) -> dict[str, jax.Array]:
     return {name: array(width, n) for name, n in columns.items()}
 
 
+OF_PARTICLES = {
+    "key": jax.random.key(0),
+    "place": array(4000),
+    "speed": array(4000, dtype=jnp.bfloat16),
+    "bounces": jnp.zeros(4000, jnp.int8),
+    "up": jnp.bool_(True),
+    "energy": jnp.float32(0),
+}
+OF_RNN = {**weights(64, w=64, v=64), "b": array(64)}
+OF_LSTM = {**weights(128, w=512, v=512), "b": array(512)}
+OF_GRU = weights(192, w=384, v=384, u=192, t=192)
+OF_ATTENTION = {**weights(64, qkv=192), "in": array(64, 256), "out": array(256, 64)}
+OF_LAYERS = {**weights(256, qkv=768), "in": array(256, 512), "out": array(512, 256)}
+OF_ODE = {"in": array(16, 256), "out": array(256, 16)}
+SPEED = 0.3 * jnp.ones((64, 64), jnp.float32)
+
 WORKLOADS = [
     Workload("diffusion", diffusion, (None, array(20000), None)),
-    Workload(
-        "waves", waves, (0.3 * jnp.ones((64, 64), jnp.float32), (array(64, 64),) * 2, array(64, 64))
-    ),
+    Workload("waves", waves, (SPEED, (array(64, 64),) * 2, array(64, 64))),
     Workload("linear", linear, (array(200, 200), array(200), None)),
-    Workload(
-        "rnn", rnn, ({**_weights(64, w=64, v=64), "b": array(64)}, array(8, 64), array(8, 64))
-    ),
-    Workload(
-        "lstm",
-        lstm,
-        ({**_weights(128, w=512, v=512), "b": array(512)}, (array(8, 128),) * 2, array(8, 128)),
-    ),
-    Workload("gru", gru, (_weights(192, w=384, v=384, u=192, t=192), array(8, 192), array(8, 192))),
-    Workload(
-        "attention",
-        attention,
-        ({**_weights(64, qkv=192, **{"in": 256}), "out": array(256, 64)}, array(32, 64), None),
-    ),
+    Workload("rnn", rnn, (OF_RNN, array(8, 64), array(8, 64))),
+    Workload("lstm", lstm, (OF_LSTM, (array(8, 128),) * 2, array(8, 128))),
+    Workload("gru", gru, (OF_GRU, array(8, 192), array(8, 192))),
+    Workload("attention", attention, (OF_ATTENTION, array(32, 64), None)),
     Workload("oscillators", oscillators, (jnp.float32(0.5), array(2, 500), None)),
-    Workload(
-        "neural_ode",
-        neural_ode,
-        ({"in": array(16, 256), "out": array(256, 16)}, array(32, 16), None),
-    ),
+    Workload("neural_ode", neural_ode, (OF_ODE, array(32, 16), None)),
     Workload("convolution", convolution, (array(8, 8, 3, 3), array(1, 8, 32, 32), None)),
-    Workload("particles", particles, (jnp.float32(1.5), _particles(), array(4000))),
-    Workload(
-        "layers",
-        partial(attention),
-        ({**_weights(256, qkv=768, **{"in": 512}), "out": array(512, 256)}, array(16, 256), None),
-    ),
+    Workload("particles", particles, (jnp.float32(1.5), OF_PARTICLES, array(4000))),
+    Workload("layers", attention, (OF_LAYERS, array(16, 256), None)),
 ]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from parity.loops import Loops
+from parity.loops import Loops, with_reverse_rule
 
 Scan = Callable[..., Any]
 WhileLoop = Callable[..., Any]
@@ -114,14 +114,7 @@ def _dtypes(scan: Scan) -> Callable[..., Any]:
     return program
 
 
-@jax.custom_vjp
-def _clipped(x: Any) -> Any:
-    return jnp.sin(x)
-
-
-_clipped.defvjp(
-    lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.9, 0.9) * jnp.cos(x) * x,)
-)
+_clipped = with_reverse_rule(jnp.sin, lambda x, ct: jnp.clip(ct, -0.9, 0.9) * jnp.cos(x) * x)
 
 
 @jax.custom_jvp

@@ -12,6 +12,13 @@ from jax import lax
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
 
+def with_reverse_rule(function: Callable[[Any], Any], backward: Callable[[Any, Any], Any]) -> Any:
+    """The function, whose cotangent is `backward(x, ct)`."""
+    ruled = jax.custom_vjp(function)
+    ruled.defvjp(lambda x: (function(x), x), lambda x, ct: (backward(x, ct),))
+    return ruled
+
+
 class Loops(NamedTuple):
     """A scan as `lax.scan`, and a while loop as `lax.while_loop` that also takes `max_steps`."""
 
