@@ -54,17 +54,6 @@ def test_executed_steps_are_those_of_the_schedule(
     assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
-def test_a_hundred_states_take_two_evaluations_per_step() -> None:
-    """Where single steps take 2.9: n = 1000, residuals as large as the state."""
-    taped = plan(
-        1000, memory=101 * CARRY_BYTES, state_bytes=CARRY_BYTES, residual_bytes=CARRY_BYTES
-    )
-    assert taped.evaluations <= 2000
-    assert plan(1000, 100).evaluations == 2900
-    held = temporaries(jax.grad(stencil(partial(checkpointed_scan, plan=taped), 1000)), state())
-    assert held <= 102 * CARRY_BYTES
-
-
 @pytest.mark.parametrize(
     ("length", "checkpoints", "block_size", "carries"),
     [(997, 3, 2, 5.1), (997, 10, 37, 11.1), (100, None, 100, 3.1), (100, None, 60, 3.1)],

@@ -103,16 +103,3 @@ def test_help(capsys: Captured, tmp_path: Path) -> None:
     assert len(examples) >= 4
     for example in examples:
         assert main(example.split()) == 0
-
-
-def test_a_plan_does_without_the_demonstration(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in list(sys.modules):
-        if name.partition(".")[0] in ("tsunami", "tqdm", "matplotlib"):
-            monkeypatch.delitem(sys.modules, name)
-    path = sys.path[:]
-    printed(capsys, "--length", 10, "--show")
-    loaded = {name.partition(".")[0] for name in sys.modules}
-    assert not loaded & {"tsunami", "tqdm", "matplotlib"}
-    assert sys.path == path

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from test_budget import gru, lstm, runge_kutta
 from test_memory import temporaries
-from workloads import gru, lstm, runge_kutta
 
 from jax_revolve import checkpointed_scan, explain
 from jax_revolve._compat.values import bytes_of

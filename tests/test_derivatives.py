@@ -147,16 +147,30 @@ def test_loops_whose_results_have_no_derivative(loss: Any) -> None:
     assert jax.grad(partial(loss, checkpointed_scan))(2.0) == jax.grad(partial(loss, lax.scan))(2.0)
 
 
-@quick
-def test_second_order_of_a_loop_inside_a_scan() -> None:
-    """lax.scan's linearization takes custom_jvp functions in its body apart (up to jax 0.10), and
-    the forward sweep was one: derivatives of gradients met it without a rule."""
+def stencil(u: Any, x: Any) -> Any:
+    u = u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3 + 0.01 * x
+    return u, jnp.tanh(u * x)
 
-    def nested(scan: Any, x: Any) -> Any:
-        inner = lambda c, _: (scan(lambda c, _: (jnp.sin(c), None), c, length=7)[0], c)  # noqa: E731
-        return jnp.sum(lax.scan(inner, x, length=3)[1] ** 2)
 
-    assert_like_lax(nested, jax.hessian, jnp.linspace(0.1, 1.0, 3), scan=SCAN)
+def recurrent(u: Any, x: Any) -> Any:
+    weights = jnp.cos(jnp.arange(u.size**2, dtype=u.dtype)).reshape(u.size, u.size) / 3
+    u = jnp.tanh(weights @ u + x)
+    return u, u
+
+
+@pytest.mark.parametrize("step", [stencil, recurrent])
+@pytest.mark.usefixtures("default_precision")
+def test_gradients_equal_to_the_last_bit(step: Any) -> None:
+    """In single precision on a CPU."""
+    u, xs = (jax.random.normal(jax.random.key(len(n)), n) for n in ((16,), (37, 16)))
+
+    def loss(scan: Any, u: Any, xs: Any) -> Any:
+        u, ys = scan(step, u, xs)
+        return jnp.sum(u**2) + jnp.sum(ys**3)
+
+    for checkpoints in (1, 7, "all"):
+        scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=1)
+        assert_like_lax(loss, partial(jax.grad, argnums=(0, 1)), u, xs, scan=scan, rtol=0)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

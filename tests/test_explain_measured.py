@@ -1,5 +1,6 @@
 """`measure=True`: what is compiled and run, in which order, for how long, and what it shows."""
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,11 +15,10 @@ from asked import explained_scan, explained_while
 from jax import lax
 from matplotlib.figure import Figure
 
-from jax_revolve import Disk, Measurement, Plan, Report, TwoLevelPlan, checkpointed_scan, explain
+from jax_revolve import Disk, Plan, Report, TwoLevelPlan, checkpointed_scan, explain
 from jax_revolve._compat.values import is_traced
 from jax_revolve.loops import measure
 from jax_revolve.loops.measure import MOST_ROUNDS, TELLING_RUNS, Program
-from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
@@ -127,20 +127,18 @@ def test_the_quickest_is_chosen(machine: Machine) -> None:
     assert not report.unmeasured
     assert not report.is_interrupted
     assert {*report.measured} <= {*report.choices}
+    line = rf" {most} +{report.plan.block_size} .* {1000 / most:.3g} .*  <- measured quickest\n"
+    assert re.search(line, str(report))
+    assert f"  ms: the median of at least {TELLING_RUNS} runs" in str(report)
+    legend = report.plot(Figure().subplots()).get_legend()
+    assert legend.get_texts()[-1].get_text() == "measured quickest"
     assert (report.sizes, report.always) == (unmeasured.sizes, unmeasured.always)
 
 
-@pytest.mark.parametrize("asked", [{}, {"checkpoints": 3}, {"block_size": 4}], ids=str)
-def test_what_is_asked_for_stays(machine: Machine, asked: dict[str, Any]) -> None:
-    """The budget is what the chosen plan takes, if none is given."""
-    unmeasured = predicted(**asked)
-    predicted(measure=True, seconds=1000, **asked)
-    assert machine.compiled[0] == unmeasured.plan
-    if "block_size" in asked:
-        assert {p.block_size for p in machine.compiled} == {4}
-    if not asked:
-        assert len(machine.compiled) > 1
-        assert machine.compiled == expected_plans(unmeasured)
+def test_by_default_the_budget_is_what_the_chosen_plan_takes(machine: Machine) -> None:
+    predicted(measure=True, seconds=1000)
+    assert machine.compiled == expected_plans(predicted())
+    assert len(machine.compiled) > 1
 
 
 def test_plans_take_turns(machine: Machine) -> None:
@@ -244,21 +242,6 @@ def test_bar(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
         patch.setitem(sys.modules, "tqdm.auto", None)
         assert measured().measured
     assert capsys.readouterr() == ("", "")
-
-
-def test_table() -> None:
-    quick, slow = Plan(10, 4, 2), Plan(10, 3, 1)
-    measured: dict[AnyPlan, Measurement] = {
-        slow: Measurement(12.345, (12.0, 13.0), 7, 5000, None),
-        quick: Measurement(8.0, (7.0, 8.5), 8, 9000, None),
-    }
-    report = Report(quick, Sizes(1000, 3000, 2000, 1004), {}, False, measured=measured)
-    lines = str(report).splitlines()
-    assert "            3           1    6 kB      5 kB  12.3           28      2.80" in lines
-    assert " ".join(lines[-5].split()) == "4 2 11 kB 9 kB 8 18 1.80 <- measured quickest"
-    assert lines[-1] == "  ms: the median of at least 7 runs"
-    legend = report.plot(Figure().subplots()).get_legend()
-    assert legend.get_texts()[-1].get_text() == "measured quickest"
 
 
 # Refusals

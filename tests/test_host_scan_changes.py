@@ -4,6 +4,7 @@ returns what a run from the beginning returns. Never another run's result."""
 import hashlib
 import random
 import shutil
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from parity.loops import with_reverse_rule
 from test_host_scan_resume import Ended, bits, contents, ends_at
 from test_host_scan_resume import run as small_run
 
@@ -25,28 +28,92 @@ from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.selection import Request
 
 Patch = pytest.MonkeyPatch
-TABLE = np.ones(4)
+TABLE = np.ones(1)
+CODES: Any = {1.0: lambda u: u * 2, 1.25: lambda u: u + 2}
 
 
 class Solver:
     """An object with a method that a callback is."""
 
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
+    def __init__(self, by: float) -> None:
+        self.by = by
 
     def run(self, u: Any) -> Any:
-        return u * self.scale
+        return u * self.by
 
+
+def times_table(by: float) -> Any:
+    return lambda u: u * np.full(u.shape, by, u.dtype)
+
+
+def with_argument(by: float) -> Any:
+    known = partial(jax.custom_vjp, nondiff_argnums=(1,))(lambda u, by: u)
+    known.defvjp(lambda u, by: (u, None), lambda by, _, ct: (by * ct,))
+    return lambda u: known(u, by)
+
+
+def with_forward_rule(by: float) -> Any:
+    same = jax.custom_jvp(lambda u: u)
+    same.defjvp(lambda u, du: (u[0], by * du[0]))
+    return same
+
+
+def with_rule(by: Any) -> Any:
+    return with_reverse_rule(lambda u: u, lambda _, ct: by * ct)
+
+
+def rule_in_loop(by: float) -> Any:
+    inner = with_rule(by)
+    step = lambda u, _: (inner(u), None)  # noqa: E731
+    return lambda u: checkpointed_scan(step, u, length=2, checkpoints=1)[0]
+
+
+def on_host(function: Any) -> Any:
+    """As a function of JAX, whose derivative is taken to be 1."""
+
+    def run(u: Any) -> Any:
+        like = jax.ShapeDtypeStruct(u.shape, u.dtype)
+        on_arrays = lambda u: np.asarray(function(np.asarray(u)), u.dtype)  # noqa: E731
+        return jax.pure_callback(on_arrays, like, u)
+
+    return with_reverse_rule(run, lambda _, ct: ct)
+
+
+def of_global(by: float) -> Any:
+    TABLE[0] = by
+    return lambda u: u * TABLE[0]
+
+
+def cached(by: float) -> Any:
+    known = lru_cache(lambda: by)
+    return lambda u: u * known()
+
+
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "table in jit": lambda by: jax.jit(times_table(by)),
+    "table in scan": lambda by: (
+        lambda u: lax.scan(lambda u, _: (jax.jit(times_table(by))(u), None), u, length=2)[0]
+    ),
+    "table in branch": lambda by: lambda u: lax.cond(u[0] < 9, times_table(by), lambda u: u, u),
+    "rule": with_rule,
+    "rule with a table": lambda by: with_rule(np.full(1, by, np.float32)),
+    "rule with an argument": with_argument,
+    "forward rule": with_forward_rule,
+    "rule in a loop": rule_in_loop,
+    "callback's closure": lambda by: on_host(lambda u: u * by),
+    "callback's default": lambda by: on_host(lambda u, by=by: u * by),
+    "callback's partial": lambda by: on_host(partial(lambda by, u: u * by, by)),
+    "callback's object": lambda by: on_host(Solver(by).run),
+    "callback's cache": lambda by: on_host(cached(by)),
+    "callback's code": lambda by: on_host(CODES[by]),
+    "callback's helper": lambda by: on_host((lambda helper: lambda u: helper(u))(CODES[by])),
+    "callback's global": lambda by: on_host(of_global(by)),
+}
+"""Functions that a step applies, with a number in a place of which the step's jaxpr says little."""
 
 FIELDS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("table_in_jit", "table_in_scan", "table_in_branch"), (1.0, 1.5)),
-    **dict.fromkeys(
-        ("rule", "rule_table", "rule_argument", "forward_rule", "rule_in_loop"), (2.0, 2.5)
-    ),
-    **dict.fromkeys(("callback_closure", "callback_default", "callback_partial"), (3.0, 3.5)),
-    **dict.fromkeys(("callback_object", "callback_cached"), (3.0, 3.5)),
-    **dict.fromkeys(("callback_code", "callback_helper"), ("times", "plus")),
-    **dict.fromkeys(("callback_global", "x_closure", "x_last"), (1.0, 1.5)),
+    **dict.fromkeys(HIDDEN, (1.0, 1.25)),
+    **dict.fromkeys(("x_closure", "x_last"), (1.0, 1.5)),
     "xs": ("function", "array", "jax"),
     "operation": ("tanh", "sin"),
     "weight": (1.0, 1.25),
@@ -72,71 +139,6 @@ Run = SimpleNamespace
 """A run: a value for each of these."""
 
 
-def on_host(function: Any) -> Any:
-    """As a function of JAX, whose derivative is taken to be 1."""
-
-    @jax.custom_vjp
-    def run(u: Any) -> Any:
-        like = jax.ShapeDtypeStruct(u.shape, u.dtype)
-        on_arrays = lambda u: np.asarray(function(np.asarray(u)), u.dtype)  # noqa: E731
-        return jax.pure_callback(on_arrays, like, u)
-
-    run.defvjp(lambda u: (run(u), None), lambda _, ct: (ct,))
-    return run
-
-
-CODES: Any = {"times": lambda u: u * 2, "plus": lambda u: u + 2}
-
-
-def callbacks(run: Run) -> list[Any]:
-    closure, helper = run.callback_closure, CODES[run.callback_helper]
-
-    def of_default(u: Any, by: float = run.callback_default) -> Any:
-        return u * by
-
-    @lru_cache
-    def cached() -> float:
-        return run.callback_cached
-
-    return [
-        lambda u: u * closure,
-        lambda u: of_default(u),
-        partial(lambda by, u: u * by, run.callback_partial),
-        lambda u: u * TABLE[0],
-        Solver(run.callback_object).run,
-        CODES[run.callback_code],
-        lambda u: helper(u),
-        lambda u: u * cached(),
-    ]
-
-
-def with_rules(run: Run) -> Any:
-    """Identities, with factors in their backward rules."""
-    rule, table = run.rule, np.full(1, run.rule_table, run.dtype)
-
-    def identity(backward: Any) -> Any:
-        same = jax.custom_vjp(lambda u: u)
-        same.defvjp(lambda u: (u, None), lambda _, ct: (backward(ct),))
-        return same
-
-    known = partial(jax.custom_vjp, nondiff_argnums=(1,))(lambda u, by: u)
-    known.defvjp(lambda u, by: (u, None), lambda by, _, ct: (by * ct,))
-
-    @jax.custom_jvp
-    def forward(u: Any) -> Any:
-        return u
-
-    forward.defjvp(lambda u, du: (u[0], run.forward_rule * du[0]))
-    by_number, by_table = identity(lambda ct: rule * ct), identity(lambda ct: table * ct)
-    inner = identity(lambda ct: run.rule_in_loop * ct)
-
-    def all_of_them(u: Any) -> Any:
-        u = forward(known(by_table(by_number(u)), run.rule_argument))
-        return checkpointed_scan(lambda u, _: (inner(u), None), u, length=2, checkpoints=1)[0]
-
-    return all_of_them
-
-
 def xs_of(run: Run) -> Any:
     closure, last = run.x_closure, run.x_last
 
@@ -159,28 +161,20 @@ def sharding(devices: str) -> Any:
 
 def result(run: Run, directory: Path) -> bytes:
     """The bits of a value or of a gradient."""
-    TABLE[0] = run.callback_global
-    called, identities = list(map(on_host, callbacks(run))), with_rules(run)
+    names = [name for name in HIDDEN if run.devices == "one" or "callback" not in name]
+    hidden = [HIDDEN[name](vars(run)[name]) for name in names]
     options = {**run.options, "directory": directory, "save_every": 0, "version": run.version}
     if "plan" in options:
         options["plan"] = plan(run.length, options["plan"], block_size=1)
     if run.consumed:
         options["consume"] = lambda i, y: None
-    in_jit, in_scan, in_branch = (
-        np.full(run.width, by, run.dtype)
-        for by in (run.table_in_jit, run.table_in_scan, run.table_in_branch)
-    )
-    look = jax.jit(lambda u: u * in_jit)
-    inner = jax.jit(lambda u, _: (jax.jit(lambda u: u * in_scan)(u), None))
     operation = {"tanh": jnp.tanh, "sin": jnp.sin}[run.operation]
 
     def total(weight: Any, start: Any) -> Any:
         def step(u: Any, x: Any) -> Any:
-            u = jax.lax.scan(inner, look(u), length=2)[0]
-            u = jax.lax.cond(x[0] < 9, lambda u: u * in_branch, lambda u: u, u)
-            if run.devices == "one":
-                u = sum(f(u) for f in called) / len(called)
-            u = operation(weight * identities(u)) + x
+            for function in hidden:
+                u = function(u)
+            u = operation(weight * u) + x
             return u, jnp.sum(u)
 
         u, ys = host_scan(step, start, xs_of(run), run.length, run.reverse, **options)
