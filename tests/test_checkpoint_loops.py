@@ -21,6 +21,7 @@ from jax_revolve import (
     checkpointed_chain,
     checkpointed_scan,
     explain,
+    plan,
 )
 
 quick = pytest.mark.usefixtures("compile_quickly")
@@ -318,7 +319,8 @@ def test_where_decides() -> None:
         asked.append((loop.name, loop.length))
         if loop.kind == "while":
             return {"max_steps": 60}
-        return {"checkpoints": 7, "block_size": 2} if loop.length == 400 else loop.depth > 0
+        options = {400: {"checkpoints": 7, "block_size": 2}, 50: {"plan": plan(50, 4)}}
+        return options.get(loop.length or 0, loop.depth > 0)
 
     ours = checkpoint_loops(lambda u: three_loops(halves(u)), where=where)
     bounded, first, *rest = explain(ours)(jnp.ones(50)).loops
@@ -326,8 +328,9 @@ def test_where_decides() -> None:
     assert asked == list(zip(names, [None, 400, 50, 30, 40], strict=True))
     assert bounded.plan.length == 60
     assert (first.plan.checkpoints, first.plan.block_size) == (7, 2)
-    lengths = [(loop.plan.length, loop.is_own) for loop in rest]
-    assert lengths == [(50, False), (30, False), (40, True)]
+    found = [(loop.plan.length, loop.is_own) for loop in rest]
+    assert found == [(50, True), (30, False), (40, True)]
+    assert rest[0].plan == plan(50, 4)
 
 
 def test_what_is_known_of_a_loop() -> None:

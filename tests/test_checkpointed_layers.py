@@ -164,7 +164,7 @@ def test_it_holds_its_input_alone() -> None:
     assert bytes_held(compiled(model, x)) >= 30 * x.nbytes
 
 
-class Convolution(eqx.nn.Conv2d):
+class Convolution(eqx.nn.Conv2d):  # pyright: ignore
     def __call__(self, x: Any, *, key: Any = None) -> Any:
         return x + jnp.tanh(jnp.sin(super().__call__(x)))
 

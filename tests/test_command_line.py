@@ -31,7 +31,8 @@ def ends(capsys: Captured, *arguments: object) -> tuple[object, str, str]:
         code: object = main(list(map(str, arguments)))
     except SystemExit as exit:
         code = exit.code
-    return code, *capsys.readouterr()
+    out, err = capsys.readouterr()
+    return code, out, err
 
 
 BUDGET = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from parity.loops import assert_like_lax
 from test_budget import gru, lstm, runge_kutta
 from test_memory import temporaries
 
@@ -86,12 +87,10 @@ def scanned(scan: Any, step: Any, arguments: Any) -> Any:
 def test_bytes_that_are_kept(step: Any) -> None:
     *arguments, uncut, least = CASES[step]
     (report,) = explain(partial(scanned, checkpointed_scan, step))(arguments).loops
-    carry = bytes_of(map(jax.typeof, jax.tree.leaves(arguments[1])))
-    assert report.sizes.uncut == round(uncut * carry)
-    assert report.sizes.residuals == round(least * carry)
-    assert report.sizes.alone <= report.sizes.uncut + report.sizes.residuals
-    told = "without computing any again"
-    assert (told in str(report)) == (report.sizes.uncut > report.sizes.residuals)
+    carry, sizes = bytes_of(map(jax.typeof, jax.tree.leaves(arguments[1]))), report.sizes
+    assert (sizes.uncut, sizes.residuals) == (round(uncut * carry), round(least * carry))
+    assert sizes.alone <= (uncut + least) * carry
+    assert ("without computing any again" in str(report)) == (uncut > least)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +104,10 @@ def test_bytes_that_are_kept(step: Any) -> None:
 )
 @pytest.mark.usefixtures("compile_quickly")
 def test_gradient(step: Any, block_size: int) -> None:
-    arguments = CASES[step][:3]
     scan = partial(checkpointed_scan, checkpoints=3, block_size=block_size)
-    gradients = [
-        jax.jit(jax.grad(partial(scanned, s, step), allow_int=True))(arguments)
-        for s in (lax.scan, scan)
-    ]
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *gradients)
+    program = lambda scan, arguments: scanned(scan, step, arguments)  # noqa: E731
+    gradient = partial(jax.grad, allow_int=True)
+    assert_like_lax(program, gradient, CASES[step][:3], scan=scan, rtol=1e-4)
 
 
 @pytest.mark.parametrize("step", [gru, lstm], ids=lambda step: step.__name__)

@@ -98,8 +98,8 @@ def test_mutable_references_are_refused() -> None:
 
 def test_same_signature_as_lax_scan() -> None:
     """Called by position: f, init, xs, length, reverse, unroll, _split_transpose."""
-    carry, ys = checkpointed_scan(lambda c, x: (c + x, c), 0.0, xs, 3, True, 2, False)
-    assert (carry, [*ys]) == (3.0, [3.0, 2.0, 0.0])
+    carry, ys = checkpointed_scan(lambda c, x: (c + x, jnp.array(c)), 0.0, xs, 3, True, 2, False)
+    assert (carry, ys.tolist()) == (3.0, [3.0, 2.0, 0.0])
 
 
 # while_loop and fori_loop

@@ -15,14 +15,7 @@ from jax import lax
 from matplotlib import pyplot
 
 import jax_revolve
-from jax_revolve import (
-    Plan,
-    bounded_while_loop,
-    checkpoint_loops,
-    checkpointed_scan,
-    explain,
-    plan,
-)
+from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.selection import Request
 
@@ -287,6 +280,7 @@ def test_pictures() -> None:
     axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
     assert axes[1].get_title() == "Gradient of a loop of 20 steps: scan/scan"
     assert len(axes) == 3
+    assert len(explain(partial(checkpointed_scan, step))(*arguments()).plot()) == 1
 
 
 # What the loops really run

@@ -14,14 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_revolve import (
-    Fitted,
-    bounded_while_loop,
-    checkpoint_loops,
-    checkpointed_chain,
-    checkpointed_scan,
-    fit,
-)
+from jax_revolve import Fitted, checkpointed_chain, checkpointed_scan, fit
 from jax_revolve._compat import memories
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.programs import fit as module
@@ -108,17 +101,6 @@ def scanned(memory: int, length: int = LENGTH) -> Any:
     return jax.grad(lambda u: jnp.sum(scan(u)[0]))
 
 
-def while_loop(memory: int) -> Any:
-    loop = partial(bounded_while_loop, max_steps=LENGTH, memory=memory)
-    body = lambda s: (s[0] + 1, step(s[1]))  # noqa: E731
-    return jax.grad(lambda u: jnp.sum(loop(lambda s: s[0] < 150, body, (0, u))[1]))
-
-
-def any_loop(memory: int) -> Any:
-    loss = lambda u: jnp.sum(jax.lax.fori_loop(0, LENGTH, lambda _, u: step(u), u))  # noqa: E731
-    return jax.grad(checkpoint_loops(loss, memory=memory))
-
-
 def layers(memory: int) -> Any:
     listed = [eqx.nn.Lambda(step)] * 12
     return jax.grad(lambda u: jnp.sum(checkpointed_chain(listed, u, memory=memory)))
@@ -137,8 +119,6 @@ def solve(memory: int) -> Any:
     ("make", "limit", "least_share"),
     [
         (scanned, 100_000, 0.857),
-        (while_loop, 100_000, 0.857),
-        (any_loop, 100_000, 0.857),
         (layers, 45_000, 0.8),
         pytest.param(solve, 300_000, 0.857, marks=pytest.mark.slow),
     ],

@@ -212,7 +212,7 @@ def changed_runs(base: Run) -> list[Run]:
 @pytest.mark.parametrize(
     ("seed", "some"),
     [
-        (0, slice(5, None, 9)),
+        (0, slice(3, None, 9)),
         *(pytest.param(i, slice(None), marks=pytest.mark.slow) for i in range(12)),
     ],
 )
