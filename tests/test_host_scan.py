@@ -291,6 +291,7 @@ def test_what_a_function_fills_may_change() -> None:
 # What is refused
 
 
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize("name", sorted({*REJECTED} - {"unroll", "traced_length"}))
 def test_same_error_as_lax_scan_raises(name: str) -> None:
     check_same_error(REJECTED[name], lax.scan, host_scan)
@@ -300,6 +301,7 @@ def cube(a: Any) -> Any:
     return host_scan(lambda c, _: (c * a, None), 1.0, length=3)[0]
 
 
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize(
     ("run", "message"),
     [
