@@ -11,7 +11,7 @@ from jax import lax
 from jax_revolve import checkpointed_scan, plan
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.schedule.actions import Advance, Tape
-from jax_revolve.step import traced
+from jax_revolve.step import linearized
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.buffers import read, write
 
@@ -128,17 +128,15 @@ def test_a_step_is_linearized_once(
     """A gradient once traced a step about a dozen times, most of them with its derivative. The way
     to a block is looked for before the loop over blocks, in it, and at every checkpoint on the way,
     and traced once."""
-    linearized = counted(traced, "linearize", monkeypatch)
-    steps, splits = (
-        counted(owner, name, monkeypatch)
-        for owner, name in ((Loop, "step"), (SplitTable, "__call__"))
-    )
+    derivatives = counted(linearized, "linearize", monkeypatch)
+    steps = counted(Loop, "step", monkeypatch)
+    splits = counted(SplitTable, "__call__", monkeypatch)
 
     def loss(a: Any) -> Any:
         return checkpointed_scan(lambda u, _: (jnp.sin(u) * a, u), a, length=40, **options)[0]
 
     jax.jit(jax.grad(loss)).lower(1.0)
-    assert len(linearized) == 1
+    assert len(derivatives) == 1
     assert len(steps) <= most
     assert len(splits) <= 1
     assert splits or options != {"checkpoints": 4}
