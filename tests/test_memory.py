@@ -30,6 +30,20 @@ def stencil(scan: Scan, length: int) -> Callable[..., Any]:
     return lambda u: jnp.sum(scan(stencil_step, u, None, length)[0] ** 2)
 
 
+def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
+    """As many steps as the limit says, which the compiler does not know."""
+
+    def loss(u: Any, limit: Any) -> Any:
+        step = lambda state: (state[0] + 1, stencil_step(state[1], None)[0])  # noqa: E731
+        run = partial(bounded_while_loop, max_steps=max_steps, checkpoints=checkpoints)
+        return jnp.sum(run(lambda state: state[0] < limit, step, (jnp.int32(0), u))[1] ** 2)
+
+    return loss
+
+
+LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
+
+
 def state(width: int = WIDTH) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((width,), jnp.float32)
 
@@ -48,10 +62,13 @@ def residuals_of_one_step() -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pullback))
 
 
-@pytest.mark.parametrize(("length", "checkpoints"), [(997, 10), (1000, 30)])
-def test_gradient_holds_the_checkpoints_and_one_step(length: int, checkpoints: int) -> None:
-    scan = partial(checkpointed_scan, checkpoints=checkpoints)
-    held = temporaries(jax.grad(stencil(scan, length)), state())
+@pytest.mark.parametrize(("length", "checkpoints"), [(997, 10), (1000, 30), (None, 30)])
+def test_gradient_holds_the_checkpoints_and_one_step(length: Any, checkpoints: int) -> None:
+    if length is None:
+        held = temporaries(jax.grad(while_stencil(checkpoints)), state(), LIMIT)
+    else:
+        scan = partial(checkpointed_scan, checkpoints=checkpoints)
+        held = temporaries(jax.grad(stencil(scan, length)), state())
     assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
 
 
@@ -59,22 +76,21 @@ def test_cotangents_of_xs_and_ys_appear_once() -> None:
     length, width = 500, 2000
     whole, carry = 4 * length * width, 4 * width
 
-    def step(u: Any, x: Any) -> Any:
-        u = jnp.sin(u) * x
-        return u, u * x
+    def loss(u: Any, xs: Any, *, of_ys: bool) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            u = jnp.sin(u) * x
+            return u, u * x if of_ys else None
 
-    def of_carry(u: Any, xs: Any) -> Any:
-        return jnp.sum(checkpointed_scan(step, u, xs, checkpoints=10)[0])
-
-    def of_ys(u: Any, xs: Any) -> Any:
-        return jnp.sum(checkpointed_scan(step, u, xs, checkpoints=10)[1] ** 2)
+        u, ys = checkpointed_scan(step, u, xs, checkpoints=10)
+        return jnp.sum(ys**2 if of_ys else u)
 
     arguments = state(width), jax.ShapeDtypeStruct((length, width), jnp.float32)
     # The cotangent of xs is an output of the program, the ys and their cotangent are not.
-    analysis = compiled(jax.grad(of_carry, (0, 1)), *arguments).memory_analysis()
-    assert analysis.output_size_in_bytes <= whole + 2 * carry
-    assert analysis.temp_size_in_bytes <= 16 * carry
-    assert temporaries(jax.grad(of_ys, (0, 1)), *arguments) <= 2 * whole + 16 * carry
+    of_carry = compiled(jax.grad(partial(loss, of_ys=False), (0, 1)), *arguments).memory_analysis()
+    assert of_carry.output_size_in_bytes <= whole + 2 * carry
+    assert of_carry.temp_size_in_bytes <= 16 * carry
+    held = temporaries(jax.grad(partial(loss, of_ys=True), (0, 1)), *arguments)
+    assert held <= 2 * whole + 16 * carry
 
 
 def test_hessian_vector_products_do_not_grow_with_the_length() -> None:
@@ -93,24 +109,17 @@ def instructions(text: str) -> int:
     return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
 
 
-def instructions_and_constants(length: int, checkpoints: int) -> tuple[int, int]:
-    """The number of HLO instructions, and the size of the largest constant."""
-    scan = partial(checkpointed_scan, checkpoints=checkpoints)
-    text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
-    shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
-    sizes = [math.prod(int(d) for d in s.split(",") if d) for s in shapes]
-    return instructions(text), max(sizes)
-
-
 def test_program_of_single_steps_has_one_size_for_all_lengths_and_checkpoints() -> None:
-    sizes = {
-        (n, s): instructions_and_constants(n, s) for n, s in [(10**2, 10), (997, 10), (10**6, 200)]
-    }
-    counts = [count for count, _ in sizes.values()]
-    assert max(counts) - min(counts) < 10, sizes  # XLA adds up longer tables in two steps
-    # The largest is the table of splits: three numbers per checkpoint and repetition.
-    for (n, s), (_, largest) in sizes.items():
+    counts = []
+    for n, s in [(10**2, 10), (997, 10), (10**6, 200)]:
+        scan = partial(checkpointed_scan, checkpoints=s)
+        text = compiled(jax.grad(stencil(scan, n)), state(100)).as_text()
+        counts.append(instructions(text))
+        shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
+        largest = max(math.prod(int(d) for d in shape.split(",") if d) for shape in shapes)
+        # The largest is the table of splits: three numbers per checkpoint and repetition.
         assert largest <= 3 * s * plan(n + 1, s).repetitions
+    assert max(counts) - min(counts) < 10, counts  # XLA adds up longer tables in two steps
 
 
 def test_slots_are_updated_in_place() -> None:
@@ -130,25 +139,6 @@ def test_evaluation_compiles_to_what_lax_scan_compiles_to() -> None:
         return re.sub(r", metadata=\{[^}]*\}|stack_frame_id=\d+|(?<=[a-z])[._]\d+|%\S+", "", hlo)
 
     assert text(checkpointed_scan) == text(lax.scan)
-
-
-def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
-    """As many steps as the limit says, which the compiler does not know."""
-    run = partial(bounded_while_loop, max_steps=max_steps, checkpoints=checkpoints)
-
-    def loss(u: Any, limit: Any) -> Any:
-        step = lambda state: (state[0] + 1, stencil_step(state[1], None)[0])  # noqa: E731
-        return jnp.sum(run(lambda state: state[0] < limit, step, (jnp.int32(0), u))[1] ** 2)
-
-    return loss
-
-
-LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
-
-
-def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step() -> None:
-    held = temporaries(jax.grad(while_stencil(30)), state(), LIMIT)
-    assert held <= 1.15 * (30 * CARRY_BYTES + residuals_of_one_step())
 
 
 @pytest.mark.parametrize("loop", ["scan", "while"])
@@ -176,12 +166,16 @@ def test_a_store_of_the_online_schedule_is_small() -> None:
     assert accessed(1000) <= accessed(30) + 64 <= 800
 
 
-def test_no_schedule_runs_if_every_step_has_a_slot() -> None:
-    def loops(checkpoints: Any) -> int:
-        gradient = jax.jit(jax.grad(while_stencil(checkpoints, 64)))
-        return gradient.lower(state(10), LIMIT).as_text().count("stablehlo.while")
+def test_programs_of_while_loops() -> None:
+    """Their size does not depend on the bound, and no schedule runs if every step has a slot."""
 
-    assert loops("all") == 2 < loops(63)
+    def lowered(checkpoints: Any, max_steps: int) -> Any:
+        return jax.jit(jax.grad(while_stencil(checkpoints, max_steps))).lower(state(100), LIMIT)
+
+    small, large = (lowered(10, 2**bits).compile().as_text() for bits in (10, 30))
+    assert instructions(small) == instructions(large)
+    loops = [lowered(s, 64).as_text().count("stablehlo.while") for s in ("all", 63)]
+    assert loops[0] == 2 < loops[1]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["vmap_of_grad", "grad_of_vmap"])
@@ -201,14 +195,6 @@ def test_a_batch_holds_the_checkpoints_of_every_example(inside: bool) -> None:
         rf"= f32\[[\d,]*{checkpoints - 1},[\d,]*{WIDTH}\]\S* (\w+)\(", program.as_text()
     )
     assert not {"select", "conditional"} & set(made)
-
-
-def test_program_size_does_not_depend_on_the_bound() -> None:
-    def count(max_steps: int, checkpoints: int) -> int:
-        gradient = jax.grad(while_stencil(checkpoints, max_steps))
-        return instructions(compiled(gradient, state(100), LIMIT).as_text())
-
-    assert count(2**10, 10) == count(2**30, 10)
 
 
 @pytest.mark.parametrize(("loop", "checkpoints"), [("scan", 50), ("while", 2)])

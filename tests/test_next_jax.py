@@ -23,10 +23,8 @@ def equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of a program, those inside others included."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple) else (value,):
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
+        for inner in jax.tree.leaves([*eqn.params.values()], is_leaf=lambda x: hasattr(x, "eqns")):
+            yield from equations(inner) if hasattr(inner, "eqns") else ()
 
 
 def advance(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -69,16 +67,16 @@ def test_the_next_jax_checkpoint() -> None:
 
 
 def test_split_transpose_is_accepted_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = lax.scan
+
     def scan(f: Any, init: Any, xs: Any, length: Any, reverse: bool, unroll: int) -> Any:
         return theirs(f, init, xs, length, reverse, unroll)
 
-    theirs = lax.scan
     monkeypatch.setattr(lax, "scan", scan)
-    carry, ys = checkpointed_scan(advance, 0.0, X, _split_transpose=True)
+    run = partial(checkpointed_scan, advance, xs=X, _split_transpose=True)
+    _, ys = run(0.0)
     assert ys.shape == (3,)
-    gradient = jax.grad(lambda c: checkpointed_scan(advance, c, X, _split_transpose=True)[0])
-    np.testing.assert_allclose(gradient(0.0), np.prod(np.cos(ys)), rtol=1e-6)
-    assert carry != 0
+    np.testing.assert_allclose(jax.grad(lambda c: run(c)[0])(0.0), np.prod(np.cos(ys)), rtol=1e-6)
 
 
 def test_unroll_0_with_progress() -> None:
@@ -93,7 +91,6 @@ def test_unroll_0_with_progress() -> None:
 
 def test_the_names_of_primitives_exist() -> None:
     """Costs, cuts and rewriting tell equations by their primitives' names."""
-
     forward = jax.custom_jvp(lambda x: x)
     forward.defjvp(lambda x, t: (x[0], t[0]))
     reverse = jax.custom_vjp(lambda x: x)

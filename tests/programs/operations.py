@@ -74,74 +74,58 @@ def symmetric(m: Any) -> Any:
 
 # One by one
 
+
+def of(domain: Callable[[Any], Any], *functions: Callable[[Any], Any]) -> Any:
+    """The functions of values that are in their domain."""
+    return [lambda x, f=f: f(domain(x)) for f in functions]
+
+
 UNARY = (
-    lax.neg,
-    lax.sin,
-    lax.cos,
-    lambda x: lax.tan(small(x)),
-    lambda x: lax.asin(small(x)),
-    lambda x: lax.acos(small(x)),
+    *(lax.neg, lax.sin, lax.cos),
+    *of(small, lax.tan, lax.asin, lax.acos),
     lax.atan,
-    lambda x: lax.sinh(small(x)),
-    lambda x: lax.cosh(small(x)),
-    lax.tanh,
-    lax.asinh,
-    lambda x: lax.acosh(positive(x)),
-    lambda x: lax.atanh(small(x)),
-    lambda x: lax.exp(small(x)),
-    lambda x: lax.exp2(small(x)),
-    lambda x: lax.expm1(small(x)),
-    lambda x: lax.log(positive(x)),
-    lambda x: lax.log1p(positive(x)),
-    lambda x: lax.sqrt(positive(x)),
-    lambda x: lax.rsqrt(positive(x)),
-    lambda x: lax.cbrt(positive(x)),
-    lax.logistic,
-    lax.erf,
-    lax.erfc,
-    lambda x: lax.erf_inv(small(x)),
-    lambda x: lax.lgamma(positive(x)),
-    lambda x: lax.digamma(positive(x)),
-    lax.bessel_i0e,
-    lax.bessel_i1e,
-    lax.abs,
+    *of(small, lax.sinh, lax.cosh),
+    *(lax.tanh, lax.asinh),
+    *of(positive, lax.acosh),
+    *of(small, lax.atanh, lax.exp, lax.exp2, lax.expm1),
+    *of(positive, lax.log, lax.log1p, lax.sqrt, lax.rsqrt, lax.cbrt),
+    *(lax.logistic, lax.erf, lax.erfc),
+    *of(small, lax.erf_inv),
+    *of(positive, lax.lgamma, lax.digamma),
+    *(lax.bessel_i0e, lax.bessel_i1e, lax.abs),
     lambda x: lax.sign(x) * x,
     lambda x: lax.floor(x) + lax.ceil(2 * x) + x,
     lambda x: lax.round(x) * x,
     lambda x: lax.integer_pow(small(x), 3),
-    lambda x: lax.reciprocal(positive(x)),
-    lax.square,
-    lax.stop_gradient,
+    *of(positive, lax.reciprocal),
+    *(lax.square, lax.stop_gradient),
     lambda x: x + lax.stop_gradient(jnp.cos(x)),
     lambda x: jnp.where(lax.is_finite(x), x, jnp.ones_like(x)),
     lambda x: lax.reduce_precision(x, 11, 52) if x.dtype == jnp.float64 else x,
-    lambda x: lax.optimization_barrier(x),
-    jax.nn.relu,
-    jax.nn.softmax,
-    jax.nn.gelu,
+    lax.optimization_barrier,
+    *(jax.nn.relu, jax.nn.softmax, jax.nn.gelu),
     lambda x: jax.named_call(jnp.sin, name="named")(x),
     lambda x: lax.real(lax.complex(x, lax.full_like(x, 0.5)) ** 2),
 )
+
 variants("unary: v->v", *UNARY)
 variants("unary_of_matrix: m->m", *UNARY)
 
 BINARY = (
-    lax.add,
-    lax.sub,
-    lax.mul,
+    *(lax.add, lax.sub, lax.mul),
     lambda x, y: lax.div(x, positive(y)),
-    lax.max,
-    lax.min,
+    *(lax.max, lax.min),
     lambda x, y: lax.atan2(x, positive(y)),
     lambda x, y: lax.rem(x, positive(y)),
     lambda x, y: lax.pow(positive(x), small(y)),
     lambda x, y: lax.igamma(positive(x), positive(lax.stop_gradient(y))),
-    lambda x, y: jnp.logaddexp(x, y),
+    jnp.logaddexp,
     lambda x, y: lax.select(x > y, x, y),
-    lambda x, y: lax.select_n(x > 0, x, y, *()),
+    lambda x, y: lax.select_n(x > 0, x, y),
     lambda x, y: lax.clamp(-lax.full_like(x, 0.5), x, positive(y)),
     lambda x, y: jnp.hypot(positive(x), y),
 )
+
 variants("binary: vv->v", *BINARY)
 variants("binary_of_matrices: mm->m", *BINARY)
 
@@ -385,8 +369,14 @@ variants(
 
 
 def with_jvp(f: Any, rule: Callable[..., Any], **options: Any) -> Any:
+    """The rule is of the value, the arguments and their tangents."""
     f = jax.custom_jvp(f)
-    f.defjvp(lambda primals, tangents: (f(*primals), rule(*primals, *tangents)), **options)
+
+    def forward(primals: Any, tangents: Any) -> Any:
+        value = f(*primals)
+        return value, rule(value, *primals, *tangents)
+
+    f.defjvp(forward, **options)
     return f
 
 
@@ -396,13 +386,13 @@ def with_vjp(f: Any, *rules: Callable[..., Any], **options: Any) -> Any:
     return f
 
 
-steeper = with_jvp(lambda x: jnp.sin(x), lambda x, t: 1.5 * jnp.cos(x) * t)
+steeper = with_jvp(lambda x: jnp.sin(x), lambda _, x, t: 1.5 * jnp.cos(x) * t)
 flatter = with_vjp(
     lambda x, y: jnp.sin(x) * y,
     lambda x, y: (jnp.sin(x) * y, (jnp.cos(x), y, x)),
     lambda kept, ct: (0.5 * ct * kept[0] * kept[1], ct * jnp.sin(kept[2])),
 )
-rounded = with_jvp(lambda x: jnp.round(4 * x) / 4, lambda x, t: t)
+rounded = with_jvp(lambda x: jnp.round(4 * x) / 4, lambda y, x, t: t)
 clipped = with_vjp(lambda x: x, lambda x: (x, ()), lambda _, ct: (jnp.clip(ct, -0.3, 0.3),))
 reversed_gradient = with_vjp(lambda x: x, lambda x: (x, x), lambda x, ct: (-0.5 * ct * (1 + x),))
 
@@ -451,7 +441,7 @@ def refuse(differentiated: bool) -> None:
         raise TypeError("The second operand must not be differentiated.")
 
 
-def _refusing_rule(x: Any, y: Any, x_tangent: Any, y_tangent: Any) -> Any:
+def _refusing_rule(_: Any, x: Any, y: Any, x_tangent: Any, y_tangent: Any) -> Any:
     refuse(type(y_tangent) is not SymbolicZero)
     return jnp.cos(x) * y * x_tangent
 
@@ -497,7 +487,7 @@ def _root(x: Any) -> Any:
     return lax.while_loop(lambda s: s[0] < 8, lambda s: (s[0] + 1, newton(s[1])), (0, x))[1]
 
 
-solved = with_jvp(_root, lambda x, t: t / (1 + jnp.cos(solved(x)) / 3))
+solved = with_jvp(_root, lambda y, _, t: t / (1 + jnp.cos(y) / 3))
 
 # Functions whose rule is all that differentiates their loop.
 variants(

@@ -2,7 +2,7 @@
 and what is asked of it. Made from a seed, and data, so that it can be made smaller."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from itertools import combinations
 from random import Random
 from typing import Any, NamedTuple
@@ -114,25 +114,26 @@ class Operation(NamedTuple):
 @dataclass(frozen=True)
 class Program:
     """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
-    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision."""
+    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision.
+    Defaults are the simplest."""
 
     seed: int
-    loop: str
     length: int
-    reverse: bool
-    unroll: int
     operations: tuple[Operation, ...]
     extras: tuple[str, ...]
-    setting: str
-    transformation: str
-    mapped: tuple[bool, ...]
-    under_jit: bool
-    mode: str
-    small_weights: bool
-    other_platform: bool
-    body: str
-    inner: str
-    single: bool
+    loop: str = "scan"
+    reverse: bool = False
+    unroll: int = 1
+    setting: str = "default"
+    transformation: str = "grad"
+    mapped: tuple[bool, ...] = (True,) * 5
+    under_jit: bool = True
+    mode: str = "plain"
+    small_weights: bool = False
+    other_platform: bool = False
+    body: str = "the loop"
+    inner: str = "grad"
+    single: bool = False
 
     @classmethod
     def random(cls, seed: int) -> "Program":
@@ -162,25 +163,15 @@ class Program:
         by_python = any(o.name in FORGOTTEN for o in operations)
         lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
         lengths = lengths[:4] if by_python else lengths[:5] if nested else lengths
-        return cls(
-            seed,
-            loop,
-            draw.choice(lengths),
-            draw.random() < 0.3,
-            draw.choice([1, 1, 1, 2, 3]),
-            operations,
-            tuple(sorted(draw.sample(list(EXTRAS), draw.choice([0, 0, 1, 1, 2, 3])))),
-            setting,
-            transformation,
-            _mapped(draw, transformation),
-            draw.random() < 0.9,
-            mode,
-            draw.random() < 0.6,
-            draw.random() < 0.3,
-            body,
-            inner,
-            draw.random() < 0.5,
-        )
+        # What is left is drawn in the order in which it always was: a seed is a program for ever.
+        given: dict[str, Any] = {"loop": loop, "length": draw.choice(lengths)}
+        given |= {"reverse": draw.random() < 0.3, "unroll": draw.choice([1, 1, 1, 2, 3])}
+        extras = tuple(sorted(draw.sample(list(EXTRAS), draw.choice([0, 0, 1, 1, 2, 3]))))
+        given |= {"operations": operations, "extras": extras, "setting": setting}
+        given |= {"transformation": transformation, "mapped": _mapped(draw, transformation)}
+        given |= {"under_jit": draw.random() < 0.9, "mode": mode}
+        given |= {"small_weights": draw.random() < 0.6, "other_platform": draw.random() < 0.3}
+        return cls(seed, **given, body=body, inner=inner, single=draw.random() < 0.5)
 
     @property
     def forgets(self) -> bool:
@@ -222,22 +213,8 @@ class Program:
         ]
         ways += [{"extras": _without(self.extras, i)} for i in range(len(self.extras))]
         ways += [{"length": n} for n in (1, 2, 3, 5) if n < self.length]
-        simplest = {
-            "reverse": False,
-            "unroll": 1,
-            "mode": "plain",
-            "single": False,
-            "body": "the loop",
-            "inner": "grad",
-            "setting": "default",
-            "loop": "scan",
-            "transformation": "grad",
-            "under_jit": True,
-            "small_weights": False,
-            "other_platform": False,
-            "mapped": (True,) * 5,
-        }
-        ways += [{k: v} for k, v in simplest.items() if getattr(self, k) != v]
+        defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        ways += [{k: v} for k, v in defaults.items() if getattr(self, k) != v]
         return [replace(self, **way) for way in ways]
 
 
