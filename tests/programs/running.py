@@ -16,9 +16,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from parity.loops import masked_while_loop
+from test_progress import Record
 
 import jax_revolve
-from jax_revolve import Disk, HostMemory, ProgressMeter
+from jax_revolve import Disk, HostMemory
 from jax_revolve._compat.values import vary
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step import cpu
@@ -43,23 +44,6 @@ class Loops(NamedTuple):
     chain: Callable[..., Any]
     inner: tuple[Callable[..., Any], Callable[..., Any]]
     plain: Callable[..., Any]
-
-
-class Counting(ProgressMeter):
-    """A meter that only counts."""
-
-    def start(self, name: str, total: int | None) -> Any:
-        return [0]
-
-    def update(self, bar: Any, steps: int) -> None:
-        assert bar[0] <= steps
-        bar[0] = steps
-
-    def close(self, bar: Any) -> None:
-        pass
-
-
-METER = Counting()
 
 
 def _with(args: Any, at: tuple[int, ...], values: Any) -> list[Any]:
@@ -141,7 +125,7 @@ def options_of(program: Program, directory: str) -> dict[str, Any]:
         "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3, transfer=0.1)},
         "host memory": {"checkpoints": 1, "storage": HostMemory(checkpoints=2, transfer=0.1)},
         "disk": {"checkpoints": 1, "storage": Disk(directory, checkpoints=2, transfer=0.1)},
-        "progress": {"progress": METER},
+        "progress": {"progress": Record()},
     }[program.setting]
 
 
