@@ -47,7 +47,7 @@ the online schedule stores too rarely: test_online.py
 - return min(newest + 2 * q, *(p for p in landmarks(q, checkpoints) if p > newest))
 + return min(newest + 3 * q, *(p for p in landmarks(q, checkpoints) if p > newest))
 
-two levels: one advance too many is counted: test_two_level.py
+two levels: one advance too many is counted: test_schedule.py
 - return r * self.blocks - saved
 + return r * self.blocks - saved + 1
 

@@ -19,7 +19,7 @@ from jax import lax
 from parity.loops import assert_same
 from parity.transformations import ALL
 from test_counts import steps_executed, steps_of
-from test_schedule import run_abstract_machine
+from test_schedule import counts_of
 
 from jax_revolve import HostMemory, Plan, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.profiles import in_force
@@ -40,13 +40,9 @@ shapes = st.tuples(st.lists(st.integers(2, 6), min_size=1, max_size=4), st.integ
 @given(shapes, st.data())
 def test_actions_meet_the_formulas(shape: tuple[list[int], int], data: Any) -> None:
     counts, block_size = shape
-    p = plan(
-        data.draw(st.integers(0, prod(counts) * block_size)), levels=counts, block_size=block_size
-    )
-    slots = p.checkpoints, p.block_size
-    advanced = run_abstract_machine(p, p.length, *slots, is_stack=False).advanced
-    assert sum(advanced) == p.advances
-    assert max(advanced, default=0) <= p.repetitions
+    length = data.draw(st.integers(0, prod(counts) * block_size))
+    p = plan(length, levels=counts, block_size=block_size)
+    assert counts_of(p) == (p.advances, 0, 0)
     assert p.static_levels or not p.length
 
 
@@ -228,18 +224,11 @@ def test_the_least_memory_needs_loops_of_unknown_length() -> None:
     for slots in range(3, 13):
         assert levels.fewest_advances(2 ** (slots - 1), slots)
         assert not levels.fewest_advances(2 ** (slots - 1) + 1, slots)
-    wave, found = Sizes(80_000, 40_000, 40_000, 80_000, work=560.0, profile=GPU), []
-    for size in range(1, 1001):
-        found.append(plan(1000, "all", block_size=size))
-        for slots in range(2, 13):
-            for counts in levels.fewest_advances(-(-1000 // size), slots):
-                found.append(plan(1000, levels=counts, block_size=size))
-    assert all(p.static_levels for p in found)
-    assert min(cost.memory(p, wave) for p in found) == 960_000
-    assert quickest(1000, wave, 960_000).static_levels
-    chosen = quickest(1000, wave, 802_000)
-    assert not chosen.static_levels
-    assert cost.memory(chosen, wave) <= 802_000
+    wave = Sizes(80_000, 40_000, 40_000, 80_000, work=560.0, profile=GPU)
+    for memory, is_static in ((960_000, True), (959_999, False), (802_000, False)):
+        chosen = quickest(1000, wave, memory)
+        assert chosen.static_levels == is_static
+        assert cost.memory(chosen, wave) <= memory
 
 
 def test_a_report_shows_levels() -> None:

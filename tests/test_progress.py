@@ -190,10 +190,11 @@ def test_inner_loops_are_not_shown_again_when_they_are_run_again() -> None:
 
 def test_results_are_the_same() -> None:
     step = lambda x, y: (jnp.sin(x * y), x)  # noqa: E731
-    grows = lambda x: jnp.all(x < 9)  # noqa: E731
+    grows: Any = lambda x: jnp.all(x < 9)  # noqa: E731
+    by_a_tenth: Any = lambda x: x * 1.1  # noqa: E731
     loops: list[Any] = [
         partial(checkpointed_scan, step, xs=jnp.arange(9.0), block_size=4),
-        partial(bounded_while_loop, grows, lambda x: x * 1.1, max_steps=50),
+        partial(bounded_while_loop, grows, by_a_tenth, max_steps=50),
     ]
     for loop in loops:
         total = lambda x, p, f=loop: sum(map(jnp.sum, jax.tree.leaves(f(x, progress=p))))  # noqa: E731
