@@ -3,7 +3,6 @@ and what is asked of it. Made from a seed, and data, so that it can be made smal
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from itertools import combinations
 from random import Random
 from typing import Any, NamedTuple
 
@@ -69,12 +68,6 @@ MODES = weights("""
 """)
 """Modes of JAX's configuration."""
 
-FORWARD_MODE = {
-    *("jvp", "vmap of jvp", "jacobian forward", "linearize"),
-    *("forward over forward", "reverse over forward"),
-}
-"""Those of the transformations that differentiate the loop itself forwards."""
-
 ON_A_MESH = ("scan", "fori", "nest", "rewritten nest")
 """Loops on an explicit mesh: JAX's own while loops have no vmap there."""
 
@@ -83,9 +76,6 @@ IN_STORAGE = ("host", "host memory", "disk")
 NESTS = {"nest", "while in scan", "scan in while", "rewritten nest", "chain"}
 SLOW_MODES = {"checks", "leaks", "no jit"}
 """Where a step takes long to trace: there it does less."""
-
-CANDIDATES = 16
-"""How many seeds there are for each program that is chosen."""
 
 EXTRAS = {
     "running sum": "a number that is added to, and not read",
@@ -187,25 +177,6 @@ class Program:
             return False
         return self.body == "while" or (self.seed % 2 == 0 and "while" not in self.loop)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether JAX's own loops most likely refuse it, too."""
-        names = [operation.name for operation in self.operations]
-        is_forward = (
-            self.transformation in FORWARD_MODE if self.body == "the loop" else self.inner == "jvp"
-        )
-        return is_forward and any(name.endswith("custom_vjp") for name in names)
-
-    @property
-    def met(self) -> set[Any]:
-        """What it is made of, and each pair of that."""
-        kinds = [self.loop, self.setting, self.transformation, self.mode, self.body]
-        others = [*self.extras, *(operation.name for operation in self.operations)]
-        others += [f"single {self.single}"] + [self.inner] * (self.body != "the loop")
-        others += [f"length {self.length}", f"reverse {self.reverse}", f"jit {self.under_jit}"]
-        values = {*enumerate(kinds), *((-1, name) for name in others)}
-        return {*values, *combinations(sorted(values), 2)}
-
     def smaller(self) -> "list[Program]":
         """Programs that are simpler in one way, the largest steps first."""
         ways: list[dict[str, Any]] = [
@@ -216,32 +187,6 @@ class Program:
         defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         ways += [{k: v} for k, v in defaults.items() if getattr(self, k) != v]
         return [replace(self, **way) for way in ways]
-
-
-def chosen(first: int, count: int) -> list[Program]:
-    """So many programs, which meet about as many pairs of things as twice as many random ones: of
-    each sixteen seeds the one that brings most that is new for its size."""
-    met: set[Any] = set()
-
-    def news(program: Program) -> float:
-        if program.is_refused:
-            return -1
-        new = program.met - met
-        return sum(map(_worth, new)) / (3 + len(program.operations))
-
-    programs: list[Program] = []
-    for seed in range(first, first + CANDIDATES * count, CANDIDATES):
-        candidates = [Program.random(seed + i) for i in range(CANDIDATES)]
-        programs.append(max(candidates, key=news))
-        met |= programs[-1].met
-    return programs
-
-
-def _worth(value: Any) -> int:
-    """A thing counts more than a pair, and kinds of loops, settings and so on more than others."""
-    if isinstance(value[0], int):
-        return 30 if value[0] >= 0 else 10
-    return 4 if value[0][0] >= 0 else 1
 
 
 def minimize(program: Program, fails: Any) -> Program:
