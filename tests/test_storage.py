@@ -172,23 +172,25 @@ def test_single_carries_are_moved_and_no_more(place: str, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def untried() -> Iterator[None]:
+def untried(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The backend's memory has not been tried, and is tried again by others."""
     storage_checks.check_host_memory.cache_clear()
-    yield
+    yield monkeypatch
     storage_checks.check_host_memory.cache_clear()
 
 
-@pytest.mark.usefixtures("untried")
-def test_a_backend_that_computes_wrong_gradients_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_backend_without_that_memory_or_with_wrong_gradients_is_refused(
+    untried: pytest.MonkeyPatch,
 ) -> None:
     """As XLA did on GPUs: a value that comes back from the host's memory is another one."""
     gradient = partial(jax.grad(loss), X, checkpoints=0, storage=HostMemory(checkpoints=3))
-    monkeypatch.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
+    untried.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
     with pytest.raises(RuntimeError, match=r"host's memory is wrong on the cpu backend"):
         gradient()
-    monkeypatch.setattr(buffers, "to_device", to_device)
+    untried.setattr(storage_checks, "has_host_memory", lambda: False)
+    with pytest.raises(ValueError, match=r"storage must be None or a Disk on the cpu backend"):
+        gradient()
+    untried.undo()
     assert np.isfinite(gradient()).all()
 
 
@@ -212,13 +214,6 @@ def test_host_memory_is_tried_on_the_default_device(monkeypatch: pytest.MonkeyPa
             assert default_device() == found
             storage_checks.try_storage(TwoLevelPlan(10, 3))
     assert tried == ["cpu"] * 3
-
-
-@pytest.mark.usefixtures("untried")
-def test_a_backend_without_that_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_checks, "has_host_memory", lambda: False)
-    with pytest.raises(ValueError, match=r"storage must be None or a Disk on the cpu backend"):
-        loss(X, checkpoints=3, storage=HostMemory())
 
 
 # Budgets
@@ -309,15 +304,9 @@ def test_a_pullback_works_once(tmp_path: Path) -> None:
         pullback(jnp.ones_like(value))
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(files.os, "replace", full)
-    with pytest.raises(Exception, match=r"checkpoint of 64 bytes could not be written to .*No spa"):
-        jax.grad(on_disk(tmp_path))(X)
-    assert not list(tmp_path.glob("*/*"))
-
-
-def test_a_directory_that_goes_away(tmp_path: Path) -> None:
+def test_a_directory_that_goes_away_or_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = tmp_path / "checkpoints"
     with pytest.raises(FileNotFoundError, match=r"no such directory.*Create it"):
         on_disk(directory)(X)
@@ -326,13 +315,16 @@ def test_a_directory_that_goes_away(tmp_path: Path) -> None:
     directory.rmdir()
     with pytest.raises(Exception, match=r"no such directory"):
         compiled(X)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError, match=r"cannot be written to"):
-        jax.grad(on_disk(tmp_path))(X)
+    directory.mkdir(0o500)
+    if os.geteuid() != 0:  # root may write anywhere
+        with pytest.raises(PermissionError, match=r"cannot be written to"):
+            jax.grad(on_disk(directory))(X)
+    directory.chmod(0o700)
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(Exception, match=r"checkpoint of 64 bytes could not be written to .*No spa"):
+        compiled(X)
+    assert not list(tmp_path.glob("*/*/*"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "another's"])
