@@ -12,12 +12,10 @@ import pytest
 from asked import explained_scan
 from jax import lax
 
-from jax_revolve import Plan, checkpointed_scan
+from jax_revolve import checkpointed_scan
 from jax_revolve.profiles import in_force
 from jax_revolve.profiles.profile import CPU, FOLDER, of_platform, read
-from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.selection import quickest
 from jax_revolve.step import work
 
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -102,19 +100,6 @@ def test_any_plan_will_do_for_a_step_that_jax_cannot_transpose() -> None:
     assert tangent(jnp.ones(2)).tolist() == [4, 4]
     with pytest.raises(ValueError, match="Reverse-mode differentiation does not work for"):
         jax.vjp(loss, jnp.ones(2))[1](jnp.ones(2))
-
-
-def test_plans_follow_the_profile() -> None:
-    """Where loops whose end depends on data wait for the host, light steps get a plan without."""
-    sizes = Sizes(4000, 4000, 4000, 4000, work=100.0)
-    memory = 100 * 4000
-    waiting = sizes._replace(profile=replace(CPU, waiting=10_000.0))
-    by_default, other = (quickest(1000, s, memory) for s in (sizes, waiting))
-    assert other.static_levels
-    heavy = waiting._replace(work=1e9)
-    assert quickest(1000, heavy, memory).evaluations <= other.evaluations
-    assert cost.time(other, waiting) < cost.time(Plan(1000, 20, 1), waiting)
-    assert by_default.length == other.length
 
 
 def test_what_is_kept_of_a_step_does_not_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,10 +139,7 @@ def test_one_bar_for_each_sweep(name: str) -> None:
             [("forward", None, 12), ("reverse", 12, 12)],
         ),
         (_shards(jax.grad(until)), [("forward", None, 9), ("reverse", 9, 9)]),
-        (
-            jax.vmap(jax.grad(lambda x: lax.cond(x > 2, until, jnp.sin, x))),
-            [("forward", None, 12)],
-        ),
+        (jax.vmap(jax.grad(lambda x: lax.cond(x > 2, until, jnp.sin, x))), [("forward", None, 12)]),
     ],
     ids=["vmap", "blocks", "devices", "batched branch"],
 )

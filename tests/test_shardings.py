@@ -13,16 +13,7 @@ from asked import explained_scan
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded_programs import (
-    AUTO,
-    EXPLICIT,
-    LOOPS,
-    SETTINGS,
-    arrays,
-    as_while,
-    derivatives,
-    program,
-)
+from sharded_programs import AUTO, EXPLICIT, LOOPS, SETTINGS, arrays, as_while, derivatives, program
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 
