@@ -54,12 +54,21 @@ def test_levels_for_slots(blocks: int, slots: int) -> None:
         assert plan(blocks, levels=counts).levels == counts
 
 
-def test_one_level_is_a_checkpoint_for_each_block() -> None:
+def test_plans_of_levels() -> None:
+    """One is a checkpoint for each block. Text, picture and report show them all."""
     assert plan(1000, levels=(40,), block_size=32) == plan(1000, "all", block_size=32)
     p = plan(1000, levels=[10, 10], block_size=10)
     assert (p.checkpoints, p.levels, p.evaluations) == (19, (10, 10), 2800)
     assert plan(150, levels=(10, 10), block_size=10).levels == (2, 10)
     assert "19 checkpoints on levels of 10 x 10: 2800 evaluations" in str(p)
+    rows = plan(11, levels=(3, 4)).show().splitlines()
+    assert rows[3].split() == ["11", "o>>>>>>>>>>>>>>>o>>>>>>>>>>>>>>>o>>>o>>>o>>>"]
+    assert rows[7].split() == ["18", "o...............o>>>o>>>o>>>o###"]
+    assert rows[-2].split() == ["28", "o###"]
+    chosen = plan(100, levels=(5, 5), block_size=4)
+    report = explained_scan(lambda u, _: (jnp.sin(u), None), jnp.ones(10), length=100, plan=chosen)
+    assert report.plan == chosen
+    assert re.search(r"5 x 5 +4 .*<- chosen", str(report))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +89,6 @@ def test_one_level_is_a_checkpoint_for_each_block() -> None:
 def test_bad_levels(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**options)
-
-
-def test_the_picture_shows_each_level() -> None:
-    rows = plan(11, levels=(3, 4)).show().splitlines()
-    assert rows[3].split() == ["11", "o>>>>>>>>>>>>>>>o>>>>>>>>>>>>>>>o>>>o>>>o>>>"]
-    assert rows[7].split() == ["18", "o...............o>>>o>>>o>>>o###"]
-    assert rows[-2].split() == ["28", "o###"]
 
 
 # Gradients
@@ -229,13 +231,6 @@ def test_the_least_memory_needs_loops_of_unknown_length() -> None:
         chosen = quickest(1000, wave, memory)
         assert chosen.static_levels == is_static
         assert cost.memory(chosen, wave) <= memory
-
-
-def test_a_report_shows_levels() -> None:
-    chosen = plan(100, levels=(5, 5), block_size=4)
-    report = explained_scan(lambda u, _: (jnp.sin(u), None), jnp.ones(10), length=100, plan=chosen)
-    assert report.plan == chosen
-    assert re.search(r"5 x 5 +4 .*<- chosen", str(report))
 
 
 # With the compiler for GPUs

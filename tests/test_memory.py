@@ -222,8 +222,8 @@ def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int
     assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)
 
 
-def write_trajectory(x: Any, steps: Any) -> Any:
-    """The entries of a trajectory, which is written as the loop runs."""
+def trajectory(loop: str, x: Any, steps: Any) -> Any:
+    """A number made of the entries of trajectories, which are written as the loop runs."""
 
     def body(carry: Any) -> Any:
         i, x, trajectory, sums = carry
@@ -231,22 +231,14 @@ def write_trajectory(x: Any, steps: Any) -> Any:
         write = lax.dynamic_update_index_in_dim
         return i + 1, x, trajectory.at[i].set(x), write(sums, jnp.stack([x, x**2]), i, 0)
 
-    init = (jnp.int32(0), x, jnp.zeros(WIDTH, x.dtype), jnp.zeros((WIDTH, 2), x.dtype))
-    loop = bounded_while_loop(lambda c: c[0] < steps, body, init, max_steps=50, checkpoints=3)
-    return jnp.sum(jnp.cos(loop[2])) + jnp.sum(jnp.cos(loop[3]))
-
-
-def scan_trajectory(x: Any, steps: Any) -> Any:
-    """As `write_trajectory`, of a scan."""
-
-    def body(carry: Any, i: Any) -> Any:
-        x, trajectory = carry
-        x = jnp.sin(x) * steps
-        return (x, trajectory.at[i].set(x)), None
-
-    init = (x, jnp.zeros(WIDTH, x.dtype))
-    (_, trajectory), _ = checkpointed_scan(body, init, jnp.arange(50), checkpoints=3)
-    return jnp.sum(jnp.cos(trajectory))
+    carry = (jnp.int32(0), x, jnp.zeros(WIDTH, x.dtype), jnp.zeros((WIDTH, 2), x.dtype))
+    if loop == "scan":
+        step = lambda carry, _: (body(carry), None)  # noqa: E731
+        carry, _ = checkpointed_scan(step, carry, None, 50, checkpoints=3)
+    else:
+        run = partial(bounded_while_loop, max_steps=50, checkpoints=3)
+        carry = run(lambda c: c[0] < steps, body, carry)
+    return jnp.sum(jnp.cos(carry[2])) + jnp.sum(jnp.cos(carry[3]))
 
 
 def along(loss: Any) -> Any:
@@ -254,19 +246,17 @@ def along(loss: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss", "transform", "batched"),
+    ("loop", "transform", "batched"),
     [
-        (write_trajectory, along, True),
-        (write_trajectory, jax.grad, True),
-        (scan_trajectory, jax.grad, False),
-        pytest.param(scan_trajectory, along, True, marks=pytest.mark.slow),
-        pytest.param(scan_trajectory, jax.grad, True, marks=pytest.mark.slow),
+        *(("while", along, True), ("while", jax.grad, True), ("scan", jax.grad, False)),
+        pytest.param("scan", along, True, marks=pytest.mark.slow),
+        pytest.param("scan", jax.grad, True, marks=pytest.mark.slow),
     ],
 )
-def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -> None:
+def test_arrays_are_written_in_place(loop: str, transform: Any, batched: bool) -> None:
     """No loop copies, adds or selects a whole array to change one entry: it would take quadratic
     time. Examples that are done are no exception, nor are cotangents."""
-    fun, shape = transform(loss), (2,) if batched else ()
+    fun, shape = transform(partial(trajectory, loop)), (2,) if batched else ()
     x, steps = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32))
     text = compiled(jax.vmap(fun) if batched else fun, x, steps).as_text()
     before_main, _, _ = text.partition("\nENTRY ")

@@ -7,6 +7,7 @@ The other tests run with the next implementation of `jax.checkpoint`, too, where
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from threading import Barrier
 from typing import Any
@@ -27,9 +28,6 @@ from jax_revolve import (
     checkpointed_scan,
 )
 from jax_revolve.step.once import once
-
-single = pytest.mark.usefixtures("default_precision")
-
 
 # Where JAX promotes neither dtypes nor ranks
 
@@ -74,7 +72,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@single
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize(("loop", "options"), CASES)
 def test_nothing_is_promoted(loop: Any, options: dict[str, Any]) -> None:
     """Whatever is traced and lowered of derivatives, of a batch too: nothing needs to be run."""
@@ -109,39 +107,37 @@ def advance(carry: Any, x: Any) -> tuple[Any, Any]:
     return jnp.sin(carry) + x, carry
 
 
-@pytest.fixture
-def flag(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.param not in jax.config.values:
+@contextmanager
+def flag(name: str) -> Iterator[None]:
+    if name not in jax.config.values:
         pytest.skip("JAX does not have it")
-    jax.config.update(request.param, True)
-    yield
-    jax.config.update(request.param, False)
+    jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        jax.config.update(name, False)
 
 
-@pytest.mark.usefixtures("flag")
-@pytest.mark.parametrize("flag", ["jax_scan3"], indirect=True)
 def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
-    for loop in (
-        lambda: checkpointed_scan(advance, 0.0, X),
-        lambda: checkpointed_fori_loop(0, 3, lambda i, c: jnp.sin(c), 1.0),
-    ):
-        with pytest.raises(NotImplementedError, match="jax_scan3=True"):
-            loop()
     body: Any = lambda c: c * 1.5  # noqa: E731
     goes_on: Any = lambda c: c < 2  # noqa: E731
-    assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25
+    with flag("jax_scan3"):
+        with pytest.raises(NotImplementedError, match="jax_scan3=True"):
+            checkpointed_scan(advance, 0.0, X)
+        with pytest.raises(NotImplementedError, match="jax_scan3=True"):
+            checkpointed_fori_loop(0, 3, lambda i, c: jnp.sin(c), 1.0)
+        assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25
 
 
-@pytest.mark.usefixtures("flag")
-@pytest.mark.parametrize("flag", ["jax_remat3"], indirect=True)
 def test_the_next_jax_checkpoint() -> None:
     def loss(scan: Any, x: Any) -> Any:
         inner = jax.checkpoint(lambda c: scan(advance, c, X)[0])
         return jnp.sum(scan(lambda c, x: (inner(c) * x, None), x, X)[0] ** 2)
 
-    for derivative in (jax.grad, jax.hessian):
-        ours, theirs = (derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    with flag("jax_remat3"):
+        for derivative in (jax.grad, jax.hessian):
+            ours, theirs = (derivative(partial(loss, s))(X) for s in (checkpointed_scan, lax.scan))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
 def test_split_transpose_is_accepted_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

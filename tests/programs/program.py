@@ -77,18 +77,10 @@ NESTS = {"nest", "while in scan", "scan in while", "rewritten nest", "chain"}
 SLOW_MODES = {"checks", "leaks", "no jit"}
 """Where a step takes long to trace: there it does less."""
 
-EXTRAS = {
-    "running sum": "a number that is added to, and not read",
-    "trajectory": "an array written one entry a step",
-    "count": "a small integer",
-    "flag": "a bool",
-    "empty": "an array of no numbers",
-    "key": "a random key, and noise from it",
-    "fixed": "a leaf that stays as it is",
-    "complex": "complex numbers",
-    "half": "numbers of half precision",
-    "unused": "a leaf that nothing reads",
-}
+EXTRAS = (
+    *("running sum", "trajectory", "count", "flag", "empty"),
+    *("key", "fixed", "complex", "half", "unused"),
+)
 """Further leaves of the carry."""
 
 
@@ -156,7 +148,7 @@ class Program:
         # What is left is drawn in the order in which it always was: a seed is a program for ever.
         given: dict[str, Any] = {"loop": loop, "length": draw.choice(lengths)}
         given |= {"reverse": draw.random() < 0.3, "unroll": draw.choice([1, 1, 1, 2, 3])}
-        extras = tuple(sorted(draw.sample(list(EXTRAS), draw.choice([0, 0, 1, 1, 2, 3]))))
+        extras = tuple(sorted(draw.sample(EXTRAS, draw.choice([0, 0, 1, 1, 2, 3]))))
         given |= {"operations": operations, "extras": extras, "setting": setting}
         given |= {"transformation": transformation, "mapped": _mapped(draw, transformation)}
         given |= {"under_jit": draw.random() < 0.9, "mode": mode}
