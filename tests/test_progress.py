@@ -117,6 +117,9 @@ def _shards(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 SWEEPS = {"jvp": 0, "linearize": 0, "jacfwd": 0, "grad_without_jit": 1, "vmap_of_grad": 1}
 SWEEPS |= {"grad_of_vmap": 1, "hessian": 1, "grad_inside_checkpoint": 1, "inside_cond": 1}
 SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
+"""How many reverse sweeps a transformation has; if none, it has a forward one."""
+SWEEPS |= {"grad_of_vmap": 1, "hessian": 1, "grad_inside_checkpoint": 1, "inside_cond": 1}
+SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
 """How many reverse sweeps a transformation has, one of values and tangents if none."""
 
 
@@ -125,9 +128,7 @@ def test_one_bar_for_each_sweep(name: str) -> None:
     """Of a scan and a while loop in turn."""
     loop, forward = ((scan, FORWARD), (while_loop, FORWARD_WHILE))[[*SWEEPS].index(name) % 2]
     bars = meter.of(lambda: ALL[name](loop, (jnp.float32(0.5),)))
-    assert bars == [forward] * max(SWEEPS[name], 1) + [REVERSE] * SWEEPS[name] or (
-        name == "shard_map" and bars == [forward, REVERSE] * 2
-    )
+    assert sorted(bars) == sorted([forward, REVERSE] * SWEEPS[name] or [forward])
 
 
 @pytest.mark.parametrize(
