@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jax import lax
 from parity.loops import assert_same
 from parity.transformations import ALL
+from sharded_programs import arrays, program
 from test_counts import steps_executed, steps_of
 from test_schedule import counts_of
 
@@ -94,21 +95,6 @@ def test_bad_levels(make: Any, options: dict[str, Any], message: str) -> None:
 # Gradients
 
 
-def loss(scan: Any, w: Any, start: Any, xs: Any) -> Any:
-    def step(carry: Any, x: Any) -> Any:
-        state, total = carry
-        state = jnp.tanh(w @ state + x)
-        return (state, total + jnp.sum(state**2)), state * x
-
-    (state, total), ys = scan(step, (start, 0 * start[0]), xs)
-    return jnp.sum(state) + total + jnp.sum(ys**2)
-
-
-def arguments(length: int) -> Any:
-    w = jnp.linspace(0.1, 0.9, 9).reshape(3, 3)
-    return w, jnp.ones(3), jnp.sin(jnp.arange(3.0 * length)).reshape(length, 3)
-
-
 @quickly
 @pytest.mark.parametrize(("length", "counts", "block_size"), CASES)
 def test_executed_order_is_the_schedule(length: int, counts: Any, block_size: int) -> None:
@@ -130,7 +116,7 @@ def test_derivatives(case: Any, reverse: bool, name: str) -> None:
     length, counts, block_size = case
     ours = partial(checkpointed_scan, plan=plan(length, levels=counts, block_size=block_size))
     found, expected = (
-        ALL[name](partial(loss, partial(scan, reverse=reverse)), arguments(length))
+        ALL[name](program(partial(scan, reverse=reverse)), arrays(length))
         for scan in (ours, lax.scan)
     )
     assert_same(found, expected, 2e-4)
@@ -166,15 +152,11 @@ STATIC: list[dict[str, Any]] = [
 
 
 def check_static(function: Callable[..., Any], platform: str) -> None:
-    text = lowered(function, platform, *arguments(100))
+    text = lowered(function, platform, *arrays(100))
     conditions = WHILE.findall(text)
     assert conditions
     assert all("stablehlo.constant" in condition for condition in conditions)
     assert not has_branch(text)
-
-
-def of_loss(**options: Any) -> Any:
-    return partial(loss, partial(checkpointed_scan, **options))
 
 
 @pytest.mark.usefixtures("default_precision")
@@ -183,20 +165,22 @@ def of_loss(**options: Any) -> Any:
 def test_a_static_plan_has_no_loop_of_unknown_length_and_no_branch(
     options: dict[str, Any], platform: str
 ) -> None:
-    check_static(jax.grad(of_loss(**options), (0, 1, 2)), platform)
+    check_static(jax.grad(program(partial(checkpointed_scan, **options)), (0, 1, 2)), platform)
 
 
 @pytest.mark.parametrize("options", [{"checkpoints": 6}, {"checkpoints": 5, "block_size": 3}])
 def test_every_forward_sweep_is_static(options: dict[str, Any]) -> None:
     """The reverse sweep of these plans looks up how far to advance."""
-    check_static(lambda *args: jax.tree.leaves(jax.vjp(of_loss(**options), *args)[1]), "cuda")
+    loss = program(partial(checkpointed_scan, **options))
+    check_static(lambda *args: jax.tree.leaves(jax.vjp(loss, *args)[1]), "cuda")
 
 
 def test_a_buffer_in_the_hosts_memory_is_not_computed_there() -> None:
     """XLA would warn of compute on the host. Slots are broadcast from what was not moved there."""
-    text = lowered(jax.grad(of_loss(**STATIC[-1])), "cuda", *arguments(100))
+    of_host = jax.grad(program(partial(checkpointed_scan, **STATIC[-1])))
+    text = lowered(of_host, "cuda", *arrays(100))
     moved = set(re.findall(r"(%\w+) = stablehlo.custom_call @annotate_device_placement", text))
-    made = re.findall(r"broadcast_in_dim (%\w+),.*-> tensor<8x3x", text)
+    made = re.findall(r"broadcast_in_dim (%\w+),.*-> tensor<8x8x4x", text)
     assert moved
     assert made
     assert not moved.intersection(made)
