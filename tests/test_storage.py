@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from asked import explained_scan, for_bound, for_scan
 from jax import lax
+from test_counts import steps_executed
+from test_while_loop import evaluations
 
 import jax_revolve.loops.try_storage as storage_checks
 from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_scan, plan
@@ -105,25 +107,11 @@ def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
 def test_it_runs_as_often_as_the_plan_says(
     length: int, checkpoints: int, storage: HostMemory, block_size: int
 ) -> None:
-    executed: list[None] = []
-
-    def counted(u: jax.Array, _: Any) -> tuple[jax.Array, None]:
-        jax.debug.callback(lambda: executed.append(None))
-        return jnp.sin(u), None
-
-    def while_loop(u: Any) -> Any:
-        body = lambda state: (counted(state[0], None)[0], state[1] + 1)  # noqa: E731
-        run = partial(bounded_while_loop, max_steps=length, plan=chosen)
-        return run(lambda state: state[1] < length + 1, body, (u, jnp.int32(0)))[0]
-
     chosen = plan(length, checkpoints, block_size=block_size, storage=storage)
     assert chosen.stores
-    scan = lambda u: checkpointed_scan(counted, u, length=length, plan=chosen)[0]  # noqa: E731
-    for loop, is_while in ((scan, False), (while_loop, True)):
-        executed.clear()
-        jax.jit(jax.grad(loop))(0.1)
-        jax.effects_barrier()
-        assert len(executed) == cost.evaluations(chosen, is_while=is_while)
+    assert len(steps_executed(length, None, jax.grad, plan=chosen)) == chosen.evaluations
+    ran = evaluations(length + 1, jax.grad, max_steps=length, plan=chosen)
+    assert ran == cost.evaluations(chosen, is_while=True)
 
 
 @pytest.mark.parametrize(("transfer", "checkpoints"), [(0.25, None), (0.5, 4)])

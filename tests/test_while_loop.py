@@ -30,7 +30,7 @@ def repeat(step: Callable[[Any], Any], times: Any, x: Any, **options: Any) -> An
 # Body evaluations, counted while the program runs
 
 
-def evaluations(steps: Any, checkpoints: Any, max_steps: int | None, transform: Any) -> int:
+def evaluations(steps: Any, transform: Any = jax.value_and_grad, **options: Any) -> int:
     """How often the body runs. Under `vmap` one run is for the whole batch."""
     executed: list[None] = []
 
@@ -38,31 +38,28 @@ def evaluations(steps: Any, checkpoints: Any, max_steps: int | None, transform: 
         jax.debug.callback(lambda: executed.append(None))
         return jnp.sin(u)
 
-    def loss(a: Any, limit: Any) -> Any:
-        return repeat(step, limit, a, max_steps=max_steps, checkpoints=checkpoints)
-
-    a = jnp.ones(jnp.shape(steps))
-    jax.block_until_ready(jax.jit(transform(loss))(a, steps))
+    loss = lambda a, limit: repeat(step, limit, a, **options)  # noqa: E731
+    jax.block_until_ready(jax.jit(transform(loss))(jnp.ones(jnp.shape(steps)), steps))
     jax.effects_barrier()
     return len(executed)
 
 
 @pytest.mark.parametrize(
-    ("steps", "checkpoints", "max_steps"),
+    ("steps", "checkpoints", "bound"),
     [(8, 4, 16), (8, 4, 2**20), (0, 3, 4096), (1, 3, 4096), (30, 2, 4096)],
 )
 def test_evaluations_follow_the_steps_not_the_bound(
-    steps: int, checkpoints: int, max_steps: int
+    steps: int, checkpoints: int, bound: int
 ) -> None:
     expected = online.evaluations(steps, checkpoints) if steps else 0
-    assert evaluations(steps, checkpoints, max_steps, jax.value_and_grad) == expected
+    assert evaluations(steps, checkpoints=checkpoints, max_steps=bound) == expected
 
 
 def test_a_batch_runs_as_long_as_its_longest_example() -> None:
-    steps = jnp.arange(1, 65)
-    assert evaluations(steps, 10, 4096, jax.vmap) == 64
+    of_batch = partial(evaluations, jnp.arange(1, 65), checkpoints=10, max_steps=4096)
     of_all = lambda loss: jax.value_and_grad(lambda a, n: jax.vmap(loss)(a, n).sum())  # noqa: E731
-    assert evaluations(steps, 10, 4096, of_all) == online.evaluations(64, 10)
+    assert of_batch(jax.vmap) == 64
+    assert of_batch(of_all) == online.evaluations(64, 10)
 
 
 def test_functions_are_traced_once() -> None:
