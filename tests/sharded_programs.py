@@ -15,9 +15,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from parity.loops import scan_as_while
 
-from jax_revolve import checkpointed_scan
+from jax_revolve import bounded_while_loop, checkpointed_scan
 
 Program = Callable[..., Any]
 """Weight, initial carry and xs to a number."""
@@ -63,11 +62,29 @@ def program(scan: Scan, parts: Step = Step()) -> Program:  # noqa: B008
     return loss
 
 
+def as_while(**options: Any) -> Scan:
+    """The scan as a while loop that reads xs, and writes ys over a copy of them."""
+
+    def run(step: Any, init: Any, xs: Any) -> Any:
+        steps = len(xs)
+
+        def body(state: Any) -> Any:
+            i, carry, ys = state
+            carry, y = step(carry, lax.dynamic_index_in_dim(xs, i, keepdims=False))
+            return i + 1, carry, lax.dynamic_update_index_in_dim(ys, y, i, 0)
+
+        go_on = lambda state: state[0] < steps  # noqa: E731
+        state = (jnp.int32(0), init, xs)
+        return bounded_while_loop(go_on, body, state, max_steps=steps + 3, **options)[1:]
+
+    return run
+
+
 LOOPS: dict[str, Scan] = {
     "scan": partial(checkpointed_scan, checkpoints=2),
     "blocks": partial(checkpointed_scan, checkpoints=2, block_size=2),
-    "while": scan_as_while(checkpoints=2).scan,
-    "while_in_blocks": scan_as_while(checkpoints=2, block_size=2).scan,
+    "while": as_while(checkpoints=2),
+    "while_in_blocks": as_while(checkpoints=2, block_size=2),
 }
 
 

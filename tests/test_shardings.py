@@ -13,8 +13,7 @@ from asked import explained_scan
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from parity.loops import scan_as_while
-from sharded_programs import AUTO, EXPLICIT, LOOPS, SETTINGS, arrays, derivatives, program
+from sharded_programs import AUTO, EXPLICIT, LOOPS, SETTINGS, arrays, as_while, derivatives, program
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 
@@ -83,8 +82,8 @@ SLOTS, BLOCK, BATCH, WIDTH = 5, 3, 11, 14
 COMPILED = {
     "scan": partial(checkpointed_scan, checkpoints=SLOTS + 1),
     "blocks": partial(checkpointed_scan, checkpoints=SLOTS + 1, block_size=BLOCK),
-    "while": scan_as_while(SLOTS + 1).scan,
-    "while_in_blocks": scan_as_while(SLOTS + 1, block_size=BLOCK).scan,
+    "while": as_while(checkpoints=SLOTS + 1),
+    "while_in_blocks": as_while(checkpoints=SLOTS + 1, block_size=BLOCK),
 }
 
 
