@@ -22,7 +22,7 @@ from sharded_programs import arrays, program
 from test_counts import steps_executed, steps_of
 from test_schedule import counts_of
 
-from jax_revolve import HostMemory, Plan, bounded_while_loop, checkpointed_scan, plan
+from jax_revolve import HostMemory, checkpointed_scan, plan
 from jax_revolve.profiles import in_force
 from jax_revolve.profiles.profile import CPU, of_platform
 from jax_revolve.schedule import cost, levels
@@ -70,26 +70,6 @@ def test_plans_of_levels() -> None:
     report = explained_scan(lambda u, _: (jnp.sin(u), None), jnp.ones(10), length=100, plan=chosen)
     assert report.plan == chosen
     assert re.search(r"5 x 5 +4 .*<- chosen", str(report))
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (partial(plan, 10), {"levels": (10, 1)}, "levels must be a sequence of ints >= 2"),
-        (partial(plan, 10), {"levels": (5, 2), "checkpoints": 3}, "At most one of .*levels"),
-        (partial(plan, 10), {"levels": (5, 2), "storage": HostMemory()}, "levels must be None "),
-        (partial(Plan, 10), {"levels": (3, 4), "checkpoints": 3}, "checkpoints must be 6"),
-        (partial(Plan, 10), {"levels": (3,), "checkpoints": 3}, "levels must be at least two"),
-        (
-            partial(bounded_while_loop, jnp.isfinite, jnp.sin, 1.0, max_steps=10),
-            {"plan": plan(10, levels=(5, 2))},
-            "plan must have no levels for a while loop",
-        ),
-    ],
-)
-def test_bad_levels(make: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**options)
 
 
 # Gradients

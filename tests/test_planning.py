@@ -134,12 +134,12 @@ def test_at_most_one_alternative() -> None:
 
 
 NO_BYTES = ["much", "", "GB", "1 XB", "-1", "1e3", "1.", "1 GB 2", "1_000", "nan", "1,5 kB"]
-TEN = partial(plan, length=10)
+TEN: Any = partial(plan, length=10)
 IN_BYTES = partial(TEN, memory=100, state_bytes=1, residual_bytes=1)
 LONGEST_PLAN = partial(longest_plan, checkpoints=2, repetitions=2)
 FIELDS = [partial(kind, length=10, checkpoints=3) for kind in (Plan, TwoLevelPlan)]
 SCAN = partial(checkpointed_scan, lambda c, _: (c, None), 1.0, length=10)
-WHILE = partial(bounded_while_loop, jnp.isfinite, jnp.sin, 1.0, max_steps=10)
+WHILE: Any = partial(bounded_while_loop, jnp.isfinite, jnp.sin, 1.0, max_steps=10)
 FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
 
 
@@ -181,8 +181,6 @@ def test_bad_argument(callables: Any, name: str, values: Any, of_wrong_types: An
 def test_fields_of_a_plan() -> None:
     p = Plan(np.int32(10), np.int64(3), np.uint8(2))  # pyright: ignore[reportArgumentType]
     assert repr(p) == repr(Plan(10, 3, 2))
-    with pytest.raises(ValueError, match=r"^memory of the storage must be None, but is 99"):
-        TwoLevelPlan(10, 3, 1, HostMemory(memory=99))
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
@@ -392,9 +390,21 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
         (partial(for_bound, None, "all"), "checkpoints must be an int >= 1 or None where max_st"),
         (partial(for_bound, 10, 0, None, "1GB"), "checkpoints must be None where memory is given"),
         (partial(for_scan, LONGEST + 1, 3), f"length must be at most {LONGEST}, but is "),
+        (partial(TEN, levels=(10, 1)), "levels must be a sequence of ints >= 2"),
+        (partial(TEN, levels=(5, 2), checkpoints=3), "At most one of .*levels"),
+        (partial(TEN, levels=(5, 2), storage=HostMemory()), "levels must be None where"),
+        (partial(Plan, 10, 3, levels=(3, 4)), "checkpoints must be 6"),
+        (partial(Plan, 10, 3, levels=(3,)), "levels must be at least two"),
+        (partial(WHILE, plan=TEN(levels=(5, 2))), "plan must have no levels for a while loop"),
+        (
+            partial(TEN, storage=HostMemory(), repetitions=2),
+            "repetitions must be None where .* is 2",
+        ),
+        (partial(TEN, storage=HostMemory(), overhead=1.5), "overhead must be None where .* is 1.5"),
+        (partial(TwoLevelPlan, 10, 3, 1, HostMemory(memory=99)), "memory of the storage must be N"),
     ],
 )
-def test_bad_request(ask: Any, message: str) -> None:
+def test_what_does_not_go_together(ask: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         ask()
 

@@ -355,10 +355,6 @@ def test_a_storage_limits_its_bytes() -> None:
         plan(1000, 10, storage=storage)
     with pytest.raises(ValueError, match=r"^memory of the storage must be at least 30000 bytes"):
         plan(1000, 10, storage=storage, state_bytes=30_000)
-    unused: dict[str, Any] = {"repetitions": 2, "overhead": 1.5}
-    for name, value in unused.items():
-        with pytest.raises(ValueError, match=f"^{name} must be None where .* but is {value!r}"):
-            plan(100, storage=storage, **{name: value})
 
 
 def test_all_checkpoints_in_the_memory_of_the_host() -> None:

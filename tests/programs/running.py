@@ -137,9 +137,10 @@ def _bounded(x: Any) -> Any:
     return x / jnp.sqrt(1 + x * x / 9)
 
 
-def _step(program: Program, consts: Any, carry: Any, x: Any, at: Any) -> Any:
+def _step(program: Program, consts: Any, carry: Any, x: Any, at: Any = None) -> Any:
     """The next carry, and a y."""
     weights, gains, bias = consts
+    at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % program.length if at is None else at
     driven = gains @ carry["v"]
     pools: dict[str, list[Any]] = {"v": [carry["v"], x, bias, driven], "m": [carry["m"], weights]}
     for name, inputs, parameter in program.operations:
@@ -206,16 +207,13 @@ def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: An
     # The gains are in a product alone, as large weights mostly are.
     consts = (weights, jnp.cos(weights), bias)
 
-    def step(carry: Any, x: Any) -> Any:
+    def step(carry: Any, x: Any, at: Any = None) -> Any:
         with jax.numpy_rank_promotion("allow"):
-            at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % length
             return _step(program, consts, carry, x, at)
 
     def counted(i: Any, carry: Any) -> Any:
         at = last - i if program.reverse else i
-        x = lax.dynamic_index_in_dim(xs, at, keepdims=False)
-        with jax.numpy_rank_promotion("allow"):
-            return _step(program, consts, carry, x, at)[0]
+        return step(carry, lax.dynamic_index_in_dim(xs, at, keepdims=False), at)[0]
 
     def goes_on(state: Any) -> Any:
         i, carry = state
@@ -268,8 +266,7 @@ def _batched_loop(
     init = jax.vmap(lambda v, m: {"v": v, "m": m, **_extras(program, v)})(v, m)
 
     def of_one(weights: Any, bias: Any, carry: Any, x: Any) -> Any:
-        at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % program.length
-        return _step(program, (weights, jnp.cos(weights), bias), carry, x, at)
+        return _step(program, (weights, jnp.cos(weights), bias), carry, x)
 
     def step(carry: Any, x: Any) -> Any:
         return jax.vmap(of_one, (of_weights, of_bias, 0, of_xs))(weights, bias, carry, x)
