@@ -4,6 +4,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -116,6 +117,20 @@ def test_every_benchmark_runs_with_the_others_or_by_name(monkeypatch: pytest.Mon
     assert programs == {"__init__", "__main__", *names}
     for name in names:
         assert f"- `{name}`: " in (command.__doc__ or "")
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_every_piece_of_the_accelerator_command(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, at tiny sizes."""
+    pieces = of_benchmarks("accelerator", monkeypatch).PIECES
+    command = [sys.executable, "-m", "benchmarks", "accelerator", "--quick", "--part", str(part)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    path = Path(done.stdout.rpartition("Written: ")[2].strip())
+    assert ROOT not in path.parents
+    records = json.loads(path.read_text())["measurements"]
+    wanted = {name for name, piece in pieces.items() if piece.part == part}
+    assert {record["piece"] for record in records} == wanted
+    assert not [record for record in records if "error" in record]
 
 
 @pytest.mark.usefixtures("compile_quickly")
