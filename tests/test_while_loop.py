@@ -12,7 +12,7 @@ import pytest
 from asked import for_bound
 from jax import lax
 from jax.sharding import PartitionSpec
-from parity.loops import masked_while_loop
+from parity.loops import masked_while_loop, scan_as_while
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop
 from jax_revolve.schedule import online
@@ -177,17 +177,13 @@ def _check_against_scan(
 ) -> None:
     """Derivatives of a loop whose `body(a, i, state)` starts from `start(a)`."""
 
-    def ours(a: Any) -> Any:
-        step = lambda s: (s[0] + 1, body(a, *s))  # noqa: E731
-        start_at = (jnp.int32(0), start(a))
-        return result(*repeat(step, steps, start_at, max_steps=steps + 3, checkpoints=3)[1])
-
-    def theirs(a: Any) -> Any:
+    def run(scan: Any, a: Any) -> Any:
         step = lambda state, i: (body(a, i, state), None)  # noqa: E731
-        return result(*lax.scan(step, start(a), jnp.arange(steps))[0])
+        return result(*scan(step, start(a), jnp.arange(steps))[0])
 
     for derivative in derivatives:
-        _assert_close(*(jax.jit(derivative(f))(0.7) for f in (ours, theirs)))
+        loops = scan_as_while(checkpoints=3).scan, lax.scan
+        _assert_close(*(jax.jit(derivative(partial(run, scan)))(0.7) for scan in loops))
 
 
 def test_a_location_written_twice_and_read_back() -> None:
@@ -223,11 +219,9 @@ def test_a_batch_whose_condition_alone_reads_a_leaf() -> None:
     steps, x = jnp.array([0, 1, 3, 7]), jnp.array([0.5, 0.6, 0.7, 0.8])
     run = lambda x, n: repeat(jnp.sin, n, x, max_steps=8, checkpoints=2)  # noqa: E731
     gradient = jax.jit(jax.vmap(jax.grad(run)))(x, steps)
-    for n, value, found in zip(steps.tolist(), x.tolist(), gradient, strict=True):
-        slope = 1.0
-        for _ in range(n):
-            slope, value = slope * np.cos(value), np.sin(value)
-        np.testing.assert_allclose(found, slope, rtol=1e-12)
+    for n, value, found in zip(steps.tolist(), x, gradient, strict=True):
+        sines = lambda x, n=n: reduce(lambda y, _: jnp.sin(y), range(n), x)  # noqa: E731
+        np.testing.assert_allclose(found, jax.grad(sines)(value), rtol=1e-12)
 
 
 # Arrays of which a step writes entries
