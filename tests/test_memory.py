@@ -197,32 +197,7 @@ def test_a_batch_holds_the_checkpoints_of_every_example(inside: bool) -> None:
     assert not {"select", "conditional"} & set(made)
 
 
-@pytest.mark.parametrize(("loop", "checkpoints"), [("scan", 50), ("while", 2)])
-def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int) -> None:
-    """A trajectory of 40 MB and a running sum beside a state of 4 kB."""
-    steps, width = 10000, 1000
-
-    def body(carry: Any) -> Any:
-        i, u, trajectory, total = carry
-        u = jnp.sin(u) + 0.1 * jnp.roll(u, 1) * u
-        return i + 1, u, trajectory.at[i].set(u), total + jnp.sum(u**2)
-
-    def loss(u: Any) -> Any:
-        init = (jnp.int32(0), u, jnp.zeros((steps, width), jnp.float32), jnp.float32(0))
-        options: dict[str, Any] = {"checkpoints": checkpoints}
-        if loop == "scan":
-            step = lambda carry, _: (body(carry), None)  # noqa: E731
-            carry, _ = checkpointed_scan(step, init, None, steps, **options)
-        else:
-            going: Any = lambda carry: carry[0] < steps  # noqa: E731
-            carry = bounded_while_loop(going, body, init, max_steps=steps + 5, **options)
-        return jnp.sum(jnp.cos(carry[2][::7])) + carry[3]
-
-    held = temporaries(jax.grad(loss), state(width))
-    assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)
-
-
-def trajectory(loop: str, x: Any, steps: Any) -> Any:
+def trajectory(loop: str, length: int, checkpoints: int, x: Any, steps: Any) -> Any:
     """A number made of the entries of trajectories, which are written as the loop runs."""
 
     def body(carry: Any) -> Any:
@@ -231,14 +206,24 @@ def trajectory(loop: str, x: Any, steps: Any) -> Any:
         write = lax.dynamic_update_index_in_dim
         return i + 1, x, trajectory.at[i].set(x), write(sums, jnp.stack([x, x**2]), i, 0)
 
-    carry = (jnp.int32(0), x, jnp.zeros(WIDTH, x.dtype), jnp.zeros((WIDTH, 2), x.dtype))
+    entries = (jnp.zeros((length, *n, *x.shape), x.dtype) for n in ((), (2,)))
+    carry = (jnp.int32(0), x, *entries)
     if loop == "scan":
         step = lambda carry, _: (body(carry), None)  # noqa: E731
-        carry, _ = checkpointed_scan(step, carry, None, 50, checkpoints=3)
+        carry, _ = checkpointed_scan(step, carry, None, length, checkpoints=checkpoints)
     else:
-        run = partial(bounded_while_loop, max_steps=50, checkpoints=3)
+        run = partial(bounded_while_loop, max_steps=length, checkpoints=checkpoints)
         carry = run(lambda c: c[0] < steps, body, carry)
     return jnp.sum(jnp.cos(carry[2])) + jnp.sum(jnp.cos(carry[3]))
+
+
+@pytest.mark.parametrize(("loop", "checkpoints"), [("scan", 50), ("while", 2)])
+def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int) -> None:
+    """Trajectories of 120 MB beside a state of 4 kB."""
+    length, width = 10000, 1000
+    gradient = jax.grad(partial(trajectory, loop, length, checkpoints))
+    held = temporaries(gradient, state(width), LIMIT)
+    assert held <= 4 * width * (2 * 3 * length + checkpoints + 10)
 
 
 def along(loss: Any) -> Any:
@@ -256,7 +241,7 @@ def along(loss: Any) -> Any:
 def test_arrays_are_written_in_place(loop: str, transform: Any, batched: bool) -> None:
     """No loop copies, adds or selects a whole array to change one entry: it would take quadratic
     time. Examples that are done are no exception, nor are cotangents."""
-    fun, shape = transform(partial(trajectory, loop)), (2,) if batched else ()
+    fun, shape = transform(partial(trajectory, loop, WIDTH, 3)), (2,) if batched else ()
     x, steps = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32))
     text = compiled(jax.vmap(fun) if batched else fun, x, steps).as_text()
     before_main, _, _ = text.partition("\nENTRY ")
