@@ -27,7 +27,7 @@ from jax_revolve import (
     checkpointed_fori_loop,
     checkpointed_scan,
 )
-from jax_revolve.step.once import once
+from jax_revolve.step.loop import once
 
 # Where JAX promotes neither dtypes nor ranks
 

@@ -17,6 +17,7 @@ from parity.transformations import ALL
 from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 from jax_revolve.engine import offline, online, plain, reports, reverse
 from jax_revolve.progress.meters import TextMeter
+from jax_revolve.step.steps import for_loop
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
@@ -223,7 +224,7 @@ class _Nothing:
 
     def __init__(self, *_: Any) -> None:
         self.before_step = self.end = lambda *_: None
-        self.begin, self.last_loop = lambda numbers: numbers, lax.fori_loop
+        self.begin, self.last_loop = lambda numbers: numbers, for_loop
 
 
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from jax import lax
 from test_counts import steps_executed
 from test_while_loop import evaluations
 
-import jax_revolve.loops.try_storage as storage_checks
+import jax_revolve.loops.options as storage_checks
 from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve._compat.memories import default_device, to_device
 from jax_revolve.profiles.profile import CPU

@@ -22,6 +22,7 @@ from jax_revolve._compat.values import vary, varying_axes
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
 from jax_revolve.step.loop import Loop
+from jax_revolve.step.steps import for_loop
 from jax_revolve.step.work import is_estimated, work_of
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Reports:
     def last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
         """`lax.fori_loop`, with which a sweep of known length is over."""
         if not self.are_shown:
-            return lax.fori_loop(start, stop, body, state)
+            return for_loop(start, stop, body, state)
         stop = self.begin(jnp.asarray(stop, jnp.int32))
         total = jnp.asarray(self._total, jnp.int32)
         start = vary_as(jnp.asarray(start, jnp.int32), stop, total)

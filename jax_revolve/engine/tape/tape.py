@@ -14,11 +14,10 @@ from jax import lax
 
 from jax_revolve._compat.values import AbstractValue, zeros
 from jax_revolve.engine.tape.taped import taped_step
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import in_a_branch, turns
+from jax_revolve.step.linearized import Activity, Cotangents, accumulate, add
 from jax_revolve.step.loop import Operands, pick, substitute
-from jax_revolve.step.pullback import Cotangents, accumulate, add
-from jax_revolve.step.steps import Steps
+from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 
 
@@ -51,7 +50,7 @@ class Tape:
             carry, _, stored = self.run(*inputs)
             return pick(carry, steps.restart), write(tape, stored, i)
 
-        return lax.fori_loop(0, count, step, (restarted, tape))[1]
+        return for_loop(0, count, step, (restarted, tape))[1]
 
 
 class Pullback:
@@ -66,7 +65,7 @@ class Pullback:
         self._same = step.same(tape.shared)
 
     def of_block(
-        self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = lax.fori_loop
+        self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
     ) -> Operands:
         """The cotangents before the `count` taped steps from `start` on, from those after them, by
         this `loop`.
@@ -80,7 +79,7 @@ class Pullback:
         pieces = 1 if piece == size else -(-count // piece)
         is_known = isinstance(count, int)
         fixed = [*self._step.fixed(self._tape.shared, self._same), *self._step.cotangent_types]
-        loop_of_piece = loop if piece == size else lax.fori_loop
+        loop_of_piece = loop if piece == size else for_loop
 
         def pull_back_piece(
             number: Any, state: tuple[Operands, Buffers]

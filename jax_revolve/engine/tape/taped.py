@@ -13,12 +13,9 @@ from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.cpu import with_reads_first
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
-from jax_revolve.step.once import once
-from jax_revolve.step.pullback import Cotangents, pull_back
-from jax_revolve.step.traced import TracedStep, traced_step
+from jax_revolve.step.linearized import Activity, Cotangents, TracedStep, pull_back, traced_step
+from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
 from jax_revolve.step.work import work_of
 
 
