@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from test_while_loop import repeat
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.placement import Placement
@@ -33,12 +34,9 @@ def stencil(scan: Scan, length: int) -> Callable[..., Any]:
 def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
     """As many steps as the limit says, which the compiler does not know."""
 
-    def loss(u: Any, limit: Any) -> Any:
-        step = lambda state: (state[0] + 1, stencil_step(state[1], None)[0])  # noqa: E731
-        run = partial(bounded_while_loop, max_steps=max_steps, checkpoints=checkpoints)
-        return jnp.sum(run(lambda state: state[0] < limit, step, (jnp.int32(0), u))[1] ** 2)
-
-    return loss
+    step = lambda u: stencil_step(u, None)[0]  # noqa: E731
+    options = {"max_steps": max_steps, "checkpoints": checkpoints}
+    return lambda u, limit: jnp.sum(repeat(step, limit, u, **options) ** 2)
 
 
 LIMIT = jax.ShapeDtypeStruct((), jnp.int32)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from asked import explained_scan
+from test_while_loop import repeat
 
 from jax_revolve import (
     HostMemory,
@@ -49,9 +50,7 @@ def scan(**asked: Any) -> Any:
 
 
 def while_loop(max_steps: Any = N, **asked: Any) -> Any:
-    body = lambda state: (state[0] + 1, jnp.sin(state[1]))  # noqa: E731
-    run = partial(bounded_while_loop, lambda s: s[0] < 7, body, max_steps=max_steps, **asked)
-    return lambda x: run((jnp.int32(0), x))[1]
+    return lambda x: repeat(jnp.sin, 7, x, max_steps=max_steps, **asked)
 
 
 def stack(**asked: Any) -> Any:

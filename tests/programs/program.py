@@ -1,7 +1,6 @@
 """A random program: what its loop's step does, what kind of loop it is, how it is to be reversed,
 and what is asked of it. Made from a seed, and data, so that it can be made smaller."""
 
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from random import Random
 from typing import Any, NamedTuple
@@ -173,10 +172,10 @@ class Program:
 
     def smaller(self) -> "list[Program]":
         """Programs that are simpler in one way, the largest steps first."""
-        ways: list[dict[str, Any]] = [
-            {"operations": _without(self.operations, i)} for i in range(len(self.operations))
-        ]
-        ways += [{"extras": _without(self.extras, i)} for i in range(len(self.extras))]
+        ways: list[dict[str, Any]] = []
+        for name in ("operations", "extras"):
+            parts = getattr(self, name)
+            ways += [{name: parts[:i] + parts[i + 1 :]} for i in range(len(parts))]
         ways += [{"length": n} for n in (1, 2, 3, 5) if n < self.length]
         defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         ways += [{k: v} for k, v in defaults.items() if getattr(self, k) != v]
@@ -203,10 +202,6 @@ def _operation(draw: Random) -> Operation:
 def _mapped(draw: Random, transformation: str) -> tuple[bool, ...]:
     weights, bias, v, m, xs = (draw.random() < 0.5 for _ in range(5))
     if transformation == "explicit mesh of steps":  # the carry is that of several examples
-        return weights, bias, True, True, xs
+        v = m = True
     mapped = weights, bias, v, m, xs
     return mapped if any(mapped) else (True,) * 5
-
-
-def _without(values: Sequence[Any], index: int) -> tuple[Any, ...]:
-    return (*values[:index], *values[index + 1 :])

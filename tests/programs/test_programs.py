@@ -58,22 +58,6 @@ def test_a_random_program(seed: int) -> None:
         check(program)
 
 
-def as_host_scan_can(seed: int) -> Program:
-    """The random program with this seed, as far as `host_scan` can run it: not in another loop,
-    where values are not known."""
-    program = Program.random(seed)
-    small = program.setting in ("least memory", "some memory")
-    return replace(
-        program,
-        body="the loop",
-        loop="nest" if seed % 4 == 0 else "scan",
-        transformation="value" if seed % 5 == 0 else "grad",
-        mode="double",
-        under_jit=False,
-        setting="much memory" if small else program.setting,
-    )
-
-
 @pytest.mark.parametrize(
     "seed",
     [
@@ -82,7 +66,18 @@ def as_host_scan_can(seed: int) -> Program:
     ],
 )
 def test_a_random_program_by_host_scan(seed: int) -> None:
-    program = as_host_scan_can(seed)
+    """As far as `host_scan` can run it: not in another loop, where values are not known."""
+    program = Program.random(seed)
+    small = program.setting in ("least memory", "some memory")
+    program = replace(
+        program,
+        body="the loop",
+        loop="nest" if seed % 4 == 0 else "scan",
+        transformation="value" if seed % 5 == 0 else "grad",
+        mode="double",
+        under_jit=False,
+        setting="much memory" if small else program.setting,
+    )
     if seed % ROOM == 0:
         jax.clear_caches()
     with tempfile.TemporaryDirectory() as directory, running.paths(program):
