@@ -33,7 +33,7 @@ from jax_revolve._compat.values import (
     with_weak_type,
 )
 from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import Active, Flat, Rules, derive, function_types
+from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
 from jax_revolve.layers.region import apart
 from jax_revolve.step.derived import primal_half
 from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
@@ -51,6 +51,13 @@ class Segment(NamedTuple):
     @property
     def effects(self) -> Any:
         return self.jaxpr.effects
+
+
+class Activity(NamedTuple):
+    """Which operands are differentiated, and which results depend on those."""
+
+    operands: Mask
+    results: Mask
 
 
 def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
@@ -100,16 +107,18 @@ segment_p = new_primitive(
 )
 
 
-def _activity(function: Segment, differentiated: Mask) -> Active:
+def _activity(function: Segment, differentiated: Mask) -> Activity:
     jaxpr = function.jaxpr.jaxpr
     varying = varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
     results = tuple(
         is_inexact(v.aval) and not is_literal(v) and v in varying for v in jaxpr.outvars
     )
-    return Active(differentiated, results)
+    return Activity(differentiated, results)
 
 
-def _jvp(function: Segment, activity: Active, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+def _jvp(
+    function: Segment, activity: Activity, operands: Flat, tangents: Flat
+) -> tuple[Flat, Flat]:
     """The segment of values and tangents."""
     count = len(operands)
 
@@ -126,12 +135,12 @@ def _jvp(function: Segment, activity: Active, operands: Flat, tangents: Flat) ->
     return flat[: len(activity.results)], flat[len(activity.results) :]
 
 
-def _primal_half(function: Segment, activity: Active) -> Segment:
+def _primal_half(function: Segment, activity: Activity) -> Segment:
     return Segment(primal_half(function.jaxpr, activity.operands))
 
 
 def _linearize(
-    function: Segment, activity: Active, operands: Flat
+    function: Segment, activity: Activity, operands: Flat
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     """Nothing is held but the operands."""
     results = segment_p.bind(*operands, function=_primal_half(function, activity))
@@ -143,7 +152,7 @@ def _transpose(
     operands: Flat,
     arrays: Flat,
     function: Segment,
-    activity: Active,
+    activity: Activity,
     held: None,
 ) -> Flat:
     del arrays, held
