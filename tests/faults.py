@@ -148,7 +148,7 @@ a carry of the storage is dropped when it is first read: test_storage.py -k 'wri
 - np.column_stack([moves, positions[stores], is_last.astype(np.int32)])
 + np.column_stack([moves, positions[stores], np.ones_like(stores)])
 
-only the newest state of a run is kept: test_host_scan_silence.py -k damaged
+only the newest state of a run is kept: test_host_scan_resume.py -k damaged
 - self._kept = [*self._kept, (number, files)][-KEPT:]
 + self._kept = [*self._kept, (number, files)][-1:]
 

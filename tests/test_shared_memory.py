@@ -19,7 +19,7 @@ from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_chain, explain
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.explain import memory_of, reports_on
 from jax_revolve.programs.find import find_loops
-from jax_revolve.programs.share import MANY, Outlay, Outlays, together
+from jax_revolve.programs.share import MANY, Outlay, Outlays, quickest, together
 from jax_revolve.schedule import cost
 
 quick = pytest.mark.usefixtures("compile_quickly")
@@ -159,26 +159,26 @@ def test_memory_is_for_one_example() -> None:
         ),
         min_size=2,
         max_size=5,
-    ).map(lambda outlays: Outlays(Outlay(0, 0, 2000.0), outlays[0], outlays[1:])),
+    ).map(lambda outlays: [Outlay(0, 0, 2000.0), *outlays]),
     st.data(),
 )
 def test_loops_after_each_other(first: Outlays, data: Any) -> None:
     """All of them hold what they hold, and one at a time what passes."""
-    others = [Outlay(o.held * 2, o.passing + 1, o.time / 2) for o in first.all]
-    second = Outlays(Outlay(1, 1, 3000.0), others[1], others)
+    others = [Outlay(o.held * 2, o.passing + 1, o.time / 2) for o in first]
+    second = [Outlay(1, 1, 3000.0), others[1], *others]
     memory = data.draw(st.integers(2, 300))
     both = together([first, second], MANY)
-    pairs = [(a, b) for a in first.all for b in second.all]
+    pairs = [(a, b) for a in first for b in second]
     fitting = [
         a.time + b.time
         for a, b in pairs
         if a.held + b.held + max(a.passing, b.passing) <= memory / 1.05
     ]
-    chosen = both.quickest(memory)
+    chosen = quickest(both, memory)
     assert chosen is not None
     assert chosen.memory <= memory
     assert chosen.time <= min(fitting, default=chosen.time)
-    assert both.least == Outlay(1, 1, 5000.0)
+    assert both[0] == Outlay(1, 1, 5000.0)
 
 
 @pytest.mark.parametrize("memory", [3_000, 10_000, 50_000])
