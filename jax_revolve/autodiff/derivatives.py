@@ -224,18 +224,13 @@ def _tangent_impl(rules: Rules, *flat: Any, function: Any, activity: Active, hel
     return _jvp_impl(rules, *flat, function=silent, activity=activity)[len(silent.output_types) :]
 
 
-def _tangent_batching(
-    rules: Rules, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active, held: Any
-) -> Batched:
-    del held
-    flat, dims = (
-        [*operands, *tangents]
-        for operands, _, tangents in (_take_apart(x, activity) for x in (flat, dims))
-    )
-    silent = rules.with_progress(function, lambda _: None)
-    results, dims_out = _jvp_batching(rules, axis, flat, dims, silent, activity)
-    first = len(function.output_types)
-    return results[first:], dims_out[first:]
+def _tangent_batching(rules: Rules, axis: Any, flat: Flat, dims: Flat, **params: Any) -> Batched:
+    def batch_tangent(*flat: Any) -> Batched:
+        run = partial(_tangent_impl, rules, **params)
+        found = batched_dims(axis, run, flat, dims)
+        return vmap_over(axis, run, dims, found)(*flat), found
+
+    return batch_once(params["function"], (axis, params["activity"]), batch_tangent, flat, dims)
 
 
 def _tangent_transpose(

@@ -451,13 +451,24 @@ def _forward_sweep_batching(axis: Any, flat: Flat, dims: Flat, function: Sweep) 
     return forward_sweep_p.bind(*flat, function=function), dims_out
 
 
+def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
+    """Which results a sweep keeps, and the sweep with those alone. Unused ys are not computed: XLA
+    does not find out by itself that a loop inside a loop only carries a buffer along. The last
+    block is taped apart from all else. The same loop computes all of the carry and of what else is
+    held."""
+    num_carry, first = sweep.loop.num_carry, len(sweep.output_types) - sweep.num_held
+    ys, tape = used[num_carry:first], sweep.numbers_held.tape or []
+    is_taped = any(used[first + number] for number in tape)
+    held = [is_taped or number not in tape for number in range(sweep.num_held)]
+    kept = [*[True] * num_carry, *ys, *held]
+    smaller = sweep.with_results(kept, ys=tuple(substitute(sweep.ys, sweep.ys, ys)))
+    if tape and not is_taped:
+        smaller = smaller._replace(tapes=False, held=sweep.without_tape())
+    return kept, smaller
+
+
 def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
-    """Unused ys are not computed: XLA does not find out by itself that a loop inside a loop only
-    carries a buffer along. The same loop computes all of the carry and of what is held."""
-    num_carry, num_ys = function.loop.num_carry, sum(function.ys)
-    used_ys = used[num_carry : num_carry + num_ys]
-    kept = [*[True] * num_carry, *used_ys, *[True] * function.num_held]
-    smaller = function.with_results(kept, ys=tuple(substitute(function.ys, function.ys, used_ys)))
+    kept, smaller = _without_unused(function, used)
     return kept, [True] * len(function.activity.operands), {"function": smaller}
 
 
@@ -580,17 +591,14 @@ def _forward_sweep_pull_back(
 
 
 def _forward_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
-    """The tape of the last block is computed apart from all else."""
-    count, tape = len(function.output_types), function.numbers_held.tape or []
-    first = count - function.num_held
-    tape = [first + number for number in tape]
-    kept = [number not in tape or any(used[i] for i in tape) for number in range(len(used))]
-    if not all(kept):
-        held = function.without_tape()
-        function = function.with_results(kept[:count], tapes=False, held=held)
-        activity = activity._replace(results=tuple(pick(activity.results, kept[:count])))
+    """A result is kept if its tangent is used."""
+    dots = spread(used[len(activity.results) :], activity.results)
+    wanted = [bool(u or dot) for u, dot in zip(used[: len(dots)], dots, strict=True)]
+    kept, smaller = _without_unused(function, wanted)
+    results = [*kept, *pick(kept, activity.results)]
     num_operands = len(activity.operands) + sum(activity.operands)
-    return kept, [True] * num_operands, {"function": function, "activity": activity}
+    activity = activity._replace(results=tuple(pick(activity.results, kept)))
+    return results, [True] * num_operands, {"function": smaller, "activity": activity}
 
 
 forward_sweep_p = new_primitive(
@@ -642,20 +650,6 @@ def _reverse_sweep_batching(axis: Any, flat: Flat, dims: Flat, function: Sweep) 
     flat = list(map(as_array, flat))
     function, dims_out = _map_sweep(_reverse_sweep_of_one, axis, flat, dims, function)
     return reverse_sweep_p.bind(*flat, function=function), dims_out
-
-
-def _reverse_sweep_prune(used: list[bool], function: Sweep) -> Any:
-    """Cotangents that nobody uses are not computed, unless there is a tape, which is made for
-    them."""
-    own = function.activity
-    num_operands = len(own.operands) + function.num_held + sum(own.carry) + sum(function.ys)
-    if function.numbers_held.tape is not None:
-        used = [True] * len(used)
-    operands = spread(used, own.operands)
-    consts, init, xs = (tuple(map(bool, part)) for part in function.loop.operands(operands))
-    activity = own._replace(consts=consts, init=init, xs=xs)
-    smaller = function.with_results(used, activity=activity)
-    return used, [True] * num_operands, {"function": smaller}
 
 
 def _reverse_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
@@ -853,7 +847,6 @@ reverse_sweep_p = new_primitive(
     implementation=partial(_sweep_impl, _reverse_sweep_of_one),
     output_types=function_types,
     batch=_reverse_sweep_batching,
-    prune=_reverse_sweep_prune,
 )
 
 

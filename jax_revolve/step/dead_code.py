@@ -5,7 +5,7 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
 from jax_revolve.step.linearized import Activity, either, needed_by
-from jax_revolve.step.loop import Loop, Mask, pick
+from jax_revolve.step.loop import Loop, Mask, pick, spread
 
 Part = tuple[Mask, Mask, dict[str, Any]]
 """Which results are computed, which operands they need, and the parameters of the primitive."""
@@ -13,9 +13,6 @@ Part = tuple[Mask, Mask, dict[str, Any]]
 
 def prune_loop(used: Sequence[bool], function: Loop) -> Part:
     """The dead-code rule of the loop primitive."""
-    if all(used):
-        num_operands = function.num_condition_consts + len(function.jaxpr.in_avals)
-        return tuple(used), (True,) * num_operands, {"function": function}
     smaller, results, operands = _live(function, used)
     return results, operands, {"function": smaller}
 
@@ -24,24 +21,16 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     """`prune_loop` for the loop with its tangents. A result is kept if its tangent is used. A y
     whose tangent is not used has no tangent."""
     loop = function
-    if all(used):
-        num_operands = len(activity.operands) + sum(activity.operands)
-        return tuple(used), (True,) * num_operands, {"function": loop, "activity": activity}
-    active = [i for i, is_active in enumerate(activity.results) if is_active]
-    tangents = dict(zip(active, used[len(loop.output_types) :], strict=True))
-    wanted = [u or tangents.get(i, False) for i, u in enumerate(used[: len(activity.results)])]
-    smaller, results, operands = _live(loop, wanted)
+    dots = list(map(bool, spread(used[len(activity.results) :], activity.results)))
+    smaller, results, operands = _live(loop, either(used[: len(dots)], dots))
 
     kept = loop.operands(operands)
-    carry, ys = loop.results(results)
-    _, active_ys = loop.results([tangents.get(i, False) for i in range(len(results))])
+    (carry, ys), (_, dots_of_ys) = loop.results(results), loop.results(dots)
     init = loop.operands(activity.operands).carry
     parts = ((activity.consts, kept.consts), (init, carry), (activity.xs, kept.xs))
-    consts, init, xs = (tuple(pick(mask, keep)) for mask, keep in parts)
-    rest = Activity(
-        consts, init, xs, tuple(pick(activity.carry, carry)), tuple(pick(active_ys, ys))
-    )
-    of_tangents = [results[i] if i < loop.num_carry else tangents[i] and results[i] for i in active]
+    parts = (*parts, (activity.carry, carry), (dots_of_ys, ys))
+    rest = Activity(*(tuple(pick(mask, keep)) for mask, keep in parts))
+    of_tangents = pick([*carry, *dots_of_ys], activity.results)
     return (
         (*results, *of_tangents),
         (*operands, *pick(operands, activity.operands)),
@@ -83,6 +72,8 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
     """The loop that computes the used results, and which results and operands it has. Carries that
     no used result depends on are dropped, as by `lax.scan`."""
     first = loop.num_condition_consts
+    if all(used):
+        return loop, tuple(used), (True,) * (first + len(loop.jaxpr.in_avals))
     num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
     carry, ys = loop.results(list(used))
     condition = loop.condition
