@@ -21,6 +21,9 @@ from jax_revolve.step.pullback import Cotangents, accumulate, add
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, read, write
 
+_Pieces = tuple[Operands, Buffers]
+"""The cotangents, and what is kept of a piece's steps for products of weights."""
+
 
 class Tape:
     """How the steps of a loop are taped."""
@@ -76,43 +79,38 @@ class Pullback:
         so that all loops have a static length. The buffers have entries of further steps, which
         count nothing, because what is kept of them is zero."""
         weights, size = self._weights, self._tape.block_size
-        piece = weights.piece(size)
-        pieces = 1 if piece == size else -(-count // piece)
-        is_known = isinstance(count, int)
-        fixed = [*self._step.fixed(self._tape.shared, self._same), *self._step.cotangent_types]
-        loop_of_piece = loop if piece == size else lax.fori_loop
+        piece, is_known = weights.piece(size), isinstance(count, int)
+        fixed = self._step.fixed(self._tape.shared, self._same)
 
-        def pull_back_piece(
-            number: Any, state: tuple[Operands, Buffers]
-        ) -> tuple[Operands, Buffers]:
-            first = piece * (pieces - 1 - number)
-            is_short = is_known and count % piece and isinstance(number, int)
-            stop = _least(first + piece, count) if is_short or not is_known else first + piece
+        def pull_back_piece(first: Any, length: Any, loop: Any, state: _Pieces) -> _Pieces:
             base = _least(first, size - piece)
 
-            def pull_back_step(
-                i: jax.Array, state: tuple[Operands, Buffers]
-            ) -> tuple[Operands, Buffers]:
+            def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
-                entry = stop - 1 - i
+                entry = first + length - 1 - i
                 gradient, new = self.of_step(read(taped, entry), start + entry, gradient)
                 return gradient, write(kept, new, entry - base)
 
-            length = piece if is_known and not is_short else stop - first
-            gradient, kept = loop_of_piece(0, length, pull_back_step, state)
+            gradient, kept = loop(0, length, pull_back_step, state)
             entries = [lax.dynamic_slice_in_dim(x, base, piece) for x in taped]
             totals = weights.of_piece(entries, kept, fixed)
             sums = add(pick(gradient.consts, weights.deferred), totals)
             consts = substitute(gradient.consts, weights.deferred, sums)
             return gradient._replace(consts=consts), kept
 
-        state, first = (gradient, _buffers(weights.types, piece)), 0
+        state = gradient, _buffers(weights.types, piece)
         if piece == size:
-            return pull_back_piece(0, state)[0]
+            return pull_back_piece(0, count, loop, state)[0]
+        pieces = count // piece if is_known else -(-count // piece)
         if is_known and count % piece:
-            state, first = pull_back_piece(0, state), 1
-        pull_back_next = lambda i, state: pull_back_piece(i + first, state)  # noqa: E731
-        return turns(loop, pieces - first, pull_back_next, state)[0]
+            state = pull_back_piece(piece * pieces, count % piece, lax.fori_loop, state)
+
+        def pull_back_next(i: Any, state: _Pieces) -> _Pieces:
+            first = piece * (pieces - 1 - i)
+            length = piece if is_known else jnp.minimum(piece, count - first)
+            return pull_back_piece(first, length, lax.fori_loop, state)
+
+        return turns(loop, pieces, pull_back_next, state)[0]
 
     def of_step(
         self, taped: list[Any], step: Any, gradient: Operands

@@ -15,7 +15,7 @@ from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.cpu import with_reads_first
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.once import once
 from jax_revolve.step.pullback import Cotangents, pull_back
 from jax_revolve.step.traced import TracedStep, traced_step
@@ -89,11 +89,10 @@ class TapedStep:
         return part_of(self.step.closed, inputs, self.step.residuals)
 
     def fixed(self, shared: Sequence[Any], same: Sequence[Any]) -> list[Any]:
-        """The residuals that are the same for every step, and the types of the others."""
+        """The residuals that are the same for every step."""
         step, is_fixed = self.step, [not varies for varies in self._varies]
         inputs = [*step.shared, *self.cut.same]
-        fixed = part_of(step.closed, inputs, pick(step.residuals, is_fixed))
-        return substitute([v.aval for v in step.residuals], is_fixed, fixed([*shared, *same]))
+        return part_of(step.closed, inputs, pick(step.residuals, is_fixed))([*shared, *same])
 
     # Pulling back
 
