@@ -19,8 +19,8 @@ from workloads import gru, lstm, runge_kutta
 
 from jax_revolve import checkpointed_scan
 from jax_revolve._compat.values import bytes_of
-from jax_revolve.engine.tape import cut, taped
-from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
+from jax_revolve.engine.tape import cut, tape
+from jax_revolve.engine.tape.cut import SINK, SOURCE, minimum_cut
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -128,7 +128,7 @@ def test_products_never_run_again(
     step: Any, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def products(best: Any) -> int:
-        monkeypatch.setattr(taped, "best_cut", best)
+        monkeypatch.setattr(tape, "best_cut", best)
         scan = partial(checkpointed_scan, checkpoints=3, block_size=block_size)
         gradient = jax.grad(partial(scanned, scan, step))
         return jax.jit(gradient).lower(CASES[step][:3]).as_text().count("dot_general")

@@ -87,17 +87,11 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
-def with_outputs(
-    closed: ClosedJaxpr, outputs: Sequence[Any], *, effects: bool = True
-) -> Callable[..., list[Any]]:
+def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
     """The function of the jaxpr's inputs whose results are these variables of it, without what
-    those do not need; `effects` are needed unless it is false."""
-    inputs, eqns = closed.jaxpr.invars, closed.jaxpr.eqns
-    eqns = eqns if effects else between(closed.jaxpr, inputs, outputs)
-    jaxpr = closed.jaxpr.replace(eqns=eqns, outvars=list(outputs))
-    part, used = pruned(
-        ClosedJaxpr(jaxpr, closed.consts), [True] * len(outputs), [False] * len(inputs)
-    )
+    neither those nor effects need."""
+    whole = ClosedJaxpr(closed.jaxpr.replace(outvars=list(outputs)), closed.consts)
+    part, used = pruned(whole, [True] * len(outputs), [False] * len(closed.jaxpr.invars))
     return lambda values: call_jaxpr(part)(*(x for x, u in zip(values, used, strict=True) if u))
 
 

@@ -69,7 +69,7 @@ from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
-from jax_revolve.engine.tape.taped import sizes_of, taped_step
+from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request

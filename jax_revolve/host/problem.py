@@ -18,7 +18,7 @@ from jax import lax
 from jax_revolve._compat.callbacks import callback_effects
 from jax_revolve._compat.jaxprs import results_in, without_consts, without_dead_code
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
-from jax_revolve.engine.tape.taped import sizes_of
+from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Values
 from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
 from jax_revolve.host.rows import Fetched, Rows, slices_of

@@ -9,15 +9,12 @@ class Listener(Hashable, Protocol):
     """Receives reports on the sweeps over loops, which are named "forward" and "reverse".
 
     `report` holds two 32-bit integers: the number of steps that the sweep has taken, and the number
-    that it takes in total, or `UNKNOWN`. The first report of a sweep may be its last. Equal
-    listeners make equal programs.
+    that it takes in total, or `UNKNOWN`. Equal listeners make equal programs.
     """
 
-    def reached(self, sweep: str, report: Any, note: str = "") -> None:
-        """A sweep begins, with no step taken, or goes on. A note is shown beside its bar."""
-
-    def finished(self, sweep: str, report: Any) -> None:
-        """A sweep is over."""
+    def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
+        """A sweep begins, with no step taken, or goes on, or is over, perhaps in its first report.
+        A note is shown beside its bar."""
 
 
 UNKNOWN = -1

@@ -11,7 +11,7 @@ separated by commas, so that anyone can try whether a new XLA still needs them
 - `products`: copies of what the gradients of weights are products of. Pays on an LSTM in blocks.
 
 Two more have no switch, because nothing else would be written: numbers that belong together are one
-array (`steps.advance`, `engine.split.Way`, `engine.online`), since each number by itself is a
+array (`steps.advance`, `engine.reverse`, `engine.online`), since each number by itself is a
 kernel that lasts as long as a light step; and placement is a single small loop, which is one kernel
 (`engine.placement`).
 """
@@ -32,6 +32,7 @@ from jax_revolve._compat.jaxprs import (
     call_jaxpr,
     filled_with_a_number,
     has_equation,
+    part_of,
     pruned,
     results_in,
     run_equation,
@@ -151,7 +152,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
         return with_outputs(traced, outvars)([])
     results, filled = results_in(traced), filled_with_a_number(traced)
-    outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
+    outside = part_of(traced, [], pick(outvars, filled))([])
     passed_on = substitute([r.passed_on for r in results], filled, outside)
     computed = [value is None for value in passed_on]
     is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
