@@ -23,16 +23,6 @@ def on_single_cpus(
     return on_single_cpus_p.bind(*operands, whole=programs[0], shared=programs[1])
 
 
-def _run(*operands: Any, whole: ClosedJaxpr, shared: ClosedJaxpr) -> Sequence[Any]:
-    del whole
-    return call_jaxpr(shared)(*operands)
-
-
-def _types(*_: Any, whole: ClosedJaxpr, shared: ClosedJaxpr) -> Any:
-    del whole
-    return shared.out_avals, shared.effects
-
-
 def _batch(
     axis: Any, operands: Sequence[Any], dims: Sequence[Any], whole: ClosedJaxpr, shared: ClosedJaxpr
 ) -> Any:
@@ -48,7 +38,10 @@ def _batch(
 
 
 on_single_cpus_p = new_primitive(
-    "on_single_cpus", implementation=_run, output_types=_types, batch=_batch
+    "on_single_cpus",
+    implementation=lambda *operands, whole, shared: call_jaxpr(shared)(*operands),
+    output_types=lambda *_, whole, shared: (shared.out_avals, shared.effects),
+    batch=_batch,
 )
 
 

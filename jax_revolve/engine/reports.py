@@ -80,10 +80,11 @@ class Reports:
         if self.are_shown:
             self._report_if(True, steps, is_over=True)
 
-    def last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
-        """`lax.fori_loop`, with which a sweep of known length is over."""
-        if not self.are_shown:
-            return lax.fori_loop(start, stop, body, state)
+    def loop(self, is_last: bool) -> Callable[..., Any]:
+        """`lax.fori_loop`, after which the sweep is over if it `is_last`."""
+        return self._last_loop if is_last and self.are_shown else lax.fori_loop
+
+    def _last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
         stop = self.begin(jnp.asarray(stop, jnp.int32))
         total = jnp.asarray(self._total, jnp.int32)
         axes = varying_axes(jax.typeof(total))

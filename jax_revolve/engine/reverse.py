@@ -102,7 +102,7 @@ class _Sweep:
                 taped = tape_the_last_block(self._steps, plan, self._activity, held)
             blocks -= 1
             start = size * blocks
-            loop, count = self._loop(start == 0), self._total - start
+            loop, count = self._reports.loop(start == 0), self._total - start
             gradient = self._pullback.of_block(taped, start, count, gradient, loop)
         elif size > 1:
             taped = self._tape.empty()
@@ -126,9 +126,6 @@ class _Sweep:
             starts, _ = first_advances(self._plan)
         positions[: len(starts)] = starts
         return integers(positions), None, jnp.int32(max(len(starts) - 1, 0))
-
-    def _loop(self, is_last: bool) -> Any:
-        return self._reports.last_loop if is_last else lax.fori_loop
 
     def _at(self, slot: Any, state: _State) -> list[Any]:
         """The checkpoint in a slot."""
@@ -201,7 +198,7 @@ class _Sweep:
             return ahead, self._parts(depth + 1, slot_of(part), first, below.parts, state)
 
         fetched = self._at(slot_of(count - 1), state) if is_far else None
-        loop = self._loop(isinstance(start, int) and start == 0)
+        loop = self._reports.loop(isinstance(start, int) and start == 0)
         return turns(loop, count, reverse_part, (fetched, state))[1]
 
     def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
@@ -266,7 +263,7 @@ class _Sweep:
             return way_to(lax.sub(block, ONE), state, top), state
 
         at = way_to(jnp.asarray(blocks - 1, jnp.int32), state, state.top)
-        loop = self._loop(isinstance(first, int) and first == 0)
+        loop = self._reports.loop(isinstance(first, int) and first == 0)
         return turns(loop, blocks - first, reverse_block, (at, state))[1]
 
     # From a storage
@@ -293,7 +290,7 @@ class _Sweep:
 
         not_reached = jnp.sum(jnp.asarray(moves[:, 1]) >= blocks, dtype=jnp.int32)
         first = not_reached if self._is_while else 0
-        return self._reports.last_loop(first, len(moves), reverse_move, state)
+        return self._reports.loop(True)(first, len(moves), reverse_move, state)
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:

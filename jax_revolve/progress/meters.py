@@ -160,12 +160,12 @@ class _Line:
     def text(self) -> str:
         seconds = time.monotonic() - self.started
         rate = self.steps / seconds if seconds > 0 else 0.0
-        if self.total is None:
-            return f"{self.name}: {self.steps} steps [{_clock(seconds)}, {rate:.1f} steps/s]"
-        left = _clock((self.total - self.steps) / rate) if rate else "?"
-        of_all = f"{100 * self.steps // max(self.total, 1) if self.total else 100}%"
-        of_all = f"{of_all} {self.steps}/{self.total}"
-        return f"{self.name}: {of_all} [{_clock(seconds)}<{left}, {rate:.1f} steps/s{self.note}]"
+        done, left = f"{self.steps} steps", ""
+        if self.total is not None:
+            share = 100 * self.steps // self.total if self.total else 100
+            done = f"{share}% {self.steps}/{self.total}"
+            left = f"<{_clock((self.total - self.steps) / rate) if rate else '?'}"
+        return f"{self.name}: {done} [{_clock(seconds)}{left}, {rate:.1f} steps/s{self.note}]"
 
 
 class TextMeter(ProgressMeter):
