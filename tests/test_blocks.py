@@ -223,6 +223,7 @@ def test_cotangents_of_weights_are_products_over_a_block(
     monkeypatch.setitem(defaults, "least_weight", 0)
     monkeypatch.setitem(defaults, "most_kept", float("inf"))
     monkeypatch.setitem(defaults, "most_steps", 2)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)  # the generator has several
     normal = np.random.default_rng(0).normal
     draw = lambda *shape: jnp.asarray(normal(size=shape) / 2)  # noqa: E731
     p = {"w": draw(4, 4), "v": draw(4, 4), "b": draw(4)}
@@ -242,8 +243,9 @@ def test_cotangents_of_weights_are_products_over_a_block(
     assert sum(deferred) == (1 if step is of_the_tape else 2)
 
 
-def test_the_sum_over_a_block_is_one_product() -> None:
+def test_the_sum_over_a_block_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the compiled program: products of k times the batch."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)  # so XLA divides no arrays
     width, batch, block_size = 256, 8, 20
     w = jax.ShapeDtypeStruct((width, width), jnp.float32)
     h = jax.ShapeDtypeStruct((batch, width), jnp.float32)

@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user, results_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.memories import moves_of
 from jax_revolve._compat.primitives import new_primitive
@@ -204,8 +204,8 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
     cotangents over the devices: they would wait for each other for ever."""
     if loop.condition is None:
         return
-    (going,) = results_of(lambda: [loop.holds(operands.consts, operands.carry)])
-    axes = varying_axes(going.aval)
+    going = jax.make_jaxpr(lambda: loop.holds(operands.consts, operands.carry))()
+    axes = varying_axes(going.out_avals[0])
     consts = pick(operands.consts, activity.consts)
     if not all(axes <= varying_axes(jax.typeof(c)) for c in consts):
         raise NotImplementedError(

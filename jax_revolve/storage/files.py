@@ -120,7 +120,8 @@ def read_file(
             "call jax.vjp again, or use jax.vmap of it for several cotangents."
         ) from error
     size = len(_header(ticket, b""))
-    if stored[:size] != _header(ticket, content := stored[size:]):
+    header, content = stored[:size], stored[size:]
+    if header != _header(ticket, content):
         raise OSError(f"The checkpoint {path} is damaged: it is not what was written.")
     arrays = arrays_of(content, like)
     if is_last:
