@@ -20,7 +20,7 @@ from jax.custom_batching import custom_vmap
 from jax_revolve._compat.callbacks import is_first_device
 from jax_revolve._compat.values import vary, varying_axes
 from jax_revolve.profiles.in_force import profile_in_force
-from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
+from jax_revolve.progress.listener import REVERSE, UNKNOWN, Listener, ReverseOnly
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.work import is_estimated, work_of
 
@@ -47,7 +47,10 @@ class Reports:
 
     def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
         """`total` is the number of steps of the sweep, if it is known at its start."""
-        self._listener = listener_of_sweep(loop.progress, sweep)
+        progress = loop.progress
+        if isinstance(progress, ReverseOnly):
+            progress = progress.listener if sweep == REVERSE else None
+        self._listener: Listener | None = progress
         self._sweep, self._total, self._least = sweep, total, 1
         self.are_shown = self._listener is not None
         if self.are_shown and is_estimated(loop.jaxpr):

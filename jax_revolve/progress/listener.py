@@ -40,10 +40,3 @@ def when_run_again(progress: Progress | None) -> ReverseOnly | None:
     if progress is None or isinstance(progress, ReverseOnly):
         return progress
     return ReverseOnly(progress)
-
-
-def listener_of_sweep(progress: Progress | None, sweep: str) -> Listener | None:
-    """The listener that a sweep reports to."""
-    if isinstance(progress, ReverseOnly):
-        return progress.listener if sweep == REVERSE else None
-    return progress
