@@ -10,7 +10,7 @@ import pytest
 from jax_revolve import checkpointed_scan, plan
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.schedule.actions import Advance, Tape
-from jax_revolve.step import traced
+from jax_revolve.step import linearized
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.buffers import read, write
 
@@ -156,7 +156,7 @@ def test_a_step_is_linearized_once(
 
         return counted
 
-    monkeypatch.setattr(traced, "linearize", counting("linearized", traced.linearize))
+    monkeypatch.setattr(linearized, "linearize", counting("linearized", linearized.linearize))
     monkeypatch.setattr(Loop, "step", counting("traced", Loop.step))
 
     def loss(a: Any) -> Any:

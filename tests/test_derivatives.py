@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from parity.loops import scan_as_while
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
-from jax_revolve.step import once
+from jax_revolve.step import loop
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -202,7 +202,7 @@ def test_no_tracer_leaves_its_trace(step: Any, loop: str) -> None:
 
 def test_what_is_known_of_a_loop_is_forgotten_with_it() -> None:
     """The primal half of a step that is its own was remembered, and with it the loop."""
-    loops = once._KNOWN  # pyright: ignore[reportPrivateUsage]
+    loops = loop._KNOWN  # pyright: ignore[reportPrivateUsage]
 
     def known_after(weight: float) -> int:
         def loss(x: Any) -> Any:

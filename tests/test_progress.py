@@ -16,6 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 from jax_revolve.engine import offline, online, plain, reports, reverse
 from jax_revolve.progress.meters import TextMeter
+from jax_revolve.step.steps import for_loop
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
@@ -244,7 +245,7 @@ class _Nothing:
 
     def __init__(self, *_: Any) -> None:
         self.before_step = self.end = lambda *_: None
-        self.begin, self.loop = lambda numbers: numbers, lambda is_last: lax.fori_loop
+        self.begin, self.loop = lambda numbers: numbers, lambda is_last: for_loop
 
 
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 from asked import explained_scan, for_bound, for_scan
 from jax import lax
 
-import jax_revolve.loops.try_storage as storage_checks
+import jax_revolve.loops.options as storage_checks
 from jax_revolve import (
     Disk,
     HostMemory,

@@ -10,8 +10,7 @@ import pytest
 
 from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_scan
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
-from jax_revolve.step.loop import Loop
-from jax_revolve.step.once import once
+from jax_revolve.step.loop import Loop, once
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 

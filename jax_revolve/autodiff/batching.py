@@ -1,6 +1,6 @@
 """Batching rules: which results are batched under `vmap`, and functions mapped over axes again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -8,18 +8,33 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import mapped_over
+from jax_revolve.step.loop import once
 
 Run: TypeAlias = Callable[..., Sequence[Any]]
+Batched: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
+"""Results and their batch axes."""
 
 
 def batched_dims(axis: Any, run: Run, operands: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     """The batch axis of each result of a batched function: the first axis, or `None` if it is not
     batched."""
-    batched = _find_batched(
-        lambda look: vmap_over(axis, lambda *operands: look(run(*operands)), dims)(*operands)
-    )
-    return [0 if b else None for b in batched]
+    found: list[Any] = []
+
+    @custom_vmap
+    def look(values: list[Any]) -> list[Any]:
+        found[:] = [None] * len(values)  # JAX calls the rule below only if something is batched
+        return values
+
+    @look.def_vmap
+    def _(axis_size: int, in_batched: Any, values: list[Any]) -> Any:
+        del axis_size
+        found[:] = [0 if batched else None for batched in in_batched[0]]
+        return values, in_batched[0]
+
+    jax.eval_shape(vmap_over(axis, lambda *operands: look(run(*operands)), dims), *operands)
+    return found
 
 
 def vmap_over(axis: Any, fun: Run, dims: Sequence[Any], dims_out: Any = 0) -> Any:
@@ -34,24 +49,29 @@ def vmap_over(axis: Any, fun: Run, dims: Sequence[Any], dims_out: Any = 0) -> An
     )
 
 
-def _find_batched(trace: Callable[[Callable[[Any], Any]], Any]) -> list[bool]:
-    """Which values depend on batched ones. `trace(look)` must call `look(values)` once under
-    `jax.vmap`; nothing runs."""
-    found: list[bool] = []
+def batch_once(
+    function: Any,
+    key: tuple[Hashable, ...],
+    rule: Callable[..., Batched],
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+) -> Batched:
+    """`rule(*operands)`, where `rule` is a function's batching rule, which returns results and
+    their batch axes. It is traced once to a jaxpr. The rule must close over nothing except what is
+    in the key, such as the axis."""
 
-    @custom_vmap
-    def look(values: list[Any]) -> list[Any]:
-        found[:] = [False] * len(values)  # JAX calls the rule below only if something is batched
-        return values
+    def trace() -> tuple[ClosedJaxpr, list[Any]]:
+        dims_out: list[Any] = []
 
-    @look.def_vmap
-    def _(axis_size: int, in_batched: Any, values: list[Any]) -> Any:
-        del axis_size
-        found[:] = in_batched[0]
-        return values, in_batched[0]
+        def run(*operands: Any) -> Sequence[Any]:
+            results, dims_out[:] = rule(*operands)
+            return results
 
-    jax.eval_shape(lambda: trace(look))
-    return found
+        return jax.make_jaxpr(run)(*operands), dims_out
+
+    types = tuple(map(jax.typeof, operands))
+    closed, dims_out = once(function, (rule.__qualname__, *key, tuple(dims), types), trace)
+    return call_jaxpr(closed)(*operands), dims_out
 
 
 class Vmap(NamedTuple):
@@ -71,22 +91,20 @@ def mapped(
     """`run`, mapped over these axes, the innermost first. For each of them, `more` are the axes of
     the operands that it takes besides the mapped function's, and `wanted` are the axes of its
     results: by default, results that do not depend on an example have none."""
-    for vmap in vmaps:
+
+    def over(vmap: Vmap, run: Run, *operands: Any) -> Sequence[Any]:
         dims = (*vmap.dims, *more(vmap))
-        run = partial(_mapped_over, vmap.axis, dims, wanted and wanted(vmap), run)
+        found = batched_dims(vmap.axis, run, operands, dims)
+        asked = found if wanted is None else wanted(vmap)
+        either = [w if f is None else f for f, w in zip(found, asked, strict=True)]
+        results = vmap_over(vmap.axis, run, dims, either)(*operands)
+        # What is computed for each example, but need not be, is the same for all.
+        triples = zip(results, asked, either, strict=True)
+        return [x[0] if w is None and e is not None else x for x, w, e in triples]
+
+    for vmap in vmaps:
+        run = partial(over, vmap, run)
     return run
-
-
-def _mapped_over(axis: Any, dims: Any, wanted: Any, run: Run, *operands: Any) -> Sequence[Any]:
-    found = batched_dims(axis, run, operands, dims)
-    wanted = found if wanted is None else wanted
-    either = [w if f is None else f for f, w in zip(found, wanted, strict=True)]
-    results = vmap_over(axis, run, dims, either)(*operands)
-    # What is computed for each example, but need not be, is the same for all.
-    return [
-        x[0] if w is None and e is not None else x
-        for x, w, e in zip(results, wanted, either, strict=True)
-    ]
 
 
 def of_one_example(value: Any, vmaps: Sequence[Vmap], number: int) -> Any:

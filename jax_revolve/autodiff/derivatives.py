@@ -19,7 +19,7 @@ as `held`.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
@@ -32,29 +32,26 @@ from jax_revolve._compat.values import (
     with_weak_type,
 )
 from jax_revolve._compat.values import zeros as zeros_of
-from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
 from jax_revolve.progress.listener import when_run_again
-from jax_revolve.step.activity import Mask
-from jax_revolve.step.loop import pick, spread, substitute
-from jax_revolve.step.once import Batched, batch_once
+from jax_revolve.step.loop import Mask, pick, spread, substitute
 
 Flat = Sequence[Any]
 
 
-class Active(Protocol):
-    """Which operands are differentiated, and which results have a tangent then."""
+class Active(NamedTuple):
+    """Which operands are differentiated, and which results have a tangent then. A loop's
+    `Activity`, which knows more, takes its place."""
 
-    @property
-    def operands(self) -> Mask: ...
-    @property
-    def results(self) -> Mask: ...
+    operands: Mask
+    results: Mask
 
 
 class Rules(NamedTuple):
     """What is particular to the functions of a primitive."""
 
     primitive: Primitive
-    activity: Callable[[Any, Mask], Active]
+    activity: Callable[[Any, Mask], Any]
     """`activity(function, differentiated)`"""
     jvp: Callable[..., tuple[Flat, Flat]]
     """`jvp(function, activity, operands, tangents)` returns the results, and the tangents of the
@@ -78,7 +75,7 @@ def derive(rules: Rules, prune_jvp: Any = None) -> None:
         f"{primitive.name}_tangent",
         implementation=partial(_tangent_impl, rules),
         output_types=_tangent_types,
-        jvp=partial(_tangent_jvp, rules),
+        jvp=partial(jvp_of_nonzero, partial(_tangent_impl, rules)),
         batch=partial(_tangent_batching, rules),
         transpose=partial(_tangent_transpose, rules),
     )
@@ -86,7 +83,7 @@ def derive(rules: Rules, prune_jvp: Any = None) -> None:
         f"{primitive.name}_jvp",
         implementation=partial(_jvp_impl, rules),
         output_types=_jvp_types,
-        jvp=partial(_jvp_jvp, rules),
+        jvp=partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
         batch=partial(_jvp_batching, rules),
         transpose=partial(_jvp_transpose, rules),
         prune=prune_jvp,
@@ -110,11 +107,11 @@ def derive(rules: Rules, prune_jvp: Any = None) -> None:
     define_derivative(primitive, jvp, transpose)
 
 
-def jvp_of_nonzero(run: Callable[[Flat], Flat], primals: Flat, tangents: Flat) -> Any:
+def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat, **params: Any) -> Any:
     """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
     mask = [not is_zero(t) for t in tangents]
     return jax.jvp(
-        lambda chosen: run(substitute(primals, mask, chosen)),
+        lambda chosen: run(*substitute(primals, mask, chosen), **params),
         (pick(primals, mask),),
         (pick(tangents, mask),),
     )
@@ -176,10 +173,6 @@ def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat
     return list(map(with_weak_type, [*results, *results_dot], types))
 
 
-def _jvp_jvp(rules: Rules, primals: Flat, tangents: Flat, **params: Any) -> Any:
-    return jvp_of_nonzero(lambda flat: _jvp_impl(rules, *flat, **params), primals, tangents)
-
-
 def _jvp_batching(
     rules: Rules, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
 ) -> Batched:
@@ -229,10 +222,6 @@ def _tangent_impl(rules: Rules, *flat: Any, function: Any, activity: Active, hel
     del held
     silent = rules.with_progress(function, lambda _: None)
     return _jvp_impl(rules, *flat, function=silent, activity=activity)[len(silent.output_types) :]
-
-
-def _tangent_jvp(rules: Rules, primals: Flat, tangents: Flat, **params: Any) -> Any:
-    return jvp_of_nonzero(lambda flat: _tangent_impl(rules, *flat, **params), primals, tangents)
 
 
 def _tangent_batching(

@@ -61,8 +61,16 @@ from jax_revolve._compat.values import (
     with_weak_type,
     zeros,
 )
-from jax_revolve.autodiff.batching import Vmap, batched_dims, mapped, of_one_example, vmap_over
-from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
+from jax_revolve.autodiff.batching import (
+    Batched,
+    Vmap,
+    batch_once,
+    batched_dims,
+    mapped,
+    of_one_example,
+    vmap_over,
+)
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, derive, function_types
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
@@ -75,15 +83,21 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.activity import Activity, Mask, find_activity
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
+from jax_revolve.step.derived import paired, with_primal_half
 from jax_revolve.step.examples import run_examples
-from jax_revolve.step.loop import Loop, Operands, check_plan, pick, plan_of, spread, substitute
-from jax_revolve.step.once import Batched, batch_once, once
-from jax_revolve.step.paired import paired
-from jax_revolve.step.primal_half import with_primal_half
-from jax_revolve.step.pullback import Cotangents
-from jax_revolve.step.restart import find_restart
+from jax_revolve.step.linearized import Activity, Cotangents, find_activity, find_restart
+from jax_revolve.step.loop import (
+    Loop,
+    Mask,
+    Operands,
+    check_plan,
+    once,
+    pick,
+    plan_of,
+    spread,
+    substitute,
+)
 from jax_revolve.step.steps import Steps
 
 # The loop
@@ -329,13 +343,6 @@ class Sweep(NamedTuple):
 
         types, vmaps = tuple(pick(self.output_types, kept)), tuple(map(smaller, self.vmaps))
         return self._replace(output_types=types, vmaps=vmaps, **fields)
-
-
-class Active(NamedTuple):
-    """Which operands of a sweep are differentiated, and which of its results have a tangent."""
-
-    operands: Mask
-    results: Mask
 
 
 OfOne = Callable[..., Flat]

@@ -20,10 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import kept_whole
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.examples import any_example
+from jax_revolve.step.linearized import Activity, Cotangents
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
-from jax_revolve.step.pullback import Cotangents
 from jax_revolve.step.steps import Steps
 
 CarryAndYs = tuple[list[Any], list[Any]]

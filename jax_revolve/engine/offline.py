@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jax_revolve._compat.memories import is_on_host
 from jax_revolve.engine.reports import Reports
@@ -26,10 +25,10 @@ from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import carry_in_slots
+from jax_revolve.step.linearized import Activity
 from jax_revolve.step.loop import pick, substitute
-from jax_revolve.step.steps import Progress, Steps
+from jax_revolve.step.steps import Progress, Steps, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import in_storage, put
 
@@ -144,7 +143,7 @@ class _Sweep(NamedTuple):
                 kept = keep(kept, pick(progress[0], self.steps.restart), number)
                 start = run.start + run.size * j
                 step = lambda i, progress: self.run(start + i, progress)  # noqa: E731
-                return lax.fori_loop(0, run.size, step, progress), kept
+                return for_loop(0, run.size, step, progress), kept
 
             loop = self.reports.loop(ends and run is runs[-1])
             state = loop(0, run.advances, keep_and_advance, state)
@@ -158,7 +157,7 @@ class _Sweep(NamedTuple):
             progress, slots = state
             slots = write_slot(slots, pick(progress[0], self.steps.restart), number)
             start, stop = read([jnp.asarray(starts), jnp.asarray(stops)], number)
-            return lax.fori_loop(start, stop, self.run, progress), slots
+            return for_loop(start, stop, self.run, progress), slots
 
         loop = self.reports.loop(not tapes_the_last_block(self.plan))
         return loop(0, len(stops), advance, state)
@@ -190,7 +189,7 @@ class _Sweep(NamedTuple):
         (carry, ys), slots = state
         slots = write_slot(slots, pick(carry, restart), 0)
         state = (pick(carry, others), ys), slots
-        (rest, ys), slots = lax.fori_loop(first, last, step_in_slots, state)
+        (rest, ys), slots = for_loop(first, last, step_in_slots, state)
         progress = whole(read_slot(slots, len(starts) - 1), rest), ys
         loop = self.reports.loop(not tapes_the_last_block(self.plan))
         return loop(last, stop, self.run, progress), slots

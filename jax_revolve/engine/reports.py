@@ -22,6 +22,7 @@ from jax_revolve._compat.values import vary, varying_axes
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.listener import REVERSE, UNKNOWN, Listener, ReverseOnly
 from jax_revolve.step.loop import Loop
+from jax_revolve.step.steps import for_loop
 from jax_revolve.step.work import is_estimated, work_of
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class Reports:
 
     def loop(self, is_last: bool) -> Callable[..., Any]:
         """`lax.fori_loop`, after which the sweep is over if it `is_last`."""
-        return self._last_loop if is_last and self.are_shown else lax.fori_loop
+        return self._last_loop if is_last and self.are_shown else for_loop
 
     def _last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
         stop = self.begin(jnp.asarray(stop, jnp.int32))

@@ -23,11 +23,10 @@ from jax_revolve.engine.tape.tape import Pullback, Tape
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Activity
 from jax_revolve.step.cpu import in_a_branch, turns
+from jax_revolve.step.linearized import Activity, Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
-from jax_revolve.step.pullback import Cotangents, of_init, zero_cotangents
-from jax_revolve.step.steps import Steps, number
+from jax_revolve.step.steps import Steps, for_loop, number
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import get
 
@@ -211,7 +210,7 @@ class _Sweep:
             restarted = self._steps.advance_by(level.size, first + level.size * j, restarted)
             return restarted, write_slot(slots, restarted, level.base + 1 + j)
 
-        return lax.fori_loop(0, level.parts - 1, advance, (restarted, slots))[1]
+        return for_loop(0, level.parts - 1, advance, (restarted, slots))[1]
 
     # By decisions of the schedule, which are made on the device
 

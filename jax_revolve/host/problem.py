@@ -29,9 +29,8 @@ from jax_revolve.schedule.arguments import check_integer
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.activity import Mask, find_activity
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
-from jax_revolve.step.restart import find_restart
+from jax_revolve.step.linearized import find_activity, find_restart
+from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
 
 
 class Problem(NamedTuple):

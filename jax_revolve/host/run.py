@@ -15,8 +15,8 @@ from jax_revolve.host.position import Cotangents, Position, sweep
 from jax_revolve.host.problem import Problem
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.watch import Processes, Watch
+from jax_revolve.step.linearized import of_init
 from jax_revolve.step.loop import Operands, pick, substitute
-from jax_revolve.step.pullback import of_init
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""

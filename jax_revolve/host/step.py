@@ -8,9 +8,8 @@ import numpy as np
 
 from jax_revolve.host.arrays import Values, sharding_of
 from jax_revolve.host.fingerprint import program
-from jax_revolve.step.activity import Activity
+from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step, zero_cotangents
 from jax_revolve.step.loop import Loop, Operands, pick
-from jax_revolve.step.pullback import Cotangents, add, pull_back_step, zero_cotangents
 from jax_revolve.storage.buffers import read
 
 

@@ -122,7 +122,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         def outer_while_loop(
             cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int | None, buffers: Any
         ) -> Any:
-            del buffers  # not needed: `step.restart` finds the leaves to store
+            del buffers  # not needed: `find_restart` finds the leaves to store
             return filter_bounded_while_loop(
                 cond_fun, body_fun, init_val, max_steps=max_steps, **vars(self._asked)
             )

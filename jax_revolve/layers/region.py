@@ -52,8 +52,7 @@ def _types(*_: Any, jaxpr: ClosedJaxpr) -> Any:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], jaxpr: ClosedJaxpr) -> Any:
-    primals_out, tangents_out = jvp_of_nonzero(lambda xs: call_jaxpr(jaxpr)(*xs), primals, tangents)
-    return primals_out, tangents_out
+    return jvp_of_nonzero(call_jaxpr(jaxpr), primals, tangents)
 
 
 def _batch(axis: Any, operands: Sequence[Any], dims: Sequence[Any], jaxpr: ClosedJaxpr) -> Any:

@@ -32,13 +32,11 @@ from jax_revolve._compat.values import (
     tangent_type,
     with_weak_type,
 )
-from jax_revolve.autodiff.batching import batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import Flat, Rules, derive, function_types
+from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, derive, function_types
 from jax_revolve.layers.region import apart
-from jax_revolve.step.activity import Mask
-from jax_revolve.step.loop import is_inexact, pick, substitute
-from jax_revolve.step.once import Batched
-from jax_revolve.step.primal_half import primal_half
+from jax_revolve.step.derived import primal_half
+from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
 
 
 class Segment(NamedTuple):
@@ -53,13 +51,6 @@ class Segment(NamedTuple):
     @property
     def effects(self) -> Any:
         return self.jaxpr.effects
-
-
-class Activity(NamedTuple):
-    """Which operands are differentiated, and which results depend on those."""
-
-    operands: Mask
-    results: Mask
 
 
 def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
@@ -109,18 +100,16 @@ segment_p = new_primitive(
 )
 
 
-def _activity(function: Segment, differentiated: Mask) -> Activity:
+def _activity(function: Segment, differentiated: Mask) -> Active:
     jaxpr = function.jaxpr.jaxpr
     varying = varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
     results = tuple(
         is_inexact(v.aval) and not is_literal(v) and v in varying for v in jaxpr.outvars
     )
-    return Activity(differentiated, results)
+    return Active(differentiated, results)
 
 
-def _jvp(
-    function: Segment, activity: Activity, operands: Flat, tangents: Flat
-) -> tuple[Flat, Flat]:
+def _jvp(function: Segment, activity: Active, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
     """The segment of values and tangents."""
     count = len(operands)
 
@@ -137,12 +126,12 @@ def _jvp(
     return flat[: len(activity.results)], flat[len(activity.results) :]
 
 
-def _primal_half(function: Segment, activity: Activity) -> Segment:
+def _primal_half(function: Segment, activity: Active) -> Segment:
     return Segment(primal_half(function.jaxpr, activity.operands))
 
 
 def _linearize(
-    function: Segment, activity: Activity, operands: Flat
+    function: Segment, activity: Active, operands: Flat
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     """Nothing is held but the operands."""
     results = segment_p.bind(*operands, function=_primal_half(function, activity))
@@ -154,7 +143,7 @@ def _transpose(
     operands: Flat,
     arrays: Flat,
     function: Segment,
-    activity: Activity,
+    activity: Active,
     held: None,
 ) -> Flat:
     del arrays, held

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
-from jax_revolve.loops.options import Options, check_bound
-from jax_revolve.loops.try_storage import try_storage
+from jax_revolve.loops.options import Options, check_bound, try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
 from jax_revolve.programs.share import Outlay, Outlays, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes

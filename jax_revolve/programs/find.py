@@ -39,9 +39,8 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.activity import Activity, find_activity
+from jax_revolve.step.linearized import Activity, find_activity, find_restart
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
-from jax_revolve.step.restart import find_restart
 
 Key: TypeAlias = tuple[int, ...]
 Replacements: TypeAlias = Mapping[Key, "Replacement"]

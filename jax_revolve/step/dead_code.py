@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
-from jax_revolve.step.activity import Activity, Mask
-from jax_revolve.step.loop import Loop, pick
+from jax_revolve.step.linearized import Activity, either, needed_by
+from jax_revolve.step.loop import Loop, Mask, pick
 
 Part = tuple[Mask, Mask, dict[str, Any]]
 """Which results are computed, which operands they need, and the parameters of the primitive."""
@@ -77,15 +77,6 @@ def _follow(jaxpr: ClosedJaxpr, given: Sequence[bool]) -> list[bool]:
     count = len(jaxpr.out_avals)
     needs = (needed_by(jaxpr, [i == j for j in range(count)]) for i in range(count))
     return [all(pick(given, each)) for each in needs]
-
-
-def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
-    """The inputs that these outputs depend on."""
-    return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
-
-
-def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
-    return [x or y for x, y in zip(a, b, strict=True)]
 
 
 def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:

@@ -3,13 +3,18 @@
 A loop whose condition depends on the example runs until the last example is done. Its predicate is
 reduced over the batch, so that it stays a scalar. A batched predicate would make JAX run both
 branches of every `cond`, and select whole slot buffers. An example that is done keeps its carry by
-a select of its own, except for arrays that `in_place` is about.
+a select of its own.
 
 The step of such an example is still computed. At the state where the example stopped, the step may
 have no derivative, and zero times infinity is not zero. So the step gets values for which it has
 run before: the example's own initial carry or, if the example was done from the start, the carry
 and the consts of an example that was not. A step with a collective, such as `lax.psum`, gets the
 example's own values even so, because the others see them.
+
+Of a large array in the carry, such as a trajectory, a step may write a few entries. XLA writes them
+in place, and a select would copy the array in each step. So a step that only reads and writes
+entries of an array writes none for an example that is done, and reads them from an array for which
+the step has run before.
 
 Only booleans and values without tangents pass through a `custom_vmap` function, so JAX can
 differentiate around it. Without `vmap`, these values are constants and cost nothing.
@@ -23,10 +28,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve._compat.jaxprs import call_jaxpr, has_collective
+from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_collective
+from jax_revolve._compat.updates import Uses, reads, with_slices, write_unless
 from jax_revolve._compat.values import varying_axes
-from jax_revolve.step.in_place import find_in_place
-from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute
+from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute
 
 
 @custom_vmap
@@ -136,3 +142,41 @@ def run_examples(loop: Loop, operands: Operands) -> list[Any]:
         return guarded(loop, safe.carry, loop.holds(consts, carry))(safe.consts, carry, [])[0]
 
     return lax.while_loop(lambda carry: any_example(loop.holds(consts, carry)), step, init)
+
+
+def find_in_place(loop: Loop, is_done: jax.Array) -> tuple[Mask, ClosedJaxpr | None]:
+    """The leaves of the carry of which the step reads and writes entries alone, and the step that
+    can leave them as they are. It takes whether the example is done, safe values of these leaves,
+    and the step's inputs; it is `None` if there are no such leaves."""
+    of_done = jax.typeof(is_done)
+
+    def find() -> tuple[Mask, ClosedJaxpr | None]:
+        closed = with_slices(loop.jaxpr)
+        first = loop.num_consts - loop.num_condition_consts
+        carry = closed.jaxpr.invars[first : first + loop.num_carry]
+        new, _ = loop.results(closed.jaxpr.outvars)
+        uses = Uses(closed)
+        writers = [uses.chain(*each) for each in zip(carry, new, strict=True)]
+        leaves = tuple(map(bool, writers))
+        if not any(leaves) or has_collective(loop.jaxpr):  # others would see what it reads
+            return (False,) * len(leaves), None
+        written = {eqn.outvars[0] for chain in writers for eqn in chain}
+        arrays = pick(carry, leaves)
+
+        def step(is_done: jax.Array, safe: list[Any], *inputs: Any) -> list[Any]:
+            def run(eqn: Any, operands: list[Any]) -> list[Any]:
+                if written.intersection(eqn.outvars):
+                    return [write_unless(is_done, eqn, operands)]
+                results = run_in_place(eqn, operands)
+                for array, other in zip(arrays, safe, strict=True):
+                    if reads(eqn, array):
+                        (instead,) = run_in_place(eqn, [other, *operands[1:]])
+                        return [lax.select(is_done, instead, *results)]
+                return results
+
+            return run_each(closed, inputs, run)
+
+        safe = [v.aval for v in arrays]
+        return leaves, jax.make_jaxpr(step)(of_done, safe, *closed.in_avals)
+
+    return once(loop, ("in place", of_done), find)

@@ -1,7 +1,8 @@
 """A loop as data, made from the equation that `lax.scan` or `lax.while_loop` traces."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 
 T = TypeVar("T")
+Mask: TypeAlias = tuple[bool, ...]
 
 Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
 """Consts, carry and one slice of the xs to carry and one slice of the ys."""
@@ -210,3 +212,30 @@ def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
 
 def is_inexact(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
+
+
+_KNOWN: WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
+    """`find()`, or its earlier result for this very function and an equal key. `find` must not
+    return tracers. Threads may call it at the same time, because no lock is held while JAX traces.
+    All of them then get the result that is stored first.
+
+    The function is a loop, or another tuple that begins with a jaxpr. JAX traces the step of an
+    outer loop several times, and each trace asks the same of the loops inside. Without a cache, the
+    time would grow exponentially with the depth of the nest.
+    """
+    jaxpr, *rest = function
+    known = _KNOWN.setdefault(jaxpr, {})
+    key += _without(jaxpr, tuple(rest))
+    return known[key] if key in known else known.setdefault(key, find())
+
+
+def _without(jaxpr: ClosedJaxpr, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The fields of a function without its jaxpr, which is held weakly: nothing else may hold it
+    here. The fields may be functions that have the same one."""
+    return tuple(
+        _without(jaxpr, field[1:]) if isinstance(field, tuple) and field[:1] == (jaxpr,) else field
+        for field in fields
+    )

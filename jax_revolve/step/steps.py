@@ -1,18 +1,18 @@
 """The steps of a loop: from its start, with its ys, and again from a checkpoint."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import zeros
-from jax_revolve.step.activity import Mask
 from jax_revolve.step.examples import going, guarded, safe_operands
-from jax_revolve.step.loop import Loop, Operands, Step, pick, substitute, with_layout
+from jax_revolve.step.loop import Loop, Mask, Operands, Step, pick, substitute, with_layout
 from jax_revolve.storage.buffers import read, write
 
+T = TypeVar("T")
 Progress = tuple[list[Any], list[Any]]
 """The carry, and the ys that are kept, of the steps that are done."""
 
@@ -66,7 +66,7 @@ class Steps(NamedTuple):
             carry, _ = self.step_from(carry)(*self.inputs(carry, first + i))
             return pick(carry, self.restart)
 
-        return lax.fori_loop(0, count, step, restarted)
+        return for_loop(0, count, step, restarted)
 
     def advance(self, span: jax.Array, restarted: list[Any]) -> tuple[jax.Array, list[Any]]:
         """The checkpoint at step `span[1]`, from the one at `span[0]`, which becomes `span[1]`.
@@ -86,6 +86,20 @@ class Steps(NamedTuple):
 
         one = np.eye(1, span.size, dtype=np.int32)[0]
         return lax.while_loop(is_before, step, (span, restarted))
+
+
+def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
+    """`lax.fori_loop`, as a while loop also where the numbers are known: as a scan it would be
+    traced again to be lowered, and count twice. XLA makes the same of both."""
+    if not (isinstance(start, int) and isinstance(stop, int)):
+        return lax.fori_loop(start, stop, body, state)
+
+    def step(counted: tuple[Any, T]) -> tuple[Any, T]:
+        i, state = counted
+        return lax.add(i, np.int32(1)), body(i, state)
+
+    is_before = lambda counted: lax.lt(counted[0], np.int32(stop))  # noqa: E731
+    return lax.while_loop(is_before, step, (np.int32(start), state))[1]
 
 
 def number(numbers: jax.Array, which: int) -> jax.Array:

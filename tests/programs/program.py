@@ -184,9 +184,11 @@ class Program:
 
     @property
     def forgets(self) -> bool:
-        """Whether JAX's own loops may lose the derivative rules that it needs."""
+        """Whether JAX's own loops may lose the derivative rules that it needs, and ours do not: not
+        those that stay as they are, because they are short."""
         needs = any(o.name in FORGOTTEN for o in self.operations)
-        return needs and not self.rewrites_derivatives
+        stays = self.loop.startswith("rewritten") and self.length < 2
+        return needs and not stays and not self.rewrites_derivatives
 
     @property
     def rewrites_derivatives(self) -> bool:

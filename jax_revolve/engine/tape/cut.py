@@ -26,7 +26,7 @@ import numpy as np
 from jax_revolve._compat.jaxprs import between, variables
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.profiles.profile import Profile
-from jax_revolve.step.traced import TracedStep, Variable
+from jax_revolve.step.linearized import TracedStep, Variable
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
 
 ELEMENTWISE = FREE | {

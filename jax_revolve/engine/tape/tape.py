@@ -20,13 +20,18 @@ from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.step.activity import Activity, Mask
 from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
-from jax_revolve.step.once import once
-from jax_revolve.step.pullback import Cotangents, accumulate, add, pull_back
-from jax_revolve.step.steps import Steps
-from jax_revolve.step.traced import TracedStep, traced_step
+from jax_revolve.step.linearized import (
+    Activity,
+    Cotangents,
+    TracedStep,
+    accumulate,
+    add,
+    pull_back,
+    traced_step,
+)
+from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
+from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
 
@@ -167,7 +172,7 @@ class Tape:
             carry, _, stored = self.run(*inputs)
             return pick(carry, steps.restart), write(tape, stored, i)
 
-        return lax.fori_loop(0, count, step, (restarted, tape))[1]
+        return for_loop(0, count, step, (restarted, tape))[1]
 
 
 class Pullback:
@@ -181,7 +186,7 @@ class Pullback:
         self._same, self._fixed = step.of_all_steps(tape.shared)
 
     def of_block(
-        self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = lax.fori_loop
+        self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
     ) -> Operands:
         """The cotangents before the `count` taped steps from `start` on, from those after them, by
         this `loop`.
@@ -214,12 +219,12 @@ class Pullback:
             return pull_back_piece(0, count, loop, state)[0]
         pieces = count // piece if is_known else -(-count // piece)
         if is_known and count % piece:
-            state = pull_back_piece(piece * pieces, count % piece, lax.fori_loop, state)
+            state = pull_back_piece(piece * pieces, count % piece, for_loop, state)
 
         def pull_back_next(i: Any, state: _Pieces) -> _Pieces:
             first = piece * (pieces - 1 - i)
             length = piece if is_known else jnp.minimum(piece, count - first)
-            return pull_back_piece(first, length, lax.fori_loop, state)
+            return pull_back_piece(first, length, for_loop, state)
 
         return turns(loop, pieces, pull_back_next, state)[0]
 

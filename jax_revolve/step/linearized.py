@@ -1,0 +1,272 @@
+"""A step, linearized: which of its values have derivatives, its residuals as one jaxpr, what a
+checkpoint must hold, and its pullback."""
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from jax_revolve._compat.inlining import inlined
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned, varying_variables
+from jax_revolve._compat.values import SymbolicZero, tangent_type, zeros
+from jax_revolve.step.cpu import with_reads_first
+from jax_revolve.step.examples import going, guarded
+from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute, with_layout
+from jax_revolve.storage.buffers import read, write
+
+Variable = Any
+"""A variable of a jaxpr."""
+
+# Which values have derivatives
+
+
+class Activity(NamedTuple):
+    """One flag per value. `init` flags the initial carries that are differentiated; `carry` flags
+    the carries that depend on any differentiated operand, after any number of steps."""
+
+    consts: Mask
+    init: Mask
+    xs: Mask
+    carry: Mask
+    ys: Mask
+
+    @property
+    def operands(self) -> Mask:
+        return (*self.consts, *self.init, *self.xs)
+
+    @property
+    def results(self) -> Mask:
+        return (*self.carry, *self.ys)
+
+
+def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
+    """The least fixed point over the carry, given which operands are differentiated. A predicate
+    has no derivative, so consts of the condition have none."""
+    first = loop.num_condition_consts
+    mask = (*[False] * first, *differentiated[first:])
+
+    def find() -> Activity:
+        consts, init, xs = loop.operands(mask)
+        carry = init
+        while True:
+            active = [*consts, *carry, *xs][first:]
+            results = active_results(call_jaxpr(loop.jaxpr), loop.jaxpr.in_avals, active)
+            carry_out, ys = loop.results(results)
+            grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
+            if grown == carry:
+                return Activity(*map(tuple, (consts, init, xs, carry, ys)))
+            carry = grown
+
+    return once(loop.bare, ("activity", mask), find)
+
+
+def active_results(
+    fun: Callable[..., Sequence[Any]], types: Sequence[Any], active: Sequence[bool]
+) -> list[bool]:
+    """Which results of a function have a derivative in its active inputs that is not symbolically
+    zero.
+
+    JAX answers, as in `lax.scan`: the derivative is traced, and nothing runs.
+    """
+    found: list[bool] = []
+
+    @jax.custom_jvp
+    def look(results: list[Any]) -> list[Any]:
+        found[:] = [False] * len(results)  # JAX calls the rule below only if one has a derivative
+        return results
+
+    @partial(look.defjvp, symbolic_zeros=True)
+    def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        found[:] = [not isinstance(t, SymbolicZero) for t in tangents[0]]
+        return primals[0], tangents[0]
+
+    def derivative(*inputs: Any) -> Any:
+        run = lambda chosen: look(list(fun(*substitute(inputs, active, chosen))))  # noqa: E731
+        chosen = pick(inputs, active)
+        return jax.jvp(run, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
+
+    jax.make_jaxpr(derivative)(*types)
+    return found
+
+
+# One step and its residuals
+
+
+class Cotangents(NamedTuple):
+    """Cotangents of a loop's results: of every active carry, and of every active y, with `None` for
+    a y whose cotangent is zero at every step."""
+
+    carry: list[Any]
+    ys: list[Any]
+
+
+class Linearized(NamedTuple):
+    """One linearized step: its results, its residuals, the tree that makes the pullback from the
+    residuals, and the types of its cotangents."""
+
+    results: list[Any]
+    residuals: list[Any]
+    pullback: Any
+    types: list[Any]
+
+    def filled(self, cotangents: Cotangents) -> list[Any]:
+        """The cotangents of all active results, zeros included."""
+        given = [*cotangents.carry, *cotangents.ys]
+        return [zeros(t) if ct is None else ct for t, ct in zip(self.types, given, strict=True)]
+
+    def without_values(self) -> "Linearized":
+        """The part without tracers, which may leave its trace."""
+        return self._replace(results=[], residuals=[])
+
+
+def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
+    """One step, linearized in its active inputs."""
+    masks = (activity.consts, activity.carry, activity.xs)
+
+    def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
+        carry, y = step(*map(substitute, inputs, masks, chosen))
+        results = [*carry, *y]
+        return pick(results, activity.results), results
+
+    active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
+    return Linearized(results, *jax.tree.flatten(pullback), [tangent_type(r) for r in active])
+
+
+class TracedStep(NamedTuple):
+    """A step and its residuals. The inputs of the jaxpr are what all steps share, the carry, and a
+    slice of the xs; its outputs are the step's results and residuals.
+
+    Steps share the operands' consts, and the consts and the carry with which the step of an example
+    that is done can be computed.
+    """
+
+    closed: ClosedJaxpr
+    shared: list[Variable]
+    carry: list[Variable]
+    x: list[Variable]
+    results: list[Variable]
+    residuals: list[Variable]
+    varying: set[Variable]
+    """What differs from step to step."""
+    linearized: Linearized
+    """Without values."""
+
+    def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
+        """Variables as they stand in the jaxpr."""
+        jaxpr = self.closed.jaxpr
+        made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
+        return [v for v in (*jaxpr.invars, *made) if v in chosen]
+
+
+def traced_step(loop: Loop, activity: Activity, operands: Operands) -> TracedStep:
+    """The step of a loop with these operands, linearized in its active inputs."""
+    found: list[Linearized] = []
+
+    def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
+        step = guarded(loop, safe_carry, going(loop, consts, carry))
+        linearized = linearize(step, activity, Operands(safe_consts, carry, x))
+        found.append(linearized.without_values())
+        return [*linearized.results, *linearized.residuals]
+
+    def trace() -> TracedStep:
+        consts, carry, xs = with_layout(loop, operands)
+        closed = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
+        closed, num_shared = inlined(closed), 2 * len(consts) + len(carry)
+        inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars
+        carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
+        varying = varying_variables(closed.jaxpr, [*carry, *x])
+        results, residuals = outputs[: len(loop.output_types)], outputs[len(loop.output_types) :]
+        shared, linearized = inputs[:num_shared], found[0]
+        return TracedStep(closed, shared, carry, x, results, residuals, varying, linearized)
+
+    return once(loop.bare, ("traced step", activity, operands.types), trace)
+
+
+# What a checkpoint holds
+
+
+def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
+    """Which leaves of the carry are needed to run steps again: those that the condition and the
+    linearized step depend on, and those that these depend on, after however many steps. A running
+    sum or a trajectory that is written but not read is not among them: its linearization does not
+    depend on its value.
+
+    This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
+    Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX
+    traces it.
+    """
+
+    def find() -> Mask:
+        traced = traced_step(loop, activity, operands)
+        residuals = [*[False] * len(traced.results), *[True] * len(traced.residuals)]
+        needed = needed_by(traced.closed, residuals)[len(traced.shared) :][: loop.num_carry]
+        if loop.condition is not None:
+            going = needed_by(loop.condition, [True])[loop.num_condition_consts :]
+            needed = either(needed, going)
+        _, ys = loop.results([False] * len(loop.output_types))
+        while True:
+            used = needed_by(loop.jaxpr, [*needed, *ys])
+            carry = loop.operands([*[False] * loop.num_condition_consts, *used]).carry
+            if (grown := either(needed, carry)) == needed:
+                return tuple(needed)
+            needed = grown
+
+    return once(loop.bare, ("restart", activity, operands.types), find)
+
+
+def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
+    """The inputs that these outputs depend on."""
+    return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
+
+
+def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+    return [x or y for x, y in zip(a, b, strict=True)]
+
+
+# The pullback
+
+
+def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
+    """The cotangents of a step's active inputs, from its active results'. Residuals may be
+    from another step of the same loop."""
+    pullback = jax.tree.unflatten(linearized.pullback, residuals)
+    return Operands(*pullback(linearized.filled(cotangents)))
+
+
+def pull_back_step(
+    step: Step,
+    activity: Activity,
+    inputs: Operands,
+    cotangents: Cotangents,
+) -> Operands:
+    """`pull_back` with the residuals of this step."""
+    linearized = linearize(step, activity, inputs)
+    run = partial(pull_back, linearized, linearized.residuals)
+    traced, shape = jax.make_jaxpr(run, return_shape=True)(cotangents)
+    flat = call_jaxpr(with_reads_first(traced))(*jax.tree.leaves(cotangents))
+    return jax.tree.unflatten(jax.tree.structure(shape), flat)
+
+
+def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
+    """Zero cotangents of the active values, to which cotangents are added."""
+    return [zeros(tangent_type(v)) for v in pick(values, active)]
+
+
+def add(total: list[Any], more: list[Any]) -> list[Any]:
+    return [lax.add(a, b) for a, b in zip(total, more, strict=True)]
+
+
+def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
+    """The cotangents before a step, which reads xs at index `at`, from those after it."""
+    return Operands(
+        consts=add(gradient.consts, of_step.consts),
+        carry=of_step.carry,
+        xs=write(gradient.xs, of_step.xs, at),
+    )
+
+
+def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
+    """The cotangents of the differentiated initial carries, from all active carries' cotangents."""
+    return pick(ct_carry, pick(activity.init, activity.carry))
