@@ -23,18 +23,15 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 - `host_scan`: what a step costs when Python drives the loop
 - `cpu_pieces`: what each piece of `jax_revolve.step.cpu` is worth
 
-Two run only by name, because they need packages that the project does not depend on:
+Three run only by name, because they need packages that the project does not depend on:
 
 - `third_party`: gradients of programs of other packages
 - `tpu_programs`: gradients compiled for a TPU, without one
-
-Two are commands of their own, with options that `--help` lists:
-
 - `gpu_programs`: gradients compiled for GPUs, without one; it needs `jax_revolve[gpu-programs]`
-- `accelerator`: what is to be known of an accelerator, in two parts of less than nine minutes
 
-    python -m benchmarks accelerator
-    python -m benchmarks gpu_programs
+One is a command of its own, with options that `--help` lists:
+
+- `accelerator`: what is to be known of an accelerator, in two parts of less than nine minutes
 """
 
 import argparse
@@ -48,8 +45,8 @@ BENCHMARKS = (
     *("scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan", "cpu_pieces"),
 )
-BY_NAME = ("third_party", "tpu_programs")
-COMMANDS = ("accelerator", "gpu_programs")
+BY_NAME = ("third_party", "tpu_programs", "gpu_programs")
+COMMANDS = ("accelerator",)
 
 
 def main() -> None:

@@ -1,16 +1,10 @@
 """What gradients compiled for a GPU launch and hold, without a GPU.
 
-    python -m benchmarks gpu_programs                  # about an hour
-    python -m benchmarks gpu_programs --only lorenz    # one workload
-    python -m benchmarks gpu_programs --quick          # tiny loops; nothing is written
-
-Nothing runs. XLA compiles for a GPU that is described to it, and the text of the program tells its
-kernels, loops, copies and transfers. The times are those of a launch model (`runner.launches`). Run
-it in an environment of its own: `pip install -e ".[gpu-programs]"`.
+Nothing runs, and it takes about an hour. XLA compiles for a GPU that is described to it, and the
+text of the program tells its kernels, loops, copies and transfers. The times are those of a launch
+model (`runner.launches`). Run it in an environment of its own: `pip install -e ".[gpu-programs]"`.
 """
 
-import argparse
-import json
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -30,14 +24,11 @@ from benchmarks.contenders.while_loops import equinox as equinox_while
 from benchmarks.contenders.while_loops import jax_revolve as revolve_while
 from benchmarks.contenders.while_loops import masked
 from benchmarks.fronts import QUICK_SHAPES, SHAPES
-from benchmarks.report import pages
-from benchmarks.report.results import FOLDER
-from benchmarks.runner.benchmark import summary
+from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Record
 from benchmarks.runner.hlo import ProgramText
 from benchmarks.runner.launches import A100, H100, Device, beside_transfers, launches
 from benchmarks.runner.programs import Compiler, Contender, Workload, bytes_of
-from benchmarks.runner.timing import describe_machine
 from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
 from jax_revolve import HostMemory, Plan, checkpointed_scan, plan
 from jax_revolve.profiles import in_force
@@ -50,7 +41,6 @@ SHARES = {"H100": ("default", 0.3, 0.1, 0.05, 0.02), "A100": ("default", 0.1)}
 TRIED = 6
 """Nested scans for each number of levels. Memory that is expected may be off by a half."""
 TRIED_LEANEST = 3
-RESULTS = FOLDER / "programs-gpu.json"
 
 DESCRIBED = {"H100": H100, "A100": A100}
 
@@ -187,38 +177,15 @@ def of_host_memory(compiler: CompilerFor) -> Iterator[Record]:
         yield compiler.record(ours, name, unknown(chosen), evaluations=chosen.evaluations)
 
 
-def measured(quick: bool, only: str | None) -> Iterator[Record]:
+def measure(quick: bool) -> Iterator[list[Record]]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    host = stencil(*((16, 16) if quick else (1000, 20_000)))
+    bound, many = (32, stencil(5, 16)) if quick else (4096, stencil(64, 2000))
     for name, device in DESCRIBED.items():
         for make, shape in QUICK_SHAPES if quick else SHAPES:
-            if only is None or only in make.__name__:
-                yield from of_scan(CompilerFor(scanned(make(*shape)), device), SHARES[name])
-        if only in (None, "host"):
-            one = stencil(*((16, 16) if quick else (1000, 20_000)))
-            yield from of_host_memory(CompilerFor(scanned(one), device))
-        if only in (None, "while"):
-            bound = 32 if quick else 4096
-            one = under_vmap(stencil(*((5, 16) if quick else (64, 2000))), bound)
-            yield from of_while_loop(CompilerFor(one, device), bound)
+            yield list(of_scan(CompilerFor(scanned(make(*shape)), device), SHARES[name]))
+        yield list(of_host_memory(CompilerFor(scanned(host), device)))
+        yield list(of_while_loop(CompilerFor(under_vmap(many, bound), device), bound))
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("python -m benchmarks gpu_programs", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny loops; nothing is written")
-    parser.add_argument("--only", help="workloads whose name contains this; the others stay")
-    options = parser.parse_args(arguments)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    known: dict[tuple[str, ...], Record] = {}
-    if options.only and RESULTS.exists() and not options.quick:
-        known = {_key(r): r for r in json.loads(RESULTS.read_text())["measurements"]}
-    for record in measured(options.quick, options.only):
-        print(summary([record]), end="\n\n", flush=True)
-        known[_key(record)] = record
-        if not options.quick:
-            written = {"machine": describe_machine(), "measurements": list(known.values())}
-            RESULTS.write_text(json.dumps(written, indent=1) + "\n")
-    if not options.quick:
-        pages.write()
-
-
-def _key(record: Record) -> tuple[str, ...]:
-    return tuple(str(record.get(name)) for name in ("device", "workload", "contender", "share"))
+BENCHMARK = Benchmark("programs", measure, device="gpu")

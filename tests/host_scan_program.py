@@ -32,10 +32,9 @@ def recurrent(directory: Any, scan: Any = host_scan, save_every: float = 0.0) ->
             h = jnp.tanh(weights @ h + x) + 0.1 * jax.random.normal(key, (4,))
             return (h, jax.random.fold_in(key, count), count + 1), (jnp.sin(h), count)
 
-        init = (jnp.zeros(4), jax.random.key(0), 0)
-        (h, _, _), (ys, _) = scan(
-            step, init, xs, checkpoints=5, directory=directory, save_every=save_every
-        )
+        init, options = (jnp.zeros(4), jax.random.key(0), 0), {"checkpoints": 5}
+        saved = {"directory": directory, "save_every": save_every}
+        (h, _, _), (ys, _) = scan(step, init, xs, **options, **saved)
         return jnp.sum(h**2) + jnp.sum(ys**2)
 
     return jax.value_and_grad(loss, (0, 1))(jnp.asarray(weights), xs)
@@ -51,17 +50,9 @@ def forced(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> An
         def step(u: Any, x: Any) -> Any:
             return u + 0.1 * (x - friction * u * jnp.abs(u)), None
 
-        u, _ = scan(
-            step,
-            start,
-            forcing,
-            STEPS,
-            reverse=True,
-            checkpoints=2,
-            storage=Disk(directory, transfer=0.5),
-            directory=directory,
-            save_every=save_every,
-        )
+        options = {"checkpoints": 2, "storage": Disk(directory, transfer=0.5)}
+        saved = {"directory": directory, "save_every": save_every}
+        u, _ = scan(step, start, forcing, STEPS, reverse=True, **options, **saved)
         return jnp.sum(u**3)
 
     return jax.value_and_grad(loss, (0, 1))(0.7, jnp.ones(5))
@@ -71,20 +62,11 @@ def _on_host(function: Any, x: Any, *more: Any) -> Any:
     return jax.pure_callback(function, jax.ShapeDtypeStruct(x.shape, x.dtype), x, *more)
 
 
-@jax.custom_vjp
-def cube(x: Any) -> Any:
-    return _on_host(lambda x: np.asarray(x) ** 3, x)
-
-
-def _cube_forward(x: Any) -> Any:
-    return cube(x), x
-
-
-def _cube_backward(x: Any, ct: Any) -> Any:
-    return (_on_host(lambda x, ct: 3 * np.asarray(x) ** 2 * np.asarray(ct), x, ct),)
-
-
-cube.defvjp(_cube_forward, _cube_backward)
+cube = jax.custom_vjp(lambda x: _on_host(lambda x: np.asarray(x) ** 3, x))
+cube.defvjp(
+    lambda x: (cube(x), x),
+    lambda x, ct: (_on_host(lambda x, ct: 3 * np.asarray(x) ** 2 * np.asarray(ct), x, ct),),
+)
 
 
 def called(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
@@ -95,15 +77,9 @@ def called(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> An
             u = u - rate * cube(u)
             return u, {"norm": jnp.sum(u**2)}
 
-        u, ys = scan(
-            step,
-            start,
-            length=STEPS,
-            checkpoints=0,
-            storage=HostMemory(checkpoints=4),
-            directory=directory,
-            save_every=save_every,
-        )
+        options = {"checkpoints": 0, "storage": HostMemory(checkpoints=4)}
+        saved = {"directory": directory, "save_every": save_every}
+        u, ys = scan(step, start, length=STEPS, **options, **saved)
         return jnp.sum(jnp.sin(u)) + jnp.sum(ys["norm"])
 
     return jax.value_and_grad(loss, (0, 1))(jnp.asarray(0.05), jnp.linspace(0.1, 2.0, 6))

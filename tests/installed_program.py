@@ -47,23 +47,18 @@ def differentiate() -> None:
 
 
 def run_commands() -> None:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-I", "-W", "error", "-m", *arguments]
+    planned = str(jax_revolve.plan(1000, 10))
+    for arguments, code, printed in (
+        ("jax_revolve --help", 0, "plan"),
+        ("jax_revolve plan --length 1000 --checkpoints 10", 0, planned),
+        ("jax_revolve", 2, "error: this needs "),
+        ("jax_revolve.integrations.diffrax", 1, 'pip install "diffrax>=0.6.2"'),
+    ):
+        command = [sys.executable, "-I", "-W", "error", "-m", *arguments.split()]
         done = subprocess.run(command, capture_output=True, text=True)
-        return done.returncode, done.stdout, done.stderr
-
-    code, out, err = run("jax_revolve", "--help")
-    assert (code, err) == (0, ""), err
-    assert "plan" in out
-    code, out, err = run("jax_revolve", "plan", "--length", "1000", "--checkpoints", "10")
-    assert (code, err) == (0, ""), err
-    assert out.strip() == str(jax_revolve.plan(1000, 10))
-    code, out, err = run("jax_revolve")
-    assert code == 2
-    assert "error: this needs " in err, err
-    code, out, err = run("jax_revolve.integrations.diffrax")
-    assert code == 1
-    assert 'pip install "diffrax>=0.6.2"' in err, err
+        assert done.returncode == code, (arguments, done)
+        assert printed in (done.stderr if code else done.stdout), (arguments, done)
+        assert code or not done.stderr, (arguments, done)
 
 
 if __name__ == "__main__":

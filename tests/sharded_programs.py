@@ -24,17 +24,19 @@ Program = Callable[..., Any]
 Scan = Callable[..., Any]
 SIZES = {"data": 4, "model": 2}
 CARRY = P("data", "model")
+_WHOLE = (P("model", None), CARRY, P(None, *CARRY))
+_ROWS = (P(), P("data"), P(None, "data"))
 AUTO, EXPLICIT = (
     Mesh(np.array(jax.devices()[:8]).reshape(4, 2), tuple(SIZES), axis_types=(kind,) * 2)
     for kind in (AxisType.Auto, AxisType.Explicit)
 )
 
 
-def arrays(steps: int = 8, batch: int = 8, width: int = 4, dtype: Any = float) -> tuple[Any, ...]:
+def arrays(steps: int = 8, batch: int = 8, width: int = 4) -> tuple[Any, ...]:
     """Weight, initial carry and xs."""
     shapes = [(width, width), (batch, width), (steps, batch, width)]
     draw = np.random.default_rng(0).normal
-    return tuple(jnp.asarray(draw(size=shape) / 2, dtype) for shape in shapes)
+    return tuple(jnp.asarray(draw(size=shape) / 2, float) for shape in shapes)
 
 
 class Step(NamedTuple):
@@ -91,7 +93,7 @@ class Setting(NamedTuple):
     weight, initial carry and xs are put beforehand, `mesh` is the one that is set."""
 
     program: Callable[[Scan], Program]
-    specs: tuple[P, P, P] = (P("model", None), CARRY, P(None, *CARRY))
+    specs: tuple[P, ...] = _WHOLE
     on: Mesh = AUTO
     is_set: bool = False
 
@@ -101,10 +103,6 @@ class Setting(NamedTuple):
 
     def mesh_set(self) -> Any:
         return jax.set_mesh(self.on) if self.is_set else nullcontext()
-
-
-def _constrained(scan: Scan) -> Program:
-    return program(scan, Step(laid_out=lambda x: lax.with_sharding_constraint(x, CARRY)))
 
 
 def _explicit(scan: Scan) -> Program:
@@ -123,46 +121,43 @@ def _shard_map(scan: Scan) -> Program:
     def product(h: Any, w: Any) -> Any:
         return lax.psum_scatter(h @ w, "model", scatter_dimension=1, tiled=True)
 
-    step = Step(product, total=lambda x: lax.psum(jnp.sum(x), tuple(SIZES)))
-    specs = (P("model", None), CARRY, P(None, *CARRY))
-    return jax.shard_map(program(scan, step), mesh=AUTO, in_specs=specs, out_specs=P())
+    local = program(scan, Step(product, total=lambda x: lax.psum(jnp.sum(x), tuple(SIZES))))
+    return jax.shard_map(local, mesh=AUTO, in_specs=_WHOLE, out_specs=P())
 
 
 def _shard_map_over_one_axis(scan: Scan) -> Program:
     """The other axis is left to the compiler."""
     local = program(scan, Step(total=lambda x: lax.psum(jnp.sum(x), "data")))
-    specs = (P(), P("data"), P(None, "data"))
-    return jax.shard_map(local, mesh=AUTO, in_specs=specs, out_specs=P(), axis_names={"data"})
+    return jax.shard_map(local, mesh=AUTO, in_specs=_ROWS, out_specs=P(), axis_names={"data"})
+
+
+def _one(scan: Scan, **more: Any) -> Program:
+    """Of a row of the carry."""
+    return program(scan, Step(total=lambda x: lax.psum(jnp.sum(x), "i"), **more))
 
 
 def _pmap(scan: Scan) -> Program:
-    """A device for each row of the carry."""
-    one = program(scan, Step(total=lambda x: lax.psum(jnp.sum(x), "i")))
-    every = jax.pmap(one, axis_name="i", in_axes=(None, 0, 1))
+    """A device for each row."""
+    every = jax.pmap(_one(scan), axis_name="i", in_axes=(None, 0, 1))
     return lambda *arrays: jnp.mean(every(*arrays))
 
 
 def _vmap_over_devices(scan: Scan) -> Program:
     """The examples are divided over the devices, and each of them over some."""
+    sharding = NamedSharding(AUTO, P("model"))
+    one = _one(scan, laid_out=lambda x: lax.with_sharding_constraint(x, sharding))
+    axes = {"in_axes": (None, 0, 1), "axis_name": "i", "spmd_axis_name": "data"}
+    return lambda *arrays: jnp.mean(jax.vmap(one, **axes)(*arrays))
 
-    def laid_out(x: Any) -> Any:
-        return lax.with_sharding_constraint(x, NamedSharding(AUTO, P("model")))
-
-    def of(w: Any, h: Any, xs: Any) -> Any:
-        step = Step(laid_out=laid_out, total=lambda x: lax.psum(jnp.sum(x), "i"))
-        one = program(scan, step)
-        axes = {"in_axes": (None, 0, 1), "axis_name": "i", "spmd_axis_name": "data"}
-        return jnp.mean(jax.vmap(one, **axes)(w, h, xs))
-
-    return of
-
-
-_ROWS = (P(), P("data"), P(None, "data"))
 
 SETTINGS = {
     "auto": Setting(program),
-    "constrained": Setting(_constrained, (P(), P(), P()), is_set=True),
-    "explicit": Setting(_explicit, (P(), CARRY, P(None, *CARRY)), EXPLICIT, is_set=True),
+    "constrained": Setting(
+        partial(program, parts=Step(laid_out=lambda x: lax.with_sharding_constraint(x, CARRY))),
+        (P(), P(), P()),
+        is_set=True,
+    ),
+    "explicit": Setting(_explicit, (P(), *_WHOLE[1:]), EXPLICIT, is_set=True),
     "shard_map": Setting(_shard_map),
     "shard_map_over_one_axis": Setting(_shard_map_over_one_axis, _ROWS),
     "vmap_over_devices": Setting(_vmap_over_devices, _ROWS),

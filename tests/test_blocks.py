@@ -1,7 +1,6 @@
 """Blocks of steps that are taped together: counts, bytes, program size, products of weights."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_counts import steps_executed, steps_of
+from test_counts import executed, steps_executed, steps_of
 from test_memory import (
     CARRY_BYTES,
     compiled,
@@ -27,18 +26,6 @@ from jax_revolve.schedule import cost
 from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
-
-
-def executed(loss: Callable[[Any, Callable[[Any], None]], Any]) -> list[int]:
-    """The numbers of the steps that value and gradient run, in their order."""
-    order: list[int] = []
-
-    def note(i: Any) -> None:
-        jax.debug.callback(lambda i: order.append(int(i)), i, ordered=False)
-
-    jax.block_until_ready(jax.jit(jax.value_and_grad(lambda a: loss(a, note)))(1.0))
-    jax.effects_barrier()
-    return order
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -67,33 +54,18 @@ def test_executed_steps_are_those_of_the_schedule(
     assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
-def test_a_hundred_states_take_two_evaluations_per_step() -> None:
-    """Where single steps take 2.9: n = 1000, residuals as large as the state."""
-    taped = plan(
-        1000, memory=101 * CARRY_BYTES, state_bytes=CARRY_BYTES, residual_bytes=CARRY_BYTES
-    )
-    assert taped.evaluations <= 2000
-    assert plan(1000, 100).evaluations == 2900
-    held = temporaries(jax.grad(stencil(partial(checkpointed_scan, plan=taped), 1000)), state())
-    assert held <= 102 * CARRY_BYTES
-
-
-@pytest.mark.parametrize(("checkpoints", "block_size"), [(3, 2), (10, 37)])
-def test_gradient_holds_checkpoints_and_a_tape(checkpoints: int, block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "checkpoints", "block_size", "carries"),
+    [(997, 3, 2, 5.1), (997, 10, 37, 11.1), (100, None, 100, 3.1), (100, None, 60, 3.1)],
+)
+def test_gradient_holds_checkpoints_and_a_tape(
+    length: int, checkpoints: int | None, block_size: int, carries: float
+) -> None:
+    """A loop of two steps is unrolled, and takes a carry more. XLA unrolls a loop around a single
+    block, too, and once held two tapes then."""
     scan = partial(checkpointed_scan, checkpoints=checkpoints, block_size=block_size)
-    held = temporaries(jax.grad(stencil(scan, 997)), state())
-    promised = (checkpoints + 1) * CARRY_BYTES + block_size * residuals_of_one_step()
-    # A loop of two steps is unrolled, and takes a carry more.
-    assert held <= promised + (1.1 if block_size == 2 else 0.1) * CARRY_BYTES
-
-
-@pytest.mark.parametrize(("length", "block_size"), [(100, 100), (100, 60)])
-def test_one_or_two_blocks_hold_one_tape(length: int, block_size: int) -> None:
-    """XLA unrolls a loop around a single block, and once held two tapes then."""
-    held = temporaries(
-        jax.grad(stencil(partial(checkpointed_scan, block_size=block_size), length)), state()
-    )
-    assert held <= block_size * residuals_of_one_step() + 3.1 * CARRY_BYTES
+    held = temporaries(jax.grad(stencil(scan, length)), state())
+    assert held <= carries * CARRY_BYTES + block_size * residuals_of_one_step()
 
 
 def test_program_size_does_not_grow() -> None:
@@ -121,55 +93,38 @@ def dense(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(h @ p["w"] + x @ p["v"] + p["b"])
 
 
-def made_of_weights(p: Any, h: Any, x: Any) -> Any:
-    return jnp.tanh(h @ (0.5 * jnp.cos(p["w"])) - (x @ p["v"].T) / 3)
-
-
 def vectors(p: Any, h: Any, x: Any) -> Any:
     """Products without a batch: outer products of vectors."""
     return h.at[0].set(jnp.tanh(p["w"] @ h[0] + p["v"] @ x[1]))
 
 
 def batched(p: Any, h: Any, x: Any) -> Any:
-    """A product with a batch axis in the weight itself."""
-    pieces = jnp.einsum("bij,jik->bik", h.reshape(3, 2, 2), p["w"].reshape(2, 2, 4))
-    return jnp.tanh(pieces[:, :, :2].reshape(3, 4) + x @ p["v"])
+    """A product with a batch axis in the weight itself, and one of what is made of a weight."""
+    made = 0.5 * jnp.cos(p["w"])
+    pieces = jnp.einsum("bij,jik->bik", h.reshape(3, 2, 2), made.reshape(2, 2, 4))
+    return jnp.tanh(pieces[:, :, :2].reshape(3, 4) - (x @ p["v"].T) / 3)
 
 
-@jax.custom_vjp
-def watched(h: Any, w: Any) -> Any:
-    return h @ w
+def with_rule(backward: Any) -> Any:
+    product = jax.custom_vjp(lambda h, w: h @ w)
+    product.defvjp(lambda h, w: (h @ w, (h, w)), lambda held, ct: backward(*held, ct))
+    return product
 
 
-def _watched_forward(h: Any, w: Any) -> Any:
-    return h @ w, (h, w)
-
-
-def _watched_backward(residuals: Any, ct: Any) -> Any:
-    h, w = residuals
+@with_rule
+def watched(h: Any, w: Any, ct: Any) -> Any:
     jax.debug.callback(lambda x: None, jnp.sum(ct))
     return ct @ w.T, jnp.cos(w) * (h.T @ ct)
 
 
-watched.defvjp(_watched_forward, _watched_backward)
+@with_rule
+def squared(h: Any, w: Any, ct: Any) -> Any:
+    return ct @ w.T, jnp.einsum("bi,bj->ij", h, h)
 
 
 def with_effects(p: Any, h: Any, x: Any) -> Any:
     """A rule with an effect, whose product is scaled by what does not vary."""
     return jnp.tanh(watched(h, p["w"]) + x @ p["v"])
-
-
-@jax.custom_vjp
-def squared(h: Any, w: Any) -> Any:
-    return h @ w
-
-
-def _squared_backward(residuals: Any, ct: Any) -> Any:
-    h, w = residuals
-    return ct @ w.T, jnp.einsum("bi,bj->ij", h, h)
-
-
-squared.defvjp(lambda h, w: (h @ w, (h, w)), _squared_backward)
 
 
 def of_the_tape(p: Any, h: Any, x: Any) -> Any:
@@ -198,10 +153,7 @@ def squared_often(p: Any, h: Any, x: Any) -> Any:
     return jnp.tanh(h @ w + x @ p["v"])
 
 
-STEPS = [
-    *(dense, made_of_weights, vectors, batched, per_example, with_effects, of_the_tape, half),
-    squared_often,
-]
+STEPS = dense, vectors, batched, per_example, with_effects, of_the_tape, half, squared_often
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
@@ -235,52 +187,44 @@ def test_cotangents_of_weights_are_products_over_a_block(
 
     # The blocks of five steps are pulled back in pieces of one, two and two steps.
     scan = partial(checkpointed_scan, checkpoints=2, block_size=2 if reverse else 5)
-    ours = jax.jit(jax.grad(partial(loss, scan), (0, 1, 2)))(p, h, xs)
-    theirs = jax.jit(jax.grad(partial(loss, lax.scan), (0, 1, 2)))(p, h, xs)
+    ours, theirs = (
+        jax.jit(jax.grad(partial(loss, each), (0, 1, 2)))(p, h, xs) for each in (scan, lax.scan)
+    )
     jax.effects_barrier()
     tolerance = 0.05 if step is half else 1e-5
     jax.tree.map(partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance), ours, theirs)
     assert sum(deferred) == (1 if step is of_the_tape else 2)
 
 
-def test_the_sum_over_a_block_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the compiled program: products of k times the batch."""
-    monkeypatch.setattr(jax, "device_count", lambda: 1)  # so XLA divides no arrays
-    width, batch, block_size = 256, 8, 20
-    w = jax.ShapeDtypeStruct((width, width), jnp.float32)
-    h = jax.ShapeDtypeStruct((batch, width), jnp.float32)
+def gradient_of_weights(length: int, block_size: int, checkpoints: int) -> Any:
+    """Compiled, of a weight of 256 by 256 and a batch of eight."""
+    w, h = (jax.ShapeDtypeStruct((n, 256), jnp.float32) for n in (256, 8))
 
     def loss(w: Any, h: Any) -> Any:
         step = lambda h, _: (jnp.tanh(h @ w), None)  # noqa: E731
-        return jnp.sum(
-            checkpointed_scan(step, h, None, 100, block_size=block_size, checkpoints=4)[0] ** 2
-        )
+        how: Any = {"block_size": block_size, "checkpoints": checkpoints}
+        return jnp.sum(checkpointed_scan(step, h, None, length, **how)[0] ** 2)
 
-    text = compiled(jax.grad(loss), w, h).as_text()
-    made = re.findall(rf"= f32\[{width},{width}\]\S* dot\(([^)]*)\)", text)
+    return compiled(jax.grad(loss), w, h)
+
+
+def test_the_sum_over_a_block_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the compiled program: products of k times the batch."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)  # so XLA divides no arrays
+    text = gradient_of_weights(100, 20, 4).as_text()
     # One for the block that the forward sweep taped, one in the loop over the others; what is kept
     # has its axes merged in place, and is not copied with its axes in another order.
-    assert len(made) == 2
-    steps = block_size * batch
-    merged = re.findall(rf"= f32\[(?:{steps},{width}|{width},{steps})\]\S* ([\w-]+)\(", text)
+    assert len(re.findall(r"= f32\[256,256\]\S* dot\(([^)]*)\)", text)) == 2
+    merged = re.findall(r"= f32\[(?:160,256|256,160)\]\S* ([\w-]+)\(", text)
     assert set(merged) == {"bitcast"}
 
 
 def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
     """They were kept for all steps of a block, which doubled what a long one takes."""
-    width, batch, length = 256, 8, 200
-    w = jax.ShapeDtypeStruct((width, width), jnp.float32)
-    h = jax.ShapeDtypeStruct((batch, width), jnp.float32)
-
-    def loss(w: Any, h: Any) -> Any:
-        step = lambda h, _: (jnp.tanh(h @ w), None)  # noqa: E731
-        last, _ = checkpointed_scan(step, h, None, length, block_size=length, checkpoints=1)
-        return jnp.sum(last**2)
-
     # The tape has the state and its tanh.
-    taped, kept, weight = (4 * width * n for n in (2 * batch * length, batch * 32, width))
-    bytes_held = compiled(jax.grad(loss), w, h).memory_analysis().temp_size_in_bytes
-    assert taped < bytes_held < taped + 2 * kept + 2 * weight
+    taped, kept, weight = (4 * 256 * n for n in (2 * 8 * 200, 8 * 32, 256))
+    held = gradient_of_weights(200, 200, 1).memory_analysis().temp_size_in_bytes
+    assert taped < held < taped + 2 * kept + 2 * weight
 
 
 def test_what_is_there_for_cpus_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

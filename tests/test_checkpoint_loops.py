@@ -3,8 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -13,11 +12,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from parity.loops import with_reverse_rule
+from test_memory import compiled, stencil_step
 
 from jax_revolve import (
-    Disk,
     FoundLoop,
-    bounded_while_loop,
     checkpoint_loops,
     checkpointed_chain,
     checkpointed_scan,
@@ -47,12 +46,11 @@ def _rule(primals: Any, tangents: Any) -> Any:
     return with_rule(x, n), tangents[0] * jnp.cos(sines(x)) * n
 
 
-@jax.custom_vjp
-def with_reverse_rule(x: Any) -> Any:
+def sines_of_user(x: Any) -> Any:
     return sines(x)
 
 
-with_reverse_rule.defvjp(lambda x: (sines(x), x), lambda x, ct: (3 * ct * x,))
+ruled = with_reverse_rule(sines_of_user, lambda x, ct: 3 * ct * x)
 
 
 PLACES: dict[str, Callable[[Any], Any]] = {
@@ -93,9 +91,10 @@ def loops_in(fun: Callable[..., Any], *args: Any) -> int:
     return str(jax.make_jaxpr(fun)(*args)).count("checkpointed_loop")
 
 
+close = partial(jax.tree.map, partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14))
+
 TWICE = {"here", "while", "cond", "ours"}
 """Where second derivatives are compared, too: what a loop is replaced by is the same everywhere."""
-
 
 SLOW = {"here", "fori", "map", "scan", "checkpoint", "vmap", "ours"}
 """What others are made of, too."""
@@ -113,45 +112,36 @@ def test_loops_are_found_wherever_they_are(name: str) -> None:
     derivatives = [jax.value_and_grad, jax.jacfwd, *([jax.hessian] if name in TWICE else [])]
     if name == "twice":
         derivatives.append(lambda f: jax.grad(checkpoint_loops(f, min_length=1)))
-    results = [jax.jit(lambda x, f=f: [d(f)(x) for d in derivatives])(X) for f in (ours, plain)]
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), *results)
+    close(*(jax.jit(lambda x, f=f: [d(f)(x) for d in derivatives])(X) for f in (ours, plain)))
 
 
 def test_functions_that_close_over_what_is_differentiated_and_no_jit() -> None:
     def loss(w: Any, wrap: Any = checkpoint_loops) -> Any:
         return jnp.sum(wrap(lambda x: sines(x * w))(X))
 
-    np.testing.assert_allclose(
-        jax.grad(loss)(2.0), jax.grad(partial(loss, wrap=lambda f: f))(2.0), rtol=1e-12
-    )
+    close(jax.grad(loss)(2.0), jax.grad(partial(loss, wrap=lambda f: f))(2.0))
     with jax.disable_jit():
-        np.testing.assert_allclose(checkpoint_loops(sines)(X), sines(X), rtol=1e-12)
+        close(checkpoint_loops(sines)(X), sines(X))
         assert len(explain(sines)(X).loops) == 1
 
 
 def test_functions_with_a_reverse_rule_keep_it() -> None:
-    ours = checkpoint_loops(with_reverse_rule)
-    np.testing.assert_array_equal(jax.grad(lambda x: ours(x).sum())(X), 3 * X)
-    report = explain(lambda x: jax.jit(with_reverse_rule)(with_reverse_rule(x)))(X)
+    np.testing.assert_array_equal(jax.grad(lambda x: checkpoint_loops(ruled)(x).sum())(X), 3 * X)
+    report = explain(lambda x: jax.jit(ruled)(ruled(x)))(X)
     assert report.loops == report.left_alone == ()
-    assert report.rules == ("with_reverse_rule",)
-    assert str(report) == (
-        "No loops.\nA function with a derivative rule of its own is left alone: with_reverse_rule."
-    )
-    both = explain(lambda x: with_reverse_rule(with_rule(x, 1.0)))(X)
-    assert len(both.loops) == 0
-    listed = "2 functions with derivative rules of their own are left alone: with_rule, "
-    assert listed + "with_reverse_rule." in str(both)
+    left_alone = "A function with a derivative rule of its own is left alone: sines_of_user."
+    assert str(report) == f"No loops.\n{left_alone}"
+    both = explain(lambda x: ruled(with_rule(x, 1.0)))(X)
+    assert both.rules == ("with_rule", "sines_of_user")
+    assert "2 functions with derivative rules of their own are left alone: with_" in str(both)
 
 
 @quick
 def test_functions_with_a_forward_rule_keep_it() -> None:
     """The rule was once run on tangents of all operands, even if nothing was differentiated."""
     fun = lambda x: jnp.sum(sines(with_rule(x, lax.stop_gradient(x))))  # noqa: E731
-    ours = checkpoint_loops(fun)
-    np.testing.assert_allclose(ours(X), fun(X), rtol=1e-12)
-    for derivative in (jax.grad, jax.hessian):
-        np.testing.assert_allclose(derivative(ours)(X), derivative(fun)(X), rtol=1e-10)
+    for derivative in (lambda f: f, jax.grad, jax.hessian):
+        close(derivative(checkpoint_loops(fun))(X), derivative(fun)(X))
     report = explain(fun)(X)
     assert [loop.plan.length for loop in report.loops] == [20]
     assert report.rules == ("with_rule",)
@@ -194,7 +184,7 @@ def test_a_while_loop_needs_a_bound() -> None:
     for options in ({"max_steps": 50}, {"checkpoints": 3}, {"max_steps": 50, "memory": "2kB"}):
         ours = checkpoint_loops(halves, **cast(Any, options))
         for result in jax.jit(lambda x, f=ours: (jax.jacrev(f)(x), jax.jacfwd(f)(x)))(X):
-            np.testing.assert_allclose(result, expected, rtol=1e-12)
+            close(result, expected)
     with pytest.raises(Exception, match="did not finish within max_steps=5 steps"):
         checkpoint_loops(halves, max_steps=5, min_length=1)(X).block_until_ready()
 
@@ -204,18 +194,19 @@ def in_a_scan(x: Any) -> Any:
         return lax.scan(lambda c, _: (jnp.sin(halves(c)) + c, None), x, length=20)[0]
 
 
-WITHOUT_BOUND: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
-    "jit": (jax.jit(halves), {}, "halves/while"),
-    "with memory": (in_a_scan, {"memory": 10_000}, "outer/scan/while"),
-    "left alone": (in_a_scan, {"min_length": 21}, "outer/scan/while"),
-    "all": (halves, {"checkpoints": "all"}, "while"),
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_BOUND)
+@pytest.mark.parametrize(
+    ("fun", "options", "loop"),
+    [
+        (jax.jit(halves), {}, "halves/while"),
+        (in_a_scan, {"memory": 10_000}, "outer/scan/while"),
+        (in_a_scan, {"min_length": 21}, "outer/scan/while"),
+        (halves, {"checkpoints": "all"}, "while"),
+    ],
+)
 @quick
-def test_reverse_mode_names_the_while_loop_that_needs_a_bound(name: str) -> None:
-    fun, options, loop = WITHOUT_BOUND[name]
+def test_reverse_mode_names_the_while_loop_that_needs_a_bound(
+    fun: Any, options: Any, loop: str
+) -> None:
     ours = checkpoint_loops(fun, **options)
     message = rf"max_steps must be an int .* the loop '{loop}' of test_checkpoint_loops.py:\d+ in"
     with pytest.raises(ValueError, match=message):
@@ -225,20 +216,18 @@ def test_reverse_mode_names_the_while_loop_that_needs_a_bound(name: str) -> None
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax() -> None:
-    ways: list[Callable[[Callable[[Any], Any], Any], Any]] = [
-        lambda f, x: f(x),
-        lambda f, x: jax.jvp(f, (x,), (x,)),
-        lambda f, x: jax.vmap(f)(jnp.stack([x, x])),
-        lambda f, x: jax.linearize(f, x)[1](x),
-    ]
-    for way in ways:
-        ours, theirs = (
-            jax.jit(partial(way, f)).lower(X).compile().as_text() or ""
-            for f in (checkpoint_loops(halves), jax.jit(halves))
-        )
-        operations = re.compile(r" = \S+ ([\w-]+)\(")
-        assert Counter(operations.findall(ours)) == Counter(operations.findall(theirs))
+@pytest.mark.parametrize("way", ["call", "jvp", "vmap", "linearize"])
+def test_a_while_loop_without_a_bound_costs_what_it_costs_with_lax(way: str) -> None:
+    def operations(f: Any) -> Counter[str]:
+        run = {
+            "call": f,
+            "jvp": lambda x: jax.jvp(f, (x,), (x,)),
+            "vmap": lambda x: jax.vmap(f)(jnp.stack([x, x])),
+            "linearize": lambda x: jax.linearize(f, x)[1](x),
+        }[way]
+        return Counter(re.findall(r" = \S+ ([\w-]+)\(", compiled(run, X).as_text()))
+
+    assert operations(checkpoint_loops(halves)) == operations(jax.jit(halves))
 
 
 def test_a_bound_is_asked_for_only_where_there_is_a_derivative() -> None:
@@ -259,52 +248,35 @@ def test_loops_with_while_loops_in_them_are_explained() -> None:
     assert said == [("in_a_scan/outer/scan", 1, False), ("in_a_scan/outer/scan/while", 20, True)]
     assert explain(in_a_scan)(X).loops == ()
 
-    def ours(c: Any, _: Any) -> tuple[Any, None]:
-        return bounded_while_loop(lambda c: c[0] > 1, jnp.sin, c, max_steps=None), None
-
-    report = explain(lambda x: lax.scan(ours, x, length=20)[0])(X)
-    assert report.loops == ()
-    left = [(loop.kind, loop.is_own) for loop in report.left_alone]
-    assert left == [("scan", False), ("while", True)]
-
 
 # Memory
 
 
 def gradient_and_temporaries(fun: Callable[..., Any], u: Any) -> tuple[Any, int]:
-    gradient = jax.jit(jax.grad(fun)).lower(u).compile()
-    return gradient(u), gradient.memory_analysis().temp_size_in_bytes  # pyright: ignore
-
-
-def stencil(u: Any, _: Any = None) -> tuple[Any, None]:
-    return u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3, None
+    gradient = compiled(jax.grad(fun), u)
+    return gradient(u), gradient.memory_analysis().temp_size_in_bytes
 
 
 def loop_in_a_loop(u: Any) -> Any:
-    outer = lambda u, _: (lax.scan(stencil, u, length=40)[0], None)  # noqa: E731
+    outer = lambda u, _: (lax.scan(stencil_step, u, length=40)[0], None)  # noqa: E731
     return jnp.sum(lax.scan(outer, u, length=30)[0] ** 2)
 
 
 def three_loops(u: Any) -> Any:
     """A long one, a short one, and one in another one."""
-    u = lax.scan(stencil, u, length=400)[0]
-    return loop_in_a_loop(lax.scan(stencil, u, length=50)[0])
-
-
-@cache
-def plain_three_loops() -> tuple[Any, Any, int]:
-    u = jnp.linspace(0.0, 1.0, 2000)
-    return u, *gradient_and_temporaries(three_loops, u)
+    u = lax.scan(stencil_step, u, length=400)[0]
+    return loop_in_a_loop(lax.scan(stencil_step, u, length=50)[0])
 
 
 @pytest.mark.parametrize("carries", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_loops_share_the_memory(carries: int) -> None:
-    u, expected, plain = plain_three_loops()
+    u = jnp.linspace(0.0, 1.0, 2000)
+    expected, plain = gradient_and_temporaries(three_loops, u)
     size = u.nbytes
     budget = carries * size
     ours = checkpoint_loops(three_loops, memory=budget)
     gradient, temporaries = gradient_and_temporaries(ours, u)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+    close(gradient, expected)
     report = explain(ours)(u)
     assert len(report.loops) == 4
     assert report.memory_now == report.memory
@@ -334,7 +306,7 @@ def test_too_little_memory_names_the_loops() -> None:
     least = int(str(info.value).split()[5])
     u = jnp.linspace(0.0, 1.0, 50)
     ours = checkpoint_loops(three_loops, memory=least)
-    np.testing.assert_allclose(jax.grad(ours)(u), jax.grad(three_loops)(u), rtol=1e-12)
+    close(jax.grad(ours)(u), jax.grad(three_loops)(u))
 
 
 # Which loops, and how
@@ -347,7 +319,8 @@ def test_where_decides() -> None:
         asked.append((loop.name, loop.length))
         if loop.kind == "while":
             return {"max_steps": 60}
-        return {"checkpoints": 7, "block_size": 2} if loop.length == 400 else loop.depth > 0
+        options = {400: {"checkpoints": 7, "block_size": 2}, 50: {"plan": plan(50, 4)}}
+        return options.get(loop.length or 0, loop.depth > 0)
 
     ours = checkpoint_loops(lambda u: three_loops(halves(u)), where=where)
     bounded, first, *rest = explain(ours)(jnp.ones(50)).loops
@@ -355,11 +328,9 @@ def test_where_decides() -> None:
     assert asked == list(zip(names, [None, 400, 50, 30, 40], strict=True))
     assert bounded.plan.length == 60
     assert (first.plan.checkpoints, first.plan.block_size) == (7, 2)
-    assert [(loop.plan.length, loop.is_own) for loop in rest] == [
-        (50, False),
-        (30, False),
-        (40, True),
-    ]
+    found = [(loop.plan.length, loop.is_own) for loop in rest]
+    assert found == [(50, True), (30, False), (40, True)]
+    assert rest[0].plan == plan(50, 4)
 
 
 def test_what_is_known_of_a_loop() -> None:
@@ -407,30 +378,29 @@ def test_it_is_compiled_once() -> None:
         traces += 1
         return sines(x * scale, length), "done"
 
-    for value in (1.0, 2.0):
-        result, word = fun(X, 20, scale=jnp.asarray(value))
-        np.testing.assert_allclose(result, sines(X * value), rtol=1e-12)
-        assert word == "done"
-    assert traces == 1
+    for length, scale, count in [(20, 1.0, 1), (20, 2.0, 1), (30, 2.0, 2)]:
+        result, word = fun(X, length, scale=jnp.asarray(scale))
+        close(result, sines(X * scale, length))
+        assert (word, traces) == ("done", count)
     assert fun.__name__ == "fun"
-    np.testing.assert_allclose(fun(X, 30, scale=2.0)[0], sines(X * 2, 30), rtol=1e-12)
-    assert traces == 2
 
 
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "nonsense": ({"where": lambda loop: None}, TypeError, r"returns None .* the loop 'scan' of"),
-    "key": ({"where": lambda loop: {"checkpoint": 3}}, ValueError, "has the key 'checkpoint'"),
-    "value": ({"where": lambda loop: {"checkpoints": 0}}, ValueError, "checkpoints must be"),
-    "min_length": ({"min_length": 0}, ValueError, "min_length must be an int >= 1, but is 0"),
-    "max_steps": ({"max_steps": -1}, ValueError, "max_steps must be"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input(name: str) -> None:
-    options, error, message = BAD[name]
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"where": lambda loop: None}, TypeError, r"returns None .* the loop 'scan' of"),
+        ({"where": lambda loop: {"checkpoint": 3}}, ValueError, "has the key 'checkpoint'"),
+        ({"where": lambda loop: {"checkpoints": 0}}, ValueError, "checkpoints must be"),
+        ({"min_length": 0}, ValueError, "min_length must be an int >= 1, but is 0"),
+        ({"max_steps": -1}, ValueError, "max_steps must be"),
+    ],
+)
+def test_bad_input(options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         checkpoint_loops(sines, **options)(X)
+
+
+# While loops of many
 
 
 def test_a_while_loop_under_vmap_in_the_program() -> None:
@@ -450,10 +420,8 @@ def test_a_while_loop_under_vmap_in_the_program() -> None:
     steps, x = jnp.array([0, 1, 3]), jnp.arange(1.0, 7.0).reshape(3, 2)
     total = lambda x: jnp.sum(jax.vmap(halve)(steps, x) ** 2)  # noqa: E731
     ours = checkpoint_loops(total, max_steps=20)
-    close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-14)
     for derivative in (lambda f: f, lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,))):
-        expected = derivative(partial(by_python, [0, 1, 3]))(x)
-        jax.tree.map(close, derivative(ours)(x), expected)
+        close(derivative(ours)(x), derivative(partial(by_python, [0, 1, 3]))(x))
     with pytest.raises(Exception, match="max_steps=2"):
         checkpoint_loops(total, max_steps=2)(x)
     without_bound = checkpoint_loops(total)
@@ -481,15 +449,3 @@ def test_a_while_loop_that_devices_leave_at_different_steps() -> None:
     np.testing.assert_allclose(jax.grad(varying)(x), [1.5**6, 1.5**2], rtol=1e-12)
     with pytest.raises(NotImplementedError, match=r"'.*while' of test_checkpoint_loops\.py.*pcast"):
         checkpoint_loops(partial(total, lambda _: 0), max_steps=9)(x)
-
-
-def test_where_gives_any_option_of_a_loop(tmp_path: Path) -> None:
-    """Storage, and a plan."""
-    chosen: dict[int | None, dict[str, Any]] = {
-        20: {"checkpoints": 2, "storage": Disk(tmp_path, transfer=0)},
-        30: {"plan": plan(30, 4)},
-    }
-    program = lambda x: jnp.sum(sines(sines(x, 20), 30))  # noqa: E731
-    gradient = jax.grad(checkpoint_loops(program, where=lambda loop: chosen[loop.length]))(X)
-    jax.effects_barrier()
-    np.testing.assert_allclose(gradient, jax.grad(program)(X), rtol=1e-6)

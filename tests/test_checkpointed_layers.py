@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -43,9 +44,8 @@ class Model(eqx.Module):
     head: eqx.nn.Linear
 
     def __init__(self) -> None:
-        keys = jax.random.split(KEY, 4)
-        self.blocks = [Block(k) for k in keys[:3]]
-        self.head = eqx.nn.Linear(4, 2, key=keys[3])
+        self.blocks = [Block(k) for k in jax.random.split(KEY, 3)]
+        self.head = eqx.nn.Linear(4, 2, key=KEY)
 
     def __call__(self, x: Any, key: Any) -> Any:
         for block, k in zip(self.blocks, jax.random.split(key, 3), strict=True):
@@ -54,8 +54,7 @@ class Model(eqx.Module):
 
 
 def leaves_equal(ours: Any, theirs: Any) -> None:
-    pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    for a, b in pairs:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         if eqx.is_array(a):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
         else:
@@ -79,36 +78,31 @@ def test_it_has_the_text_and_the_attributes_of_the_module() -> None:
     ours = Checkpointed(block)
     assert repr(checkpoint_layers(model, (Block, eqx.nn.Linear))) == repr(model)
     assert eqx.tree_pformat([ours]) == eqx.tree_pformat([block])
-    assert ours.dropout.p == 0.3
-    assert ours.size(2) == 32
+    assert (ours.dropout.p, ours.size(2)) == (0.3, 32)
     assert ours.wrapped is block
     with pytest.raises(AttributeError, match="'Block' object has no attribute 'nothing'"):
         ours.nothing  # noqa: B018
 
 
 @quick
-def test_tree_at_and_inference_mode() -> None:
+def test_it_is_a_module() -> None:
+    """For `tree_at`, `inference_mode`, copying, pickling and serialization."""
     model = checkpoint_layers(Model(), Block)
-    model = eqx.tree_at(lambda m: m.blocks[1].linear.bias, model, jnp.full(4, 7.0))
-    assert isinstance(model.blocks[1], Checkpointed)
-    np.testing.assert_array_equal(model.blocks[1].linear.bias, jnp.full(4, 7.0))
-    model, x = eqx.nn.inference_mode(model), jnp.arange(4.0)
-    np.testing.assert_array_equal(model(x, KEY), model(x, jax.random.key(1)))
-
-
-def test_copying_pickling_and_serialization() -> None:
-    block = Block(KEY)
-    block = eqx.tree_at(lambda b: (b.linear.weight, b.linear.bias), block, (1.0, 2.0))
+    changed = eqx.tree_at(lambda m: m.blocks[1].linear.bias, model, jnp.full(4, 7.0))
+    assert isinstance(changed.blocks[1], Checkpointed)
+    np.testing.assert_array_equal(changed.blocks[1].linear.bias, jnp.full(4, 7.0))
+    inferring, x = eqx.nn.inference_mode(changed), jnp.arange(4.0)
+    np.testing.assert_array_equal(inferring(x, KEY), inferring(x, jax.random.key(1)))
+    without_keys = jax.tree.map(np.asarray, Checkpointed(Block(KEY)))
     for copied in (copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
-        result = copied(Checkpointed(block))
+        result = copied(without_keys)
         assert isinstance(result, Checkpointed)
-        leaves_equal(result, block)
+        leaves_equal(result, without_keys)
     stream = io.BytesIO()
     eqx.tree_serialise_leaves(stream, Model())  # as a plain model, read as a checkpointed one
     stream.seek(0)
-    other = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, Model())
-    read = eqx.tree_deserialise_leaves(stream, checkpoint_layers(other, Block))
-    leaves_equal(read, Model())
+    other = jax.tree.map(lambda x: x * 0 if eqx.is_array(x) else x, model)
+    leaves_equal(eqx.tree_deserialise_leaves(stream, other), Model())
 
 
 @quick
@@ -121,35 +115,30 @@ def test_sequential_with_state() -> None:
     xs = jax.random.normal(KEY, (5, 4))
 
     @eqx.filter_jit
-    def step(model: Any) -> Any:
-        @partial(eqx.filter_grad, has_aux=True)
-        def loss(model: Any) -> Any:
-            run = jax.vmap(lambda x: model(x, state), axis_name="batch", out_axes=(0, None))
-            out, new = run(xs)
-            return jnp.sum(out**2), new
-
-        return loss(model)
+    @partial(eqx.filter_grad, has_aux=True)
+    def gradient(model: Any) -> Any:
+        run = jax.vmap(lambda x: model(x, state), axis_name="batch", out_axes=(0, None))
+        out, new = run(xs)
+        return jnp.sum(out**2), new
 
     ours = checkpoint_layers(model, (eqx.nn.BatchNorm, eqx.nn.Linear))
     assert [isinstance(layer, Checkpointed) for layer in ours.layers] == [True, True, False]
-    leaves_equal(step(ours), step(model))
+    leaves_equal(gradient(ours), gradient(model))
 
 
 def test_a_layer_is_wrapped_once() -> None:
-    model = checkpoint_layers(checkpoint_layers(Model(), Block), Block)
-    assert isinstance(model.blocks[0], Checkpointed)
-    assert isinstance(model.blocks[0].wrapped, Block)
     assert isinstance(Checkpointed(Checkpointed(Block(KEY))).wrapped, Block)
-    model = checkpoint_layers(model, eqx.nn.Linear)
-    assert isinstance(model.blocks[0].linear, Checkpointed)
-    assert isinstance(model.blocks[0].wrapped, Block)  # pyright: ignore
+    model = checkpoint_layers(checkpoint_layers(Model(), Block), (Block, eqx.nn.Linear))
+    block: Any = model.blocks[0]
+    assert isinstance(block, Checkpointed)
+    assert isinstance(block.wrapped, Block)
+    assert isinstance(block.linear, Checkpointed)
     assert isinstance(model.head, Checkpointed)
 
 
 def test_a_type_that_is_not_there() -> None:
-    with pytest.raises(
-        ValueError, match=r"there is no BatchNorm.*: Block, Dropout, LayerNorm, Lin"
-    ):
+    missing = r"there is no BatchNorm.*: Block, Dropout, LayerNorm, Lin"
+    with pytest.raises(ValueError, match=missing):
         checkpoint_layers(Model(), eqx.nn.BatchNorm)
     with pytest.raises(TypeError, match=r"layer_type must be a subclass of equinox\.Module"):
         checkpoint_layers(Model(), int)
@@ -157,28 +146,27 @@ def test_a_type_that_is_not_there() -> None:
         Checkpointed(jnp.tanh)
 
 
+def compiled(model: Any, x: Any) -> Any:
+    gradient: Any = eqx.filter_jit(eqx.filter_grad(lambda model: jnp.sum(model(x) ** 2)))
+    return gradient.lower(model).compile().compiled
+
+
+def bytes_held(program: Any) -> int:
+    return program.memory_analysis().temp_size_in_bytes
+
+
 def test_it_holds_its_input_alone() -> None:
     keys, x = jax.random.split(KEY, 8), jnp.ones((512, 64), jnp.float32)
     layers = [eqx.nn.MLP(64, 64, 256, 1, key=k, dtype=jnp.float32) for k in keys]
     model = eqx.nn.Sequential([eqx.nn.Lambda(eqx.filter_vmap(layer)) for layer in layers])
-
-    def temporaries(model: Any) -> int:
-        gradient = eqx.filter_jit(eqx.filter_grad(lambda model: jnp.sum(model(x) ** 2)))
-        return gradient.lower(model).compile().compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
-
-    one = temporaries(model[:1])
-    assert temporaries(checkpoint_layers(model, eqx.nn.Lambda)) <= 12 * x.nbytes + one
-    assert temporaries(model) >= 30 * x.nbytes
+    ours = checkpoint_layers(model, eqx.nn.Lambda)
+    assert bytes_held(compiled(ours, x)) <= 12 * x.nbytes + bytes_held(compiled(model[:1], x))
+    assert bytes_held(compiled(model, x)) >= 30 * x.nbytes
 
 
-class Convolution(eqx.Module):
-    inner: eqx.nn.Conv2d
-
-    def __init__(self, key: Any) -> None:
-        self.inner = eqx.nn.Conv2d(4, 4, 3, padding=1, key=key, dtype=jnp.float32)
-
+class Convolution(eqx.nn.Conv2d):
     def __call__(self, x: Any, *, key: Any = None) -> Any:
-        return x + jnp.tanh(jnp.sin(self.inner(x)))
+        return x + jnp.tanh(jnp.sin(super().__call__(x)))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="branches are for CPUs")
@@ -187,26 +175,18 @@ def test_convolutions_run_again_outside_of_branches() -> None:
     branches and loops alone: networks of convolutions, with every layer run again in a branch, took
     four times as long as plain ones."""
     keys, x = jax.random.split(KEY, 8), jnp.ones((4, 16, 16), jnp.float32)
-    model = eqx.nn.Sequential([Convolution(k) for k in keys])
-
-    def compiled(model: Any) -> Any:
-        gradient: Any = eqx.filter_jit(eqx.filter_grad(lambda model: jnp.sum(model(x) ** 2)))
-        return gradient.lower(model).compile().compiled
-
-    plain, ours = compiled(model), compiled(checkpoint_layers(model, Convolution))
+    make: Any = Convolution
+    model = eqx.nn.Sequential([make(4, 4, 3, padding=1, key=k) for k in keys])
+    plain, ours = compiled(model, x), compiled(checkpoint_layers(model, Convolution), x)
     assert _convolutions(plain) == {"ENTRY": 3 * 8 - 1}  # x has no cotangent
     assert _convolutions(ours) == {"ENTRY": 4 * 8 - 1}
-    held = plain.memory_analysis().temp_size_in_bytes
-    assert ours.memory_analysis().temp_size_in_bytes < held / 2
+    assert bytes_held(ours) < bytes_held(plain) / 2
 
 
-def _convolutions(compiled: Any) -> dict[str, int]:
+def _convolutions(program: Any) -> Counter[str]:
     """How many there are in each computation of the program."""
-    found: dict[str, int] = {}
-    computation = ""
-    for line in compiled.as_text().splitlines():
-        if line.endswith("{"):
-            computation = line.split()[0]
-        if " convolution(" in line:
-            found[computation] = found.get(computation, 0) + 1
+    found, computation = Counter[str](), ""
+    for line in program.as_text().splitlines():
+        computation = line.split()[0] if line.endswith("{") else computation
+        found.update([computation] if " convolution(" in line else [])
     return found

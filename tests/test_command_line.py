@@ -1,5 +1,6 @@
 """`python -m jax_revolve plan`, called as a function: what it prints, writes and refuses."""
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -12,14 +13,7 @@ from jax_revolve.__main__ import main
 
 matplotlib.use("Agg")
 
-PNG = b"\x89PNG\r\n\x1a\n"
 SIZES = ["--state-bytes", "1000", "--residual-bytes", "2000"]
-
-OPTIONS = [
-    *("--length", "--block-size", "--checkpoints", "--repetitions", "--overhead", "--memory"),
-    *("--state-bytes", "--residual-bytes", "--show", "--plot", "--help"),
-]
-
 Captured = pytest.CaptureFixture[str]
 
 
@@ -31,19 +25,17 @@ def printed(capsys: Captured, *options: object) -> str:
     return out
 
 
-def refused(capsys: Captured, *arguments: object) -> str:
-    """The error, which is one line and leads to exit code 2."""
+def ends(capsys: Captured, *arguments: object) -> tuple[object, str, str]:
+    """The exit code, and what is printed."""
     try:
         code: object = main(list(map(str, arguments)))
     except SystemExit as exit:
         code = exit.code
-    assert code == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert err.startswith("python -m jax_revolve")
-    return err
+    out, err = capsys.readouterr()
+    return code, out, err
 
 
+BUDGET = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000)
 BLOCKS = ["--block-size", 4]
 
 
@@ -55,6 +47,9 @@ BLOCKS = ["--block-size", 4]
         (["--length", 1000, "--repetitions", 3], plan(1000, repetitions=3)),
         (["--length", 1000, "--overhead", "1.5"], plan(1000, overhead=1.5)),
         (["--checkpoints", 5, "--repetitions", 3, *BLOCKS], longest_plan(5, 3, block_size=4)),
+        (["--length", 1000, "--memory", "100kB", *SIZES], f"{BUDGET}\nmemory: 100 kB"),
+        (["--length", 1000, "--memory", "100000", *SIZES], f"{BUDGET}\nmemory: 100 kB"),
+        (["--length", 10, "--checkpoints", 3, "--show"], plan(10, 3).show()),
     ],
     ids=str,
 )
@@ -62,87 +57,50 @@ def test_plan(capsys: Captured, options: list[object], expected: object) -> None
     assert printed(capsys, *options) == f"{expected}\n"
 
 
-def test_memory(capsys: Captured) -> None:
-    expected = plan(1000, memory=100_000, state_bytes=1000, residual_bytes=2000)
-    for memory in ("100kB", "100000"):
-        out = printed(capsys, "--length", 1000, "--memory", memory, *SIZES)
-        taken = re.fullmatch(rf"{re.escape(str(expected))}\nmemory: (\S+) kB\n", out)
-        assert taken is not None
-        assert float(taken[1]) == pytest.approx(expected.memory(1000, 2000) / 1000, abs=0.05)
-
-
-def test_show(capsys: Captured) -> None:
-    assert (
-        printed(capsys, "--length", 10, "--checkpoints", 3, "--show") == f"{plan(10, 3).show()}\n"
-    )
-
-
-def test_plot(capsys: Captured, tmp_path: Path) -> None:
+def test_plot(capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "plan.png"
     out = printed(capsys, "--length", 100, "--block-size", 3, "--plot", file)
     assert out == f"{plan(100, block_size=3)}\nwritten: {file}\n"
-    assert file.read_bytes().startswith(PNG)
+    assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = ends(capsys, "plan", "--length", 10, "--plot", "plan.png")
+    assert code == 2
+    assert "pip install matplotlib" in err
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--length is needed, or --checkpoints and --repetitions for the longest loop"),
-        (["--length", -1], "length must be an int >= 0, but is -1"),
-        (["--length", 10, "--checkpoints", 0], "checkpoints must be an int >= 1 .* but is 0"),
-        (["--length", 10, "--checkpoints", "x"], "argument --checkpoints: must be an int or"),
-        (["--length", 10, "--overhead", "x"], "argument --overhead: invalid float value: 'x'"),
-        (["--length", 10, "--memory", "10", *SIZES], "memory must be at least 4000 bytes here"),
-        (["--length", 10, "--memory", "1kB"], "state_bytes must be an int >= 0 where memory"),
-        (["--length", 10, "--weight", 3], "unrecognized arguments: --weight 3"),
-        (["--length", 10, "--plot", "/tmp/plan.xyz"], "Format 'xyz' is not supported"),
+        (["plan"], "--length is needed, or --checkpoints and --repetitions for the longest loop"),
+        (["plan", "--length", -1], "length must be an int >= 0, but is -1"),
+        (["plan", "--length", 10, "--checkpoints", 0], "checkpoints must be an int >= 1 .* is 0"),
+        (["plan", "--length", 10, "--checkpoints", "x"], "argument --checkpoints: must be an int"),
+        (["plan", "--length", 10, "--overhead", "x"], "argument --overhead: invalid float value"),
+        (["plan", "--length", 10, "--memory", "10", *SIZES], "memory must be at least 4000 bytes"),
+        (["plan", "--length", 10, "--memory", "1kB"], "state_bytes must be an int >= 0 where mem"),
+        (["plan", "--length", 10, "--weight", 3], "unrecognized arguments: --weight 3"),
+        (["plan", "--length", 10, "--plot", "/tmp/plan.xyz"], "Format 'xyz' is not supported"),
+        (["plot"], ".*invalid choice: 'plot' .choose from '?plan'?, '?demo'?"),
     ],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, list) else "",
 )
 def test_refused(capsys: Captured, options: list[object], message: str) -> None:
-    err = refused(capsys, "plan", *options)
+    """In one line."""
+    code, _, err = ends(capsys, *options)
+    assert (code, err.count("\n")) == (2, 1)
     assert re.match(rf"python -m jax_revolve( plan)?: error: {message}", err)
 
 
-def test_missing_matplotlib(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    err = refused(capsys, "plan", "--length", 10, "--plot", "plan.png")
-    assert "pip install matplotlib" in err
-    err = refused(capsys, "plot")
-    assert re.search(r"invalid choice: 'plot' \(choose from '?plan'?, '?demo'?\)", err)
-
-
-def helped(capsys: Captured, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as raised:
-        main([*arguments, "--help"])
-    out, err = capsys.readouterr()
-    assert (raised.value.code, err) == (0, "")
-    return out
-
-
-def test_help(capsys: Captured) -> None:
-    out = helped(capsys, "plan")
-    for option in OPTIONS:
-        assert re.search(rf"^  (-h, )?{option}\b.*\S", out, re.MULTILINE)
-    assert re.search(r"^ +plan +\S.*\n^ +demo +\S", helped(capsys), re.MULTILINE)
-
-
-def test_examples_of_the_help_run(capsys: Captured, tmp_path: Path) -> None:
-    text = helped(capsys, "plan").replace("\\\n", "").replace("plan.png", f"{tmp_path}/plan.png")
+def test_help(capsys: Captured, tmp_path: Path) -> None:
+    """Its examples run."""
+    code, text, err = ends(capsys, "--help")
+    assert (code, err) == (0, "")
+    assert re.search(r"^ +plan +\S.*\n^ +demo +\S", text, re.MULTILINE)
+    _, text, _ = ends(capsys, "plan", "--help")
+    for option in {*inspect.signature(plan).parameters} - {"storage", "levels"}:
+        assert re.search(rf"^  --{option.replace('_', '-')}\b.*\S", text, re.MULTILINE)
+    text = text.replace("\\\n", "").replace("plan.png", f"{tmp_path}/plan.png")
     examples = re.findall(r"^ +python -m jax_revolve (plan .*?)(?:  +\(.*)?$", text, re.MULTILINE)
     assert len(examples) >= 4
     for example in examples:
         assert main(example.split()) == 0
-
-
-def test_a_plan_does_without_the_demonstration(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in list(sys.modules):
-        if name.partition(".")[0] in ("tsunami", "tqdm", "matplotlib"):
-            monkeypatch.delitem(sys.modules, name)
-    path = sys.path[:]
-    printed(capsys, "--length", 10, "--show")
-    loaded = {name.partition(".")[0] for name in sys.modules}
-    assert not loaded & {"tsunami", "tqdm", "matplotlib"}
-    assert sys.path == path

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from asked import explained_scan
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from parity.loops import assert_like_lax
+from test_budget import gru, lstm, runge_kutta
 from test_memory import temporaries
-from workloads import gru, lstm, runge_kutta
 
-from jax_revolve import checkpointed_scan
+from jax_revolve import checkpointed_scan, explain
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.engine.tape import cut, tape
 from jax_revolve.engine.tape.cut import SINK, SOURCE, minimum_cut
@@ -86,20 +86,11 @@ def scanned(scan: Any, step: Any, arguments: Any) -> Any:
 @pytest.mark.parametrize("step", CASES, ids=lambda step: step.__name__)
 def test_bytes_that_are_kept(step: Any) -> None:
     *arguments, uncut, least = CASES[step]
-    found: Any = []
-
-    def explain(*args: Any, **kwargs: Any) -> Any:
-        found.append(explained_scan(*args, **kwargs))
-        return lax.scan(*args, **kwargs)
-
-    scanned(explain, step, arguments)
-    (report,) = found
-    carry = bytes_of(map(jax.typeof, jax.tree.leaves(arguments[1])))
-    assert report.sizes.uncut == round(uncut * carry)
-    assert report.sizes.residuals == round(least * carry)
-    assert report.sizes.alone <= report.sizes.uncut + report.sizes.residuals
-    told = "without computing any again"
-    assert (told in str(report)) == (report.sizes.uncut > report.sizes.residuals)
+    (report,) = explain(partial(scanned, checkpointed_scan, step))(arguments).loops
+    carry, sizes = bytes_of(map(jax.typeof, jax.tree.leaves(arguments[1]))), report.sizes
+    assert (sizes.uncut, sizes.residuals) == (round(uncut * carry), round(least * carry))
+    assert sizes.alone <= (uncut + least) * carry
+    assert ("without computing any again" in str(report)) == (uncut > least)
 
 
 @pytest.mark.parametrize(
@@ -113,29 +104,20 @@ def test_bytes_that_are_kept(step: Any) -> None:
 )
 @pytest.mark.usefixtures("compile_quickly")
 def test_gradient(step: Any, block_size: int) -> None:
-    arguments = CASES[step][:3]
     scan = partial(checkpointed_scan, checkpoints=3, block_size=block_size)
-    gradients = [
-        jax.jit(jax.grad(partial(scanned, s, step), allow_int=True))(arguments)
-        for s in (lax.scan, scan)
-    ]
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), *gradients)
+    program = lambda scan, arguments: scanned(scan, step, arguments)  # noqa: E731
+    gradient = partial(jax.grad, allow_int=True)
+    assert_like_lax(program, gradient, CASES[step][:3], scan=scan, rtol=1e-4)
 
 
 @pytest.mark.parametrize("step", [gru, lstm], ids=lambda step: step.__name__)
-@pytest.mark.parametrize("block_size", [5])
-def test_products_never_run_again(
-    step: Any, block_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_never_run_again(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def products(best: Any) -> int:
         monkeypatch.setattr(tape, "best_cut", best)
-        scan = partial(checkpointed_scan, checkpoints=3, block_size=block_size)
-        gradient = jax.grad(partial(scanned, scan, step))
+        gradient = jax.grad(partial(scanned, partial(checkpointed_scan, block_size=5), step))
         return jax.jit(gradient).lower(CASES[step][:3]).as_text().count("dot_general")
 
-    def as_jax_does(step: Any, profile: Any) -> Any:
-        return cut.cut_at(step, cut.uncut(step), profile)
-
+    as_jax_does = lambda step, profile: cut.cut_at(step, cut.uncut(step), profile)  # noqa: E731
     assert 0 < products(cut.best_cut) <= products(as_jax_does)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from parity.loops import assert_like_lax, assert_same
 
 import jax_revolve
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
@@ -64,13 +65,12 @@ def by_while(model: Model) -> Any:
     return jnp.sum(last.bias**2) + total
 
 
-def by_lax(model: Model) -> Any:
-    def step(bias: Any, x: Any) -> Any:
-        new, y = relax(eqx.tree_at(lambda m: m.bias, model, bias), x)
-        return new.bias, y
-
-    bias, ys = lax.scan(step, model.bias, XS)
-    return jnp.sum(bias**2) + jnp.sum(ys**3)
+def by_python(model: Model) -> Any:
+    total = jnp.zeros(())
+    for x in XS:
+        model, y = relax(model, x)
+        total += jnp.sum(y**3)
+    return jnp.sum(model.bias**2) + total
 
 
 def of_scale(loss: Callable[[Model], Any]) -> Callable[[Any], Any]:
@@ -101,7 +101,7 @@ def models() -> Model:
 def test_transformations(name: str) -> None:
     """Scans and while loops take turns."""
     loss = [by_scan, by_while][list(TRANSFORMED).index(name) % 2]
-    ours, theirs = (jax.jit(partial(TRANSFORMED[name], each))() for each in (loss, by_lax))
+    ours, theirs = (jax.jit(partial(TRANSFORMED[name], each))() for each in (loss, by_python))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), ours, theirs)
 
 
@@ -111,14 +111,8 @@ def test_a_model_closed_over(order: Any) -> None:
         closed_over = model(scale)
         return jnp.sum(scan(lambda h, x: (closed_over(h + x), None), jnp.zeros(2), XS)[0] ** 2)
 
-    def scan(*arguments: Any) -> Any:
-        return filter_checkpointed_scan(*arguments, checkpoints=2)
-
-    ours, theirs = (
-        jax.jit(order(lambda scale, scan=scan: loss(scan, scale)))(SCALE)
-        for scan in (scan, lax.scan)
-    )
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    scan = partial(filter_checkpointed_scan, checkpoints=2)
+    assert_like_lax(loss, order, SCALE, scan=scan, rtol=1e-5)
 
 
 def test_leaves_that_are_not_arrays() -> None:
@@ -127,35 +121,28 @@ def test_leaves_that_are_not_arrays() -> None:
     def step(carry: Any, x: Any) -> Any:
         total, kept = carry
         assert kept[0] is True
-        assert x["name"] == "xs"
-        assert x["number"] == 3
+        assert (x["name"], x["number"]) == ("xs", 3)
         total = total + x["function"](x["values"])
         return (total, kept), {"total": total, "function": jnp.cos, "label": "ys", "number": 2.0}
 
     xs = {"values": np.arange(4.0), "function": jnp.sin, "name": "xs", "number": 3, "none": None}
     kept = (True, 0.1, float("nan"))
     (total, same), ys = filter_checkpointed_scan(step, (0.0, kept), xs, checkpoints=2)
-    assert same[:2] == kept[:2]
-    assert type(same[2]) is float
-    np.testing.assert_allclose(total, np.sum(np.sin(np.arange(4.0))), rtol=1e-5)
+    assert (*same[:2], type(same[2])) == (True, 0.1, float)
     np.testing.assert_allclose(ys["total"], np.cumsum(np.sin(np.arange(4.0))), rtol=1e-5)
-    assert ys["function"] is jnp.cos
-    assert ys["label"] == "ys"
+    assert total == ys["total"][-1]
+    assert (ys["function"], ys["label"]) == (jnp.cos, "ys")
     np.testing.assert_array_equal(ys["number"], np.full(4, 2.0))
 
 
 @pytest.mark.parametrize("number", [0, 2.0, 1j])
 def test_numbers_that_change_are_those_of_lax(number: Any) -> None:
-    def step(carry: Any, _: Any) -> Any:
-        return (carry[1] * 2, carry[0] + 1), None
-
-    results = [
+    step = lambda carry, _: ((carry[1] * 2, carry[0] + 1), None)  # noqa: E731
+    ours, theirs = (
         scan(step, (number, 3.0 + number), None, 3)[0]
-        for scan in (lax.scan, filter_checkpointed_scan)
-    ]
-    for expected, result in zip(*results, strict=True):
-        assert jax.typeof(result) == jax.typeof(expected)
-        np.testing.assert_array_equal(result, expected)
+        for scan in (filter_checkpointed_scan, lax.scan)
+    )
+    assert_same(list(ours), list(theirs), 0)
 
 
 def test_leaves_that_change() -> None:
@@ -171,26 +158,21 @@ def test_leaves_that_change() -> None:
 
 
 def test_arguments_are_passed_on() -> None:
-    plan, xs = jax_revolve.plan(6, checkpoints=2), jnp.arange(6.0)
-    step = lambda u, x: (jnp.sin(u + x), u)  # noqa: E731
-    total = lambda scan, u, **options: sum(  # noqa: E731
-        map(jnp.sum, scan(step, u, xs, 6, True, **options))
-    )
-    ours = partial(total, filter_checkpointed_scan, plan=plan)
-    np.testing.assert_allclose(jax.grad(ours)(0.3), jax.grad(partial(total, lax.scan))(0.3), 1e-5)
-    assert str(plan) in str(jax.make_jaxpr(ours)(0.3))
+    plan = jax_revolve.plan(6, checkpoints=2)
+
+    def total(scan: Any, u: Any) -> Any:
+        step = lambda u, x: (jnp.sin(u + x), u)  # noqa: E731
+        return sum(map(jnp.sum, scan(step, u, jnp.arange(6.0), 6, True)))
+
+    ours = partial(filter_checkpointed_scan, plan=plan)
+    assert_like_lax(total, jax.grad, 0.3, scan=ours, rtol=1e-5)
+    assert str(plan) in str(jax.make_jaxpr(partial(total, ours))(0.3))
 
     def run(u: Any, throw: bool = False) -> Any:
-        return filter_bounded_while_loop(
-            lambda s: s[1] < 10.0,
-            lambda s: (s[0], s[0](s[1])),
-            (lambda u: u + 1, u),
-            max_steps=4,
-            block_size=2,
-            memory="1kB",
-            with_steps=True,
-            throw=throw,
-        )
+        step = lambda s: (s[0], s[0](s[1]))  # noqa: E731
+        goes_on, start = lambda s: s[1] < 10.0, (lambda u: u + 1, u)
+        options: Any = {"max_steps": 4, "block_size": 2, "memory": "1kB", "throw": throw}
+        return filter_bounded_while_loop(goes_on, step, start, with_steps=True, **options)
 
     (function, value), steps = run(7.5)
     assert callable(function)

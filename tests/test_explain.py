@@ -1,7 +1,7 @@
 """`explain`: bytes against hand counts, choices against what the loops really run."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -15,19 +15,9 @@ from jax import lax
 from matplotlib import pyplot
 
 import jax_revolve
-from jax_revolve import (
-    Plan,
-    Report,
-    bounded_while_loop,
-    checkpoint_loops,
-    checkpointed_scan,
-    explain,
-    plan,
-)
+from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
 from jax_revolve.schedule import cost
-from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.selection import Request
-from jax_revolve.schedule.two_level import AnyPlan
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -48,6 +38,7 @@ REQUESTS: list[dict[str, Any]] = [
     {"memory": "1GB"},
     {"memory": "60kB", "block_size": 4},
 ]
+BUDGETS = {"1GB": 10**9, 30_000: 30_000, "60kB": 60_000}
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +56,10 @@ def step(carry: Any, x: Any) -> Any:
     return (u, v, total), jnp.sum(v) + x["number"] * offset[0]
 
 
-def arguments(length: int = LENGTH) -> tuple[Any, Any]:
+def arguments() -> tuple[Any, Any]:
     init = (jnp.ones(WIDTH, jnp.float32), jnp.ones(10, jnp.float32), jnp.float32(0.0))
-    xs = {
-        "factor": jnp.ones((length, 10), jnp.float32),
-        "number": jnp.arange(length, dtype="int32"),
-    }
-    return init, xs
+    numbers = jnp.arange(LENGTH, dtype="int32")
+    return init, {"factor": jnp.ones((LENGTH, 10), jnp.float32), "number": numbers}
 
 
 def body(state: Any) -> Any:
@@ -121,20 +109,19 @@ def test_bytes() -> None:
 def test_products_of_weights() -> None:
     """A block keeps what the weight's cotangent is a product of; a single step adds to it."""
     w = jnp.eye(256, dtype=jnp.float32)
+    carry = 4 * 16 * 256
     h = jax.ShapeDtypeStruct((16, 256), jnp.float32)
     report = explained_scan(lambda h, _: (jnp.tanh(h @ w), None), h, length=LENGTH)
-    assert report.sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
-    assert report.sizes.residuals == report.sizes.alone
-    assert report.sizes.factors == 4 * 16 * 256
-    assert f"- taped alone                      {report.sizes.alone / 1000:.1f} kB" in str(report)
-    single = Plan(LENGTH, 3, 1)
-    assert report.memory(single) == 4 * 4 * 16 * 256 + report.sizes.alone
-    blocks = Plan(LENGTH, 3, 2)
-    of_two = 2 * (report.sizes.residuals + report.sizes.factors)
-    assert report.memory(blocks) == 4 * 4 * 16 * 256 + of_two
-    long = Plan(64, 3, 64)
-    of_all = 64 * report.sizes.residuals + 32 * report.sizes.factors
-    assert report.memory(long) == 4 * 4 * 16 * 256 + of_all
+    sizes = report.sizes
+    assert sizes.weights == w.nbytes == report.always["cotangents of closed-over values"]
+    assert sizes.residuals == sizes.alone
+    assert sizes.factors == carry
+    assert f"- taped alone                      {sizes.alone / 1000:.1f} kB" in str(report)
+    assert report.memory(Plan(LENGTH, 3, 1)) == 4 * carry + sizes.alone
+    of_two = 2 * (sizes.residuals + sizes.factors)
+    assert report.memory(Plan(LENGTH, 3, 2)) == 4 * carry + of_two
+    of_all = 64 * sizes.residuals + 32 * sizes.factors
+    assert report.memory(Plan(64, 3, 64)) == 4 * carry + of_all
 
 
 def test_nothing_runs_and_functions_are_traced_once() -> None:
@@ -157,85 +144,46 @@ def test_nothing_runs_and_functions_are_traced_once() -> None:
     assert not ran
 
 
-# The table
+# What is chosen
 
 
-TABLE = """\
-A loop of 10 steps.
-  a checkpoint             1 kB  the restart state, of a carry of 1 kB
-  residuals of a step      3 kB  kept until the step is transposed
-  - taped alone            2 kB  with block size 1: weight gradients are summed in each step
-  xs                      12 MB  with every plan
-  cotangents of xs      12.3 kB  with every plan
-
-  checkpoints  block size  memory  evaluations  per step
-            1           1    4 kB           65      6.50
-            3           1    6 kB           28      2.80  <- chosen
-            2           2    9 kB           22      2.20
-            4           2   11 kB           18      1.80
-            1           5   17 kB           15      1.50
-            1          10   32 kB           10      1.00"""
-
-
-def test_table() -> None:
-    """Sizes for which evaluations are all that counts."""
-    always = {"xs": 12_000_000, "cotangents of xs": 12_345, "ys": 0}
-    sizes = Sizes(1000, 3000, 2000, 1004)
-    assert str(Report(plan(10, 3), sizes, always, is_while=False)) == TABLE
-
-
-def marked(report: Report) -> list[str]:
-    """The cells of the line that is marked, of which there is one."""
+@pytest.mark.parametrize(
+    ("asked", "is_while"),
+    [*((asked, False) for asked in REQUESTS), *((asked, True) for asked in REQUESTS[::3])],
+    ids=str,
+)
+def test_chosen_plan(asked: dict[str, Any], is_while: bool) -> None:
+    """The report chooses what is asked for, and its only marked line says so."""
+    if is_while:
+        report = explained_while(going, body, start(), max_steps=LENGTH, **asked)
+        wanted: Any = for_bound(LENGTH, **{"checkpoints": None, **asked})
+        assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
+    else:
+        report = explained_scan(step, *arguments(), **asked)
+        wanted = for_scan(LENGTH, **{"checkpoints": None, **asked})
+    chosen = report.plan
+    assert chosen == (wanted.resolve(report.sizes) if isinstance(wanted, Request) else wanted)
     (line,) = re.findall(r"^ (.*)  <- chosen$", str(report), re.MULTILINE)
-    return line.split()
-
-
-def check_choices(report: Report, wanted: AnyPlan | Request | None) -> None:
-    """What the report chooses is what is asked for, and it says so."""
-    expected = wanted.resolve(report.sizes) if isinstance(wanted, Request) else wanted
-    assert report.plan == expected
-    checkpoints, block_size, *_, evaluations, per_step = marked(report)
-    assert (int(checkpoints), int(block_size)) == (report.plan.checkpoints, report.plan.block_size)
-    assert int(evaluations) == report.evaluations(report.plan)
+    checkpoints, block_size, *_, evaluations, per_step = line.split()
+    assert (int(checkpoints), int(block_size)) == (chosen.checkpoints, chosen.block_size)
+    assert int(evaluations) == report.evaluations(chosen)
     assert float(per_step) == pytest.approx(int(evaluations) / LENGTH, abs=0.006)
-    assert report.choices.count(report.plan) == 1
+    assert report.choices.count(chosen) == 1
     bytes_taken = [report.memory(p) for p in report.choices]
     assert bytes_taken == sorted(bytes_taken)
-
-
-@pytest.mark.parametrize("asked", REQUESTS, ids=str)
-def test_chosen_plan(asked: dict[str, Any]) -> None:
-    report = explained_scan(step, *arguments(), **asked)
-    check_choices(report, for_scan(LENGTH, **{"checkpoints": None, **asked}))
-    if "memory" in asked:
-        budgets = {"1GB": 10**9, 30_000: 30_000, "60kB": 60_000}
-        assert report.memory(report.plan) <= budgets[asked["memory"]]
-    if "block_size" in asked:
-        assert report.plan.block_size == min(asked["block_size"], LENGTH)
-    if "block_size" not in asked and "checkpoints" in asked:
-        assert report.plan == plan(LENGTH, asked["checkpoints"])
-
-
-@pytest.mark.parametrize("asked", REQUESTS[::3], ids=str)
-def test_chosen_plan_of_a_loop_that_stops_by_itself(asked: dict[str, Any]) -> None:
-    report = explained_while(going, body, start(), max_steps=LENGTH, **asked)
-    check_choices(report, for_bound(LENGTH, **{"checkpoints": None, **asked}))
-    assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
     for p in report.choices:
-        assert report.evaluations(p) == cost.evaluations(p, is_while=True)
+        assert report.evaluations(p) == cost.evaluations(p, is_while=is_while)
+    assert report.memory(chosen) <= BUDGETS.get(asked.get("memory", ""), 10**9)
+    if "block_size" in asked:
+        assert chosen.block_size == min(asked["block_size"], LENGTH)
+    elif "checkpoints" in asked and not is_while:
+        assert chosen == plan(LENGTH, asked["checkpoints"])
 
 
 # All loops of a function
 
 
-def long(u: Any) -> Any:
-    """Its loop is explained while it is traced: the plan depends on shapes alone."""
-    scanned = lambda c, _: (jnp.sin(c) * weight, None)  # noqa: E731
-    chosen: Any = explained_scan(scanned, u, length=40).plan
-    return jnp.sum(checkpointed_scan(scanned, u, length=40, plan=chosen)[0])
-
-
-def nest(u: Any, note: Callable[[], None] = lambda: None, inner: Any = checkpointed_scan) -> Any:
+def nest(u: Any, note: Any = lambda: None, inner: Any = checkpointed_scan) -> Any:
     """A loop in another one, and one of lax."""
 
     def noted(c: Any, _: Any) -> Any:
@@ -299,17 +247,6 @@ def test_a_loop_around_a_while_loop_of_lax_has_no_gradient() -> None:
     assert "needs max_steps" in str(explanation)
 
 
-def test_pictures_of_all_loops() -> None:
-    axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
-    assert axes[1].get_title() == "Gradient of a loop of 20 steps: scan/scan"
-    assert len(axes) == 3
-    explanation = explain(long)(jax.ShapeDtypeStruct((WIDTH,), jnp.float32))
-    (loop,) = explanation.loops
-    assert len(explanation.plot()) == 1
-    assert str(explanation).endswith("\n\n" + str(loop))
-    assert explanation.memory == explanation.memory_now == loop.memory(loop.plan)
-
-
 def test_the_old_names_say_what_to_write() -> None:
     for name in ("scan", "while_loop", "fori_loop", "loops"):
         with pytest.raises(AttributeError, match=rf"explain_{name} is gone. Write explain\("):
@@ -319,35 +256,16 @@ def test_the_old_names_say_what_to_write() -> None:
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("f", "xs"),
-    [
-        (lambda c, x: (c + 1, c), jnp.arange(5)),
-        (lambda c, x: (c + 1, lax.stop_gradient(x)), jnp.arange(5.0)),
-    ],
-    ids=["integers", "stopped"],
-)
-def test_nothing_to_differentiate(f: Callable[..., Any], xs: Any) -> None:
+@pytest.mark.parametrize("y", [lambda c, x: c, lambda c, x: lax.stop_gradient(x)])
+def test_nothing_to_differentiate(y: Any) -> None:
     for scan in (checkpointed_scan, lax.scan):
-        explanation = explain(partial(scan, f))(jnp.int32(0), jnp.concatenate([xs] * 4))
+        explanation = explain(partial(scan, lambda c, x: (c + 1, y(c, x))))(0, jnp.arange(20.0))
         assert not explanation.loops
         assert explanation.evaluations == 0
         assert ("no gradient" if scan is checkpointed_scan else "left alone") in str(explanation)
 
 
-def test_too_little_memory() -> None:
-    sizes = explained_scan(step, *arguments()).sizes
-    least = sizes.checkpoint + sizes.residuals + sizes.carry
-    enough = explained_scan(step, *arguments(), memory=least)
-    assert (enough.plan, enough.memory(enough.plan)) == (Plan(LENGTH, 1, 1), least)
-    with pytest.raises(ValueError, match=f"^memory must be at least {least} bytes here"):
-        explained_scan(step, *arguments(), memory=least - 1)
-
-
-# The picture
-
-
-def test_plot() -> None:
+def test_pictures() -> None:
     report = explained_scan(step, *arguments())
     ax = report.plot()
     assert ax.figure in map(pyplot.figure, pyplot.get_fignums())
@@ -359,6 +277,10 @@ def test_plot() -> None:
     assert ax.get_xscale() == ax.get_yscale() == "log"
     assert len(ax.get_legend().get_texts()) == 3
     ax.figure.canvas.draw()
+    axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
+    assert axes[1].get_title() == "Gradient of a loop of 20 steps: scan/scan"
+    assert len(axes) == 3
+    assert len(explain(partial(checkpointed_scan, step))(*arguments()).plot()) == 1
 
 
 # What the loops really run
@@ -366,17 +288,17 @@ def test_plot() -> None:
 
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
-    ("loop", "length", "asked"),
+    ("is_while", "length", "asked"),
     [
-        ("scan", 1, {}),
-        ("scan", 30, {"memory": "1MB"}),
-        ("while", 2, {"block_size": 7}),
-        ("while", 57, {"memory": 300}),
+        (False, 1, {}),
+        (False, 30, {"memory": "1MB"}),
+        (True, 2, {"block_size": 7}),
+        (True, 57, {"memory": 300}),
     ],
     ids=str,
 )
 def test_a_loop_runs_the_plan_that_is_explained(
-    loop: str, length: int, asked: dict[str, Any]
+    is_while: bool, length: int, asked: dict[str, Any]
 ) -> None:
     """A while loop stops at its bound."""
     noted: list[None] = []
@@ -385,18 +307,15 @@ def test_a_loop_runs_the_plan_that_is_explained(
         jax.debug.callback(lambda: noted.append(None))
         return jnp.sin(u) + x, u
 
-    def run(
-        u: Any, xs: Any, scan: Any = checkpointed_scan, while_: Any = bounded_while_loop
-    ) -> Any:
-        if loop == "scan":
+    def run(u: Any, xs: Any, scan: Any, while_loop: Any) -> Any:
+        if not is_while:
             return scan(step, u, xs, **asked)
         body = lambda state: (state[0] + 1, step(state[1], xs[state[0]])[0])  # noqa: E731
         goes_on = lambda state: state[0] < length  # noqa: E731
-        return while_(goes_on, body, (jnp.int32(0), u), max_steps=length, **asked)
+        return while_loop(goes_on, body, (jnp.int32(0), u), max_steps=length, **asked)
 
     def total(u: Any, xs: Any) -> Any:
-        results = run(u, xs, checkpointed_scan, bounded_while_loop)
-        return jnp.sum(results[0 if loop == "scan" else 1])
+        return jnp.sum(run(u, xs, checkpointed_scan, bounded_while_loop)[is_while])
 
     arguments = jnp.ones(3), jnp.ones((length, 3))
     report = run(*arguments, explained_scan, explained_while)

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from math import inf
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_revolve import (
-    Fitted,
-    bounded_while_loop,
-    checkpoint_loops,
-    checkpointed_chain,
-    checkpointed_scan,
-    fit,
-)
+from jax_revolve import Fitted, checkpointed_chain, checkpointed_scan, fit
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.programs import fit as module
 from jax_revolve.programs.fit import APART, MOST_COMPILED, UNLIMITED, _Attempt, _Search
@@ -44,18 +37,14 @@ class MadeUp(_Search):
 
     def attempt(self, memory: int) -> _Attempt:
         assert memory >= self.least
-        known = self.known.setdefault(
-            str(size := self.size(memory)), _Attempt(memory, size, 500, str(size))
-        )
+        size = self.size(memory)
+        known = self.known.setdefault(str(size), _Attempt(memory, size, 500, str(size)))
         return known._replace(memory=memory)
 
 
 def rounded(budget: float, to: float) -> int:
     """Plans take less than their budget."""
-    power = 1.0
-    while power * to <= budget:
-        power *= to
-    return int(power)
+    return int(to ** int(log(budget * 1.0000001, to)))
 
 
 MOST = 10**8
@@ -95,17 +84,11 @@ def test_smaller_limits_give_smaller_programs_in_few_compilations(name: str) -> 
         # Eight compilations may not settle where a jump is.
         assert smaller.bytes <= f.bytes or (name in JUMPS and f.bytes < f.limit / APART)
     assert all(size(f.memory) == f.bytes == float(f.compiled) for f in fitted)
-
-
-@pytest.mark.parametrize("name", SIZES)
-def test_the_limit_is_used(name: str) -> None:
-    size = SIZES[name]
-    fitted = [f for limit in LIMITS if (f := found(size, limit)) is not None]
-    limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(LEAST)]
-    assert len(limited) > 50
-    assert min(f.bytes / f.limit for f in limited) >= APART**-2
-    few = [f for f in limited if len(f.attempts) <= 4]
-    assert len(few) > 0.8 * len(limited)
+    if name in SIZES:  # the limit is used
+        limited = [f for f in fitted if size(UNLIMITED) > f.limit > 1.2 * size(LEAST)]
+        assert len(limited) > 50
+        assert min(f.bytes / f.limit for f in limited) >= APART**-2
+        assert sum(len(f.attempts) <= 4 for f in limited) > 0.8 * len(limited)
 
 
 def step(u: Any) -> Any:
@@ -115,17 +98,6 @@ def step(u: Any) -> Any:
 def scanned(memory: int, length: int = LENGTH) -> Any:
     scan = partial(checkpointed_scan, lambda u, _: (step(u), None), length=length, memory=memory)
     return jax.grad(lambda u: jnp.sum(scan(u)[0]))
-
-
-def while_loop(memory: int) -> Any:
-    loop = partial(bounded_while_loop, max_steps=LENGTH, memory=memory)
-    body = lambda s: (s[0] + 1, step(s[1]))  # noqa: E731
-    return jax.grad(lambda u: jnp.sum(loop(lambda s: s[0] < 150, body, (0, u))[1]))
-
-
-def any_loop(memory: int) -> Any:
-    loss = lambda u: jnp.sum(jax.lax.fori_loop(0, LENGTH, lambda _, u: step(u), u))  # noqa: E731
-    return jax.grad(checkpoint_loops(loss, memory=memory))
 
 
 def layers(memory: int) -> Any:
@@ -146,8 +118,6 @@ def solve(memory: int) -> Any:
     ("make", "limit", "least_share"),
     [
         (scanned, 100_000, 0.857),
-        (while_loop, 100_000, 0.857),
-        (any_loop, 100_000, 0.857),
         (layers, 45_000, 0.8),
         pytest.param(solve, 300_000, 0.857, marks=pytest.mark.slow),
     ],
@@ -173,28 +143,23 @@ def test_what_fits_without_a_limit_is_compiled_once(capsys: pytest.CaptureFixtur
 
 
 def test_a_limit_that_is_too_small_says_what_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"^limit must be at least \d+ bytes here, but is 1000: "):
-        fit(scanned, 1000)(STATE)
     with pytest.raises(ValueError, match=r"4000 are arguments, results and closed") as info:
         fit(scanned, 0)(STATE)
     least = int(str(info.value).split()[5])
     assert fit(scanned, least)(STATE).bytes == least
-    with pytest.raises(ValueError, match=f"^limit must be at least {least} bytes"):
+    with pytest.raises(ValueError, match=f"^limit must be at least {least} bytes here, but is"):
         fit(scanned, least - 1)(STATE)
 
 
 def test_which_bytes_count() -> None:
     """Donated arguments once, arrays that are closed over, and those of one device."""
-    whole = 4 * WIDTH
-    plain = fit(lambda memory: jnp.sin, "1GB")(STATE).bytes
-    donated = fit(lambda memory: jax.jit(jnp.sin, donate_argnums=0), "1GB")(STATE).bytes
-    assert (plain, donated) == (2 * whole, whole)
     constant = jnp.arange(WIDTH, dtype=jnp.float32)
-    assert fit(lambda memory: lambda u: u + constant, "1GB")(STATE).bytes == 3 * whole
-    mesh = jax.make_mesh((8,), ("devices",))
-    sharding = NamedSharding(mesh, PartitionSpec("devices"))
+    functions = jnp.sin, jax.jit(jnp.sin, donate_argnums=0), lambda u: u + constant
+    taken = [fit(lambda memory, f=f: f, "1GB")(STATE).bytes for f in functions]
+    assert taken == [8 * WIDTH, 4 * WIDTH, 12 * WIDTH]
+    sharding = NamedSharding(jax.make_mesh((8,), ("devices",)), PartitionSpec("devices"))
     state = jax.ShapeDtypeStruct((8 * WIDTH,), jnp.float32, sharding=sharding)
-    assert fit(lambda memory: jnp.sin, "1GB")(state).bytes == plain
+    assert fit(lambda memory: jnp.sin, "1GB")(state).bytes == taken[0]
 
 
 def test_the_compiler_may_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
 """`host_scan` takes and returns what `lax.scan` does, with the evaluations and transfers of its
 plan, keeps arrays where they are, and refuses what it cannot do."""
 
-import tempfile
+import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +24,17 @@ from parity.cases import SCAN_CASES
 from parity.loops import Loops, assert_same
 from parity.transformations import ALL
 from test_counts import steps_of
-from test_errors import REJECTED
+from test_errors import REJECTED, check_same_error
 
 from jax_revolve import Disk, HostMemory, Plan, ProgressMeter, host_scan, plan
-from jax_revolve.host import arrays
+from jax_revolve.host import arrays, problem
+from jax_revolve.host.fingerprint import digest_of_array
+from jax_revolve.host.problem import trace
 from jax_revolve.host.watch import Watch
 
+Patch = pytest.MonkeyPatch
 N = 11
+DISK = Disk("", checkpoints=2, transfer=0.1)
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "one": {"checkpoints": 1},
@@ -37,29 +43,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"memory": "2kB"},
     "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3)},
     "two levels": {"checkpoints": 2, "storage": HostMemory(checkpoints=2, transfer=0.1)},
-    "disk": {"checkpoints": 2, "storage": Disk("", checkpoints=2, transfer=0.1)},
+    "disk": {"checkpoints": 2, "storage": DISK},
 }
 
 
 def options_of(name: str, directory: Path) -> dict[str, Any]:
     options = OPTIONS[name]
-    if isinstance(options.get("storage"), Disk):
-        return {**options, "storage": Disk(directory, checkpoints=2, transfer=0.1)}
-    return options
+    return options | ({"storage": replace(DISK, directory=directory)} if name == "disk" else {})
 
 
 def mixed(scan: Any, weights: Any, start: Any, xs: Any) -> Any:
-    """Leaves of every kind: weights, a running sum, a counter, a key, an unchanged leaf."""
+    """Leaves of every kind: weights, a running sum, a counter, keys, an unchanged leaf, integers
+    among the xs, beside arrays of no numbers."""
 
     def step(carry: Any, x: Any) -> Any:
         h = jnp.tanh(weights @ carry["h"] + x["a"] * carry["fixed"])
         key = jax.random.fold_in(carry["key"], carry["count"])
-        h = h * (1 + 0.1 * jax.random.uniform(key, h.shape)) + 0.01 * x["i"]
+        noise = jax.random.uniform(key, h.shape) + jax.random.uniform(x["key"])
+        h = h * (1 + 0.1 * noise) + 0.01 * x["i"]
         new = {"h": h, "sum": carry["sum"] + jnp.sum(h), "count": carry["count"] + 1, "key": key}
         return {**carry, **new}, (jnp.sin(h), x["i"], key)
 
     init = {"h": start, "sum": 0.0, "count": 0, "key": jax.random.key(1), "fixed": jnp.ones(3)}
-    carry, (ys, numbers, keys) = scan(step, init, {"a": xs, "i": np.arange(N)})
+    keys = jax.random.split(jax.random.key(3), N)
+    given = {"a": xs, "i": np.arange(N), "key": keys, "empty": [jnp.ones((N, 0))]}
+    carry, (ys, numbers, keys) = scan(step, init, given)
     assert jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)
     weight = jnp.arange(N)[:, None]
     used = jnp.sum(weight * ys) + carry["sum"] + jnp.sum(carry["h"] ** 2) + jnp.sum(numbers)
@@ -74,8 +82,6 @@ def arguments() -> tuple[Any, Any, Any]:
 same = partial(assert_same, rtol=1e-11, weak_types=False)
 """The ys are NumPy arrays, which have none."""
 
-CASES = {case.name: case for case in SCAN_CASES if case.name != "nested"}
-
 
 def whole(
     f: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False, **_: Any
@@ -86,16 +92,15 @@ def whole(
     return lax.scan(f, init, xs, length, reverse)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_cases_of_the_parity_tests(name: str) -> None:
+@pytest.mark.parametrize("case", [case for case in SCAN_CASES if case.name != "nested"])
+def test_cases_of_the_parity_tests(case: Any) -> None:
     """Trees, integers, keys, weak types, no step at all, rules: but for the loop in its own step,
     where values are not known."""
-    case, given = CASES[name], tuple(map(jnp.asarray, CASES[name].arguments))
 
     def outcome(transformation: str, scan: Any) -> Any:
         run = lambda *args, unroll=1, **options: scan(*args, **options)  # noqa: E731
         program = case.program(Loops(partial(run, **case.options), scan))
-        return ALL[transformation](program, given)
+        return ALL[transformation](program, tuple(map(jnp.asarray, case.arguments)))
 
     for transformation in ("evaluate", "grad_without_jit"):
         ours, theirs = (outcome(transformation, scan) for scan in (host_scan, whole))
@@ -110,83 +115,31 @@ def test_programs_that_are_killed_elsewhere(name: str, tmp_path: Path) -> None:
     same(ours, theirs, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "reverse"),
-    [
-        pytest.param(name, reverse, marks=[] if (i + reverse) % 3 == 1 else pytest.mark.slow)
-        for i, name in enumerate(OPTIONS)
-        for reverse in (False, True)
-    ],
-)
-def test_gradients_are_those_of_lax_scan(name: str, reverse: bool, tmp_path: Path) -> None:
-    scans = partial(host_scan, **options_of(name, tmp_path)), lax.scan
-    ours, theirs = (
-        jax.value_and_grad(partial(mixed, partial(scan, reverse=reverse)), (0, 1, 2))(*arguments())
-        for scan in scans
-    )
-    same(ours, theirs)
+@pytest.mark.parametrize("reverse", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_gradients(reverse: bool, tmp_path: Path) -> None:
+    """The same bits with every plan, since the same compiled steps run."""
+
+    def gradient(scan: Any, **options: Any) -> Any:
+        run = partial(mixed, partial(scan, reverse=reverse, **options))
+        return jax.value_and_grad(run, (0, 1, 2))(*arguments())
+
+    first, *others = (gradient(host_scan, **options_of(name, tmp_path)) for name in OPTIONS)
+    same(first, gradient(lax.scan))
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, first, other)
     assert not list(tmp_path.rglob("*.checkpoint"))
 
 
-def test_types_of_results() -> None:
-    ours, theirs = (
-        scan(lambda c, x: ((c[0] + x, c[1] * 2), x * 2), (0, 1.0), np.arange(4))
-        for scan in (host_scan, lax.scan)
-    )
-    assert isinstance(ours[1], np.ndarray)
-    assert_same(ours[0], theirs[0], 0)
-
-
-def test_linearize_and_several_pullbacks() -> None:
-    for scan in (partial(host_scan, checkpoints=2), partial(host_scan, checkpoints=1)):
-        ours, theirs = partial(mixed, scan), partial(mixed, lax.scan)
-        value, pullback = jax.vjp(ours, *arguments())
-        expected, their_pullback = jax.vjp(theirs, *arguments())
-        same(value, expected)
-        for cotangent in (1.0, -2.0, 1.0):
-            same(pullback(cotangent), their_pullback(cotangent))
-        _, linear = jax.linearize(ours, *arguments())
-        transposed = jax.linear_transpose(linear, *arguments())(1.0)
-        same(transposed, their_pullback(1.0))
-
-
-def test_same_bits_as_the_step_one_by_one() -> None:
-    """No matter which plan, where the same compiled steps run."""
-    plans = ("one", "some", "all", "host", "two levels")
-    found = [
-        jax.value_and_grad(partial(mixed, partial(host_scan, **OPTIONS[name])), (0, 1, 2))(
-            *arguments()
-        )
-        for name in plans
-    ]
-    for other in found[1:]:
-        jax.tree.map(np.testing.assert_array_equal, found[0], other)
-
-
-# What the cases of the parity tests lack
-
-
-def keys_as_xs(scan: Any) -> Any:
-    keys = jax.random.split(jax.random.key(3), 5)
-
-    def loss(a: Any) -> Any:
-        step = lambda c, key: (jnp.sin(c * a) + jax.random.normal(key), (key, c))  # noqa: E731
-        c, ys = scan(step, a, keys)
-        return c + jnp.sum(ys[1]), ys[0]
-
-    return jax.value_and_grad(loss, has_aux=True)(0.5)
-
-
-def integers_that_are_differentiated(scan: Any) -> Any:
-    """In the initial carry and among the xs, beside an array of no numbers."""
-
-    def loss(inputs: Any) -> Any:
-        step = lambda c, x: ((c[0] * jnp.sin(x["a"]) + x["b"], c[1] + 1), c[1] * 2)  # noqa: E731
-        c, ys = scan(step, (inputs["a"], inputs["n"]), inputs["xs"])
-        return c[0] * c[1] + jnp.sum(ys)
-
-    xs = {"a": jnp.arange(4.0), "b": jnp.arange(4), "empty": [jnp.ones((4, 0))]}
-    return jax.value_and_grad(loss, allow_int=True)({"a": 0.3, "n": 2, "xs": xs})
+@pytest.mark.parametrize("checkpoints", [1, 2])
+def test_linearize_and_several_pullbacks(checkpoints: int) -> None:
+    ours = partial(mixed, partial(host_scan, checkpoints=checkpoints))
+    value, pullback = jax.vjp(ours, *arguments())
+    expected, their_pullback = jax.vjp(partial(mixed, lax.scan), *arguments())
+    same(value, expected)
+    for cotangent in (1.0, -2.0, 1.0):
+        same(pullback(cotangent), their_pullback(cotangent))
+    _, linear = jax.linearize(ours, *arguments())
+    same(jax.linear_transpose(linear, *arguments())(1.0), their_pullback(1.0))
 
 
 def cotangents_of_integers(scan: Any) -> Any:
@@ -202,80 +155,30 @@ def cotangents_of_integers(scan: Any) -> Any:
     return results, pullback(jax.tree.map(cotangent, results))
 
 
-def no_carry(scan: Any) -> Any:
-    def loss(a: Any, **saved: Any) -> Any:
-        _, ys = scan(lambda c, x: (c, jnp.sin(a * x)), (), jnp.arange(5.0), **saved)
-        return jnp.sum(ys)
-
-    with tempfile.TemporaryDirectory() as folder:
-        saved = jax.grad(partial(loss, directory=folder, save_every=0))(0.3)
-    return jax.value_and_grad(loss)(0.3), saved, scan(lambda c, x: (None, x), None, None, 3)
-
-
-class Pair(NamedTuple):
-    a: Any
-    b: Any
-
-
 def one_array_in_several_places(scan: Any) -> Any:
-    """And named tuples."""
-
     def loss(a: Any) -> Any:
-        step = lambda c, x: (Pair(c.a * a + x.b, c.a), Pair(c, (c.a, c.b)))  # noqa: E731
-        c, ys = scan(step, Pair(a, a), Pair(np.arange(3.0), np.arange(3.0)))
-        return c.a + c.b + sum(map(jnp.sum, jax.tree.leaves(ys)))
+        step = lambda c, x: ((c[0] * a + x[1], c[0]), (c, c[::-1]))  # noqa: E731
+        c, ys = scan(step, (a, a), (np.arange(3.0),) * 2)
+        return c[0] + c[1] + sum(map(jnp.sum, jax.tree.leaves(ys)))
 
     return jax.value_and_grad(loss)(0.9)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        keys_as_xs,
-        integers_that_are_differentiated,
-        cotangents_of_integers,
-        no_carry,
-        one_array_in_several_places,
-    ],
-    ids=lambda run: run.__name__,
-)
+@pytest.mark.parametrize("run", [cotangents_of_integers, one_array_in_several_places])
 def test_same_as_lax_scan(run: Any) -> None:
     same(run(host_scan), run(whole))
 
 
+def test_no_carry(tmp_path: Path) -> None:
+    def loss(scan: Any, a: Any, **options: Any) -> Any:
+        return jnp.sum(scan(lambda c, x: (c, jnp.sin(a * x)), (), jnp.arange(5.0), **options)[1])
+
+    for options in ({}, {"directory": tmp_path, "save_every": 0}):
+        ours = jax.value_and_grad(partial(loss, host_scan, **options))(0.3)
+        same(ours, jax.value_and_grad(partial(loss, lax.scan))(0.3))
+
+
 # What runs
-
-
-def evaluations_of(length: int, options: dict[str, Any], monkeypatch: Any) -> Counter[str]:
-    """What a gradient evaluates, writes and reads."""
-    counted = Counter[str]()
-    keep = arrays.keep
-
-    def counting(storage: Any, values: Any) -> Any:
-        held = keep(storage, values)
-        if storage is None:
-            return held
-        counted["writes"] += 1
-
-        def on_device() -> Any:
-            counted["reads"] += 1
-            return held.on_device()
-
-        return replace(held, on_device=on_device)
-
-    monkeypatch.setattr("jax_revolve.host.run.keep", counting)
-
-    def step(u: Any, x: Any) -> Any:
-        jax.debug.callback(lambda: counted.update(evaluations=1))
-        return jnp.sin(u) * x, u
-
-    def loss(u: Any) -> Any:
-        u, ys = host_scan(step, u, jnp.ones(length), **options)
-        return u + jnp.sum(ys)
-
-    jax.block_until_ready(jax.value_and_grad(loss)(1.0))
-    jax.effects_barrier()
-    return counted
 
 
 @pytest.mark.parametrize(
@@ -289,12 +192,31 @@ def evaluations_of(length: int, options: dict[str, Any], monkeypatch: Any) -> Co
     ],
 )
 def test_evaluations_writes_and_reads_are_those_of_the_plan(
-    length: int, checkpoints: int, storage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    length: int, checkpoints: int, storage: Any, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    if isinstance(storage, Disk):
-        storage = Disk(tmp_path, checkpoints=storage.checkpoints, transfer=storage.transfer)
+    storage = replace(storage, directory=tmp_path) if isinstance(storage, Disk) else storage
     made = plan(length, checkpoints, block_size=1, storage=storage)
-    counted = evaluations_of(length, {"plan": made}, monkeypatch)
+    counted, keep = Counter[str](), arrays.keep
+
+    def counting(storage: Any, values: Any) -> Any:
+        held = keep(storage, values)
+        if storage is None:
+            return held
+        counted["writes"] += 1
+        return replace(held, on_device=lambda: counted.update(reads=1) or held.on_device())
+
+    monkeypatch.setattr("jax_revolve.host.run.keep", counting)
+
+    def loss(u: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            jax.debug.callback(lambda: counted.update(evaluations=1))
+            return jnp.sin(u) * x, u
+
+        u, ys = host_scan(step, u, jnp.ones(length), plan=made)
+        return u + jnp.sum(ys)
+
+    jax.block_until_ready(jax.value_and_grad(loss)(1.0))
+    jax.effects_barrier()
     expected = {"evaluations": made.evaluations}
     if not isinstance(made, Plan):
         assert made.writes
@@ -303,80 +225,83 @@ def test_evaluations_writes_and_reads_are_those_of_the_plan(
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_xs_from_a_function(reverse: bool) -> None:
-    """Called whenever a step runs, in the order of the steps."""
-    asked: list[int] = []
+def test_functions_for_xs_and_ys(reverse: bool) -> None:
+    """Called whenever a step runs, in the order of the steps, by the thread of the caller, whose
+    settings they see. Each slice is asked for before Python waits for the step before."""
+    events, found, steps = list[Any](), list[Any](), [*range(N)][:: -1 if reverse else 1]
+    step = lambda h, x: (jnp.sin(h + x), {"y": h * x})  # noqa: E731
+
+    def read(i: int) -> Any:
+        events.append(("xs", i, threading.current_thread()))
+        return np.cos(float(i))
+
+    def consume(i: int, y: Any) -> None:
+        events.append(("y", i, threading.current_thread()))
+        found.append(y["y"])
 
     def loss(a: Any) -> Any:
-        read = lambda i: np.cos(i) + 0 * (asked.append(i) or 0)  # noqa: E731
-        step = lambda h, x: (jnp.sin(a * h + x), None)  # noqa: E731
-        return host_scan(step, a, read, N, reverse, checkpoints=2)[0]
+        carry, ys = host_scan(step, a, read, N, reverse, checkpoints=2, consume=consume)
+        assert ys is None
+        return carry
 
     jax.grad(loss)(0.7)
-    assert asked == [N - 1 - i if reverse else i for i in steps_of(plan(N, 2))]
+    assert {thread for *_, thread in events} == {threading.current_thread()}
+    order = [event[:2] for event in events]
+    assert [i for of, i in order if of == "xs"] == [steps[i] for i in steps_of(plan(N, 2))]
+    assert [i for of, i in order if of == "y"] == steps
+    assert order.index(("xs", steps[3])) < order.index(("y", steps[0]))
+    _, expected = whole(step, 0.7, lambda i: np.cos(float(i)), N, reverse)
+    assert all(isinstance(y, np.ndarray) for y in found)
+    np.testing.assert_allclose(found, expected["y"][jnp.array(steps)])
 
 
 def test_errors_of_functions_are_raised_as_they_are() -> None:
-    def read(i: int) -> Any:
+    def failing(i: int, y: Any = None) -> Any:
         if i == 5:
             raise FileNotFoundError("no day 5")
         return np.float64(i)
 
     add = lambda c, x: (c + x, c)  # noqa: E731
-    with pytest.raises(FileNotFoundError, match="no day 5"):
-        host_scan(add, 0.0, read, 9)
-
-    def consume(i: int, y: Any) -> None:
-        if i == 3:
-            raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        host_scan(add, 0.0, np.arange(9.0), consume=consume)
+    for xs, options in [(failing, {"length": 9}), (np.arange(9.0), {"consume": failing})]:
+        with pytest.raises(FileNotFoundError, match="no day 5"):
+            host_scan(add, 0.0, xs, **options)
     with pytest.raises(TypeError, match=r"xs\(2\) must have .* of the first slice"):
         host_scan(lambda c, _: (c, None), 0.0, lambda i: np.zeros(i // 2), 9)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_ys_to_a_function(reverse: bool) -> None:
-    found: list[Any] = []
-    step = lambda c, x: (c * x, {"y": c + x})  # noqa: E731
+def test_what_a_function_fills_may_change() -> None:
+    """A buffer for all slices, and the initial carry."""
+    start, buffer = np.full(100_000, 0.5), np.zeros(())
 
-    def loss(a: Any) -> Any:
-        found.clear()
-        carry, ys = host_scan(
-            step, a, jnp.linspace(1, 2, N), reverse=reverse, consume=lambda *y: found.append(y)
-        )
-        assert ys is None
-        return carry
+    def read(i: int) -> Any:
+        start[:] = 0.5 if i == 0 else i
+        buffer[...] = np.cos(i)
+        return buffer
 
-    jax.grad(loss)(2.0)
-    _, expected = lax.scan(step, 2.0, jnp.linspace(1, 2, N), reverse=reverse)
-    assert [i for i, _ in found] == sorted(range(N), reverse=reverse)
-    for i, y in found:
-        assert isinstance(y["y"], np.ndarray)
-        np.testing.assert_allclose(y["y"], expected["y"][i])
+    def loss(a: Any, start: Any, xs: Any) -> Any:
+        options: dict[str, Any] = {"checkpoints": 3}
+        u, ys = host_scan(lambda u, x: (jnp.sin(a * u + x), u[:2]), start, xs, 40, **options)
+        return jnp.sum(u) + jnp.sum(ys)
+
+    ours = jax.value_and_grad(loss)(0.7, start, read)
+    fresh = jax.value_and_grad(loss)(0.7, np.full(100_000, 0.5), lambda i: np.cos(float(i)))
+    jax.tree.map(np.testing.assert_array_equal, ours, fresh)
 
 
 # What is refused
 
 
-@pytest.mark.parametrize("name", sorted({*REJECTED} - {"unroll", "unroll_type", "traced_length"}))
-def test_same_error_as_lax_scan(name: str) -> None:
-    try:
-        REJECTED[name](lax.scan)
-    except Exception as expected:
-        theirs = expected
-    else:
-        pytest.skip("this version of lax.scan accepts it")
-    with pytest.raises(type(theirs)) as caught:
-        REJECTED[name](host_scan)
-    assert str(caught.value).split("\n---")[0] == str(theirs).split("\n---")[0]
+@pytest.mark.usefixtures("default_precision")
+@pytest.mark.parametrize("name", sorted({*REJECTED} - {"unroll", "traced_length"}))
+def test_same_error_as_lax_scan_raises(name: str) -> None:
+    check_same_error(REJECTED[name], lax.scan, host_scan)
 
 
 def cube(a: Any) -> Any:
     return host_scan(lambda c, _: (c * a, None), 1.0, length=3)[0]
 
 
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -449,11 +374,9 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 # Where values are
 
 
-def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: Patch) -> None:
     mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
-    sharding = NamedSharding(mesh, P("a"))
-    seen = []
-    keep = arrays.keep
+    sharding, seen, keep = NamedSharding(mesh, P("a")), list[Any](), arrays.keep
 
     def looking(storage: Any, values: Any) -> Any:
         held = keep(storage, values)
@@ -477,7 +400,7 @@ def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(x.is_equivalent_to(sharding, 1) for x in seen)
 
 
-def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: Patch) -> None:
     """Besides, there are the result and its cotangent, the carry, and its cotangents before and
     after a step."""
     size, most, between_steps = 977, [0], Watch.between_steps
@@ -491,12 +414,35 @@ def test_memory_on_the_device_is_that_of_the_plan(monkeypatch: pytest.MonkeyPatc
     def loss(start: Any, **options: Any) -> Any:
         return jnp.sum(host_scan(lambda u, _: (jnp.sin(u), None), start, length=60, **options)[0])
 
-    start = jnp.ones(size)
     two = {"checkpoints": 2, "storage": HostMemory(checkpoints=4)}  # one memory on a CPU
     for options, held in [({"checkpoints": 5}, 5), (two, 2 + 4)]:
         most[0] = 0
-        jax.grad(partial(loss, **options))(start)
+        jax.grad(partial(loss, **options))(jnp.ones(size))
         assert held <= most[0] <= held + 5
+
+
+def test_a_memory_mapped_array_is_not_read(tmp_path: Path) -> None:
+    path, rows = tmp_path / "xs", 2**38  # 1 TB, of which nothing is on the disk
+    with path.open("wb") as file:
+        file.truncate(4 * rows)
+    xs = np.memmap(path, np.float32, "r", shape=(rows,))
+    started = time.monotonic()
+    digest = digest_of_array(xs)
+    traced = trace(lambda c, x: (c + x, None), 0.0, xs, None, False)
+    assert time.monotonic() - started < 5
+    assert traced.operands.xs[0] is xs
+    assert digest != digest_of_array(xs[1:])
+    os.utime(path, ns=(0, 0))
+    assert digest != digest_of_array(xs)
+
+
+def test_numpy_arrays_reach_the_loop_as_they_are(monkeypatch: Patch) -> None:
+    xs, seen, slices_of = np.ones((5, 2)), list[Any](), problem.slices_of
+    monkeypatch.setattr(problem, "slices_of", lambda xs: seen.extend(xs) or slices_of(xs))
+    value = lambda a: host_scan(lambda c, x: (c + a * x[0], None), 0.0, xs)[0]  # noqa: E731
+    assert value(2.0) == 10
+    assert jax.grad(value)(2.0) == 5
+    assert seen[0] is seen[1] is xs
 
 
 class Log(ProgressMeter):
@@ -516,7 +462,7 @@ class Log(ProgressMeter):
         self.seen.append("closed")
 
 
-def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress(monkeypatch: Patch) -> None:
     monkeypatch.setattr("jax_revolve.host.watch.SECONDS_AHEAD", 0)
     log = Log()
     step = lambda c, _: (jnp.sin(c), None)  # noqa: E731
@@ -525,6 +471,5 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.seen == [("forward", 4), *swept, ("reverse", 4), *swept]
     assert log.noted == "8 of 8 evaluations, 8 B on the device"
     two = {"checkpoints": 1, "storage": HostMemory(checkpoints=2, transfer=0.0)}
-    host_scan(step, jnp.ones(4), length=4, progress=log)
     jax.vjp(lambda a: host_scan(step, a, length=4, progress=log, **two), jnp.ones(4))
     assert log.noted == "4 of 9 evaluations, 32 B on the device, 64 B in host memory"

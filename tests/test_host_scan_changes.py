@@ -1,8 +1,10 @@
 """One thing changes between two calls of `host_scan` with one directory: the second is refused, or
 returns what a run from the beginning returns. Never another run's result."""
 
+import hashlib
 import random
 import shutil
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,35 +14,106 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from parity.loops import with_reverse_rule
 from test_host_scan_resume import Ended, bits, contents, ends_at
+from test_host_scan_resume import run as small_run
 
-from jax_revolve import HostMemory, checkpointed_scan, host_scan, plan
+from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan, plan
+from jax_revolve.host import directory as run_directory
+from jax_revolve.host.fingerprint import Contents
+from jax_revolve.schedule.actions import SCHEDULE
+from jax_revolve.schedule.selection import Request
 
-TABLE = np.ones(4)
+Patch = pytest.MonkeyPatch
+TABLE = np.ones(1)
+CODES: Any = {1.0: lambda u: u * 2, 1.25: lambda u: u + 2}
 
 
 class Solver:
     """An object with a method that a callback is."""
 
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
+    def __init__(self, by: float) -> None:
+        self.by = by
 
     def run(self, u: Any) -> Any:
-        return np.asarray(u) * self.scale
+        return u * self.by
 
+
+def times_table(by: float) -> Any:
+    return lambda u: u * np.full(u.shape, by, u.dtype)
+
+
+def with_argument(by: float) -> Any:
+    known = partial(jax.custom_vjp, nondiff_argnums=(1,))(lambda u, by: u)
+    known.defvjp(lambda u, by: (u, None), lambda by, _, ct: (by * ct,))
+    return lambda u: known(u, by)
+
+
+def with_forward_rule(by: float) -> Any:
+    same = jax.custom_jvp(lambda u: u)
+    same.defjvp(lambda u, du: (u[0], by * du[0]))
+    return same
+
+
+def with_rule(by: Any) -> Any:
+    return with_reverse_rule(lambda u: u, lambda _, ct: by * ct)
+
+
+def rule_in_loop(by: float) -> Any:
+    inner = with_rule(by)
+    step = lambda u, _: (inner(u), None)  # noqa: E731
+    return lambda u: checkpointed_scan(step, u, length=2, checkpoints=1)[0]
+
+
+def on_host(function: Any) -> Any:
+    """As a function of JAX, whose derivative is taken to be 1."""
+
+    def run(u: Any) -> Any:
+        like = jax.ShapeDtypeStruct(u.shape, u.dtype)
+        on_arrays = lambda u: np.asarray(function(np.asarray(u)), u.dtype)  # noqa: E731
+        return jax.pure_callback(on_arrays, like, u)
+
+    return with_reverse_rule(run, lambda _, ct: ct)
+
+
+def of_global(by: float) -> Any:
+    TABLE[0] = by
+    return lambda u: u * TABLE[0]
+
+
+def cached(by: float) -> Any:
+    known = lru_cache(lambda: by)
+    return lambda u: u * known()
+
+
+HIDDEN: dict[str, Callable[[Any], Any]] = {
+    "table in jit": lambda by: jax.jit(times_table(by)),
+    "table in scan": lambda by: (
+        lambda u: lax.scan(lambda u, _: (jax.jit(times_table(by))(u), None), u, length=2)[0]
+    ),
+    "table in branch": lambda by: lambda u: lax.cond(u[0] < 9, times_table(by), lambda u: u, u),
+    "rule": with_rule,
+    "rule with a table": lambda by: with_rule(np.full(1, by, np.float32)),
+    "rule with an argument": with_argument,
+    "forward rule": with_forward_rule,
+    "rule in a loop": rule_in_loop,
+    "callback's closure": lambda by: on_host(lambda u: u * by),
+    "callback's default": lambda by: on_host(lambda u, by=by: u * by),
+    "callback's partial": lambda by: on_host(partial(lambda by, u: u * by, by)),
+    "callback's object": lambda by: on_host(Solver(by).run),
+    "callback's cache": lambda by: on_host(cached(by)),
+    "callback's code": lambda by: on_host(CODES[by]),
+    "callback's helper": lambda by: on_host((lambda helper: lambda u: helper(u))(CODES[by])),
+    "callback's global": lambda by: on_host(of_global(by)),
+}
+"""Functions that a step applies, with a number in a place of which the step's jaxpr says little."""
 
 FIELDS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("table_in_jit", "table_in_scan", "table_in_branch"), (1.0, 1.5)),
-    **dict.fromkeys(
-        ("rule", "rule_table", "rule_argument", "forward_rule", "rule_in_loop"), (2.0, 2.5)
-    ),
-    **dict.fromkeys(("callback_closure", "callback_default", "callback_partial"), (3.0, 3.5)),
-    **dict.fromkeys(("callback_object", "callback_cached"), (3.0, 3.5)),
-    **dict.fromkeys(("callback_code", "callback_helper"), ("times", "plus")),
-    **dict.fromkeys(("callback_global", "x_closure", "x_default", "x_last"), (1.0, 1.5)),
-    "x_code": ("sin", "cos"),
+    **dict.fromkeys(HIDDEN, (1.0, 1.25)),
+    **dict.fromkeys(("x_closure", "x_last"), (1.0, 1.5)),
     "xs": ("function", "array", "jax"),
     "operation": ("tanh", "sin"),
     "weight": (1.0, 1.25),
@@ -49,10 +122,11 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "dtype": ("float64", "float32"),
     "length": (6, 7),
     "reverse": (False, True),
-    "checkpoints": (2, 1, 3, None),
-    "storage": (None, HostMemory(checkpoints=2, transfer=0.5)),
-    "memory": (None, 300),
-    "plan": (None, 1, 2),
+    "options": (
+        *({"checkpoints": 2}, {"checkpoints": 1}, {"checkpoints": 3}, {}, {"memory": 300}),
+        {"checkpoints": 2, "storage": HostMemory(checkpoints=2, transfer=0.5)},
+        *({"plan": 1}, {"plan": 2}),
+    ),
     "derivative": ("both", "weight", "start", "none"),
     "cotangent": (1.0, -1.0),
     "consumed": (False, True),
@@ -65,92 +139,13 @@ Run = SimpleNamespace
 """A run: a value for each of these."""
 
 
-def options_of(run: Run) -> dict[str, Any]:
-    if run.plan is not None:
-        return {"plan": plan(run.length, run.plan, block_size=1)}
-    if run.memory is not None:
-        return {"memory": run.memory}
-    return {"checkpoints": run.checkpoints, "storage": run.storage}
-
-
-def times(u: Any) -> Any:
-    return np.asarray(u) * 2
-
-
-def plus(u: Any) -> Any:
-    return np.asarray(u) + 2
-
-
-def on_host(function: Any) -> Any:
-    """As a function of JAX, whose derivative is taken to be 1."""
-
-    @jax.custom_vjp
-    def run(u: Any) -> Any:
-        like = jax.ShapeDtypeStruct(u.shape, u.dtype)
-        return jax.pure_callback(lambda u: np.asarray(function(u), u.dtype), like, u)
-
-    run.defvjp(lambda u: (run(u), None), lambda _, ct: (ct,))
-    return run
-
-
-def callbacks(run: Run) -> list[Any]:
-    closure, helper = run.callback_closure, {"times": times, "plus": plus}[run.callback_helper]
-
-    def of_default(u: Any, by: float = run.callback_default) -> Any:
-        return np.asarray(u) * by
-
-    @lru_cache
-    def cached() -> float:
-        return run.callback_cached
-
-    codes = {"times": lambda u: np.asarray(u) * 2, "plus": lambda u: np.asarray(u) + 2}
-    return [
-        lambda u: np.asarray(u) * closure,
-        lambda u: of_default(u),
-        partial(lambda by, u: np.asarray(u) * by, run.callback_partial),
-        lambda u: np.asarray(u) * TABLE[0],
-        Solver(run.callback_object).run,
-        codes[run.callback_code],
-        lambda u: helper(u),
-        lambda u: np.asarray(u) * cached(),
-    ]
-
-
-def with_rules(run: Run) -> Any:
-    """Identities, with factors in their backward rules."""
-    rule, table = run.rule, np.full(1, run.rule_table, run.dtype)
-
-    def identity(backward: Any) -> Any:
-        same = jax.custom_vjp(lambda u: u)
-        same.defvjp(lambda u: (u, None), lambda _, ct: (backward(ct),))
-        return same
-
-    known = partial(jax.custom_vjp, nondiff_argnums=(1,))(lambda u, by: u)
-    known.defvjp(lambda u, by: (u, None), lambda by, _, ct: (by * ct,))
-
-    @jax.custom_jvp
-    def forward(u: Any) -> Any:
-        return u
-
-    forward.defjvp(lambda u, du: (u[0], run.forward_rule * du[0]))
-    by_number, by_table = identity(lambda ct: rule * ct), identity(lambda ct: table * ct)
-    inner = identity(lambda ct: run.rule_in_loop * ct)
-
-    def all_of_them(u: Any) -> Any:
-        u = forward(known(by_table(by_number(u)), run.rule_argument))
-        return checkpointed_scan(lambda u, _: (inner(u), None), u, length=2, checkpoints=1)[0]
-
-    return all_of_them
-
-
 def xs_of(run: Run) -> Any:
     closure, last = run.x_closure, run.x_last
-    wave = {"sin": lambda i: np.sin(i), "cos": lambda i: np.cos(i)}[run.x_code]
 
-    def read(i: int, by: float = run.x_default) -> Any:
-        x = wave(0.0 if i == 0 else 1.0 * i) if i else 0.0  # the same first slice
-        factor = (closure * by if i else 1.0) * (last if i == run.length - 1 else 1.0)
-        return np.full(run.width, x * factor, run.dtype)
+    def read(i: int) -> Any:
+        """The same first slice."""
+        factor = closure * (last if i == run.length - 1 else 1.0)
+        return np.full(run.width, np.sin(1.0 * i) * factor if i else 0.0, run.dtype)
 
     if run.xs == "function":
         return read
@@ -166,38 +161,23 @@ def sharding(devices: str) -> Any:
 
 def result(run: Run, directory: Path) -> bytes:
     """The bits of a value or of a gradient."""
-    TABLE[0] = run.callback_global
-    called, identities = list(map(on_host, callbacks(run))), with_rules(run)
-    in_jit, in_scan, in_branch = (
-        np.full(run.width, by, run.dtype)
-        for by in (run.table_in_jit, run.table_in_scan, run.table_in_branch)
-    )
-    look = jax.jit(lambda u: u * in_jit)
-    inner = jax.jit(lambda u, _: (jax.jit(lambda u: u * in_scan)(u), None))
+    names = [name for name in HIDDEN if run.devices == "one" or "callback" not in name]
+    hidden = [HIDDEN[name](vars(run)[name]) for name in names]
+    options = {**run.options, "directory": directory, "save_every": 0, "version": run.version}
+    if "plan" in options:
+        options["plan"] = plan(run.length, options["plan"], block_size=1)
+    if run.consumed:
+        options["consume"] = lambda i, y: None
     operation = {"tanh": jnp.tanh, "sin": jnp.sin}[run.operation]
 
     def total(weight: Any, start: Any) -> Any:
         def step(u: Any, x: Any) -> Any:
-            u = jax.lax.scan(inner, look(u), length=2)[0]
-            u = jax.lax.cond(x[0] < 9, lambda u: u * in_branch, lambda u: u, u)
-            if run.devices == "one":
-                u = sum(f(u) for f in called) / len(called)
-            u = operation(weight * identities(u)) + x
+            for function in hidden:
+                u = function(u)
+            u = operation(weight * u) + x
             return u, jnp.sum(u)
 
-        consume = (lambda i, y: None) if run.consumed else None
-        u, ys = host_scan(
-            step,
-            start,
-            xs_of(run),
-            run.length,
-            run.reverse,
-            directory=directory,
-            save_every=0,
-            version=run.version,
-            consume=consume,
-            **options_of(run),
-        )
+        u, ys = host_scan(step, start, xs_of(run), run.length, run.reverse, **options)
         return run.cotangent * (jnp.sum(u**2) + (0 if run.consumed else jnp.sum(ys)))
 
     arguments = jnp.asarray(run.weight, run.dtype), jnp.full(run.width, run.start, run.dtype)
@@ -213,7 +193,7 @@ def base_of(seed: int) -> Run:
     """A run, a part of whose fields have other values than by default."""
     draw = random.Random(seed)
     values = {name: default for name, (default, *_) in FIELDS.items()}
-    for name in ("xs", "operation", "reverse", "checkpoints", "storage", "devices", "derivative"):
+    for name in ("xs", "operation", "reverse", "options", "devices", "derivative"):
         if seed and draw.random() < 0.4:
             values[name] = draw.choice(FIELDS[name][1:])
     return Run(**values)
@@ -229,8 +209,16 @@ def changed_runs(base: Run) -> list[Run]:
     ]
 
 
-def check_changes(seed: int, some: slice, monkeypatch: Any, tmp_path: Path) -> int:
-    """The first call ends somewhere, or not at all. Returns how many calls are refused."""
+@pytest.mark.parametrize(
+    ("seed", "some"),
+    [
+        (0, slice(3, None, 9)),
+        *(pytest.param(i, slice(None), marks=pytest.mark.slow) for i in range(12)),
+    ],
+)
+def test_a_change_is_refused(seed: int, some: slice, monkeypatch: Patch, tmp_path: Path) -> None:
+    """Every ninth of some fifty changes here, and over three hundred in the slow tests. The first
+    call ends somewhere, or not at all."""
     base, begun = base_of(seed), tmp_path / "begun"
     with ends_at((None, 60, 150)[seed % 3], monkeypatch) as events:
         try:
@@ -245,26 +233,124 @@ def check_changes(seed: int, some: slice, monkeypatch: Any, tmp_path: Path) -> i
             found = result(run, directory)
         except ValueError as error:
             assert "has another run" in str(error) or "memory must be at least" in str(error)  # noqa: PT017
-            assert contents(directory).keys() == {
-                directory / path.relative_to(begun) for path in contents(begun)
-            }
+            assert contents(directory).keys() == contents(begun).keys()
             refused += 1
         else:
             assert found == result(run, tmp_path / f"fresh-{number}"), run
-    expected = result(base, tmp_path / "whole")
-    assert result(base, begun) == expected
-    return refused
+    assert result(base, begun) == result(base, tmp_path / "whole")
+    assert refused
 
 
+# What the error says
+
+
+@pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize(
-    ("seed", "some"),
+    ("changed", "differs"),
     [
-        (0, slice(5, None, 9)),
-        *(pytest.param(i, slice(None), marks=pytest.mark.slow) for i in range(12)),
+        ({"power": 3}, "the step"),
+        ({"weight": 0.6}, "the inputs"),
+        ({"checkpoints": 2}, "the options"),
+        ({"is_value": True, "checkpoints": None}, "the derivatives"),
+        ({"ct": 2.0}, "the cotangents of the results"),
+        ({"version": 2}, "the version"),
+        ("SCHEDULE", "the version of the schedule"),
+        ("LAYOUT", "the version of the layout"),
     ],
 )
-def test_a_change_is_refused(
-    seed: int, some: slice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_another_run_is_refused(
+    changed: Any, differs: str, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    """Every ninth of some fifty changes here, and over three hundred in the slow tests."""
-    assert check_changes(seed, some, monkeypatch, tmp_path)
+    expected, before = bits(small_run(tmp_path)), contents(tmp_path)
+    with monkeypatch.context() as patched:
+        if isinstance(changed, str):
+            patched.setattr(run_directory, changed, 1000)
+        options = {} if isinstance(changed, str) else changed
+        with pytest.raises(ValueError, match=f"has another run: .*{differs}.* differ"):
+            small_run(tmp_path, **options)
+    assert contents(tmp_path) == before
+    assert bits(small_run(tmp_path)) == expected
+
+
+def test_what_cannot_be_pickled_needs_a_version(tmp_path: Path) -> None:
+    file = (tmp_path / "forcing").open("w+b")
+    file.write(np.arange(6.0).tobytes())
+
+    def read(i: int) -> Any:
+        file.seek(8 * i)
+        return np.frombuffer(file.read(8))[0]
+
+    def value(**options: Any) -> Any:
+        step = lambda u, x: (u + x, None)  # noqa: E731
+        return host_scan(step, 0.0, read, 6, directory=tmp_path / "run", **options)[0]
+
+    with file, pytest.raises(ValueError, match=r"version must not be None .*read, file of xs"):
+        value()
+    with (tmp_path / "forcing").open("rb") as file:
+        assert value(version="1") == value(version="1") == 15
+        with pytest.raises(ValueError, match="has another run: the version differ"):
+            value(version="2")
+
+
+# What does not count
+
+
+def test_modules_caches_and_recursion_are_known() -> None:
+    def recursive(i: int) -> int:
+        return i if i < 1 else recursive(i - 1)
+
+    known: dict[Any, Any] = {"self": recursive}
+    known["itself"] = known
+    for each in ((recursive, np.sin, np.random, jnp.sin), (known,)):
+        assert Contents().of("f", *each) == Contents().of("f", *each)
+
+
+def test_colors_and_addresses_do_not_count() -> None:
+    """JAX prints what it is made of in colors in a terminal: a run that began there did not go on
+    in a pipe."""
+
+    class Printed:
+        __module__ = "jax.printed"
+        text = ""
+
+        def __repr__(self) -> str:
+            return Printed.text
+
+    digests = []
+    for Printed.text in ("f at 0x12", "\x1b[31mf\x1b[0m at 0xab", "g"):
+        digests.append(Contents().of("f", Printed()))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_ys_in_a_local_class(tmp_path: Path) -> None:
+    class Local:
+        def __init__(self, y: Any) -> None:
+            self.y = y
+
+    jax.tree_util.register_pytree_node(Local, lambda x: ([x.y], None), lambda _, y: Local(*y))
+    step = lambda u, _: (u * 2, Local(u))  # noqa: E731
+    for _ in range(2):
+        _, ys = host_scan(step, 1.0, length=5, directory=tmp_path, save_every=0)
+        np.testing.assert_array_equal(ys.y, 2.0 ** np.arange(5))
+
+
+def test_a_run_goes_on_by_its_own_plan(monkeypatch: Patch, tmp_path: Path) -> None:
+    """Whatever would be chosen today."""
+    budget: dict[str, Any] = {"checkpoints": None, "memory": 100}
+    expected = bits(small_run(tmp_path / "whole", **budget))
+    with ends_at(100, monkeypatch), pytest.raises(Ended):
+        small_run(tmp_path / "run", **budget)
+    other = plan(9, 1, block_size=1)
+    monkeypatch.setattr(Request, "resolve", lambda *_: other)
+    assert bits(small_run(tmp_path / "run", **budget)) == expected
+
+
+def test_the_version_of_the_schedule_is_that_of_its_actions() -> None:
+    """If this fails, saved runs would go on elsewhere: give `SCHEDULE` another number, and write
+    the new digest here."""
+    plans = [plan(n, s, block_size=1) for n in (1, 2, 17, 100) for s in (1, 3, 20)]
+    storages = [HostMemory(checkpoints=3, transfer=0.5), Disk("", transfer=2.0)]
+    plans += [plan(50, s, block_size=1, storage=x) for s in (1, 4) for x in storages]
+    actions = [[(type(a).__name__, *a) for a in each] for each in plans]
+    digest = hashlib.sha256(repr(actions).encode()).hexdigest()
+    assert (SCHEDULE, digest[:16]) == (1, "ad00f027134c3f7e")

@@ -1,4 +1,5 @@
-"""A run of `host_scan` that ends anywhere goes on, and its result has the same bits."""
+"""A run of `host_scan` that ends anywhere, in any way, goes on, and its result has the same bits,
+unless it says what is damaged."""
 
 import errno
 import fcntl
@@ -12,8 +13,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from jax_revolve import HostMemory, host_scan
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
 
+Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("default_precision")
 
 PROGRAM = Path(host_scan_program.__file__)
@@ -35,6 +37,11 @@ PROGRAM = Path(host_scan_program.__file__)
 
 def bits(result: Any) -> bytes:
     return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(result))
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    paths = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory): path.read_bytes() for path in paths}
 
 
 @cache
@@ -54,7 +61,7 @@ def end() -> None:
 
 @contextmanager
 def acting(
-    at: int | None, act: Any, monkeypatch: pytest.MonkeyPatch, *, steps_only: bool = False
+    at: int | None, act: Any, monkeypatch: Patch, *, steps_only: bool = False
 ) -> Iterator[list[str]]:
     """Acts once before that step, write, sync, rename or removal of a file, and notes them all. Of
     `steps_only`, it acts after the evaluation with that number."""
@@ -78,29 +85,8 @@ def acting(
         yield events
 
 
-def ends_at(event: int | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+def ends_at(event: int | None, monkeypatch: Patch) -> Any:
     return acting(event, end, monkeypatch)
-
-
-def run_until_the_end(name: str, directory: Path, event: int, monkeypatch: Any) -> bytes:
-    """The first run ends at the event, the second a little later, the third not at all."""
-    for at in (event, event // 3 + 5, None):
-        with ends_at(at, monkeypatch):
-            try:
-                return bits(WORKLOADS[name](directory))
-            except Ended:
-                continue
-    raise AssertionError("the last run does not end early")
-
-
-def check_ends(name: str, numbers: Any, monkeypatch: Any, tmp_path: Path, wanted: bytes) -> None:
-    with ends_at(None, monkeypatch) as events:
-        WORKLOADS[name](tmp_path / "whole")
-    assert {"step", "fsync", "replace", "unlink"} == set(events)
-    for event in numbers(len(events)):
-        directory = tmp_path / str(event)
-        assert run_until_the_end(name, directory, event, monkeypatch) == wanted, event
-        shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -108,13 +94,19 @@ def check_ends(name: str, numbers: Any, monkeypatch: Any, tmp_path: Path, wanted
     "apart",
     [None, pytest.param(29, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.exhaustive)],
 )
-def test_ends_anywhere(
-    name: str, apart: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def numbers(n: int) -> Any:
-        return random.Random(0).sample(range(n), 3) if apart is None else range(0, n, apart)
-
-    check_ends(name, numbers, monkeypatch, tmp_path, expected(name))
+def test_ends_anywhere(name: str, apart: int | None, monkeypatch: Patch, tmp_path: Path) -> None:
+    """The first run ends at an event, the second a little later, the third not at all."""
+    with ends_at(None, monkeypatch) as events:
+        WORKLOADS[name](tmp_path / "whole")
+    assert {"step", "fsync", "replace", "unlink"} == set(events)
+    numbers = range(0, len(events), apart or 1)
+    for event in numbers if apart else random.Random(0).sample(numbers, 3):
+        found, directory = b"", tmp_path / str(event)
+        for at in (event, event // 3 + 5, None):
+            with ends_at(at, monkeypatch), suppress(Ended):
+                found = bits(WORKLOADS[name](directory))
+        assert found == expected(name), event
+        shutil.rmtree(directory)
 
 
 def environment() -> dict[str, str]:
@@ -122,17 +114,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> bytes:
-    """Processes that are killed at random moments, until one is not. There are several runs if one
-    does not take that many."""
-    command = [sys.executable, str(PROGRAM), name]
-    draw, killed, results = random.Random(seed), 0, set[bytes]()
-    seconds = 0.5
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("kills", [2, 50])
+def test_killed_at_random_moments(name: str, kills: int, tmp_path: Path) -> None:
+    """Several runs, if one does not take that many."""
+    draw, killed, results, seconds = random.Random(kills), 0, set[bytes](), 0.5
     while killed < kills or not results:
         directory, result = tmp_path / f"run-{len(results)}", tmp_path / f"{len(results)}.bin"
-        arguments = [str(directory), str(result)]
+        command = [sys.executable, str(PROGRAM), name, str(directory), str(result)]
         with subprocess.Popen(
-            [*command, *arguments], env=environment(), stdout=subprocess.PIPE, bufsize=0
+            command, env=environment(), stdout=subprocess.PIPE, bufsize=0
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() in (b"a step\n", b"")
@@ -141,87 +133,16 @@ def killed_and_resumed(name: str, kills: int, tmp_path: Path, seed: int) -> byte
                 process.communicate(timeout=None if killed >= kills else draw.uniform(0, seconds))
                 seconds = max(time.monotonic() - started, 0.5)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 killed += 1
         if result.exists():
             results.add(result.read_bytes())
             result.rename(tmp_path / f"done-{killed}.bin")
             shutil.rmtree(directory)
-    (found,) = results
-    return found
+    assert results == {expected(name)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
-@pytest.mark.parametrize("kills", [2, 50])
-def test_killed_at_random_moments(name: str, kills: int, tmp_path: Path) -> None:
-    assert killed_and_resumed(name, kills, tmp_path, seed=kills) == expected(name)
-
-
-# A run of a value, and what is done how often
-
-
-def count_steps(
-    directory: Any, executed: list[int], save_every: float = 0.0, a: Any = 1.0, **options: Any
-) -> Any:
-    def step(u: Any, i: Any) -> Any:
-        jax.debug.callback(lambda i: executed.append(int(i)), i)
-        return jnp.sin(u) + 0.1 * i, u
-
-    options |= {"directory": directory, "save_every": save_every}
-    result = host_scan(step, a, np.arange(20), **options)
-    jax.effects_barrier()
-    return result
-
-
-def test_a_value_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    whole, executed = count_steps(tmp_path / "whole", []), list[int]()
-    with ends_at(60, monkeypatch) as events, pytest.raises(Ended):
-        count_steps(tmp_path / "run", executed)
-    jax.effects_barrier()
-    assert events.count("step") < 20
-    resumed = count_steps(tmp_path / "run", executed)
-    assert bits(resumed) == bits(whole)
-    assert sorted(set(executed)) == [*range(20)]
-    assert len(executed) <= 21
-
-
-def test_a_run_that_is_over_runs_no_step(tmp_path: Path) -> None:
-    executed = list[int]()
-
-    def gradient() -> Any:
-        value = lambda a: count_steps(tmp_path, executed, a=a, checkpoints=2)[0]  # noqa: E731
-        return jax.value_and_grad(value)(1.0)
-
-    results, count = gradient(), len(executed)
-    assert count > 20
-    assert bits(gradient()) == bits(results)
-    assert len(executed) == count
-
-
-def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
-    count_steps(tmp_path, [], save_every=1000)
-    assert [p.name for p in tmp_path.rglob("*.json")] == ["state-1.json"]
-
-
-def test_consumed_ys_come_in_order_after_each_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Those of steps that run again come again."""
-    found: list[int] = []
-    options: dict[str, Any] = {"consume": lambda i, y: found.append(i)}
-    with ends_at(60, monkeypatch), pytest.raises(Ended):
-        count_steps(tmp_path, [], **options)
-    before = len(found)
-    carry, ys = count_steps(tmp_path, [], **options)
-    assert ys is None
-    assert found[:before] == [*range(before)]
-    assert found[before:] == [*range(found[before], 20)]
-    assert found[before] <= before
-    assert bits(count_steps(tmp_path, [], **options)[0]) == bits(carry)
-
-
-# Another run, damage, and disks
+# How much runs again
 
 
 def run(
@@ -243,35 +164,49 @@ def run(
     return (loss if is_value else jax.value_and_grad(loss))(weight, start)
 
 
-@pytest.mark.parametrize(
-    ("changed", "differs"),
-    [
-        ({"power": 3}, "the step"),
-        ({"weight": 0.6}, "the inputs"),
-        ({"start": 1.1}, "the inputs"),
-        ({"checkpoints": 2}, "the options"),
-        ({"reverse": True}, "the options"),
-        ({"is_value": True, "checkpoints": None}, "the derivatives"),
-        ({"ct": 2.0}, "the cotangents of the results"),
-        ({"version": 2}, "the version"),
-    ],
-)
-def test_another_run_is_refused(changed: dict[str, Any], differs: str, tmp_path: Path) -> None:
-    expected = bits(run(tmp_path))
-    before = contents(tmp_path)
-    with pytest.raises(ValueError, match=f"has another run: .*{differs}.* differ"):
-        run(tmp_path, **changed)
-    assert contents(tmp_path) == before
-    assert bits(run(tmp_path)) == expected
+def value_of(directory: Path | None) -> Any:
+    """A function to pull cotangents back of."""
+    return lambda start: run(directory, start=start, is_value=True)
 
 
-def contents(directory: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+@pytest.mark.parametrize("consumed", [False, True])
+def test_a_value_goes_on(consumed: bool, monkeypatch: Patch, tmp_path: Path) -> None:
+    """No step runs more than one time too often; the ys of those that do are consumed again."""
+    found = list[int]()
+    options: dict[str, Any] = {"is_value": True, "length": 20}
+    if consumed:
+        options["consume"] = lambda i, y: found.append(i)
+    with ends_at(60, monkeypatch) as first, pytest.raises(Ended):
+        run(tmp_path / "run", **options)
+    before = len(found)
+    with ends_at(None, monkeypatch) as second:
+        resumed = run(tmp_path / "run", **options)
+    assert 0 < first.count("step") < 20
+    assert first.count("step") + second.count("step") <= 21
+    if consumed:
+        assert found[:before] == [*range(before)]
+        assert found[before:] == [*range(found[before], 20)]
+        assert found[before] <= before
+    assert bits(resumed) == bits(run(tmp_path / "whole", **options))
 
 
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_is_over_runs_no_step(monkeypatch: Patch, tmp_path: Path) -> None:
+    results = bits(run(tmp_path))
+    with acting(None, end, monkeypatch, steps_only=True) as steps:
+        assert bits(run(tmp_path)) == results
+    assert not steps
+
+
+def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:
+    run(tmp_path, is_value=True, save_every=1000)
+    assert [p.name for p in tmp_path.rglob("*.json")] == ["state-1.json"]
+
+
+# Disks and interrupts
+
+
+def test_a_full_disk(monkeypatch: Patch, tmp_path: Path) -> None:
     """An error, and what was there is whole."""
-    expected = bits(run(tmp_path / "whole"))
     directory, writes, replace = tmp_path / "run", [], os.replace
 
     def full(*paths: Path) -> None:
@@ -286,25 +221,24 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             run(directory)
         assert caught.value.errno == errno.ENOSPC
     assert not list(directory.rglob("*.part"))
-    assert bits(run(directory)) == expected
+    assert bits(run(directory)) == bits(run(tmp_path / "whole"))
 
 
-def test_a_removed_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_removed_directory(monkeypatch: Patch, tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    options: dict[str, Any] = {"length": 9, "save_every": 0}
-    double = lambda u, _: (u * 2, None)  # noqa: E731
     with (
         acting(4, lambda: shutil.rmtree(directory), monkeypatch, steps_only=True),
         pytest.raises(FileNotFoundError, match="could not be written to"),
     ):
-        host_scan(double, 1.0, directory=directory, **options)
+        run(directory, is_value=True)
     assert not directory.exists()
     with pytest.raises(FileNotFoundError):
-        host_scan(double, 1.0, directory=tmp_path / "no" / "run", **options)
+        run(tmp_path / "no" / "run")
 
 
-def interrupt() -> None:
-    signal.raise_signal(signal.SIGINT)
+def interrupt(times: int = 1) -> None:
+    for _ in range(times):
+        signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture
@@ -314,30 +248,47 @@ def interruptible() -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("at", [3, 8, 12, 25])
-def test_an_interrupt_is_saved(at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In both sweeps, and after the last step of each."""
-    with acting(None, interrupt, monkeypatch, steps_only=True) as whole:
-        expected = bits(run_rarely_saved(tmp_path / "whole"))
-    assert len(whole) == 25
+def test_an_interrupt_is_saved(at: int, monkeypatch: Patch, tmp_path: Path) -> None:
+    """In both sweeps, and after the last step of each: no step runs again."""
+    options: dict[str, Any] = {"length": 8, "checkpoints": 2, "save_every": 1000}
+    with acting(None, interrupt, monkeypatch, steps_only=True) as every:
+        expected = bits(run(tmp_path / "whole", **options))
+    assert len(every) == 25
     with acting(at - 1, interrupt, monkeypatch, steps_only=True) as counted:
         with pytest.raises(KeyboardInterrupt) as caught:
-            run_rarely_saved(tmp_path / "run")
+            run(tmp_path / "run", **options)
         assert "Call it again with the same arguments" in "".join(caught.value.__notes__)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert len(counted) == at
-        assert bits(run_rarely_saved(tmp_path / "run")) == expected
-        assert len(counted) == len(whole)
+        assert bits(run(tmp_path / "run", **options)) == expected
+        assert len(counted) == len(every)
 
 
-def run_rarely_saved(directory: Path) -> Any:
-    """Saved only when it is interrupted, or a sweep is over."""
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_interrupts(everywhere: bool, monkeypatch: Patch, tmp_path: Path) -> None:
+    """At each of these steps and writes, and then a little later, once or twice."""
+    with acting(None, interrupt, monkeypatch) as events:
+        expected = bits(run(tmp_path / "whole"))
+    numbers = range(len(events))
+    for event in numbers if everywhere else random.Random(1).sample(numbers, 5):
+        directory, twice = tmp_path / str(event), bool(event % 2)
+        for at in (event, event // 2, 3):
+            with acting(at, partial(interrupt, 1 + twice), monkeypatch) as seen:
+                try:
+                    assert bits(run(directory)) == expected
+                    assert len(seen) <= at, "the interrupt is swallowed"
+                except KeyboardInterrupt as caught:
+                    notes = getattr(caught, "__notes__", [])
+                    assert twice or notes, "nothing says that the run is saved"
+                    if any("host_scan saved the run" in note for note in notes):
+                        assert list(directory.rglob("state-*.json"))
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert bits(run(directory)) == expected, event
+        shutil.rmtree(directory)
 
-    def loss(rate: Any) -> Any:
-        options = {"checkpoints": 2, "directory": directory, "save_every": 1000}
-        u, ys = host_scan(lambda u, _: (jnp.sin(rate * u), u), rate, np.arange(8), **options)
-        return u + jnp.sum(ys)
 
-    return jax.value_and_grad(loss)(jnp.asarray(1.3))
+# Pullbacks
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
@@ -350,18 +301,45 @@ def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Pa
             raise OSError("not now")
         return np.sin(float(i))
 
-    def loss(a: Any) -> Any:
-        options: dict[str, Any] = {"directory": tmp_path if is_saved else None, "save_every": 0}
+    def loss(directory: Path | None, a: Any) -> Any:
+        options: dict[str, Any] = {"directory": directory, "save_every": 0}
         options |= {"checkpoints": 2, "storage": HostMemory(checkpoints=2)}
         step: Any = lambda u, x: (jnp.sin(a * u + x), None)  # noqa: E731
         return host_scan(step, 1.0, read, 9, **options)[0]
 
-    value, pullback = jax.vjp(loss, 0.7)
+    value, pullback = jax.vjp(partial(loss, tmp_path if is_saved else None), 0.7)
     with pytest.raises(OSError, match="not now"):
         pullback(1.0)
     again = pullback(1.0)
-    is_saved = False
-    assert bits((value, *again)) == bits(jax.value_and_grad(loss)(0.7))
+    assert bits((value, *again)) == bits(jax.value_and_grad(partial(loss, None))(0.7))
+
+
+def test_a_second_cotangent_has_its_own_gradient(tmp_path: Path) -> None:
+    """The directory keeps the first one's."""
+
+    def pullbacks(directory: Any) -> list[bytes]:
+        _, pullback = jax.vjp(value_of(directory), 0.7)
+        return [bits(pullback(jnp.asarray(ct))) for ct in (1.0, -2.0, 1.0)]
+
+    expected = pullbacks(None)
+    for _ in range(2):
+        assert pullbacks(tmp_path) == expected
+
+
+def test_another_call_goes_on_between_the_sweeps(tmp_path: Path) -> None:
+    """And the pullback then, where that one was."""
+    expected = bits(jax.grad(value_of(tmp_path / "whole"))(1.0))
+    pull = lambda: jax.vjp(value_of(tmp_path / "run"), 1.0)[1]  # noqa: E731
+    first, second = pull(), pull()
+    assert bits(second(1.0)) == expected
+    assert bits(first(1.0)) == expected
+    third = pull()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(FileNotFoundError):
+        third(1.0)
+
+
+# Several runs in a directory
 
 
 def test_a_run_in_another_thread(tmp_path: Path) -> None:
@@ -371,6 +349,27 @@ def test_a_run_in_another_thread(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found == [bits(run(tmp_path))]
+
+
+def test_two_threads_in_one_directory(monkeypatch: Patch, tmp_path: Path) -> None:
+    """The second is refused, also in the same thread."""
+    refused: list[Exception] = []
+
+    def call() -> None:
+        with pytest.raises(RuntimeError, match="is used by another call in this process") as caught:
+            run(tmp_path / "run")
+        refused.append(caught.value)
+
+    def call_twice() -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        call()
+
+    with acting(0, call_twice, monkeypatch, steps_only=True):
+        found = bits(run(tmp_path / "run"))
+    assert found == bits(run(tmp_path / "whole"))
+    assert len(refused) == 2
 
 
 @pytest.mark.slow
@@ -399,16 +398,53 @@ def test_another_process_in_the_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_directory_whose_run_ended_is_free(
-    ends: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ends: bool, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     """No matter how, and what still refers to it."""
     if ends:
         with ends_at(30, monkeypatch), pytest.raises(Ended) as held:
             run(tmp_path)
     else:
-        held = jax.vjp(lambda a: run(tmp_path, start=a, is_value=True), 1.0)
+        held = jax.vjp(value_of(tmp_path), 1.0)
         held[1](1.0)
     descriptor = os.open(tmp_path / "process-0" / "lock", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)
     assert held
+
+
+# Damage
+
+
+@pytest.mark.parametrize("event", [150, pytest.param(60, marks=pytest.mark.slow)])
+def test_every_file_that_can_be_damaged(event: int, monkeypatch: Patch, tmp_path: Path) -> None:
+    """Cut, changed, empty, longer, something else, or not there. The run goes on from the state
+    before, as it always can if it is the newest one that is damaged, or says that there is none."""
+    expected, begun = bits(run(tmp_path / "whole")), tmp_path / "begun"
+    draw, went_on = random.Random(event), 0
+    with ends_at(event, monkeypatch), pytest.raises(Ended):
+        run(begun)
+    newest = max(begun.rglob("state-*.json"), key=lambda path: int(path.stem[6:]))
+    for path, content in contents(begun).items():
+        at = draw.randrange(max(len(content), 1))
+        changed = bytes([content[at] ^ (1 << draw.randrange(8))]) if content else b"?"
+        damages = [content[:at], content[:at] + changed + content[at + 1 :], b"", content + b"?"]
+        for damaged in [*damages, bytes(len(content)), None]:
+            directory = tmp_path / "run"
+            shutil.copytree(begun, directory)
+            if damaged is None:
+                (directory / path).unlink()
+            else:
+                (directory / path).write_bytes(damaged)
+            try:
+                assert bits(run(directory)) == expected, (path, damaged)
+                went_on += 1
+            except OSError as error:
+                assert "is damaged, or missing" in str(error), (path, damaged)  # noqa: PT017
+                assert begun / path != newest, damaged
+            shutil.rmtree(directory)
+    assert went_on > 10
+    for path in begun.rglob("state-*.json"):
+        path.write_bytes(b"?")
+    with pytest.raises(OSError, match="Every state in the directory"):
+        run(begun)

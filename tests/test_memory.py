@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from test_while_loop import repeat
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.placement import Placement
@@ -30,6 +31,17 @@ def stencil(scan: Scan, length: int) -> Callable[..., Any]:
     return lambda u: jnp.sum(scan(stencil_step, u, None, length)[0] ** 2)
 
 
+def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
+    """As many steps as the limit says, which the compiler does not know."""
+
+    step = lambda u: stencil_step(u, None)[0]  # noqa: E731
+    options = {"max_steps": max_steps, "checkpoints": checkpoints}
+    return lambda u, limit: jnp.sum(repeat(step, limit, u, **options) ** 2)
+
+
+LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
+
+
 def state(width: int = WIDTH) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((width,), jnp.float32)
 
@@ -48,10 +60,13 @@ def residuals_of_one_step() -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pullback))
 
 
-@pytest.mark.parametrize(("length", "checkpoints"), [(997, 10), (1000, 30)])
-def test_gradient_holds_the_checkpoints_and_one_step(length: int, checkpoints: int) -> None:
-    scan = partial(checkpointed_scan, checkpoints=checkpoints)
-    held = temporaries(jax.grad(stencil(scan, length)), state())
+@pytest.mark.parametrize(("length", "checkpoints"), [(997, 10), (1000, 30), (None, 30)])
+def test_gradient_holds_the_checkpoints_and_one_step(length: Any, checkpoints: int) -> None:
+    if length is None:
+        held = temporaries(jax.grad(while_stencil(checkpoints)), state(), LIMIT)
+    else:
+        scan = partial(checkpointed_scan, checkpoints=checkpoints)
+        held = temporaries(jax.grad(stencil(scan, length)), state())
     assert held <= 1.15 * (checkpoints * CARRY_BYTES + residuals_of_one_step())
 
 
@@ -59,22 +74,21 @@ def test_cotangents_of_xs_and_ys_appear_once() -> None:
     length, width = 500, 2000
     whole, carry = 4 * length * width, 4 * width
 
-    def step(u: Any, x: Any) -> Any:
-        u = jnp.sin(u) * x
-        return u, u * x
+    def loss(u: Any, xs: Any, *, of_ys: bool) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            u = jnp.sin(u) * x
+            return u, u * x if of_ys else None
 
-    def of_carry(u: Any, xs: Any) -> Any:
-        return jnp.sum(checkpointed_scan(step, u, xs, checkpoints=10)[0])
-
-    def of_ys(u: Any, xs: Any) -> Any:
-        return jnp.sum(checkpointed_scan(step, u, xs, checkpoints=10)[1] ** 2)
+        u, ys = checkpointed_scan(step, u, xs, checkpoints=10)
+        return jnp.sum(ys**2 if of_ys else u)
 
     arguments = state(width), jax.ShapeDtypeStruct((length, width), jnp.float32)
     # The cotangent of xs is an output of the program, the ys and their cotangent are not.
-    analysis = compiled(jax.grad(of_carry, (0, 1)), *arguments).memory_analysis()
-    assert analysis.output_size_in_bytes <= whole + 2 * carry
-    assert analysis.temp_size_in_bytes <= 16 * carry
-    assert temporaries(jax.grad(of_ys, (0, 1)), *arguments) <= 2 * whole + 16 * carry
+    of_carry = compiled(jax.grad(partial(loss, of_ys=False), (0, 1)), *arguments).memory_analysis()
+    assert of_carry.output_size_in_bytes <= whole + 2 * carry
+    assert of_carry.temp_size_in_bytes <= 16 * carry
+    held = temporaries(jax.grad(partial(loss, of_ys=True), (0, 1)), *arguments)
+    assert held <= 2 * whole + 16 * carry
 
 
 def test_hessian_vector_products_do_not_grow_with_the_length() -> None:
@@ -93,24 +107,17 @@ def instructions(text: str) -> int:
     return len(re.findall(r"^\s+(?:ROOT )?%\S+ = ", text, re.MULTILINE))
 
 
-def instructions_and_constants(length: int, checkpoints: int) -> tuple[int, int]:
-    """The number of HLO instructions, and the size of the largest constant."""
-    scan = partial(checkpointed_scan, checkpoints=checkpoints)
-    text = compiled(jax.grad(stencil(scan, length)), state(100)).as_text()
-    shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
-    sizes = [math.prod(int(d) for d in s.split(",") if d) for s in shapes]
-    return instructions(text), max(sizes)
-
-
 def test_program_of_single_steps_has_one_size_for_all_lengths_and_checkpoints() -> None:
-    sizes = {
-        (n, s): instructions_and_constants(n, s) for n, s in [(10**2, 10), (997, 10), (10**6, 200)]
-    }
-    counts = [count for count, _ in sizes.values()]
-    assert max(counts) - min(counts) < 10, sizes  # XLA adds up longer tables in two steps
-    # The largest is the table of splits: three numbers per checkpoint and repetition.
-    for (n, s), (_, largest) in sizes.items():
+    counts = []
+    for n, s in [(10**2, 10), (997, 10), (10**6, 200)]:
+        scan = partial(checkpointed_scan, checkpoints=s)
+        text = compiled(jax.grad(stencil(scan, n)), state(100)).as_text()
+        counts.append(instructions(text))
+        shapes = re.findall(r" = \w+\[([\d,]*)\]\S* constant\(", text)
+        largest = max(math.prod(int(d) for d in shape.split(",") if d) for shape in shapes)
+        # The largest is the table of splits: three numbers per checkpoint and repetition.
         assert largest <= 3 * s * plan(n + 1, s).repetitions
+    assert max(counts) - min(counts) < 10, counts  # XLA adds up longer tables in two steps
 
 
 def test_slots_are_updated_in_place() -> None:
@@ -130,25 +137,6 @@ def test_evaluation_compiles_to_what_lax_scan_compiles_to() -> None:
         return re.sub(r", metadata=\{[^}]*\}|stack_frame_id=\d+|(?<=[a-z])[._]\d+|%\S+", "", hlo)
 
     assert text(checkpointed_scan) == text(lax.scan)
-
-
-def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]:
-    """As many steps as the limit says, which the compiler does not know."""
-    run = partial(bounded_while_loop, max_steps=max_steps, checkpoints=checkpoints)
-
-    def loss(u: Any, limit: Any) -> Any:
-        step = lambda state: (state[0] + 1, stencil_step(state[1], None)[0])  # noqa: E731
-        return jnp.sum(run(lambda state: state[0] < limit, step, (jnp.int32(0), u))[1] ** 2)
-
-    return loss
-
-
-LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
-
-
-def test_gradient_of_a_while_loop_holds_the_checkpoints_and_one_step() -> None:
-    held = temporaries(jax.grad(while_stencil(30)), state(), LIMIT)
-    assert held <= 1.15 * (30 * CARRY_BYTES + residuals_of_one_step())
 
 
 @pytest.mark.parametrize("loop", ["scan", "while"])
@@ -176,12 +164,16 @@ def test_a_store_of_the_online_schedule_is_small() -> None:
     assert accessed(1000) <= accessed(30) + 64 <= 800
 
 
-def test_no_schedule_runs_if_every_step_has_a_slot() -> None:
-    def loops(checkpoints: Any) -> int:
-        gradient = jax.jit(jax.grad(while_stencil(checkpoints, 64)))
-        return gradient.lower(state(10), LIMIT).as_text().count("stablehlo.while")
+def test_programs_of_while_loops() -> None:
+    """Their size does not depend on the bound, and no schedule runs if every step has a slot."""
 
-    assert loops("all") == 2 < loops(63)
+    def lowered(checkpoints: Any, max_steps: int) -> Any:
+        return jax.jit(jax.grad(while_stencil(checkpoints, max_steps))).lower(state(100), LIMIT)
+
+    small, large = (lowered(10, 2**bits).compile().as_text() for bits in (10, 30))
+    assert instructions(small) == instructions(large)
+    loops = [lowered(s, 64).as_text().count("stablehlo.while") for s in ("all", 63)]
+    assert loops[0] == 2 < loops[1]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["vmap_of_grad", "grad_of_vmap"])
@@ -203,41 +195,8 @@ def test_a_batch_holds_the_checkpoints_of_every_example(inside: bool) -> None:
     assert not {"select", "conditional"} & set(made)
 
 
-def test_program_size_does_not_depend_on_the_bound() -> None:
-    def count(max_steps: int, checkpoints: int) -> int:
-        gradient = jax.grad(while_stencil(checkpoints, max_steps))
-        return instructions(compiled(gradient, state(100), LIMIT).as_text())
-
-    assert count(2**10, 10) == count(2**30, 10)
-
-
-@pytest.mark.parametrize(("loop", "checkpoints"), [("scan", 50), ("while", 2)])
-def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int) -> None:
-    """A trajectory of 40 MB and a running sum beside a state of 4 kB."""
-    steps, width = 10000, 1000
-
-    def body(carry: Any) -> Any:
-        i, u, trajectory, total = carry
-        u = jnp.sin(u) + 0.1 * jnp.roll(u, 1) * u
-        return i + 1, u, trajectory.at[i].set(u), total + jnp.sum(u**2)
-
-    def loss(u: Any) -> Any:
-        init = (jnp.int32(0), u, jnp.zeros((steps, width), jnp.float32), jnp.float32(0))
-        options: dict[str, Any] = {"checkpoints": checkpoints}
-        if loop == "scan":
-            step = lambda carry, _: (body(carry), None)  # noqa: E731
-            carry, _ = checkpointed_scan(step, init, None, steps, **options)
-        else:
-            going: Any = lambda carry: carry[0] < steps  # noqa: E731
-            carry = bounded_while_loop(going, body, init, max_steps=steps + 5, **options)
-        return jnp.sum(jnp.cos(carry[2][::7])) + carry[3]
-
-    held = temporaries(jax.grad(loss), state(width))
-    assert held <= 2 * 4 * steps * width + 4 * width * (checkpoints + 10)
-
-
-def write_trajectory(x: Any, steps: Any) -> Any:
-    """The entries of a trajectory, which is written as the loop runs."""
+def trajectory(loop: str, length: int, checkpoints: int, x: Any, steps: Any) -> Any:
+    """A number made of the entries of trajectories, which are written as the loop runs."""
 
     def body(carry: Any) -> Any:
         i, x, trajectory, sums = carry
@@ -245,22 +204,24 @@ def write_trajectory(x: Any, steps: Any) -> Any:
         write = lax.dynamic_update_index_in_dim
         return i + 1, x, trajectory.at[i].set(x), write(sums, jnp.stack([x, x**2]), i, 0)
 
-    init = (jnp.int32(0), x, jnp.zeros(WIDTH, x.dtype), jnp.zeros((WIDTH, 2), x.dtype))
-    loop = bounded_while_loop(lambda c: c[0] < steps, body, init, max_steps=50, checkpoints=3)
-    return jnp.sum(jnp.cos(loop[2])) + jnp.sum(jnp.cos(loop[3]))
+    entries = (jnp.zeros((length, *n, *x.shape), x.dtype) for n in ((), (2,)))
+    carry = (jnp.int32(0), x, *entries)
+    if loop == "scan":
+        step = lambda carry, _: (body(carry), None)  # noqa: E731
+        carry, _ = checkpointed_scan(step, carry, None, length, checkpoints=checkpoints)
+    else:
+        run = partial(bounded_while_loop, max_steps=length, checkpoints=checkpoints)
+        carry = run(lambda c: c[0] < steps, body, carry)
+    return jnp.sum(jnp.cos(carry[2])) + jnp.sum(jnp.cos(carry[3]))
 
 
-def scan_trajectory(x: Any, steps: Any) -> Any:
-    """As `write_trajectory`, of a scan."""
-
-    def body(carry: Any, i: Any) -> Any:
-        x, trajectory = carry
-        x = jnp.sin(x) * steps
-        return (x, trajectory.at[i].set(x)), None
-
-    init = (x, jnp.zeros(WIDTH, x.dtype))
-    (_, trajectory), _ = checkpointed_scan(body, init, jnp.arange(50), checkpoints=3)
-    return jnp.sum(jnp.cos(trajectory))
+@pytest.mark.parametrize(("loop", "checkpoints"), [("scan", 50), ("while", 2)])
+def test_arrays_that_are_only_written_are_not_stored(loop: str, checkpoints: int) -> None:
+    """Trajectories of 120 MB beside a state of 4 kB."""
+    length, width = 10000, 1000
+    gradient = jax.grad(partial(trajectory, loop, length, checkpoints))
+    held = temporaries(gradient, state(width), LIMIT)
+    assert held <= 4 * width * (2 * 3 * length + checkpoints + 10)
 
 
 def along(loss: Any) -> Any:
@@ -268,19 +229,17 @@ def along(loss: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss", "transform", "batched"),
+    ("loop", "transform", "batched"),
     [
-        (write_trajectory, along, True),
-        (write_trajectory, jax.grad, True),
-        (scan_trajectory, jax.grad, False),
-        pytest.param(scan_trajectory, along, True, marks=pytest.mark.slow),
-        pytest.param(scan_trajectory, jax.grad, True, marks=pytest.mark.slow),
+        *(("while", along, True), ("while", jax.grad, True), ("scan", jax.grad, False)),
+        pytest.param("scan", along, True, marks=pytest.mark.slow),
+        pytest.param("scan", jax.grad, True, marks=pytest.mark.slow),
     ],
 )
-def test_arrays_are_written_in_place(loss: Any, transform: Any, batched: bool) -> None:
+def test_arrays_are_written_in_place(loop: str, transform: Any, batched: bool) -> None:
     """No loop copies, adds or selects a whole array to change one entry: it would take quadratic
     time. Examples that are done are no exception, nor are cotangents."""
-    fun, shape = transform(loss), (2,) if batched else ()
+    fun, shape = transform(partial(trajectory, loop, WIDTH, 3)), (2,) if batched else ()
     x, steps = (jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.float32, jnp.int32))
     text = compiled(jax.vmap(fun) if batched else fun, x, steps).as_text()
     before_main, _, _ = text.partition("\nENTRY ")

@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 from jax.sharding import Mesh, PartitionSpec
+from parity.transformations import ALL
 
 from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 from jax_revolve.engine import offline, online, plain, reports, reverse
@@ -33,6 +34,7 @@ class Record(ProgressMeter):
 
     def update(self, bar: Any, steps: int) -> None:
         assert not bar[3]
+        assert steps >= max(bar[2], default=0)
         bar[2].append(steps)
 
     def close(self, bar: Any) -> None:
@@ -43,9 +45,7 @@ class Record(ProgressMeter):
         self.bars.clear()
         jax.block_until_ready(run())
         jax.effects_barrier()
-        for _, _, steps, closed in self.bars:
-            assert closed == [True]
-            assert steps == sorted(steps)
+        assert all(closed == [True] for _, _, _, closed in self.bars)
         return [(name, total, steps[-1]) for name, total, steps, _ in self.bars]
 
 
@@ -115,59 +115,38 @@ def _shards(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jax.shard_map(jax.vmap(f), mesh=mesh, in_specs=spec, out_specs=spec)
 
 
-def _inside_scan(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: lax.scan(lambda y, _: (f(y), None), x, None, 1)[0]
+SWEEPS = {"jvp": 0, "linearize": 0, "jacfwd": 0, "grad_without_jit": 1, "vmap_of_grad": 1}
+SWEEPS |= {"grad_of_vmap": 1, "hessian": 1, "grad_inside_checkpoint": 1, "inside_cond": 1}
+SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
+"""How many reverse sweeps a transformation has; if none, it has a forward one."""
+SWEEPS |= {"grad_of_vmap": 1, "hessian": 1, "grad_inside_checkpoint": 1, "inside_cond": 1}
+SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
+"""How many reverse sweeps a transformation has, one of values and tangents if none."""
 
 
-def _in_branch(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: lax.cond(x > 0, f, jnp.sin, x)
-
-
-def _of_first(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: f(x[0])
-
-
-TRANSFORMATIONS: dict[str, Callable[[Any], Any]] = {
-    "jvp": lambda f: lambda x: jax.jvp(f, (x[0],), (x[0],)),
-    "linearize": lambda f: lambda x: jax.linearize(f, x[0])[1](x[0]),
-    "vmap of jacfwd": lambda f: jax.vmap(jax.jacfwd(f)),
-    "shard_map": _shards,
-    "vmap of grad": lambda f: jax.vmap(jax.grad(f)),
-    "grad of vmap": lambda f: jax.grad(lambda x: jnp.sum(jax.vmap(f)(x))),
-    "hessian": lambda f: _of_first(jax.hessian(f)),
-    "checkpoint": lambda f: _of_first(jax.grad(jax.checkpoint(f))),
-    "cond": lambda f: _of_first(jax.grad(_in_branch(f))),
-    "scan": lambda f: _of_first(jax.grad(_inside_scan(f))),
-    "grad in shard_map": lambda f: _shards(jax.grad(f)),
-    "grad of shard_map": lambda f: jax.grad(lambda x: jnp.sum(_shards(f)(x))),
-}
-FORWARD_ONLY = 4
-
-
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", SWEEPS)
 def test_one_bar_for_each_sweep(name: str) -> None:
-    """Of a scan and a while loop in turn, and without jit."""
-    i = [*TRANSFORMATIONS].index(name)
-    loop, forward = ((scan, FORWARD), (while_loop, FORWARD_WHILE))[i % 2]
-    run = TRANSFORMATIONS[name](loop)
-    run = run if name == "checkpoint" else jax.jit(run)
-    assert meter.of(lambda: run(X)) == [forward, REVERSE][: 1 + (i >= FORWARD_ONLY)]
+    """Of a scan and a while loop in turn."""
+    loop, forward = ((scan, FORWARD), (while_loop, FORWARD_WHILE))[[*SWEEPS].index(name) % 2]
+    bars = meter.of(lambda: ALL[name](loop, (jnp.float32(0.5),)))
+    assert sorted(bars) == sorted([forward, REVERSE] * SWEEPS[name] or [forward])
 
 
-@pytest.mark.parametrize("block_size", [None, 3])
-def test_the_longest_example_counts(block_size: int | None) -> None:
-    gradient = jax.jit(jax.vmap(jax.grad(partial(until, block_size=block_size))))
-    assert meter.of(lambda: gradient(X)) == [("forward", None, 12), ("reverse", 12, 12)]
-
-
-def test_the_first_device_counts_where_devices_differ() -> None:
-    gradient = jax.jit(_shards(jax.grad(until)))
-    assert meter.of(lambda: gradient(X)) == [("forward", None, 9), ("reverse", 9, 9)]
-
-
-def test_a_while_loop_in_a_batched_branch_shows_no_reverse_bar() -> None:
-    branch = lambda x: lax.cond(x > 2, until, jnp.sin, x)  # noqa: E731
-    assert meter.of(lambda: jax.vmap(jax.grad(branch))(X)) == [("forward", None, 12)]
+@pytest.mark.parametrize(
+    ("gradient", "bars"),
+    [
+        (jax.vmap(jax.grad(until)), [("forward", None, 12), ("reverse", 12, 12)]),
+        (
+            jax.vmap(jax.grad(partial(until, block_size=3))),
+            [("forward", None, 12), ("reverse", 12, 12)],
+        ),
+        (_shards(jax.grad(until)), [("forward", None, 9), ("reverse", 9, 9)]),
+        (jax.vmap(jax.grad(lambda x: lax.cond(x > 2, until, jnp.sin, x))), [("forward", None, 12)]),
+    ],
+    ids=["vmap", "blocks", "devices", "batched branch"],
+)
+def test_the_longest_example_and_the_first_device_count(gradient: Any, bars: Any) -> None:
+    assert meter.of(lambda: jax.jit(gradient)(X)) == bars
 
 
 def test_lengths() -> None:
@@ -209,15 +188,15 @@ def test_inner_loops_are_not_shown_again_when_they_are_run_again() -> None:
 
 
 def test_results_are_the_same() -> None:
-    grows = lambda x: jnp.all(x < 9)  # noqa: E731
+    step = lambda x, y: (jnp.sin(x * y), x)  # noqa: E731
+    grows: Any = lambda x: jnp.all(x < 9)  # noqa: E731
+    by_a_tenth: Any = lambda x: x * 1.1  # noqa: E731
     loops: list[Any] = [
-        lambda x, p: checkpointed_scan(
-            lambda x, y: (jnp.sin(x * y), x), x, jnp.arange(9.0), block_size=4, progress=p
-        ),
-        lambda x, p: bounded_while_loop(grows, lambda x: x * 1.1, x, max_steps=50, progress=p),
+        partial(checkpointed_scan, step, xs=jnp.arange(9.0), block_size=4),
+        partial(bounded_while_loop, grows, by_a_tenth, max_steps=50),
     ]
     for loop in loops:
-        total = lambda x, p, f=loop: sum(map(jnp.sum, jax.tree.leaves(f(x, p))))  # noqa: E731
+        total = lambda x, p, f=loop: sum(map(jnp.sum, jax.tree.leaves(f(x, progress=p))))  # noqa: E731
         both = jax.jit(jax.value_and_grad(total), static_argnums=1)
         jax.tree.map(np.testing.assert_array_equal, both(X, False), both(X, meter))
 
@@ -282,17 +261,14 @@ def test_a_report_is_one_more_branch_of_the_same_loop() -> None:
 
 @pytest.mark.parametrize("method", ["start", "update", "close"])
 def test_a_meter_that_fails_costs_no_gradient(
-    method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """There is one warning, or a line of text where warnings are errors."""
-
-    class Failing(Record):
-        pass
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("no bar")
 
-    monkeypatch.setattr(Failing, method, fail)
+    failing: Any = type("Failing", (Record,), {method: fail})
     message = "The progress meter Failing raised ZeroDivisionError: no bar."
 
     def gradient(meter: ProgressMeter) -> float:
@@ -300,12 +276,12 @@ def test_a_meter_that_fails_costs_no_gradient(
         jax.effects_barrier()
         return result
 
-    failing = Failing()
+    first = failing()
     with pytest.warns(RuntimeWarning, match=message) as caught:
-        assert gradient(failing) == gradient(failing) == gradient(Record())
+        assert gradient(first) == gradient(first) == gradient(Record())
     assert len(caught) == 1
-    assert len(failing.bars) == (method != "start")
-    assert gradient(Failing()) == gradient(Record())
+    assert len(first.bars) == (method != "start")
+    assert gradient(failing()) == gradient(Record())
     assert capsys.readouterr().err.count(message) == 1
 
 

@@ -1,20 +1,24 @@
-"""The schedule apart from JAX: an abstract machine runs the actions, and meets the optimum."""
+"""The schedule apart from JAX, on one level and on two: an abstract machine runs the actions, and
+meets the optimum."""
 
+import re
 import sys
 from collections.abc import Iterable
-from functools import cache
+from fractions import Fraction
+from functools import cache, partial
 from itertools import accumulate, takewhile
 from math import comb
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_revolve import Plan, plan
+from jax_revolve import Disk, HostMemory, Plan, Report, plan
 from jax_revolve.engine.split import SplitTable
-from jax_revolve.schedule import binomial
+from jax_revolve.schedule import binomial, multistage
 from jax_revolve.schedule.actions import (
     Action,
     Advance,
@@ -27,6 +31,8 @@ from jax_revolve.schedule.actions import (
     Write,
     revolve,
 )
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 ORACLES = [
     # length, checkpoints, repetitions, advances
@@ -119,20 +125,46 @@ def run_abstract_machine(
     return Ran([*accumulate(changes)][:-1], writes, reads)
 
 
+def counts_of(p: AnyPlan) -> tuple[int, int, int]:
+    """Advances, writes and reads, found by running the schedule."""
+    levels = isinstance(p, Plan) and p.levels
+    room = p.storage.checkpoints or p.length if isinstance(p, TwoLevelPlan) else 0
+    ran = run_abstract_machine(p, p.length, p.checkpoints, p.block_size, room, not levels)
+    often = max(ran.advanced, default=0)
+    assert often == p.repetitions or (levels and often < p.repetitions)
+    return sum(ran.advanced), ran.writes, ran.reads
+
+
+storages = st.builds(
+    HostMemory,
+    checkpoints=st.none() | st.integers(1, 60),
+    transfer=st.sampled_from([0, 0.25, 1, 5]) | st.floats(0, 60),
+)
+plans = st.builds(Plan, st.integers(1, 400), st.integers(1, 30), st.integers(1, 5)) | st.builds(
+    TwoLevelPlan, st.integers(0, 1000), st.integers(1, 40), st.integers(1, 5), storages
+)
+
+
+@given(plans)
+@settings(max_examples=100)
+def test_any_plan_runs_as_it_says(p: AnyPlan) -> None:
+    if isinstance(p, TwoLevelPlan):
+        assert counts_of(p) == (p.advances, p.writes, p.reads)
+        assert (p.writes, p.reads) == (len(p.stores), len(p.moves))
+        assert p.tail < max(p.length, 1)
+    else:
+        assert counts_of(p) == (p.advances, 0, 0)
+
+
 def calls_of(run: Any) -> int:
     """The Python functions that are called: planning is nothing else."""
-    count = 0
-
-    def tell(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(tell)
+    calls = []
+    sys.setprofile(lambda _, event, __: calls.append(None) if event == "call" else None)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return count
+    return len(calls)
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 7, 12])
@@ -151,16 +183,12 @@ def test_no_step_is_advanced_more_often_than_the_repetition_number(n: int, s: in
 
 
 @given(st.integers(2, 10**9), st.integers(2, 10**3))
-def test_split_is_one_clip(steps: int, checkpoints: int) -> None:
-    """The three cases of Revolve's rule, as published, against the clip that replaces them."""
-    c, r, b = checkpoints, binomial.repetition(steps, checkpoints), binomial.beta
-    if steps <= b(c, r - 1) + b(c - 2, r - 1):
-        expected = max(b(c, r - 2), 1)
-    elif steps < b(c, r - 1) + b(c - 1, r - 1) + b(c - 2, r - 1):
-        expected = steps - b(c - 1, r - 1) - b(c - 2, r - 1)
-    else:
-        expected = b(c, r - 1)
-    assert binomial.split(steps, checkpoints) == expected
+def test_any_split_is_optimal(steps: int, checkpoints: int) -> None:
+    """Also where the dynamic program takes too long."""
+    k = binomial.split(steps, checkpoints)
+    assert 1 <= k < steps
+    parts = binomial.advances(k, checkpoints) + binomial.advances(steps - k, checkpoints - 1)
+    assert binomial.advances(steps, checkpoints) == k + parts
 
 
 def test_first_positions_are_those_of_the_actions() -> None:
@@ -180,10 +208,10 @@ def test_the_table_of_splits(length: int, checkpoints: int) -> None:
     repetitions = binomial.repetition(length + 1, checkpoints)
     for free in range(2, checkpoints + 1):
         longest = min(binomial.beta(free, repetitions), length + 1)
-        for steps in {2, 3, 5, longest // 3, longest // 2, longest - 1, longest}:
-            if 2 <= steps <= longest:
-                got = int(table(jnp.int32(steps), jnp.int32(free)))
-                assert got == binomial.split(steps, free)
+        asked = {2, 3, 5, longest // 3, longest // 2, longest - 1, longest}
+        for steps in (n for n in asked if 2 <= n <= longest):
+            got = int(table(jnp.int32(steps), jnp.int32(free)))
+            assert got == binomial.split(steps, free)
 
 
 @pytest.mark.parametrize(("length", "checkpoints", "repetitions", "advances"), ORACLES)
@@ -207,18 +235,158 @@ def test_a_billion_steps_answer_at_once() -> None:
     assert isinstance(next(actions), Advance)
 
 
-def test_shortest_loops() -> None:
-    for length in range(4):
-        p = plan(length, 5)
-        assert (p.checkpoints, p.evaluations) == (max(length, 1), 2 * length)
-        assert sum(isinstance(a, Tape) for a in p) == length
-
-
 def test_plans_are_values() -> None:
-    assert plan(100, 5) == plan(100, 5)
     assert {plan(100, 5): 1}[plan(100, 5)] == 1
     assert str(plan(100, 5)) == (
         "100 steps, 5 checkpoints: 420 evaluations (3.20 extra forward passes, "
         "no step advanced more than 4 times)"
     )
     assert plan(7, "all") == plan(7, 7) == plan(7, 100)
+    for length in range(4):
+        p = plan(length, 5)
+        assert (p.checkpoints, p.evaluations) == (max(length, 1), 2 * length)
+        assert sum(isinstance(a, Tape) for a in p) == length
+
+
+# On two levels
+
+Cost = tuple[int, int, int]
+"""Advances and transfers, in quarters of a step, and the writes and the reads among them. The least
+is the optimum."""
+
+LONGEST = 150
+
+
+@cache
+def segments(slots: int, transfer: int, longest: int) -> list[Cost]:
+    """T(n): a segment whose carry has just been read, and can be again."""
+    found = [(0, 0, 0)]
+    for n in range(1, longest + 1):
+        again = [
+            (4 * (i + optimal_advances(n - i, slots)) + transfer + found[i][0], 0, found[i][2] + 1)
+            for i in range(1, n)
+        ]
+        found.append(min([(4 * optimal_advances(n, slots), 0, 0), *again]))
+    return found
+
+
+def optimum(slots: int, transfer: int, longest: int, most: int | None) -> list[Cost]:
+    """D(n), with so many writes at most."""
+    found: list[Cost] = [(4 * optimal_advances(n, slots), 0, 0) for n in range(longest + 1)]
+    if most is None:
+        return with_another(slots, transfer, found, again=True)
+    for _ in range(most):
+        found = with_another(slots, transfer, found, again=False)
+    return found
+
+
+def with_another(slots: int, transfer: int, without: list[Cost], again: bool) -> list[Cost]:
+    """The first checkpoint in the storage, and after it those that there are `without` it, or
+    as many `again`."""
+    below, found = segments(slots, transfer, len(without) - 1), list(without)
+    after = found if again else without
+    for n in range(2, len(without)):
+        for j in range(1, n):
+            cost = 2 * transfer + 4 * j + after[n - j][0] + below[j][0]
+            if cost <= found[n][0]:
+                (_, writes, reads), (_, _, more) = after[n - j], below[j]
+                found[n] = min(found[n], (cost, writes + 1, reads + more + 1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("slots", "transfer", "most"),
+    [
+        *((1, 5, None), (2, 0.25, None), (3, 40, None), (5, 0.5, None), (10, 0, None)),
+        *((10, 5, None), (1, 0, 1), (1, 0.25, 5), (2, 0.5, 2), (4, 1.25, 5)),
+    ],
+)
+def test_plans_meet_the_recurrence(slots: int, transfer: float, most: int | None) -> None:
+    longest = 40 if most else LONGEST
+    expected = optimum(slots, int(4 * transfer), longest + 1, most)
+    for length in range(longest + 1):
+        p = TwoLevelPlan(length, slots, 1, HostMemory(checkpoints=most, transfer=transfer))
+        cost = 4 * (p.advances + transfer * (p.writes + p.reads))
+        assert (cost, p.writes, p.reads) == expected[p.scheduled_blocks]
+        if most or length % 11 == 0 or length < 20:
+            assert counts_of(p) == (p.advances, p.writes, p.reads)
+
+
+def test_nothing_in_the_storage() -> None:
+    for storage in (HostMemory(checkpoints=1, transfer=1e300), Disk(".", transfer=1e6)):
+        p = plan(100, 5, storage=storage)
+        assert (p.stores, p.tail, p.moves) == ((), 0, ())
+        assert f"5 checkpoints and none in {storage}: 420 evaluations" in str(p)
+        assert list(p) == list(plan(100, 5))
+        assert (p.evaluations, p.repetitions) == (plan(100, 5).evaluations, 4)
+    assert plan(100, "all", storage=HostMemory()).writes == 0
+    assert list(plan(0, storage=HostMemory())) == []
+
+
+def test_values() -> None:
+    p = plan(1000, 10, storage=HostMemory())
+    assert p == TwoLevelPlan(1000, 10, 1, HostMemory()) != Plan(1000, 10)
+    assert {p: 1}[plan(1000, 10, storage=HostMemory(transfer=5))] == 1
+    assert (p.advances, p.writes, p.reads) == counts_of(p) == (1905, 85, 85)
+    assert (p.stores, p.tail) == (tuple(range(0, 935, 11)), 935)
+    assert p.moves == tuple((i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
+    assert p.storage_bytes(8) == 85 * 8
+    assert p.memory(1000, 10) == Plan(1000, 10).memory(1000, 10)
+    assert str(p).startswith("1000 steps, 10 checkpoints and 85 more in host memory, read once: ")
+    on_disk = plan(60, 1, storage=Disk(Path("x"), checkpoints=3, transfer=0.25))
+    assert "3 more in the directory x, read 15 times in all" in str(on_disk)
+
+
+def test_a_storage_limits_its_bytes() -> None:
+    """The budget of the plan is that of the device alone."""
+    sizes: dict[str, Any] = {"state_bytes": 1000, "residual_bytes": 1000}
+    storage = HostMemory(memory="20.9 kB")
+    p = plan(1000, memory="12kB", storage=storage, **sizes)
+    assert p.memory(1000, 1000) <= 12_000
+    assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(checkpoints=20))
+    assert 0 < p.storage_bytes(1000) <= 20_000
+    assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
+    with_limit = partial(plan, 1000, 10, state_bytes=1000)
+    assert with_limit(storage=storage).storage == HostMemory(checkpoints=20, transfer=5.0)
+    both = HostMemory(checkpoints=7, memory=20_000)
+    assert with_limit(storage=both).storage == HostMemory(checkpoints=7, transfer=5.0)
+    assert with_limit(storage=storage, state_bytes=0).storage == HostMemory(transfer=5.0)
+    with pytest.raises(TypeError, match=r"^state_bytes must be an int >= 0 where memory is given"):
+        plan(1000, 10, storage=storage)
+    with pytest.raises(ValueError, match=r"^memory of the storage must be at least 30000 bytes"):
+        plan(1000, 10, storage=storage, state_bytes=30_000)
+
+
+def test_all_checkpoints_in_the_memory_of_the_host() -> None:
+    p = plan(1000, 0, storage=HostMemory(checkpoints=30))
+    assert p == Plan(1000, 30, 1, HostMemory())
+    assert list(p) == list(plan(1000, 30))
+    assert p.memory(1000, 10) == 10 + 1000
+    assert p.storage_bytes(1000) == 30_000
+    assert "30 checkpoints in host memory: 3475 evaluations" in str(p)
+    assert plan(1000, 0, storage=HostMemory()).checkpoints == plan(1000).checkpoints
+    assert plan(1000, 0, storage=HostMemory(memory=30_999), state_bytes=1000) == p
+
+
+def test_long_loops() -> None:
+    """The relaxation that bounds the cost from below is met within a few steps."""
+    for length, slots, transfer in [(10**6, 30, 5), (10**6, 1, 5), (10**9, 50, 1000)]:
+        p = TwoLevelPlan(length, slots, 1, HostMemory(transfer=transfer))
+        total = p.advances + transfer * (p.writes + p.reads)
+        bound = multistage.LowerBound(length, slots, Fraction(transfer))
+        least = min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2))
+        assert 0 <= total * bound.unit - least <= 2 * transfer * bound.unit
+    p = TwoLevelPlan(10**6, 3, 1, HostMemory(transfer=0))
+    assert calls_of(lambda: (p.stores, p.parts)) < 5000  # and not one for each of a million moves
+    assert len(p.stores) == p.writes > 10**5
+
+
+def test_report() -> None:
+    sizes = Sizes(100, 100, 100, 100)
+    report = Report(plan(1000, 10, storage=HostMemory()), sizes, {}, is_while=False)
+    text = str(report)
+    assert re.search(r"in the storage +8.5 kB  85 checkpoints in host memory", text)
+    chosen = next(line for line in text.splitlines() if "<- chosen" in line)
+    assert chosen.split()[-4:-2] == ["85", "85"]
+    assert str(report.plan.evaluations) in chosen
+    assert "writes" not in str(Report(plan(1000, 10), sizes, {}, is_while=False))

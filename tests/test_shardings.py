@@ -13,16 +13,7 @@ from asked import explained_scan
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from sharded_programs import (
-    AUTO,
-    EXPLICIT,
-    LOOPS,
-    SETTINGS,
-    arrays,
-    as_while,
-    derivatives,
-    program,
-)
+from sharded_programs import AUTO, EXPLICIT, LOOPS, SETTINGS, arrays, as_while, derivatives, program
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 
@@ -67,11 +58,8 @@ IN_SLOW_RUN = {
 }
 """Each two of setting, loop and derivative meet."""
 TRIPLES = [
-    *(pytest.param(*triple, id="-".join(triple)) for triple in sorted(IN_EVERY_RUN)),
-    *(
-        pytest.param(*triple, id="-".join(triple), marks=pytest.mark.slow)
-        for triple in sorted(IN_SLOW_RUN - IN_EVERY_RUN)
-    ),
+    pytest.param(*triple, marks=[] if triple in IN_EVERY_RUN else pytest.mark.slow)
+    for triple in sorted(IN_EVERY_RUN | IN_SLOW_RUN)
 ]
 
 
@@ -99,6 +87,7 @@ COMPILED = {
 }
 
 
+@cache
 def _gradient(setting: str, scan: Any, batch: int, width: int) -> str:
     """The compiled program of a gradient on eight devices."""
     how, values = SETTINGS[setting], arrays(7 * BLOCK, 4 * batch, 2 * width)
@@ -120,16 +109,10 @@ def _collectives(text: str) -> set[tuple[str, tuple[int, ...]]]:
     return {(k, s[1:] if len(s) > 2 and s[0] == BLOCK else s) for k, s in shapes}
 
 
-@cache
-def _collectives_of_lax(setting: str, batch: int, width: int) -> set[Any]:
-    return _collectives(_gradient(setting, lax.scan, batch, width))
-
-
 @pytest.mark.parametrize(
     ("setting", "loop"),
     [
-        ("auto", "scan"),
-        ("auto", "while_in_blocks"),
+        *(("auto", "scan"), ("auto", "while_in_blocks")),
         *(
             pytest.param(setting, loop, marks=pytest.mark.slow)
             for setting in ("explicit", "shard_map")
@@ -144,7 +127,7 @@ def test_slots_are_divided_as_the_carry_and_devices_say_no_more_than_in_a_scan(
     buffers = {shape for shape in _shapes(text) if len(shape) > 2}
     assert {shape[1:] for shape in buffers if shape[0] == SLOTS} == {(BATCH, WIDTH)}
     assert max(shape[1] for shape in buffers) == BATCH
-    assert _collectives(text) <= _collectives_of_lax(setting, BATCH, WIDTH)
+    assert _collectives(text) <= _collectives(_gradient(setting, lax.scan, BATCH, WIDTH))
 
 
 def test_a_block_of_a_large_weight_is_not_gathered_on_every_device() -> None:
@@ -152,16 +135,20 @@ def test_a_block_of_a_large_weight_is_not_gathered_on_every_device() -> None:
     each device would need the whole batch."""
     text = _gradient("auto", COMPILED["blocks"], 4, 128)
     assert f"f32[{BLOCK},4,128]" in text
-    assert _collectives(text) <= _collectives_of_lax("auto", 4, 128)
+    assert _collectives(text) <= _collectives(_gradient("auto", lax.scan, 4, 128))
 
 
 # What else a program on several devices may be made of
 
 
+def divided(x: Any, *axes: Any) -> jax.Array:
+    return jax.device_put(x, NamedSharding(EXPLICIT, P(*axes)))
+
+
 def _same(make: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:
-    """What `make(scan)` returns, which is the same as with `lax.scan`."""
-    ours = make(partial(checkpointed_scan, checkpoints=2, **options))(*arguments)
-    _assert_close(ours, make(lax.scan)(*arguments))
+    """What `make(scan)` returns, compiled, which is the same as with `lax.scan`."""
+    ours = jax.jit(make(partial(checkpointed_scan, **{"checkpoints": 2, **options})))(*arguments)
+    _assert_close(ours, jax.jit(make(lax.scan))(*arguments))
     return ours
 
 
@@ -171,22 +158,21 @@ def test_keys_in_a_divided_carry() -> None:
     """The buffer for ys that are keys has to be divided as they are."""
 
     def gradient(scan: Any) -> Any:
-        def loss(h: Any, keys: Any) -> Any:
-            def step(carry: Any, _: Any) -> Any:
-                h, keys = carry
-                noise = jax.vmap(lambda key: jax.random.normal(key, (4,)))(keys)
-                return (jnp.sin(h + noise), jax.vmap(jax.random.fold_in)(keys, ones)), keys
+        def step(carry: Any, _: Any) -> Any:
+            h, keys = carry
+            noise = jax.vmap(lambda key: jax.random.normal(key, (4,)))(keys)
+            return (jnp.sin(h + noise), jax.vmap(jax.random.fold_in)(keys, ones)), keys
 
+        def loss(h: Any, keys: Any) -> Any:
             (h, _), ys = scan(step, (h, keys), None, 7)
             return jnp.sum(h**2), jax.random.key_data(ys)
 
-        return jax.jit(jax.grad(loss, has_aux=True))
+        return jax.grad(loss, has_aux=True)
 
     with jax.set_mesh(EXPLICIT):
-        divided = NamedSharding(EXPLICIT, P("data"))
-        ones = jax.device_put(jnp.ones(8, jnp.int32), divided)
-        keys = jax.device_put(jax.random.split(jax.random.key(0), 8), divided)
-        _same(gradient, jax.device_put(arrays()[1], divided), keys)
+        ones = divided(jnp.ones(8, jnp.int32), "data")
+        keys = divided(jax.random.split(jax.random.key(0), 8), "data")
+        _same(gradient, divided(arrays()[1], "data"), keys)
 
 
 @quickly
@@ -200,8 +186,8 @@ def test_a_while_loop_stops_when_all_devices_say_so() -> None:
     local = partial(program, total=lambda x: lax.psum(jnp.sum(x), "data"))
     on_all = jax.shard_map(local, mesh=AUTO, in_specs=P("data"), out_specs=P())
     along = lambda f: jax.jit(lambda h: jax.jvp(jax.grad(f), (h,), (jnp.cos(h),)))  # noqa: E731
-    divided = jax.device_put(h, NamedSharding(AUTO, P("data", "model")))
-    _assert_close(along(on_all)(divided), along(program)(h))
+    put = jax.device_put(h, NamedSharding(AUTO, P("data", "model")))
+    _assert_close(along(on_all)(put), along(program)(h))
 
 
 @pytest.mark.parametrize("spec", [P(), P("data", "model"), P(("data", "model"))])
@@ -231,14 +217,11 @@ def test_examples_that_are_divided_in_the_type() -> None:
             h, ys = scan(lambda h, x: (jnp.tanh(w @ h + x), h * x), h, xs)
             return jnp.sum(h**2) + jnp.sum(ys)
 
-        return jax.jit(jax.vmap(jax.grad(one, (0, 1, 2)), (None, 0, 1)))
+        return jax.vmap(jax.grad(one, (0, 1, 2)), (None, 0, 1))
 
+    w, h, xs = arrays()
     with jax.set_mesh(EXPLICIT):
-        specs = (P(), P("data"), P(None, "data"))
-        values = [
-            jax.device_put(x, NamedSharding(EXPLICIT, s))
-            for x, s in zip(arrays(), specs, strict=True)
-        ]
+        values = divided(w), divided(h, "data"), divided(xs, None, "data")
         for each in _same(gradient, *values, block_size=2):
             assert each.sharding.spec[0] == "data"
 
@@ -259,11 +242,11 @@ def test_second_derivatives_of_what_is_the_same_for_all_examples() -> None:
             gradients = jax.vmap(jax.grad(one, (0, 1)), (None, 0))(w, h)
             return sum(jnp.sum(jnp.sin(g)) for g in gradients)
 
-        return jax.jit(jax.grad(total, (0, 1)))
+        return jax.grad(total, (0, 1))
 
     w, h, _ = arrays()
     with jax.set_mesh(EXPLICIT):
-        _same(gradient, w[0, : h.shape[1]], jax.device_put(h, NamedSharding(EXPLICIT, P("data"))))
+        _same(gradient, w[0, : h.shape[1]], divided(h, "data"))
 
 
 @quickly
@@ -271,12 +254,11 @@ def test_fori_loop_without_jit() -> None:
     def loss(loop: Any, h: Any) -> Any:
         return jnp.sum(loop(0, 5, lambda i, h: jnp.sin(h) * (1 + 0.1 * i), h) ** 2)
 
-    h = arrays()[1]
-    divided = jax.device_put(h, NamedSharding(EXPLICIT, P("data", "model")))
+    h = divided(arrays()[1], "data", "model")
     with jax.set_mesh(EXPLICIT):
-        gradient = jax.grad(partial(loss, checkpointed_fori_loop))(divided)
-    assert gradient.sharding == divided.sharding
-    _assert_close(gradient, jax.jit(jax.grad(partial(loss, lax.fori_loop)))(h))
+        gradient = jax.grad(partial(loss, checkpointed_fori_loop))(h)
+    assert gradient.sharding == h.sharding
+    _assert_close(gradient, jax.jit(jax.grad(partial(loss, lax.fori_loop)))(arrays()[1]))
 
 
 def test_xs_that_are_divided_in_time_are_refused_as_lax_does() -> None:
@@ -285,9 +267,8 @@ def test_xs_that_are_divided_in_time_are_refused_as_lax_does() -> None:
 
     def message(scan: Any) -> str:
         run = jax.jit(lambda xs: scan(lambda h, x: (jnp.tanh(h @ w + x), None), h, xs))
-        divided = jax.device_put(xs, NamedSharding(EXPLICIT, P("data")))
         with jax.set_mesh(EXPLICIT), pytest.raises(ValueError, match="xs should be") as error:
-            run(divided)
+            run(divided(xs, "data"))
         return str(error.value)
 
     assert message(checkpointed_scan) == message(lax.scan)
@@ -296,19 +277,14 @@ def test_xs_that_are_divided_in_time_are_refused_as_lax_does() -> None:
 @quickly
 @pytest.mark.parametrize(
     ("derivative", "options"),
-    [
-        ("grad", {"checkpoints": 2, "block_size": 3}),
-        ("forward_over_reverse", {"checkpoints": 3}),
-    ],
-    ids=str,
+    [("grad", {"checkpoints": 2, "block_size": 3}), ("forward_over_reverse", {"checkpoints": 3})],
 )
 def test_a_carry_without_a_mesh_beside_xs_that_have_one(
     derivative: str, options: dict[str, Any]
 ) -> None:
     """`lax.scan` takes such a carry for one of the type that the step returns. Slots, made of the
     initial carry, did not hold the later ones."""
-    weights, init, _ = arrays()
-    xs = jax.device_put(arrays()[2], NamedSharding(EXPLICIT, P(None, "data")))
+    weights, init, xs = arrays()
 
     def fun(scan: Any) -> Any:
         def loss(weights: Any, init: Any, xs: Any) -> Any:
@@ -316,5 +292,4 @@ def test_a_carry_without_a_mesh_beside_xs_that_have_one(
 
         return derivatives(loss)[derivative]
 
-    expected = jax.jit(fun(lax.scan))(weights, init, xs)
-    _assert_close(jax.jit(fun(partial(checkpointed_scan, **options)))(weights, init, xs), expected)
+    _same(fun, weights, init, divided(xs, None, "data"), **options)

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_chain, explain
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.explain import memory_of, reports_on
 from jax_revolve.programs.find import find_loops
-from jax_revolve.programs.share import MANY, Outlay, Outlays, together
+from jax_revolve.programs.share import MANY, Outlay, quickest, together
 from jax_revolve.schedule import cost
 
 quick = pytest.mark.usefixtures("compile_quickly")
@@ -61,50 +61,37 @@ NESTS: dict[str, Fun] = {
 }
 
 
-class Budgeted:
-    """What becomes of loops with these replacements."""
-
-    def __init__(self, loops: list[FoundLoop], replacements: Any) -> None:
-        self.loops = reports_on(loops, replacements)
-        self.memory = memory_of(self.loops, replacements)
-
-
 class Program:
     """A nest, and what becomes of it with so much memory."""
 
     def __init__(self, name: str) -> None:
         self.fun = lambda x: jnp.sum(NESTS[name](x) ** 2)
         self.loops = list(find_loops(jax.make_jaxpr(self.fun)(X)))
-        self.default = self.report(None)
         with pytest.raises(ValueError, match="memory must be at least") as info:
-            self.report(1)
-        self.least = int(re.findall(r"\d+", str(info.value))[0])
+            self.replacements(1)
+        self.least, self.kept = int(re.findall(r"\d+", str(info.value))[0]), 0
+        reports = reports_on(self.loops, self.replacements(self.least))
+        if not all(reports[loop] for loop in self.loops if loop.depth == 0):
+            # What one that is left alone keeps besides: all but the checkpoints in it.
+            self.kept = self.memory_and_time(self.least)[0] - self.least
 
-    def report(self, memory: int | None) -> Budgeted:
-        return Budgeted(self.loops, Choice(None, memory, 16, BOUND, None).replacements(self.loops))
+    def replacements(self, memory: int | None) -> Any:
+        return Choice(None, memory, 16, BOUND, None).replacements(self.loops)
 
-    def memory(self, report: Budgeted) -> int:
-        """That of the loops which share."""
-        left_alone = [loop for loop in self.loops if loop.depth == 0 and not report.loops[loop]]
-        if not left_alone:
-            return report.memory
-        # What one that is left alone keeps besides: all but the checkpoints in it.
-        smallest = self.report(self.least)
-        return self.least + report.memory - smallest.memory
-
-    def time(self, report: Budgeted) -> float:
-        return sum(
+    def memory_and_time(self, memory: int | None) -> tuple[int, float]:
+        """Of the loops that share the memory."""
+        replacements = self.replacements(memory)
+        reports = reports_on(self.loops, replacements)
+        times = [
             self._runs(loop) * cost.time(r.plan, r.sizes, is_while=r.is_while)
-            for loop, r in report.loops.items()
+            for loop, r in reports.items()
             if r is not None
-        )
+        ]
+        return memory_of(reports, replacements) - self.kept, sum(times)
 
     def _runs(self, loop: FoundLoop) -> int:
         outer = [o for o in self.loops if o is not loop and o.key == loop.key[: len(o.key)]]
-        return int(np.prod([o.length or BOUND for o in outer]))
-
-
-program = cache(Program)
+        return prod(o.length or BOUND for o in outer)
 
 
 QUICK = {"two", "one after the other", "while in scan", "in a chain", "two in one left alone"}
@@ -112,28 +99,23 @@ NAMES = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in N
 
 
 @pytest.mark.parametrize("name", NAMES)
+@quick
 def test_budgets(name: str) -> None:
-    """More memory is never slower, and the default is never quicker where it fits."""
-    of = program(name)
-    default, most = of.memory(of.default), of.time(of.default)
+    """More memory is never slower, and the default is never quicker where it fits. The least is
+    stated, and enough."""
+    of = Program(name)
+    default, most = of.memory_and_time(None)
     budgets = {of.least, of.least * 5 // 4, of.least * 2, default, default * 2, default * 30}
     times = []
     for budget in sorted(budgets):
-        report = of.report(budget)
-        assert of.memory(report) <= budget  # as measured with the chosen plans
-        times.append(of.time(report))
-        if budget >= default:
-            assert times[-1] <= most * (1 + 1e-9)
+        taken, time = of.memory_and_time(budget)
+        assert taken <= budget  # as measured with the chosen plans
+        assert budget < default or time <= most * (1 + 1e-9)
+        times.append(time)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in pairwise(times))
     assert times[-1] < 0.9 * most
     with pytest.raises(ValueError, match=f"at least {of.least} bytes here, but is {of.least - 1}"):
-        of.report(of.least - 1)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@quick
-def test_the_least_is_enough(name: str) -> None:
-    of = program(name)
+        of.replacements(of.least - 1)
     ours = checkpoint_loops(of.fun, memory=of.least, max_steps=BOUND)
     expected = jax.jit(jax.jvp, static_argnums=0)(of.fun, (X,), (jnp.cos(X),))[1]
     np.testing.assert_allclose(jnp.vdot(jax.grad(ours)(X), jnp.cos(X)), expected, rtol=1e-10)
@@ -149,36 +131,32 @@ def test_memory_is_for_one_example() -> None:
     np.testing.assert_allclose(ours, jax.jit(of(fun))(rows), rtol=1e-10)
 
 
-@given(
-    st.lists(
-        st.builds(
-            Outlay,
-            held=st.integers(0, 50),
-            passing=st.integers(0, 50),
-            time=st.integers(1, 1000).map(float),
-        ),
-        min_size=2,
-        max_size=5,
-    ).map(lambda outlays: Outlays(Outlay(0, 0, 2000.0), outlays[0], outlays[1:])),
-    st.data(),
+outlays = st.builds(
+    Outlay,
+    held=st.integers(0, 50),
+    passing=st.integers(0, 50),
+    time=st.integers(1, 1000).map(float),
 )
-def test_loops_after_each_other(first: Outlays, data: Any) -> None:
+
+
+@given(st.lists(outlays, min_size=2, max_size=5), st.data())
+def test_loops_after_each_other(drawn: list[Outlay], data: Any) -> None:
     """All of them hold what they hold, and one at a time what passes."""
-    others = [Outlay(o.held * 2, o.passing + 1, o.time / 2) for o in first.all]
-    second = Outlays(Outlay(1, 1, 3000.0), others[1], others)
+    first = [Outlay(0, 0, 2000.0), *drawn]
+    others = [Outlay(o.held * 2, o.passing + 1, o.time / 2) for o in first]
+    second = [Outlay(1, 1, 3000.0), others[1], *others]
     memory = data.draw(st.integers(2, 300))
     both = together([first, second], MANY)
-    pairs = [(a, b) for a in first.all for b in second.all]
     fitting = [
         a.time + b.time
-        for a, b in pairs
+        for a, b in product(first, second)
         if a.held + b.held + max(a.passing, b.passing) <= memory / 1.05
     ]
-    chosen = both.quickest(memory)
+    chosen = quickest(both, memory)
     assert chosen is not None
     assert chosen.memory <= memory
     assert chosen.time <= min(fitting, default=chosen.time)
-    assert both.least == Outlay(1, 1, 5000.0)
+    assert both[0] == Outlay(1, 1, 5000.0)
 
 
 @pytest.mark.parametrize("memory", [3_000, 10_000, 50_000])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,11 @@ import numpy as np
 import pytest
 from asked import explained_scan, for_bound, for_scan
 from jax import lax
+from test_counts import steps_executed
+from test_while_loop import evaluations
 
 import jax_revolve.loops.options as storage_checks
-from jax_revolve import (
-    Disk,
-    HostMemory,
-    bounded_while_loop,
-    checkpointed_scan,
-    plan,
-)
+from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve._compat.memories import default_device, to_device
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.schedule import cost
@@ -51,15 +48,9 @@ def loss(x: jax.Array, length: int = 40, **options: Any) -> jax.Array:
 
 
 def loss_of_while(x: jax.Array, steps: Any, max_steps: int | None, **options: Any) -> jax.Array:
-    def body(state: tuple[jax.Array, Any]) -> tuple[jax.Array, Any]:
-        u, i = state
-        return step(u, 0.1 * i)[0], i + 1
-
-    start = (x, jnp.int32(0))
-    final, _ = bounded_while_loop(
-        lambda state: state[1] < steps, body, start, max_steps=max_steps, **options
-    )
-    return jnp.sum(final**2)
+    body = lambda state: (step(state[0], 0.1 * state[1])[0], state[1] + 1)  # noqa: E731
+    run = partial(bounded_while_loop, max_steps=max_steps, **options)
+    return jnp.sum(run(lambda state: state[1] < steps, body, (x, jnp.int32(0)))[0] ** 2)
 
 
 def places(directory: Path) -> dict[str, dict[str, Any]]:
@@ -75,13 +66,13 @@ def places(directory: Path) -> dict[str, dict[str, Any]]:
 PLACES = list(places(Path()))
 
 
-QUICK = [("host", 4), ("two levels", 1), ("few", 4), ("disk", 1)]
-SLOW = [("host", 1), ("two levels", 4), ("few", 1), ("disk", 4)]
-
-
 @pytest.mark.parametrize(
     ("place", "block_size"),
-    [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)],
+    [
+        *(("host", 4), ("two levels", 1), ("few", 4), ("disk", 1)),
+        *(pytest.param(place, 1, marks=pytest.mark.slow) for place in ("host", "few")),
+        *(pytest.param(place, 4, marks=pytest.mark.slow) for place in ("two levels", "disk")),
+    ],
 )
 def test_gradients_are_those_of_the_device_bit_for_bit(
     place: str, block_size: int, tmp_path: Path
@@ -116,31 +107,11 @@ def test_while_loops_stop_anywhere(place: str, tmp_path: Path) -> None:
 def test_it_runs_as_often_as_the_plan_says(
     length: int, checkpoints: int, storage: HostMemory, block_size: int
 ) -> None:
-    executed: list[None] = []
-
-    def counted(u: jax.Array, _: Any) -> tuple[jax.Array, None]:
-        jax.debug.callback(lambda: executed.append(None))
-        return jnp.sin(u), None
-
-    options: dict[str, Any] = {"checkpoints": checkpoints, "block_size": block_size}
-    options["storage"] = storage
-
-    def scan(u: Any) -> Any:
-        return checkpointed_scan(counted, u, length=length, **options)[0]
-
-    def while_loop(u: Any) -> Any:
-        body = lambda state: (counted(state[0], None)[0], state[1] + 1)  # noqa: E731
-        run = partial(bounded_while_loop, max_steps=length, **options)
-        return run(lambda state: state[1] < length + 1, body, (u, jnp.int32(0)))[0]
-
-    chosen = plan(length, **options)
+    chosen = plan(length, checkpoints, block_size=block_size, storage=storage)
     assert chosen.stores
-    evaluations = (chosen.evaluations, cost.evaluations(chosen, is_while=True))
-    for loop, expected in zip((scan, while_loop), evaluations, strict=True):
-        executed.clear()
-        jax.jit(jax.grad(loop))(0.1)
-        jax.effects_barrier()
-        assert len(executed) == expected
+    assert len(steps_executed(length, None, jax.grad, plan=chosen)) == chosen.evaluations
+    ran = evaluations(length + 1, jax.grad, max_steps=length, plan=chosen)
+    assert ran == cost.evaluations(chosen, is_while=True)
 
 
 @pytest.mark.parametrize(("transfer", "checkpoints"), [(0.25, None), (0.5, 4)])
@@ -149,16 +120,17 @@ def test_files_are_written_and_read_as_the_plan_says(
 ) -> None:
     calls: list[str] = []
 
-    def noting(name: str, function: Any) -> Any:
-        return lambda *args, **named: calls.append(name) or function(*args, **named)
+    def note(name: str) -> None:
+        function = getattr(files, name)
+        noting = lambda *args, **named: calls.append(name) or function(*args, **named)  # noqa: E731
+        monkeypatch.setattr(files, name, noting)
 
-    for name in ("write", "read"):
-        function = getattr(files, f"{name}_file")
-        monkeypatch.setattr(files, f"{name}_file", noting(name, function))
+    note("write_file")
+    note("read_file")
     storage = Disk(tmp_path, checkpoints=checkpoints, transfer=transfer)
     chosen = plan(50, 2, storage=storage)
     jax.jit(jax.grad(partial(loss, length=50, checkpoints=2, storage=storage)))(X)
-    assert calls == ["write"] * chosen.writes + ["read"] * chosen.reads
+    assert calls == ["write_file"] * chosen.writes + ["read_file"] * chosen.reads
     assert not list(tmp_path.glob("*/*"))
 
 
@@ -188,23 +160,25 @@ def test_single_carries_are_moved_and_no_more(place: str, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def untried() -> Iterator[None]:
+def untried(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The backend's memory has not been tried, and is tried again by others."""
     storage_checks.check_host_memory.cache_clear()
-    yield
+    yield monkeypatch
     storage_checks.check_host_memory.cache_clear()
 
 
-@pytest.mark.usefixtures("untried")
-def test_a_backend_that_computes_wrong_gradients_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_backend_without_that_memory_or_with_wrong_gradients_is_refused(
+    untried: pytest.MonkeyPatch,
 ) -> None:
     """As XLA did on GPUs: a value that comes back from the host's memory is another one."""
     gradient = partial(jax.grad(loss), X, checkpoints=0, storage=HostMemory(checkpoints=3))
-    monkeypatch.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
+    untried.setattr(buffers, "to_device", lambda x: to_device(x) + 1)
     with pytest.raises(RuntimeError, match=r"host's memory is wrong on the cpu backend"):
         gradient()
-    monkeypatch.setattr(buffers, "to_device", to_device)
+    untried.setattr(storage_checks, "has_host_memory", lambda: False)
+    with pytest.raises(ValueError, match=r"storage must be None or a Disk on the cpu backend"):
+        gradient()
+    untried.undo()
     assert np.isfinite(gradient()).all()
 
 
@@ -230,21 +204,15 @@ def test_host_memory_is_tried_on_the_default_device(monkeypatch: pytest.MonkeyPa
     assert tried == ["cpu"] * 3
 
 
-@pytest.mark.usefixtures("untried")
-def test_a_backend_without_that_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_checks, "has_host_memory", lambda: False)
-    with pytest.raises(ValueError, match=r"storage must be None or a Disk on the cpu backend"):
-        loss(X, checkpoints=3, storage=HostMemory())
-
-
 # Budgets
 
 
 def test_two_budgets() -> None:
-    budgets: dict[str, Any] = {"memory": "60kB", "storage": HostMemory(memory="100kB")}
     state = jax.ShapeDtypeStruct((1000,), jnp.float32)
     explained = partial(explained_scan, lambda u, _: (jnp.sin(u), None), state, length=1000)
-    report, alone = explained(**budgets), explained(memory="60kB")
+    report, alone = (
+        explained(memory="60kB", storage=storage) for storage in (HostMemory(memory="100kB"), None)
+    )
     assert isinstance(report.plan, TwoLevelPlan)
     assert report.memory(report.plan) <= 60_000
     assert report.plan.storage_bytes(report.sizes.checkpoint) <= 100_000
@@ -252,7 +220,7 @@ def test_two_budgets() -> None:
 
 
 def test_a_transfer_takes_what_the_device_says() -> None:
-    """It was five steps, whatever the step and the carry."""
+    """It was five steps, whatever the step and the carry. What is not worth it is left out."""
     taken = {"host_transfer": 500.0, "host_byte": 0.5, "disk_transfer": 4500.0, "disk_byte": 0.5}
     profile = replace(CPU, evaluation=0.0, **taken)
     for work, on_host, on_disk in ((100.0, 10.0, 50.0), (1000.0, 1.0, 5.0)):
@@ -263,9 +231,6 @@ def test_a_transfer_takes_what_the_device_says() -> None:
                 wanted = call(1000, 3, storage=storage)
                 given_plan = plan(1000, 3, storage=given).without_empty_storage
                 assert wanted.resolve(sizes) == call(1000, 3, storage=given) == given_plan
-
-
-def test_a_storage_that_is_not_worth_it_is_left_out() -> None:
     assert for_scan(10, 9, storage=HostMemory(transfer=100)) == plan(10, 9)
 
 
@@ -287,9 +252,6 @@ def test_all_on_the_host_without_a_bound(limit: dict[str, Any]) -> None:
     stored = jax.grad(loss_of_while)(X, 20, None, checkpoints=0, storage=HostMemory(**limit))
     on_device = jax.grad(loss_of_while)(X, 20, None, checkpoints=5)
     np.testing.assert_array_equal(stored, on_device)
-
-
-def test_a_storage_needs_a_bound_and_no_plan() -> None:
     with pytest.raises(ValueError, match=r"storage must be .* where max_steps is None"):
         loss_of_while(X, 3, None, storage=HostMemory())
     with pytest.raises(ValueError, match=r"storage must be None where"):
@@ -299,23 +261,26 @@ def test_a_storage_needs_a_bound_and_no_plan() -> None:
 # In files
 
 
-def on_disk(directory: Path, **options: Any) -> Callable[[jax.Array], jax.Array]:
-    return partial(loss, checkpoints=3, storage=Disk(directory, transfer=1), **options)
+def in_files(directory: Path) -> dict[str, Any]:
+    return {"checkpoints": 3, "storage": Disk(directory, transfer=1)}
 
 
-def test_keys_and_narrow_types_in_files(tmp_path: Path) -> None:
+def on_disk(directory: Path) -> Callable[[jax.Array], jax.Array]:
+    return partial(loss, **in_files(directory))
+
+
+def test_keys_narrow_types_and_several_cotangents_in_files(tmp_path: Path) -> None:
     def noisy(state: Any, _: Any) -> Any:
         u, key = state
         key, own = jax.random.split(key)
         return (jnp.sin(u) + u * jax.random.uniform(own, u.shape, u.dtype), key), None
 
-    def total(x: jax.Array, **options: Any) -> jax.Array:
+    def run(x: jax.Array, **options: Any) -> jax.Array:
         carry, _ = checkpointed_scan(noisy, (x, jax.random.key(0)), length=30, **options)
-        return carry[0].astype(jnp.float32).sum()
+        return carry[0].astype(jnp.float32)
 
-    x, on_disk = X.astype(jnp.bfloat16), {"checkpoints": 3, "storage": Disk(tmp_path, transfer=1)}
-    found = [jax.grad(partial(total, **options))(x) for options in (on_disk, {"checkpoints": 4})]
-    np.testing.assert_array_equal(*found)
+    places, x = (in_files(tmp_path), {"checkpoints": 4}), X.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(*(jax.jacrev(partial(run, **options))(x) for options in places))
 
 
 def test_a_pullback_works_once(tmp_path: Path) -> None:
@@ -327,27 +292,9 @@ def test_a_pullback_works_once(tmp_path: Path) -> None:
         pullback(jnp.ones_like(value))
 
 
-def test_several_cotangents_at_once(tmp_path: Path) -> None:
-    def vector(x: jax.Array, **options: Any) -> jax.Array:
-        return checkpointed_scan(step, x, 0.1 * jnp.arange(40), **options)[0]
-
-    on_disk = {"checkpoints": 3, "storage": Disk(tmp_path, transfer=1)}
-    found = [jax.jacrev(partial(vector, **options))(X) for options in (on_disk, {"checkpoints": 4})]
-    np.testing.assert_array_equal(*found)
-
-
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files.os, "replace", full)
-    message = r"checkpoint of 64 bytes could not be written to .*No space"
-    with pytest.raises(Exception, match=message):
-        jax.grad(on_disk(tmp_path))(X)
-    assert not list(tmp_path.glob("*/*"))
-
-
-def test_a_directory_that_goes_away(tmp_path: Path) -> None:
+def test_a_directory_that_goes_away_or_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = tmp_path / "checkpoints"
     with pytest.raises(FileNotFoundError, match=r"no such directory.*Create it"):
         on_disk(directory)(X)
@@ -356,24 +303,26 @@ def test_a_directory_that_goes_away(tmp_path: Path) -> None:
     directory.rmdir()
     with pytest.raises(Exception, match=r"no such directory"):
         compiled(X)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError, match=r"cannot be written to"):
-        jax.grad(on_disk(tmp_path))(X)
+    directory.mkdir(0o500)
+    if os.geteuid() != 0:  # root may write anywhere
+        with pytest.raises(PermissionError, match=r"cannot be written to"):
+            jax.grad(on_disk(directory))(X)
+    directory.chmod(0o700)
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(Exception, match=r"checkpoint of 64 bytes could not be written to .*No spa"):
+        compiled(X)
+    assert not list(tmp_path.glob("*/*/*"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "another's"])
 def test_a_damaged_file_is_refused(damage: str, tmp_path: Path) -> None:
     value, pullback = jax.vjp(on_disk(tmp_path), X)
     first, second, *_ = sorted(tmp_path.glob("*/*.checkpoint"))
-    content = bytearray(first.read_bytes())
-    if damage == "changed":
-        content[-3] ^= 1
-    damaged = {"cut": content[:-8], "changed": content, "another's": second.read_bytes()}[damage]
-    first.write_bytes(damaged)
+    content = first.read_bytes()
+    changed = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+    damaged = {"cut": content[:-8], "changed": changed, "another's": second.read_bytes()}
+    first.write_bytes(damaged[damage])
     with pytest.raises(Exception, match=r"is damaged: it is not what was written"):
         pullback(jnp.ones_like(value))
 
@@ -476,13 +425,9 @@ def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
     if name == "keys" and jax.__version_info__ < (0, 8):
         pytest.skip("lax.scan fails there, too")
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
-    over = jax.NamedSharding(mesh, jax.P("i"))
-    x = jax.device_put(jnp.arange(8.0).reshape(4, 2) / 8, over)
-    weights = jax.device_put(0.9 * jnp.eye(2), jax.NamedSharding(mesh, jax.P()))
-    keys = jax.device_put(jax.random.split(jax.random.key(0), 4), over)
-
-    def step(carry: Any, _: Any) -> Any:
-        return jnp.tanh(carry @ weights), None
+    put = lambda x, *axes: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))  # noqa: E731
+    x, weights = put(jnp.arange(8.0).reshape(4, 2) / 8, "i"), put(0.9 * jnp.eye(2))
+    keys = put(jax.random.split(jax.random.key(0), 4), "i")
 
     def noisy(carry: Any, _: Any) -> Any:
         x, keys = carry
@@ -490,12 +435,14 @@ def test_a_sharded_carry_on_an_explicit_mesh(name: str, tmp_path: Path) -> None:
         return (jnp.sin(x) * (1 + noise), jax.vmap(partial(jax.random.fold_in, data=1))(keys)), None
 
     def loss(scan: Any, x: Any) -> Any:
-        f, init = (noisy, (x, keys)) if name == "keys" else (step, x)
-        return jnp.sum(jax.tree.leaves(scan(f, init, length=9)[0])[0])
+        if name == "keys":
+            return jnp.sum(scan(noisy, (x, keys), length=9)[0][0])
+        return jnp.sum(scan(lambda c, _: (jnp.tanh(c @ weights), None), x, length=9)[0])
 
     storage = Disk(tmp_path, checkpoints=2, transfer=0.1)
     ours = partial(checkpointed_scan, checkpoints=2, storage=storage)
-    gradient, expected = (jax.grad(partial(loss, scan)) for scan in (ours, lax.scan))
+    gradients = [jax.grad(partial(loss, scan)) for scan in (ours, lax.scan)]
     if name == "vmap of grad":
-        gradient, expected = jax.vmap(gradient), jax.vmap(expected)
-    np.testing.assert_allclose(jax.jit(gradient)(x), jax.jit(expected)(x), rtol=1e-10)
+        gradients = map(jax.vmap, gradients)
+    found, expected = (jax.jit(gradient)(x) for gradient in gradients)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)

@@ -1,7 +1,7 @@
 """`bounded_while_loop` beside its parity with lax: counts, finished examples, its own arguments."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +12,7 @@ import pytest
 from asked import for_bound
 from jax import lax
 from jax.sharding import PartitionSpec
-from parity.loops import masked_while_loop
+from parity.loops import masked_while_loop, scan_as_while
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop
 from jax_revolve.schedule import online
@@ -30,7 +30,7 @@ def repeat(step: Callable[[Any], Any], times: Any, x: Any, **options: Any) -> An
 # Body evaluations, counted while the program runs
 
 
-def evaluations(steps: Any, checkpoints: Any, max_steps: int | None, transform: Any) -> int:
+def evaluations(steps: Any, transform: Any = jax.value_and_grad, **options: Any) -> int:
     """How often the body runs. Under `vmap` one run is for the whole batch."""
     executed: list[None] = []
 
@@ -38,45 +38,36 @@ def evaluations(steps: Any, checkpoints: Any, max_steps: int | None, transform: 
         jax.debug.callback(lambda: executed.append(None))
         return jnp.sin(u)
 
-    def loss(a: Any, limit: Any) -> Any:
-        return repeat(step, limit, a, max_steps=max_steps, checkpoints=checkpoints)
-
-    a = jnp.ones(jnp.shape(steps))
-    jax.block_until_ready(jax.jit(transform(loss))(a, steps))
+    loss = lambda a, limit: repeat(step, limit, a, **options)  # noqa: E731
+    jax.block_until_ready(jax.jit(transform(loss))(jnp.ones(jnp.shape(steps)), steps))
     jax.effects_barrier()
     return len(executed)
 
 
 @pytest.mark.parametrize(
-    ("steps", "checkpoints", "max_steps"),
+    ("steps", "checkpoints", "bound"),
     [(8, 4, 16), (8, 4, 2**20), (0, 3, 4096), (1, 3, 4096), (30, 2, 4096)],
 )
 def test_evaluations_follow_the_steps_not_the_bound(
-    steps: int, checkpoints: int, max_steps: int
+    steps: int, checkpoints: int, bound: int
 ) -> None:
     expected = online.evaluations(steps, checkpoints) if steps else 0
-    assert evaluations(steps, checkpoints, max_steps, jax.value_and_grad) == expected
+    assert evaluations(steps, checkpoints=checkpoints, max_steps=bound) == expected
 
 
 def test_a_batch_runs_as_long_as_its_longest_example() -> None:
-    steps = jnp.arange(1, 65)
-    assert evaluations(steps, 10, 4096, jax.vmap) == 64
+    of_batch = partial(evaluations, jnp.arange(1, 65), checkpoints=10, max_steps=4096)
     of_all = lambda loss: jax.value_and_grad(lambda a, n: jax.vmap(loss)(a, n).sum())  # noqa: E731
-    assert evaluations(steps, 10, 4096, of_all) == online.evaluations(64, 10)
+    assert of_batch(jax.vmap) == 64
+    assert of_batch(of_all) == online.evaluations(64, 10)
 
 
 def test_functions_are_traced_once() -> None:
     traces = []
 
     def loss(a: Any) -> Any:
-        def go_on(u: Any) -> Any:
-            traces.append("cond")
-            return u < 10
-
-        def body(u: Any) -> Any:
-            traces.append("body")
-            return u * a
-
+        go_on = lambda u: traces.append("cond") or u < 10  # noqa: E731
+        body = lambda u: traces.append("body") or u * a  # noqa: E731
         return bounded_while_loop(go_on, body, a, max_steps=9, with_steps=True)[0]
 
     jax.make_jaxpr(jax.vmap(jax.hessian(loss)))(jnp.array([1.5, 2.0]))
@@ -120,9 +111,7 @@ def test_gradient_of_a_batch_of_examples_that_are_done(
     """They do no harm, also where what the examples share gets the sum of their cotangents."""
     in_axes = tuple(None if i in shared else 0 for i in range(3))
     arguments = tuple(x[0] + 0.5 if i in shared else x for i, x in enumerate(ARGUMENTS))
-
-    def total(*x: Any) -> Any:
-        return jnp.sum(jax.vmap(_stopping, in_axes)(*x))
+    total = lambda *x: jnp.sum(jax.vmap(_stopping, in_axes)(*x))  # noqa: E731
 
     def total_of_each(*x: Any) -> Any:
         one = jax.jit(_stopping)
@@ -153,7 +142,7 @@ def test_collectives_see_the_examples_that_are_done() -> None:
         return loop(lambda s: s[1] < 1.0, body, state, max_steps=12)[1]
 
     def masked(cond: Any, body: Any, start: Any, max_steps: int) -> Any:
-        keep = lambda s: jax.tree.map(lambda new, old: jnp.where(cond(s), new, old), body(s), s)  # noqa: E731
+        keep = lambda s: jax.tree.map(partial(jnp.where, cond(s)), body(s), s)  # noqa: E731
         return lax.scan(lambda s, _: (keep(s), None), start, None, max_steps)[0]
 
     starts = jnp.array([0.1, 0.5, 0.2])
@@ -188,17 +177,13 @@ def _check_against_scan(
 ) -> None:
     """Derivatives of a loop whose `body(a, i, state)` starts from `start(a)`."""
 
-    def ours(a: Any) -> Any:
-        step = lambda s: (s[0] + 1, body(a, *s))  # noqa: E731
-        start_at = (jnp.int32(0), start(a))
-        return result(*repeat(step, steps, start_at, max_steps=steps + 3, checkpoints=3)[1])
-
-    def theirs(a: Any) -> Any:
+    def run(scan: Any, a: Any) -> Any:
         step = lambda state, i: (body(a, i, state), None)  # noqa: E731
-        return result(*lax.scan(step, start(a), jnp.arange(steps))[0])
+        return result(*scan(step, start(a), jnp.arange(steps))[0])
 
     for derivative in derivatives:
-        _assert_close(*(jax.jit(derivative(f))(0.7) for f in (ours, theirs)))
+        loops = scan_as_while(checkpoints=3).scan, lax.scan
+        _assert_close(*(jax.jit(derivative(partial(run, scan)))(0.7) for scan in loops))
 
 
 def test_a_location_written_twice_and_read_back() -> None:
@@ -207,11 +192,13 @@ def test_a_location_written_twice_and_read_back() -> None:
         new = jnp.sin(a * buffer[(i + 2) % 3]) + 0.3 * buffer[i % 3]
         return buffer.at[i % 3].set(new), unread.at[i % 5].set(new * a), total + new**2
 
-    def result(buffer: Any, unread: Any, total: Any) -> Any:
-        return jnp.sum(buffer**3) + jnp.sum(jnp.cos(unread)) + total
-
-    start = lambda a: (a * jnp.ones(3), jnp.zeros(5), 0.0 * a)  # noqa: E731
-    _check_against_scan(body, start, result, 17, jax.value_and_grad)
+    _check_against_scan(
+        body,
+        lambda a: (a * jnp.ones(3), jnp.zeros(5), 0.0 * a),
+        lambda buffer, unread, total: jnp.sum(buffer**3) + jnp.sum(jnp.cos(unread)) + total,
+        17,
+        jax.value_and_grad,
+    )
 
 
 def test_a_delay_line() -> None:
@@ -232,11 +219,9 @@ def test_a_batch_whose_condition_alone_reads_a_leaf() -> None:
     steps, x = jnp.array([0, 1, 3, 7]), jnp.array([0.5, 0.6, 0.7, 0.8])
     run = lambda x, n: repeat(jnp.sin, n, x, max_steps=8, checkpoints=2)  # noqa: E731
     gradient = jax.jit(jax.vmap(jax.grad(run)))(x, steps)
-    for n, value, found in zip(steps.tolist(), x.tolist(), gradient, strict=True):
-        slope = 1.0
-        for _ in range(n):
-            slope, value = slope * np.cos(value), np.sin(value)
-        np.testing.assert_allclose(found, slope, rtol=1e-12)
+    for n, value, found in zip(steps.tolist(), x, gradient, strict=True):
+        sines = lambda x, n=n: reduce(lambda y, _: jnp.sin(y), range(n), x)  # noqa: E731
+        np.testing.assert_allclose(found, jax.grad(sines)(value), rtol=1e-12)
 
 
 # Arrays of which a step writes entries
@@ -314,6 +299,12 @@ def test_the_bound_stops_the_loop() -> None:
     value, steps = _double(max_steps=2, with_steps=True)
     assert (value, steps, steps.dtype) == (4.0, 2, jnp.int32)
     assert _double(max_steps=0, with_steps=True) == (1.0, 0)
+    with pytest.raises(TypeError, match="known when the loop is traced"):
+        jax.jit(lambda n: _double(max_steps=n))(3)
+    with pytest.raises(TypeError, match="max_steps"):
+        _double()
+    with pytest.raises(ValueError, match="Pass max_steps"):
+        _double(max_steps=None, checkpoints="all")
 
 
 def test_steps_of_each_example() -> None:
@@ -332,57 +323,34 @@ def test_throw() -> None:
     assert run(1.0, 4) == run(1.0, None) == 16.0
     assert gradient(starts, 4).tolist() == [16.0, 4.0]
     steps_alone = eqx.filter_jit(lambda: _double(max_steps=3, throw=True, with_steps=True)[1])
-    for call in (lambda: run(1.0, 3), steps_alone, lambda: gradient(starts, 3)):
+    step = lambda key: jax.random.fold_in(key, 1)  # noqa: E731
+    never = lambda key: jax.random.uniform(key) >= 0  # noqa: E731
+    key_alone = partial(bounded_while_loop, never, step, max_steps=3, throw=True)
+    of_a_key = lambda: eqx.filter_jit(key_alone)(jax.random.key(0))  # noqa: E731
+    for call in (lambda: run(1.0, 3), steps_alone, lambda: gradient(starts, 3), of_a_key):
         with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
             call()
 
 
-def test_throw_where_there_is_nothing_but_a_key() -> None:
-    @eqx.filter_jit
-    def draw(least: Any) -> Any:
-        go_on = lambda key: jax.random.uniform(key) >= least  # noqa: E731
-        step = lambda key: jax.random.fold_in(key, 1)  # noqa: E731
-        return bounded_while_loop(go_on, step, jax.random.key(0), max_steps=3, throw=True)
-
-    assert draw(jnp.float32(2)) == jax.random.key(0)
-    with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
-        draw(jnp.float32(0))
-
-
-def test_max_steps_is_given_and_known() -> None:
-    with pytest.raises(TypeError, match="known when the loop is traced"):
-        jax.jit(lambda n: _double(max_steps=n))(3)
-    with pytest.raises(TypeError, match="max_steps"):
-        _double()
-    with pytest.raises(ValueError, match="Pass max_steps"):
-        _double(max_steps=None, checkpoints="all")
-
-
-def _power(a: Any, **options: Any) -> Any:
-    """a**3, in a loop."""
-    return repeat(lambda x: x * a, 3, 1.0 + 0 * a, **options)
-
-
 def test_without_a_bound() -> None:
-    power = partial(_power, max_steps=None)
+    """The nested engine, for a rule of one's own, has as many branches as the bound."""
+
+    def power(a: Any, **options: Any) -> Any:
+        return repeat(lambda x: x * a, 3, 1.0 + 0 * a, max_steps=None, **options)
+
     assert jax.jvp(power, (2.0,), (1.0,)) == (8.0, 12.0)
     assert jax.jacfwd(jax.jacfwd(power))(2.0) == 12.0
     with pytest.raises(ValueError, match=r"max_steps and checkpoints must not both be None"):
         jax.grad(power)(2.0)
     power = partial(power, checkpoints=2)
-    assert jax.jit(jax.grad(power))(2.0) == 12.0
-    for twice in (jax.hessian, lambda f: jax.grad(jax.grad(f))):
-        assert jax.jit(twice(power))(2.0) == 12.0
-
-
-def test_a_rule_of_ones_own_needs_a_bound_for_higher_orders() -> None:
-    """The nested engine has as many branches as the bound."""
+    for derivative in (jax.grad, jax.hessian, lambda f: jax.grad(jax.grad(f))):
+        assert jax.jit(derivative(power))(2.0) == 12.0
     triple = jax.custom_vjp(lambda x: 3 * x)
     triple.defvjp(lambda x: (3 * x, None), lambda _, ct: (3 * ct,))
-    power = lambda x: repeat(triple, 3, x, max_steps=None, checkpoints=2)  # noqa: E731
-    assert jax.grad(power)(2.0) == 27.0
+    tripled = lambda x: repeat(triple, 3, x, max_steps=None, checkpoints=2)  # noqa: E731
+    assert jax.grad(tripled)(2.0) == 27.0
     with pytest.raises(ValueError, match="Pass max_steps to bounded_while_loop"):
-        jax.hessian(power)(2.0)
+        jax.hessian(tripled)(2.0)
 
 
 def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
@@ -399,12 +367,10 @@ def test_disable_jit_copies_what_a_body_changes_in_place() -> None:
         x += 1  # in place, if it can be
         return x, total + x
 
-    def run(loop: Callable[..., Any]) -> float:
-        x = np.array(1.0)
-        return float(loop(lambda state: state[0] < 10, body, (x, x))[1])
-
     with jax.disable_jit():
-        assert run(partial(bounded_while_loop, max_steps=20)) == run(lax.while_loop) == 55
+        for loop in (partial(bounded_while_loop, max_steps=20), lax.while_loop):
+            x = np.array(1.0)
+            assert loop(lambda state: state[0] < 10, body, (x, x))[1] == 55
 
 
 # fori_loop
@@ -418,18 +384,13 @@ def test_bounds_of_a_fori_loop() -> None:
         return checkpointed_fori_loop(lower, upper, body, a, max_steps=10, checkpoints=3)
 
     def python(a: Any, lower: int, upper: int) -> Any:
-        u = a
-        for i in range(lower, upper):
-            u = jnp.sin(a * u) + i
-        return u
+        return reduce(lambda u, i: jnp.sin(a * u) + i, range(lower, upper), a)
 
-    lower, upper = jnp.array([0, 3, -2, 5]), jnp.array([0, 4, 8, 2])
-    traced = jax.jit(jax.vmap(jax.grad(run), (None, 0, 0)))(0.7, lower, upper)
+    bounds = [(0, 0), (3, 4), (-2, 8), (5, 2)]
+    of_all = jax.jit(jax.vmap(jax.grad(run), (None, 0, 0)))
+    traced = of_all(0.7, *map(jnp.array, zip(*bounds, strict=True)))
     known, expected = (
-        [
-            jax.jit(jax.grad(partial(f, lower=int(i), upper=int(j))))(0.7)
-            for i, j in zip(lower, upper, strict=True)
-        ]
+        [jax.jit(jax.grad(partial(f, lower=i, upper=j)))(0.7) for i, j in bounds]
         for f in (run, python)
     )
     _assert_close(traced, jnp.stack(expected))
@@ -466,11 +427,10 @@ def test_devices_take_different_numbers_of_steps() -> None:
         return jnp.sin(u * count)
 
     def sharded(starts: Any, weight: Any) -> Any:
-        mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
-        split, whole = PartitionSpec("i"), PartitionSpec()
+        mesh, split = jax.sharding.Mesh(jax.devices()[:4], ("i",)), PartitionSpec("i")
+        specs = {"in_specs": (split, PartitionSpec()), "out_specs": split}
         local = lambda x, weight: run(x[0], weight)[None]  # noqa: E731
-        run_all = jax.shard_map(local, mesh=mesh, in_specs=(split, whole), out_specs=split)
-        return jnp.sum(run_all(starts, weight))
+        return jnp.sum(jax.shard_map(local, mesh=mesh, **specs)(starts, weight))
 
     one = jax.jit(jax.grad(run))
     ours = jax.jit(jax.grad(sharded))(starts, weight)

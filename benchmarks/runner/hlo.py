@@ -41,13 +41,6 @@ class Instruction(NamedTuple):
     is_root: bool
 
 
-class Loop(NamedTuple):
-    """A loop, and whether the number of its iterations is known when the program is compiled."""
-
-    body: str
-    is_static: bool
-
-
 class ProgramText:
     """The computations of a program as lists of instructions."""
 
@@ -70,18 +63,16 @@ class ProgramText:
                 yield each, computation
 
     @cached_property
-    def loops(self) -> list[Loop]:
-        return [
-            Loop(attribute(each.line, "body"), self._is_static(each, computation))
-            for each, computation in self.instructions
-            if each.opcode == "while"
-        ]
+    def loops(self) -> list[bool]:
+        """For each loop, whether the number of its iterations is known when it is compiled."""
+        every = ((each, around) for each, around in self.instructions if each.opcode == "while")
+        return [self._is_static(each, around) for each, around in every]
 
     def facts(self, carry_shapes: Iterable[tuple[int, ...]]) -> dict[str, Any]:
         """What is recorded of a program whose loops carry arrays of these shapes."""
         return {
             "loops": len(self.loops),
-            "dynamic_loops": sum(not loop.is_static for loop in self.loops),
+            "dynamic_loops": self.loops.count(False),
             "copies_of_buffers": self.copies_of_buffers(carry_shapes),
             "transfers": self.transfers,
         }

@@ -103,7 +103,7 @@ NOTHING = Launches(0, 0, 0)
 def launches(program: ProgramText, device: Device, unknown: float = 0) -> Launches:
     """Of a program in which the loops of unknown length that hold no others run `unknown` times in
     all, one as often as another."""
-    dynamic = max(sum(not loop.is_static for loop in program.loops), 1)
+    dynamic = max(program.loops.count(False), 1)
     return _Walk(program, device, unknown / dynamic).run(program.entry, 1)
 
 

@@ -6,7 +6,7 @@ number that the body returns unchanged is a setting.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -14,68 +14,49 @@ import jax
 T = TypeVar("T")
 
 
-class Parts(NamedTuple):
-    """A tree, and a flag for each leaf that is a loop variable."""
-
-    leaves: list[Any]
-    treedef: Any
-    varies: list[bool]
-
-    @classmethod
-    def of(cls, tree: Any, is_variable: Callable[[Any], bool] = eqx.is_array) -> "Parts":
-        leaves, treedef = jax.tree.flatten(tree)
-        return cls(leaves, treedef, [is_variable(leaf) for leaf in leaves])
-
-    @property
-    def variables(self) -> Any:
-        """The tree with `None` for leaves that are not loop variables."""
-        pairs = zip(self.leaves, self.varies, strict=True)
-        return jax.tree.unflatten(self.treedef, [x if varies else None for x, varies in pairs])
-
-    def whole(self, variables: Any) -> Any:
-        """The tree with these loop variables, given as in `variables`."""
-        new, pairs = iter(jax.tree.leaves(variables)), zip(self.leaves, self.varies, strict=True)
-        return jax.tree.unflatten(self.treedef, [next(new) if v else x for x, v in pairs])
-
-
-class Varies(Exception):
+class _Varies(Exception):
     """Further Python numbers are loop variables."""
 
-    def __init__(self, varies: list[bool]) -> None:
+    def __init__(self, varies: Any) -> None:
         self.varies = varies
 
 
-def run_with_parts(init: Any, run: Callable[[Parts], T]) -> T:
-    """`run(parts)` with as few Python numbers as loop variables as the body allows."""
-    parts = Parts.of(init)
+def run_with_variables(
+    name: str, init: Any, run: Callable[[Any, Callable[[Any], Any], Callable[[Any], Any]], T]
+) -> T:
+    """`run(variables, whole, variables_of)` with as few Python numbers as loop variables as the
+    body allows. `variables` are the initial carry's, `whole` makes a carry of variables, and
+    `variables_of` takes them out of a carry that the body returns. `name` is the name of `init`."""
+    varies = jax.tree.map(eqx.is_array, init)
     while True:
+        variables, rest = eqx.partition(init, varies)
+        whole = lambda variables, rest=rest: eqx.combine(variables, rest)  # noqa: E731
+        variables_of = lambda new, varies=varies: _variables_of(name, init, varies, new)  # noqa: E731
         try:
-            return run(parts)
-        except Varies as found:
-            parts = parts._replace(varies=found.varies)
+            return run(variables, whole, variables_of)
+        except _Varies as found:
+            varies = found.varies
 
 
-def variables_of_new(parts: Parts, new: Any, name: str) -> Any:
-    """The loop variables of a carry that the body returns. `name` is the name of the initial
-    carry."""
-    found = Parts.of(new)
-    if found.treedef != parts.treedef:  # lax raises its own error
-        return Parts.of(new, eqx.is_array_like).variables
-    varies = list(parts.varies)
-    for i, (old, leaf) in enumerate(zip(parts.leaves, found.leaves, strict=True)):
-        if varies[i] or _same(old, leaf):
-            continue
-        if not (_is_number(old) and eqx.is_array_like(leaf)):
-            path = jax.tree_util.keystr(jax.tree.leaves_with_path(new)[i][0])
-            raise TypeError(
-                f"{name}{path} is not an array, and must be the same after every step, but is "
-                f"{leaf!r} after a step, and was {old!r}. Only arrays and numbers can change from "
-                "step to step: carry an array, or keep the leaf as it is."
-            )
-        varies[i] = True
-    if varies != parts.varies:
-        raise Varies(varies)
-    return found._replace(varies=varies).variables
+def _variables_of(name: str, init: Any, varies: Any, new: Any) -> Any:
+    if jax.tree.structure(init) != jax.tree.structure(new):  # lax raises its own error
+        return eqx.filter(new, eqx.is_array_like)
+
+    def changes(path: Any, old: Any, new: Any, varies: bool) -> bool:
+        if varies or _same(old, new):
+            return varies
+        if _is_number(old) and eqx.is_array_like(new):
+            return True
+        raise TypeError(
+            f"{name}{jax.tree_util.keystr(path)} is not an array, and must be the same after every "
+            f"step, but is {new!r} after a step, and was {old!r}. Only arrays and numbers can "
+            "change from step to step: carry an array, or keep the leaf as it is."
+        )
+
+    found = jax.tree.map_with_path(changes, init, new, varies)
+    if jax.tree.leaves(found) != jax.tree.leaves(varies):
+        raise _Varies(found)
+    return eqx.filter(new, varies)
 
 
 def _is_number(leaf: Any) -> bool:

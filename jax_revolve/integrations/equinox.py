@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 import equinox as eqx
 import jax
 
-from jax_revolve.integrations._filter import Parts, run_with_parts, variables_of_new
+from jax_revolve.integrations._filter import run_with_variables
 from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop
 from jax_revolve.progress.meters import ProgressMeter
@@ -84,19 +84,21 @@ def filter_checkpointed_scan(
         jax.grad(train, argnums=1)(model, 0.01)
         ```
     """
-    inputs = Parts.of(xs)
-    outputs: list[Parts] = []
+    inputs, same_inputs = eqx.partition(xs, eqx.is_array)
 
-    def run(parts: Parts) -> tuple[Carry, Y]:
+    def run(init: Any, whole: Any, variables_of: Any) -> tuple[Carry, Y]:
+        same_outputs: list[Any] = []
+
         def step(variables: Any, x: Any) -> tuple[Any, Any]:
-            carry, y = f(parts.whole(variables), inputs.whole(x))
-            outputs[:] = [Parts.of(y, eqx.is_array_like)]
-            return variables_of_new(parts, carry, "init"), outputs[0].variables
+            carry, y = f(whole(variables), eqx.combine(x, same_inputs))
+            y, same = eqx.partition(y, eqx.is_array_like)
+            same_outputs[:] = [same]
+            return variables_of(carry), y
 
         final, ys = checkpointed_scan(
             step,
-            parts.variables,
-            inputs.variables,
+            init,
+            inputs,
             length,
             reverse,
             unroll,
@@ -108,9 +110,9 @@ def filter_checkpointed_scan(
             plan=plan,
             progress=progress,
         )
-        return parts.whole(final), outputs[0].whole(ys)
+        return whole(final), eqx.combine(ys, same_outputs[0])
 
-    return run_with_parts(init, run)
+    return run_with_variables("init", init, run)
 
 
 @overload
@@ -205,18 +207,15 @@ def filter_bounded_while_loop(
         ```
     """
 
-    def run(parts: Parts) -> Any:
+    def run(init: Any, whole: Any, variables_of: Any) -> Any:
         def body(variables: Any) -> Any:
-            return variables_of_new(parts, body_fun(parts.whole(variables)), "init_val")
-
-        def going(variables: Any) -> Any:
-            return cond_fun(parts.whole(variables))
+            return variables_of(body_fun(whole(variables)))
 
         limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block_size": block_size}
         limits |= {"memory": memory, "storage": storage, "plan": plan}
         limits |= {"throw": throw, "progress": progress}
-        final, steps = bounded_while_loop(going, body, parts.variables, with_steps=True, **limits)
-        value = parts.whole(final)
-        return (value, steps) if with_steps else value
+        going = lambda variables: cond_fun(whole(variables))  # noqa: E731
+        final, steps = bounded_while_loop(going, body, init, with_steps=True, **limits)
+        return (whole(final), steps) if with_steps else whole(final)
 
-    return run_with_parts(init_val, run)
+    return run_with_variables("init_val", init_val, run)

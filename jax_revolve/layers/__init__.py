@@ -4,9 +4,9 @@ Begin with `chain`, then read the mechanism that interests you. A stack of ident
 loop. A list of different layers is a program of segments: functions whose residuals are recomputed
 from their operands.
 
-- `chain`: `checkpointed_chain`, which chooses between two mechanisms:
-  - `stack`: identical layers with stacked arrays run in a `checkpointed_scan`;
-  - `heterogeneous`: different layers run by the cheapest schedule that `schedule.chain` finds.
+- `chain`: `checkpointed_chain`, which runs different layers by the cheapest schedule that
+  `schedule.chain` finds.
+- `stack`: identical layers with stacked arrays, in a `checkpointed_scan`.
 - `checkpointed`: `Checkpointed` and `checkpoint_layers`, for single modules.
 - `layer`: one layer of a chain, called as `equinox.nn.Sequential` calls it.
 - `measure`: the work and the residual bytes of every layer, found by tracing.

@@ -55,24 +55,14 @@ class Segment(NamedTuple):
 
 def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
     """`fun(*inputs)`, pytrees to a pytree, as a segment: a function of the arrays in them."""
-    arrays, rest = eqx.partition(inputs, eqx.is_array)
-    leaves, treedef = jax.tree.flatten(arrays)
-    result: list[Any] = []
-
-    def flat_fun(*leaves: Any) -> list[Any]:
-        result[:] = eqx.partition(
-            fun(*eqx.combine(jax.tree.unflatten(treedef, leaves), rest)), eqx.is_array
-        )
-        results, result[0] = jax.tree.flatten(result[0])
-        return results
-
-    results = _bind(flat_fun, leaves)
-    return eqx.combine(jax.tree.unflatten(result[0], results), result[1])
+    closed, types, rest = eqx.filter_make_jaxpr(fun)(*inputs)
+    results = _bind(closed, jax.tree.leaves(eqx.filter(inputs, eqx.is_array)))
+    return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), rest)
 
 
-def _bind(fun: Callable[..., Flat], operands: Flat) -> Flat:
+def _bind(closed: ClosedJaxpr, operands: Flat) -> Flat:
     """Values that the function closes over become operands."""
-    jaxpr, consts = without_consts(jax.make_jaxpr(fun)(*operands))
+    jaxpr, consts = without_consts(closed)
     return segment_p.bind(*map(as_array, [*consts, *operands]), function=Segment(jaxpr))
 
 
@@ -83,7 +73,8 @@ def _run(*operands: Any, function: Segment) -> Flat:
 def _batch(axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
     run = partial(_run, function=function)
     dims_out = batched_dims(axis, run, operands, dims)
-    return _bind(vmap_over(axis, run, dims, dims_out), operands), dims_out
+    batched = jax.make_jaxpr(vmap_over(axis, run, dims, dims_out))(*operands)
+    return _bind(batched, operands), dims_out
 
 
 def _prune(used: list[bool], function: Segment) -> tuple[list[bool], list[bool], dict[str, Any]]:
@@ -122,7 +113,7 @@ def _jvp(function: Segment, activity: Active, operands: Flat, tangents: Flat) ->
         results, results_dot = jax.jvp(primal, (primals,), (list(flat[count:]),))
         return [*results, *pick(results_dot, activity.results)]
 
-    flat = _bind(run, [*operands, *tangents])
+    flat = _bind(jax.make_jaxpr(run)(*operands, *tangents), [*operands, *tangents])
     return flat[: len(activity.results)], flat[len(activity.results) :]
 
 

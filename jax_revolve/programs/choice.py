@@ -6,7 +6,14 @@ from typing import Any, TypeAlias
 
 from jax_revolve.loops.options import Options, check_bound, try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
-from jax_revolve.programs.share import Outlay, Outlays, of_each_step, of_plan, of_program
+from jax_revolve.programs.share import (
+    Outlay,
+    Outlays,
+    of_each_step,
+    of_plan,
+    of_program,
+    quickest,
+)
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, check_integer
@@ -23,22 +30,18 @@ class _LoopOptions(Options):
 
     max_steps: int | None = None
 
-    @property
-    def is_without_bound(self) -> bool:
-        """Whether a while loop with these options has no plan, and so no reverse mode."""
-        return self.max_steps is None and self.checkpoints in (None, "all")
-
-    @property
-    def shares(self) -> bool:
-        """Whether a loop with these options has a plan that they leave open."""
-        given = (self.checkpoints, self.memory, self.plan, self.storage)
-        return all(option is None for option in given)
-
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
             plan, bound = self.for_scan(loop.length), None
-        elif self.is_without_bound:
-            return Replacement(loop, None, None)
+        elif self.max_steps is None and self.checkpoints in (None, "all"):
+            return Replacement(loop, None, None)  # without a bound, there is no plan
+        elif loop.varies_unevenly:
+            raise NotImplementedError(
+                f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
+                "different devices, and part of its carry is the same on all of them by its type: "
+                "jax_revolve cannot checkpoint it. Pass its initial carry through "
+                "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
+            )
         else:
             plan, bound = self.for_bound(self.max_steps), self.max_steps
         try_storage(plan)
@@ -55,7 +58,7 @@ class Choice:
     max_steps: int | None = None
     where: Where | None = None
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         Options(self.checkpoints, memory=self.memory)
         check_bound(self.max_steps)
         check_integer("min_length", self.min_length, least=1)
@@ -68,17 +71,18 @@ class Choice:
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         """The replacements of the loops that are checkpointed."""
         loops = [loop for loop in loops if not loop.is_own]
-        sharing: dict[Key, _LoopOptions] = {}
+        sharing: dict[Key, tuple[Replacement, int | None]] = {}
         own: dict[Key, Replacement] = {}
         for loop in loops:
-            options = self._options(loop)
-            if options is None:
+            if (options := self._options(loop)) is None:
                 continue
-            has_end = loop.length is not None or not options.is_without_bound
-            if self.memory is not None and options.shares and has_end:
-                sharing[loop.key] = options
+            replacement = options.replacement(loop)
+            given = (options.checkpoints, options.memory, options.plan, options.storage)
+            is_open = replacement.plan is not None and all(option is None for option in given)
+            if self.memory is not None and is_open:
+                sharing[loop.key] = replacement, options.block_size
             else:
-                own[loop.key] = options.replacement(loop)
+                own[loop.key] = replacement
         return own | _shared(loops, sharing, own, parse_bytes(self.memory)) if sharing else own
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
@@ -96,13 +100,6 @@ class Choice:
             )
         elif not said:
             return None
-        if not options.is_without_bound and loop.varies_unevenly:
-            raise NotImplementedError(
-                f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
-                "different devices, and part of its carry is the same on all of them by its type: "
-                "jax_revolve cannot checkpoint it. Pass its initial carry through "
-                "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
-            )
         return options
 
 
@@ -117,44 +114,39 @@ def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _L
             )
     if said.get("memory") is not None or said.get("plan") is not None:
         said = {"checkpoints": None, **said}
-    options = replace(options, **said)
-    options.replacement(loop)  # checks the values
-    return options
+    return replace(options, **said)
 
 
 def _shared(
     loops: Sequence[FoundLoop],
-    sharing: Mapping[Key, _LoopOptions],
+    sharing: Mapping[Key, tuple[Replacement, int | None]],
     own: Mapping[Key, Replacement],
     memory: int,
 ) -> dict[Key, Replacement]:
     """The replacements of the loops that share the memory, which fit together with the least
-    predicted time. The others have their `own` ones."""
-    defaults = {
-        loop.key: sharing[loop.key].replacement(loop) for loop in loops if loop.key in sharing
-    }
+    predicted time, from their default ones and block sizes. The others have their `own` ones."""
 
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
-        return {key: replace(defaults[key], plan=plan) for key, plan in outlay.plans}
+        return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
 
     def outlays_of(loop: FoundLoop, inside: Outlays) -> Outlays:
         key, steps = loop.key, loop.length or 1
         if key in own and own[key].plan is not None:
             # It has its own memory for the loops inside its steps.
-            return inside(lambda o: replace(o, time=o.time * steps))
+            return [replace(o, time=o.time * steps) for o in inside]
         if key not in sharing:
-            return inside(lambda o: of_each_step(o, steps))
-        default, block_size = defaults[key], sharing[key].block_size
+            return [of_each_step(o, steps) for o in inside]
+        default, block_size = sharing[key]
         length = default.max_steps if loop.length is None else loop.length
         assert length is not None
         fewest = Plan(length, 1, block_size or 1)
-        report = loop.measure({**own, **with_plans(inside.least), key: default})
+        report = loop.measure({**own, **with_plans(inside[0]), key: default})
         if report is None:
-            return inside(lambda o: replace(o, plans=((key, fewest), *o.plans)))
+            return [replace(o, plans=((key, fewest), *o.plans)) for o in inside]
 
         def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
             """With the default plan if there is none."""
-            s, more = report.sizes, inner.held - inside.least.held
+            s, more = report.sizes, inner.held - inside[0].held
             sizes = s._replace(residuals=s.residuals + more, alone=s.alone + more)
             if plan is None:
                 assert default.plan is not None
@@ -163,19 +155,16 @@ def _shared(
             return replace(found, plans=((key, plan), *inner.plans))
 
         plans = (*candidates(length, block_size=block_size, is_while=report.is_while), None)
-        return Outlays(
-            outlay(fewest, inside.least),
-            outlay(None, inside.default),
-            [outlay(plan, inner) for inner in inside.all for plan in plans],
-        )
+        every = [outlay(plan, inner) for inner in inside for plan in plans]
+        return [outlay(fewest, inside[0]), outlay(None, inside[1]), *every]
 
     outlays = of_program(loops, outlays_of)
-    chosen = outlays.quickest(memory)
+    chosen = quickest(outlays, memory)
     if chosen is None:
-        names = ", ".join(f"{r.of.name} of {r.of.source}" for r in defaults.values())
+        names = ", ".join(f"{r.of.name} of {r.of.source}" for r, _ in sharing.values())
         raise TooLittleMemory(
-            outlays.least.memory,
-            f"memory must be at least {outlays.least.memory} bytes here, but is {memory}: with "
+            outlays[0].memory,
+            f"memory must be at least {outlays[0].memory} bytes here, but is {memory}: with "
             f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
             "that much, or leave out loops with where.",
         )

@@ -187,7 +187,8 @@ def explain(
     limit = check_limit(measure, seconds)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        inputs = jax.tree.leaves(eqx.filter((args, kwargs), _is_input))
+        is_input = lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
+        inputs = jax.tree.leaves(eqx.filter((args, kwargs), is_input))
         if limit is not None:
             check_arrays(inputs)
         with jax.disable_jit(False):
@@ -199,8 +200,8 @@ def explain(
             shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
             if limit is not None:
                 check_arrays(closed.consts)
-                shown.update(_measured(closed, inputs, shown, replacements, limit))
-        now, then = _with_plans(now, shown), _with_plans(then, shown)
+                shown |= _measured(closed, inputs, shown, replacements, limit)
+                now, then = _with_plans(now, shown), _with_plans(then, shown)
         evaluations = _evaluations(shown)
         rows = tuple((loop, report, evaluations[loop]) for loop, report in shown.items())
         return Explanation(
@@ -208,17 +209,13 @@ def explain(
             tuple(loop for loop, report in shown.items() if report is None),
             find_rules(closed),
             memory_of(then, replacements),
-            memory_of(now, {}),
+            memory_of(now, refused),
             sum(runs for _, report, runs in rows if report is not None),
             rows,
             takes_derivatives(closed),
         )
 
     return explained
-
-
-def _is_input(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def reports_on(loops: Sequence[FoundLoop], replacements: Replacements) -> Reports:
@@ -230,27 +227,26 @@ def memory_of(reports: Reports, replacements: Replacements) -> int:
     with these replacements inside."""
 
     def outlays(loop: FoundLoop, inside: Outlays) -> Outlays:
-        report, inner = reports[loop], inside.least
+        report, inner = reports[loop], inside[0]
         if report is not None:
             outlay = of_plan(report.plan, report.sizes, inner, is_while=report.is_while)
-            return Outlays(outlay, outlay)
+            return [outlay, outlay]
         outlay = of_each_step(inner, loop.length or 1)
         # What an inner loop keeps is among the residuals of the outer loop.
         if loop.depth == 0 and loop.kind == "scan":
             of_a_step = loop.bytes_of_a_step(replacements)
             if loop.length is not None and of_a_step is not None:
                 outlay = replace(outlay, held=loop.length * of_a_step)
-        return Outlays(outlay, outlay)
+        return [outlay, outlay]
 
-    return of_program(list(reports), outlays).least.memory
+    return of_program(list(reports), outlays)[0].memory
 
 
 def _with_plans(reports: Reports, others: Reports) -> Reports:
     """The reports, with the plans of the others."""
-    plans = {loop: other.plan for loop, other in others.items() if other is not None}
     return {
-        loop: None if report is None else replace(report, plan=plans.get(loop, report.plan))
-        for loop, report in reports.items()
+        loop: report and other and replace(report, plan=other.plan)
+        for (loop, report), other in zip(reports.items(), others.values(), strict=True)
     }
 
 

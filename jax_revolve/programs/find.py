@@ -4,9 +4,10 @@ A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the pat
 of an equation, the number of a jaxpr in it, the number of an equation there, and so on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, TypeAlias
 
 import jax
@@ -21,11 +22,11 @@ from jax_revolve._compat.equations import (
     read_loop,
     rule_with_loops,
     run_in_place,
+    source_of,
+    varies_unevenly,
     with_inner_programs,
     within,
 )
-from jax_revolve._compat.equations import source_of as source_of_equation
-from jax_revolve._compat.equations import varies_unevenly as is_uneven
 from jax_revolve._compat.jaxprs import with_equations
 from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
@@ -45,49 +46,6 @@ from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 Key: TypeAlias = tuple[int, ...]
 Replacements: TypeAlias = Mapping[Key, "Replacement"]
 Facts: TypeAlias = tuple[Sizes, Activity]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the equations of a jaxpr are in a program."""
-
-    names: tuple[str, ...] = ()
-    source: str = ""
-    depth: int = 0
-    runs: int | None = 1
-    enclosing: tuple[Any, ...] = ()
-    """The `shard_map` equations around them."""
-    recomputed: tuple[Key, ...] = ()
-    """The keys of the equations around them that are recomputed when they are transposed."""
-
-    def inside(self, eqn: Any, key: Key) -> "_Place":
-        """The place of the jaxprs that an equation here runs."""
-        loop, runs = _loop_in(eqn), self.runs
-        if loop is not None:
-            runs = None if runs is None or loop.length is None else runs * loop.length
-        return _Place(
-            (*self.names, *name_in(eqn)),
-            self.source_of(eqn),
-            self.depth + (loop is not None),
-            runs,
-            (*self.enclosing, eqn) if is_shard_map(eqn) else self.enclosing,
-            (*self.recomputed, key) if is_recomputed(eqn) else self.recomputed,
-        )
-
-    def name_of(self, eqn: Any) -> str:
-        return "/".join([*self.names, *name_in(eqn)])
-
-    def source_of(self, eqn: Any) -> str:
-        """The source line of an equation here, or of the equation around it if that is unknown."""
-        return source_of_equation(eqn) or self.source
-
-
-@dataclass(eq=False)
-class _Program:
-    """The loops of a program, and their facts by what these depend on."""
-
-    loops: list["FoundLoop"] = field(default_factory=list)
-    facts: dict[Any, Facts | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,10 +79,13 @@ class FoundLoop:
     is_own: bool
     carry_bytes: int
     key: Key = field(repr=False)
+    # The keys of the equations around it that are recomputed when they are transposed.
     recomputed: tuple[Key, ...] = field(repr=False)
+    # The `shard_map` equations around it.
     enclosing: tuple[Any, ...] = field(repr=False, compare=False)
     _eqn: Any = field(repr=False, compare=False)
-    _program: _Program = field(repr=False, compare=False)
+    # All loops of the program.
+    _loops: list["FoundLoop"] = field(repr=False, compare=False)
 
     @cached_property
     def residual_bytes(self) -> int:
@@ -141,22 +102,14 @@ class FoundLoop:
         return self.length * self.residual_bytes
 
     @property
-    def has_floats(self) -> bool:
-        """Whether any of its results can have a derivative."""
-        return any(is_inexact(v.aval) for v in self._eqn.outvars)
-
-    @property
     def varies_unevenly(self) -> bool:
-        """Whether it is a while loop in `jax.shard_map` whose devices take different numbers of
-        steps, although part of its carry is typed as the same on all of them."""
-        return not self.is_own and self.kind == "while" and is_uneven(self._eqn)
+        """Of a while loop of `jax.lax`: whether devices in `jax.shard_map` take different numbers
+        of steps, although part of its carry is typed as the same on all of them."""
+        return varies_unevenly(self._eqn)
 
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
         it has no gradient."""
-        reversible = {key for key, other in replacements.items() if other.plan is not None}
-        if any(loop.key not in reversible for loop in self._while_loops):
-            return None
         facts = self._facts(replacements)
         return None if facts is None else facts[0].uncut
 
@@ -169,46 +122,36 @@ class FoundLoop:
     def measure(self, replacements: Replacements) -> Report | None:
         """The report on its gradient with these replacements. `None` if lax runs it, or if it has
         no gradient."""
-        own = replacements.get(self.key)
-        if own is None and not self.is_own:
-            return None
-        plan = self._eqn.params["function"].plan if own is None else own.plan
-        if plan is None or (facts := self._facts(replacements)) is None:
+        other = replacements.get(self.key)
+        loop = self._eqn.params.get("function") if other is None else other.loop(self._eqn)
+        if loop is None or loop.plan is None or (facts := self._facts(replacements)) is None:
             return None
         sizes, activity = facts
-        loop = self._eqn.params["function"] if own is None else own.loop(self._eqn)
         always = _always(loop, self._eqn, activity)
         where = (self.name, self.source, self.runs, self.is_own)
-        return Report(resolved(plan, sizes), sizes, always, self.kind == "while", *where)
+        return Report(resolved(loop.plan, sizes), sizes, always, self.kind == "while", *where)
 
     @property
     def _while_loops(self) -> list["FoundLoop"]:
         """The while loops inside that `jax.lax` cannot reverse."""
         return [
             loop
-            for loop in self._program.loops
-            if is_in(loop.key, self.key) and loop.length is None and loop.has_floats
-            if not loop.is_own
+            for loop in self._loops
+            if is_in(loop.key, self.key) and loop.length is None and not loop.is_own
+            if any(is_inexact(v.aval) for v in loop._eqn.outvars)
         ]
 
     def _facts(self, replacements: Replacements) -> Facts | None:
-        """What there is to know of a gradient with these replacements, if it has one."""
-        inside = {key: value for key, value in replacements.items() if is_in(key, self.key)}
-        equation = _loop_in(self._eqn)
-        assert equation is not None
-        # Loops of the same function share the jaxpr of the step, even if their lengths differ.
-        kept = (equation.jaxpr, equation.condition, equation.num_consts, self.enclosing)
-        known = (kept, frozenset((key[len(self.key) :], value) for key, value in inside.items()))
-        facts = self._program.facts
-        if known not in facts:
-            facts[known] = within(self.enclosing, lambda: self._look(inside))
-        return facts[known]
+        """The sizes of the loop with these replacements inside, and what is active."""
+        if not self.is_own:
+            any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
+            replacements = {**replacements, self.key: any_plan}
 
-    def _look(self, inside: Replacements) -> Facts | None:
-        any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
-        loop = self.loop(inside if self.is_own else {**inside, self.key: any_plan})
+        def find() -> Facts | None:
+            return _facts(self.loop(replacements), operands_like(self._eqn))
+
         try:
-            return _facts(loop, operands_like(self._eqn))
+            return within(self.enclosing, find)
         except NoReverseMode:
             return None
 
@@ -226,42 +169,48 @@ def _loop_in(eqn: Any) -> Loop | LoopEquation | None:
 
 
 def _equations(
-    jaxpr: Any, place: _Place | None = None, around: Key = ()
-) -> Iterator[tuple[Any, Key, _Place]]:
-    """The equations of a program, each before those inside it, with its key and its place."""
-    place = place or _Place()
+    jaxpr: Any, around: tuple[Any, ...] = (), key: Key = ()
+) -> Iterator[tuple[Any, Key, tuple[Any, ...]]]:
+    """The equations of a program, each before those inside it, with its key and the equations
+    around it."""
     for index, eqn in enumerate(jaxpr.eqns):
-        key = (*around, index)
-        yield eqn, key, place
-        if programs := inner_programs(eqn):
-            inside = place.inside(eqn, key)
-            for part, inner in enumerate(programs):
-                yield from _equations(inner, inside, (*key, part))
+        yield eqn, (*key, index), around
+        for part, inner in enumerate(inner_programs(eqn)):
+            yield from _equations(inner, (*around, eqn), (*key, index, part))
 
 
 def find_loops(jaxpr: Any) -> list[FoundLoop]:
     """The loops of a program, each before those inside it."""
-    program = _Program()
-    for eqn, key, place in _equations(jaxpr):
-        equation = _loop_in(eqn)
-        if equation is not None:
-            found = FoundLoop(
-                name=place.name_of(eqn),
-                source=place.source_of(eqn),
+    loops: list[FoundLoop] = []
+    for eqn, key, around in _equations(jaxpr):
+        if (equation := _loop_in(eqn)) is None:
+            continue
+        outer = [loop.length for loop in map(_loop_in, around) if loop is not None]
+        known = [length for length in outer if length is not None]
+        loops.append(
+            FoundLoop(
+                name="/".join(_names((*around, eqn))),
+                source=next(filter(None, map(source_of, (eqn, *reversed(around)))), ""),
                 kind="scan" if equation.condition is None else "while",
                 length=equation.length,
-                depth=place.depth,
-                runs=place.runs,
+                depth=len(outer),
+                runs=prod(known) if known == outer else None,
                 is_own=eqn.primitive is loop_p,
                 carry_bytes=bytes_of(equation.output_types[: equation.num_carry]),
                 key=key,
-                recomputed=place.recomputed,
-                enclosing=place.enclosing,
+                recomputed=tuple(
+                    key[: 2 * i + 1] for i, outer in enumerate(around) if is_recomputed(outer)
+                ),
+                enclosing=tuple(filter(is_shard_map, around)),
                 _eqn=eqn,
-                _program=program,
+                _loops=loops,
             )
-            program.loops.append(found)
-    return program.loops
+        )
+    return loops
+
+
+def _names(equations: Iterable[Any]) -> list[str]:
+    return [name for eqn in equations for name in name_in(eqn)]
 
 
 def find_rules(jaxpr: Any) -> tuple[str, ...]:
@@ -275,8 +224,8 @@ def takes_derivatives(jaxpr: Any) -> bool:
     """Whether a program runs derivatives of loops, which are no loops that have a gradient."""
     return any(
         eqn.primitive.name.startswith("checkpointed_loop_")
-        or (_loop_in(eqn) is not None and "transpose(" in place.name_of(eqn))
-        for eqn, _, place in _equations(jaxpr)
+        or (_loop_in(eqn) and any("transpose(" in name for name in _names((*around, eqn))))
+        for eqn, _, around in _equations(jaxpr)
     )
 
 

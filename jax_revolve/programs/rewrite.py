@@ -125,14 +125,11 @@ def checkpoint_loops(
         jax.grad(checkpoint_loops(simulate))(1.0)
         ```
     """
-    choice = Choice(checkpoints, memory, min_length, max_steps, where)
-    choice.check()
-    if fun is None:
-        return partial(_checkpoint_loops, choice)
-    return _checkpoint_loops(choice, fun)
+    checkpoint = partial(_checkpoint, Choice(checkpoints, memory, min_length, max_steps, where))
+    return checkpoint if fun is None else checkpoint(fun)
 
 
-def _checkpoint_loops(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     check_function(fun)
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:

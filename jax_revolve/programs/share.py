@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import log
-from typing import NamedTuple
+from typing import TypeAlias
 
 from jax_revolve.programs.find import FoundLoop, Key
 from jax_revolve.schedule import cost
@@ -50,24 +50,13 @@ class Outlay:
         return self.held + self.passing
 
 
-class Outlays(NamedTuple):
-    """The outlay with the least memory, the one with the default plans, and others."""
+Outlays: TypeAlias = list[Outlay]
+"""The outlay with the least memory, the one with the default plans, and others."""
 
-    least: Outlay
-    default: Outlay
-    others: Sequence[Outlay] = ()
 
-    def __call__(self, change: Callable[[Outlay], Outlay]) -> "Outlays":
-        return Outlays(change(self.least), change(self.default), list(map(change, self.others)))
-
-    @property
-    def all(self) -> list[Outlay]:
-        return [self.least, self.default, *self.others]
-
-    def quickest(self, memory: int) -> Outlay | None:
-        """The quickest outlay within `memory` bytes."""
-        fitting = (outlay for outlay in self.all if outlay.memory <= memory)
-        return min(fitting, key=_order, default=None)
+def quickest(outlays: Outlays, memory: int) -> Outlay | None:
+    """The quickest outlay within `memory` bytes."""
+    return min((o for o in outlays if o.memory <= memory), key=_order, default=None)
 
 
 def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
@@ -86,29 +75,21 @@ def of_each_step(inner: Outlay, steps: int) -> Outlay:
     return Outlay(inner.held * steps, inner.memory, inner.time * steps, inner.plans)
 
 
-def recomputed(outlay: Outlay) -> Outlay:
-    """The outlay of a program recomputed when it is transposed, which holds nothing before."""
-    return Outlay(0, outlay.memory, outlay.time, outlay.plans)
-
-
 def together(loops: Sequence[Outlays], most: int) -> Outlays:
     """The outlays of loops one after another."""
-    if not loops:
-        return Outlays(Outlay(), Outlay())
     while len(loops) > 1:
         pairs = [loops[i : i + 2] for i in range(0, len(loops), 2)]
         loops = [_both(*pair) if len(pair) > 1 else pair[0] for pair in pairs]
-    return loops[0]._replace(others=_quickest(loops[0].others, most))
+    least, default, *others = loops[0] if loops else [Outlay(), Outlay()]
+    return [least, default, *_quickest(others, most)]
 
 
 def _both(first: Outlays, second: Outlays) -> Outlays:
-    def both(a: Outlay, b: Outlay) -> Outlay:
-        passing = max(a.passing, b.passing)
-        return Outlay(a.held + b.held, passing, a.time + b.time, a.plans + b.plans)
-
-    firsts, seconds = (_quickest(outlays.all, FEW) for outlays in (first, second))
-    others = [both(a, b) for a, b in product(firsts, seconds)]
-    return Outlays(both(first.least, second.least), both(first.default, second.default), others)
+    every = product(_quickest(first, FEW), _quickest(second, FEW))
+    return [
+        Outlay(a.held + b.held, max(a.passing, b.passing), a.time + b.time, a.plans + b.plans)
+        for a, b in [(first[0], second[0]), (first[1], second[1]), *every]
+    ]
 
 
 def _quickest(outlays: Iterable[Outlay], most: int) -> list[Outlay]:
@@ -132,10 +113,6 @@ def _order(outlay: Outlay) -> tuple[float, int, int]:
     return outlay.time, outlay.memory, outlay.held
 
 
-OfLoop = Callable[[FoundLoop, Outlays], Outlays]
-"""From a loop and the outlays of everything inside it, to its own."""
-
-
 def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
     """The keys of what is around a loop, outermost first: other loops, and equations that are
     recomputed when they are transposed."""
@@ -143,9 +120,11 @@ def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
     return [key for key in keys if key in loops or key in loop.recomputed]
 
 
-def of_program(loops: Sequence[FoundLoop], of_loop: OfLoop) -> Outlays:
-    """The outlays of a program. Loops inside an equation that is recomputed when it is transposed
-    hold nothing before that."""
+def of_program(
+    loops: Sequence[FoundLoop], of_loop: Callable[[FoundLoop, Outlays], Outlays]
+) -> Outlays:
+    """The outlays of a program, where `of_loop(loop, inside)` returns a loop's from those of all
+    that is inside it. What is recomputed when it is transposed holds nothing before that."""
     by_key = {loop.key: loop for loop in loops}
     inside = defaultdict[Key, dict[Key, None]](dict)
     for loop in loops:
@@ -154,6 +133,8 @@ def of_program(loops: Sequence[FoundLoop], of_loop: OfLoop) -> Outlays:
 
     def of(key: Key) -> Outlays:
         inner = together(list(map(of, inside[key])), FEW)
-        return of_loop(by_key[key], inner) if key in by_key else inner(recomputed)
+        if key in by_key:
+            return of_loop(by_key[key], inner)
+        return [Outlay(0, o.memory, o.time, o.plans) for o in inner]
 
     return together(list(map(of, inside[()])), MANY)

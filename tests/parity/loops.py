@@ -10,7 +10,13 @@ import numpy as np
 from jax import lax
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
-from jax_revolve.schedule.storage import Storage
+
+
+def with_reverse_rule(function: Callable[[Any], Any], backward: Callable[[Any, Any], Any]) -> Any:
+    """The function, whose cotangent is `backward(x, ct)`."""
+    ruled = jax.custom_vjp(function)
+    ruled.defvjp(lambda x: (function(x), x), lambda x, ct: (backward(x, ct),))
+    return ruled
 
 
 class Loops(NamedTuple):
@@ -20,34 +26,17 @@ class Loops(NamedTuple):
     while_loop: Callable[..., Any]
 
 
-def ours(checkpoints: Any = None, block_size: int | None = None, **scan_options: Any) -> Loops:
-    scan = partial(
-        checkpointed_scan, checkpoints=checkpoints, block_size=block_size, **scan_options
-    )
-    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints, block_size=block_size))
+def ours(how: dict[str, Any], checkpoints: Any = None, **scan_options: Any) -> Loops:
+    """With the checkpoints of a case, unless `how` the loops are run says others."""
+    how = {"checkpoints": checkpoints, **how}
+    scan = partial(checkpointed_scan, **how, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, **how))
 
 
-def ours_in_blocks(checkpoints: Any = None, **scan_options: Any) -> Loops:
-    """Two steps taped together; the last block is shorter, unless the length is even."""
-    return ours(checkpoints, block_size=2, **scan_options)
-
-
-def ours_stored(
-    storage: Storage, count: int, checkpoints: Any = None, **scan_options: Any
-) -> Loops:
-    """With checkpoints in a storage, and `count` on the device."""
-    del checkpoints
-    scan = partial(checkpointed_scan, checkpoints=count, storage=storage, **scan_options)
-    return Loops(scan, partial(bounded_while_loop, checkpoints=count, storage=storage))
-
-
-def scan_as_while(
-    checkpoints: Any = None, block_size: int | None = None, **scan_options: Any
-) -> Loops:
+def scan_as_while(checkpoints: Any = None, **scan_options: Any) -> Loops:
     """The scan as a while loop, so that everything a scan is tested with tests that loop too."""
-    options = {"checkpoints": checkpoints, "block_size": block_size}
-    scan = partial(_scan_as_while, **options, **scan_options)
-    return Loops(scan, partial(bounded_while_loop, **options))
+    scan = partial(_scan_as_while, checkpoints=checkpoints, **scan_options)
+    return Loops(scan, partial(bounded_while_loop, checkpoints=checkpoints))
 
 
 def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
@@ -127,3 +116,17 @@ def assert_same(ours: Any, theirs: Any, rtol: float, *, weak_types: bool = True)
         a, b = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
         scale = np.max(np.abs(b), initial=1e-300)
         np.testing.assert_allclose(a / scale, b / scale, rtol=0, atol=rtol, err_msg=where)
+
+
+def assert_like_lax(
+    program: Any,
+    derivative: Any,
+    *arguments: Any,
+    scan: Any = checkpointed_scan,
+    rtol: float = 1e-10,
+) -> None:
+    """A derivative of `program(scan, *arguments)` is the same with ours and with `lax.scan`."""
+    ours, theirs = (
+        jax.jit(derivative(partial(program, each)))(*arguments) for each in (scan, lax.scan)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=rtol, atol=rtol / 100), ours, theirs)

@@ -89,29 +89,20 @@ def jacrev(program: Program, *arguments: Any) -> Any:
     return jax.jacrev(real_leaves)(*arguments)
 
 
-def along_gradient(program: Program, *arguments: Any) -> Any:
-    return jax.jvp(gradient(program, arguments), arguments, directions(arguments))
+def of_directions(program: Program, arguments: Arguments, *forward: bool) -> Callable[..., Any]:
+    """A derivative in a direction for each of these, the innermost first."""
+    fun = loss(program)
+    for is_forward in forward:
+        fun = directional(fun, arguments, forward=is_forward)
+    return fun
 
 
 def of_direction(
     program: Program, arguments: Arguments, *forward: bool, of_all: bool = True
 ) -> Callable[..., Any]:
-    """The gradient of derivatives in a direction, the innermost first."""
-    fun = loss(program)
-    for is_forward in forward:
-        fun = directional(fun, arguments, forward=is_forward)
+    """The gradient of derivatives in a direction."""
+    fun = of_directions(program, arguments, *forward)
     return jax.grad(fun, tuple(range(len(arguments))) if of_all else 0)
-
-
-def forward_over_reverse_over_reverse(program: Program, *arguments: Any) -> Any:
-    once = directional(loss(program), arguments, forward=False)
-    twice = directional(once, arguments, forward=False)
-    return directional(twice, arguments, forward=True)(*arguments)
-
-
-def vmap_of_first(program: Program, first: Any, *others: Any) -> Any:
-    in_axes = (0, *[None] * len(others))
-    return jax.vmap(program, in_axes)(*batched((first,)), *others)
 
 
 def vmap_of_last_axis(program: Program, *arguments: Any) -> Any:
@@ -169,17 +160,12 @@ def in_cond(program: Program, limit: float, arguments: Arguments) -> Callable[..
 
 
 def inside_custom_vjp(program: Program, *arguments: Any) -> Any:
-    @jax.custom_vjp
-    def total(*arguments: Any) -> Any:
-        return loss(program)(*arguments)
-
-    def forward(*arguments: Any) -> Any:
-        return total(*arguments), arguments
+    total = jax.custom_vjp(loss(program))
 
     def backward(arguments: Any, ct: Any) -> Any:
         return tuple(ct * g for g in gradient(program, arguments)(*arguments))
 
-    total.defvjp(forward, backward)
+    total.defvjp(lambda *arguments: (total(*arguments), arguments), backward)
     return gradient(total, arguments)(*arguments)
 
 
@@ -203,20 +189,19 @@ def shard_map(program: Program, *arguments: Any) -> Any:
 
 def exported(program: Program, *arguments: Any) -> Any:
     serialized = jax_export.export(jax.jit(gradient(program, arguments)))(*arguments).serialize()
-    restored = jax_export.deserialize(serialized)
-    return restored.call(*arguments)
+    return jax_export.deserialize(serialized).call(*arguments)
 
 
 def _compiled(run: Callable[..., Any], program: Program, arguments: Arguments) -> Any:
     return jax.jit(partial(run, program))(*arguments)
 
 
-def disable_jit(program: Program, *arguments: Any) -> Any:
+def disable_jit(program: Program, arguments: Arguments) -> Any:
     with jax.disable_jit():
         return gradient(program, arguments)(*arguments)
 
 
-def debug_nans(program: Program, *arguments: Any) -> Any:
+def debug_nans(program: Program, arguments: Arguments) -> Any:
     with jax.debug_nans(True):
         return program(*arguments), gradient(program, arguments)(*arguments)
 
@@ -233,13 +218,17 @@ COMPILED: dict[str, Callable[..., Any]] = {
     "jacfwd": lambda f, *a: jax.jacfwd(lambda *a: inexact_leaves(f(*a)))(*a),
     "jacrev": jacrev,
     "hessian": lambda f, *a: jax.hessian(loss(f))(*a),
-    "forward_over_reverse": along_gradient,
+    "forward_over_reverse": lambda f, *a: jax.jvp(gradient(f, a), a, directions(a)),
     "reverse_over_reverse": lambda f, *a: of_direction(f, a, False)(*a),
     "reverse_over_forward": lambda f, *a: of_direction(f, a, True)(*a),
     "reverse_three_times": lambda f, *a: of_direction(f, a, False, False)(*a),
-    "forward_over_reverse_over_reverse": forward_over_reverse_over_reverse,
+    "forward_over_reverse_over_reverse": lambda f, *a: directional(
+        of_directions(f, a, False, False), a, forward=True
+    )(*a),
     "vmap": lambda f, *a: jax.vmap(f)(*batched(a)),
-    "vmap_of_first": vmap_of_first,
+    "vmap_of_first": lambda f, x, *others: jax.vmap(f, (0, *[None] * len(others)))(
+        *batched((x,)), *others
+    ),
     "vmap_of_last_axis": vmap_of_last_axis,
     "vmap_of_vmap": lambda f, *a: jax.vmap(jax.vmap(f))(*batched(batched(a))),
     "vmap_of_grad": lambda f, *a: jax.vmap(gradient(f, a))(*batched(a)),
@@ -271,8 +260,8 @@ ALL: dict[str, Callable[[Program, Arguments], Any]] = {
     "grad_of_jit": lambda f, a: gradient(jax.jit(f), a)(*a),
     **{name: partial(_compiled, run) for name, run in COMPILED.items()},
     "exported": lambda f, a: exported(f, *a),
-    "disable_jit": lambda f, a: disable_jit(f, *a),
-    "debug_nans": lambda f, a: debug_nans(f, *a),
+    "disable_jit": disable_jit,
+    "debug_nans": debug_nans,
 }
 
 FORWARD_MODE = {"jvp", "linearize", "jacfwd", "reverse_over_forward", "forward_inside_while"}

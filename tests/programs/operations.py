@@ -28,15 +28,21 @@ class Kind(NamedTuple):
 OPERATIONS: dict[str, Kind] = {}
 
 
-def operation(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def operation(signature: str) -> Callable[[Callable[..., Any]], None]:
     """Registers a function of a parameter and arrays: "vm->v" takes a vector and a matrix."""
 
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+    def register(run: Callable[..., Any]) -> None:
         takes, _, returns = signature.partition("->")
         OPERATIONS[run.__name__.strip("_")] = Kind(takes, returns, run)
-        return run
 
     return register
+
+
+def variants(name: str, *choices: Callable[..., Any]) -> None:
+    """Registers functions of arrays, "name: vm->v", of which the parameter picks one."""
+    name, _, signature = name.partition(": ")
+    takes, _, returns = signature.partition("->")
+    OPERATIONS[name] = Kind(takes, returns, lambda p, *arrays: pick(p, *choices)(*arrays))
 
 
 def pick(parameter: int, *choices: Any) -> Any:
@@ -56,6 +62,11 @@ def number(x: Any) -> Any:
     return (jnp.abs(x.reshape(-1)[0]) * 7).astype(jnp.int32) % SIZE
 
 
+def places(x: Any) -> Any:
+    """All indices, in an order that depends on the values."""
+    return (2 * jnp.arange(SIZE, dtype=jnp.int32) + number(x)) % SIZE
+
+
 def symmetric(m: Any) -> Any:
     """With eigenvalues that are far apart."""
     return 0.3 * (small(m) + small(m).T) + jnp.diag(jnp.array([1.0, 3.0, 6.0], m.dtype))
@@ -63,103 +74,72 @@ def symmetric(m: Any) -> Any:
 
 # One by one
 
-UNARY: tuple[Callable[[Any], Any], ...] = (
-    lax.neg,
-    lax.sin,
-    lax.cos,
-    lambda x: lax.tan(small(x)),
-    lambda x: lax.asin(small(x)),
-    lambda x: lax.acos(small(x)),
+
+def of(domain: Callable[[Any], Any], *functions: Callable[[Any], Any]) -> Any:
+    """The functions of values that are in their domain."""
+    return [lambda x, f=f: f(domain(x)) for f in functions]
+
+
+UNARY = (
+    *(lax.neg, lax.sin, lax.cos),
+    *of(small, lax.tan, lax.asin, lax.acos),
     lax.atan,
-    lambda x: lax.sinh(small(x)),
-    lambda x: lax.cosh(small(x)),
-    lax.tanh,
-    lax.asinh,
-    lambda x: lax.acosh(positive(x)),
-    lambda x: lax.atanh(small(x)),
-    lambda x: lax.exp(small(x)),
-    lambda x: lax.exp2(small(x)),
-    lambda x: lax.expm1(small(x)),
-    lambda x: lax.log(positive(x)),
-    lambda x: lax.log1p(positive(x)),
-    lambda x: lax.sqrt(positive(x)),
-    lambda x: lax.rsqrt(positive(x)),
-    lambda x: lax.cbrt(positive(x)),
-    lax.logistic,
-    lax.erf,
-    lax.erfc,
-    lambda x: lax.erf_inv(small(x)),
-    lambda x: lax.lgamma(positive(x)),
-    lambda x: lax.digamma(positive(x)),
-    lax.bessel_i0e,
-    lax.bessel_i1e,
-    lax.abs,
+    *of(small, lax.sinh, lax.cosh),
+    *(lax.tanh, lax.asinh),
+    *of(positive, lax.acosh),
+    *of(small, lax.atanh, lax.exp, lax.exp2, lax.expm1),
+    *of(positive, lax.log, lax.log1p, lax.sqrt, lax.rsqrt, lax.cbrt),
+    *(lax.logistic, lax.erf, lax.erfc),
+    *of(small, lax.erf_inv),
+    *of(positive, lax.lgamma, lax.digamma),
+    *(lax.bessel_i0e, lax.bessel_i1e, lax.abs),
     lambda x: lax.sign(x) * x,
     lambda x: lax.floor(x) + lax.ceil(2 * x) + x,
     lambda x: lax.round(x) * x,
     lambda x: lax.integer_pow(small(x), 3),
-    lambda x: lax.reciprocal(positive(x)),
-    lax.square,
-    lax.stop_gradient,
+    *of(positive, lax.reciprocal),
+    *(lax.square, lax.stop_gradient),
     lambda x: x + lax.stop_gradient(jnp.cos(x)),
     lambda x: jnp.where(lax.is_finite(x), x, jnp.ones_like(x)),
     lambda x: lax.reduce_precision(x, 11, 52) if x.dtype == jnp.float64 else x,
-    lambda x: lax.optimization_barrier(x),
-    jax.nn.relu,
-    jax.nn.softmax,
-    jax.nn.gelu,
+    lax.optimization_barrier,
+    *(jax.nn.relu, jax.nn.softmax, jax.nn.gelu),
     lambda x: jax.named_call(jnp.sin, name="named")(x),
     lambda x: lax.real(lax.complex(x, lax.full_like(x, 0.5)) ** 2),
 )
 
+variants("unary: v->v", *UNARY)
+variants("unary_of_matrix: m->m", *UNARY)
 
-@operation("v->v")
-def unary(p: int, x: Any) -> Any:
-    return pick(p, *UNARY)(x)
-
-
-@operation("m->m")
-def unary_of_matrix(p: int, x: Any) -> Any:
-    return pick(p, *UNARY)(x)
-
-
-BINARY: tuple[Callable[[Any, Any], Any], ...] = (
-    lax.add,
-    lax.sub,
-    lax.mul,
+BINARY = (
+    *(lax.add, lax.sub, lax.mul),
     lambda x, y: lax.div(x, positive(y)),
-    lax.max,
-    lax.min,
+    *(lax.max, lax.min),
     lambda x, y: lax.atan2(x, positive(y)),
     lambda x, y: lax.rem(x, positive(y)),
     lambda x, y: lax.pow(positive(x), small(y)),
     lambda x, y: lax.igamma(positive(x), positive(lax.stop_gradient(y))),
-    lambda x, y: jnp.logaddexp(x, y),
+    jnp.logaddexp,
     lambda x, y: lax.select(x > y, x, y),
-    lambda x, y: lax.select_n(x > 0, x, y, *()),
+    lambda x, y: lax.select_n(x > 0, x, y),
     lambda x, y: lax.clamp(-lax.full_like(x, 0.5), x, positive(y)),
     lambda x, y: jnp.hypot(positive(x), y),
 )
 
-
-@operation("vv->v")
-def binary(p: int, x: Any, y: Any) -> Any:
-    return pick(p, *BINARY)(x, y)
-
-
-@operation("mm->m")
-def binary_of_matrices(p: int, x: Any, y: Any) -> Any:
-    return pick(p, *BINARY)(x, y)
+variants("binary: vv->v", *BINARY)
+variants("binary_of_matrices: mm->m", *BINARY)
 
 
 # Products
 
 
-@operation("mv->v")
-def product(p: int, m: Any, x: Any) -> Any:
-    return pick(
-        p, lambda: m @ x, lambda: x @ m, lambda: lax.dot(m.T, x), lambda: jnp.vecdot(m, x[None])
-    )()
+variants(
+    "product: mv->v",
+    lambda m, x: m @ x,
+    lambda m, x: x @ m,
+    lambda m, x: lax.dot(m.T, x),
+    lambda m, x: jnp.vecdot(m, x[None]),
+)
 
 
 @operation("mm->m")
@@ -195,14 +175,12 @@ def per_example_weights(p: int, x: Any, m: Any, y: Any) -> Any:
     return jnp.einsum("hi,hij->hj", jnp.stack([x, y, x * y]), weights)[p % SIZE]
 
 
-@operation("vm->m")
-def outer_products(p: int, x: Any, m: Any) -> Any:
-    return pick(
-        p,
-        lambda: jnp.outer(x, x) * m,
-        lambda: jnp.kron(m, m)[:SIZE, 2 : 2 + SIZE],
-        lambda: x[:, None] * m,
-    )()
+variants(
+    "outer_products: vm->m",
+    lambda x, m: jnp.outer(x, x) * m,
+    lambda x, m: jnp.kron(m, m)[:SIZE, 2 : 2 + SIZE],
+    lambda x, m: x[:, None] * m,
+)
 
 
 @operation("vv->v")
@@ -221,64 +199,51 @@ def convolution(p: int, x: Any, y: Any) -> Any:
 # Where values are
 
 
-@operation("vv->v")
-def pieces(p: int, x: Any, y: Any) -> Any:
-    zero = jnp.zeros((), x.dtype)
-    return pick(
-        p,
-        lambda: lax.concatenate([x[1:], y[:1]], 0),
-        lambda: lax.pad(x, zero, [(-1, 1, 0)]) + y,
-        lambda: lax.pad(x, zero, [(0, 0, 1)])[1 : 1 + SIZE] * y,
-        lambda: lax.slice(jnp.concatenate([x, y]), (0,), (2 * SIZE,), (2,)),
-        lambda: lax.rev(x, (0,)) * y,
-        lambda: jnp.stack([x, y])[:, 1].repeat(2)[:SIZE],
-        lambda: lax.squeeze(lax.expand_dims(x, (0,)), (0,)) - y,
-        lambda: lax.split(jnp.concatenate([x, y]), (SIZE, SIZE))[1] * x,
-        lambda: jnp.roll(x, 1) + jnp.tile(y, 2)[2 : 2 + SIZE],
-        lambda: lax.broadcast_in_dim(x[0], (SIZE,), ()) * y,
-        lambda: jnp.meshgrid(x, y)[0][1] + jnp.flip(y),
-    )()
+variants(
+    "pieces: vv->v",
+    lambda x, y: lax.concatenate([x[1:], y[:1]], 0),
+    lambda x, y: lax.pad(x, jnp.zeros((), x.dtype), [(-1, 1, 0)]) + y,
+    lambda x, y: lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 1)])[1 : 1 + SIZE] * y,
+    lambda x, y: lax.slice(jnp.concatenate([x, y]), (0,), (2 * SIZE,), (2,)),
+    lambda x, y: lax.rev(x, (0,)) * y,
+    lambda x, y: jnp.stack([x, y])[:, 1].repeat(2)[:SIZE],
+    lambda x, y: lax.squeeze(lax.expand_dims(x, (0,)), (0,)) - y,
+    lambda x, y: lax.split(jnp.concatenate([x, y]), (SIZE, SIZE))[1] * x,
+    lambda x, y: jnp.roll(x, 1) + jnp.tile(y, 2)[2 : 2 + SIZE],
+    lambda x, y: lax.broadcast_in_dim(x[0], (SIZE,), ()) * y,
+    lambda x, y: jnp.meshgrid(x, y)[0][1] + jnp.flip(y),
+)
 
+variants(
+    "turned: m->m",
+    lambda m: m.T,
+    lambda m: m.reshape(SIZE * SIZE)[::-1].reshape(SIZE, SIZE),
+    lambda m: jnp.tril(m),
+    lambda m: jnp.diag(jnp.diagonal(m)) + m,
+    lambda m: jnp.broadcast_to(m[1], m.shape),
+    lambda m: lax.concatenate([m[:, 1:], m[:, :1]], 1),
+    lambda m: jnp.rot90(m),
+)
 
-@operation("m->m")
-def turned(p: int, m: Any) -> Any:
-    return pick(
-        p,
-        lambda: m.T,
-        lambda: m.reshape(SIZE * SIZE)[::-1].reshape(SIZE, SIZE),
-        lambda: jnp.tril(m),
-        lambda: jnp.diag(jnp.diagonal(m)) + m,
-        lambda: jnp.broadcast_to(m[1], m.shape),
-        lambda: lax.concatenate([m[:, 1:], m[:, :1]], 1),
-        lambda: jnp.rot90(m),
-    )()
-
-
-@operation("vv->v")
-def looked_up(p: int, x: Any, y: Any) -> Any:
-    """Gathers and scatters at places that depend on the values."""
-    i = number(y)
-    places = jnp.arange(SIZE, dtype=jnp.int32)
-    at = (places * 2 + i) % SIZE
-    ones = jnp.ones_like(x)
-    return pick(
-        p,
-        lambda: x[at],
-        lambda: lax.dynamic_slice(jnp.concatenate([x, y]), (i,), (SIZE,)),
-        lambda: lax.dynamic_update_slice(x, y[:1] * 2, (i,)),
-        lambda: x.at[i].set(y[1]),
-        lambda: x.at[at].add(y),
-        lambda: x.at[at].multiply(positive(y) / 2, unique_indices=True),
-        lambda: x.at[at].min(y),
-        lambda: x.at[at].max(y),
-        lambda: jnp.take(x, at, mode="fill", fill_value=0) * y,
-        lambda: x.at[at + 1].set(y, mode="drop"),
-        lambda: jnp.take_along_axis(x, at, 0) * y,
-        lambda: lax.dynamic_index_in_dim(jnp.outer(x, y), i, keepdims=False),
-        lambda: jnp.zeros_like(x).at[at].add(x * y, unique_indices=True) + ones,
-        lambda: jax.ops.segment_sum(x * y, at % 2, num_segments=SIZE),
-        lambda: jnp.where(places == i, x, y),
-    )()
+# Gathers and scatters at places that depend on the values.
+variants(
+    "looked_up: vv->v",
+    lambda x, y: x[places(y)],
+    lambda x, y: lax.dynamic_slice(jnp.concatenate([x, y]), (number(y),), (SIZE,)),
+    lambda x, y: lax.dynamic_update_slice(x, y[:1] * 2, (number(y),)),
+    lambda x, y: x.at[number(y)].set(y[1]),
+    lambda x, y: x.at[places(y)].add(y),
+    lambda x, y: x.at[places(y)].multiply(positive(y) / 2, unique_indices=True),
+    lambda x, y: x.at[places(y)].min(y),
+    lambda x, y: x.at[places(y)].max(y),
+    lambda x, y: jnp.take(x, places(y), mode="fill", fill_value=0) * y,
+    lambda x, y: x.at[places(y) + 1].set(y, mode="drop"),
+    lambda x, y: jnp.take_along_axis(x, places(y), 0) * y,
+    lambda x, y: lax.dynamic_index_in_dim(jnp.outer(x, y), number(y), keepdims=False),
+    lambda x, y: 1 + jnp.zeros_like(x).at[places(y)].add(x * y, unique_indices=True),
+    lambda x, y: jax.ops.segment_sum(x * y, places(y) % 2, num_segments=SIZE),
+    lambda x, y: jnp.where(jnp.arange(SIZE, dtype=jnp.int32) == number(y), x, y),
+)
 
 
 @operation("mv->m")
@@ -331,52 +296,43 @@ def cumulative(p: int, x: Any) -> Any:
     )()
 
 
-@operation("vv->v")
-def sorted_(p: int, x: Any, y: Any) -> Any:
-    return pick(
-        p,
-        lambda: lax.sort(x),
-        lambda: lax.sort((x, y), num_keys=1)[1],
-        lambda: lax.top_k(x, 2)[0].sum() * y,
-        lambda: y[jnp.argsort(x)],
-        lambda: jnp.median(x) + y,
-    )()
+variants(
+    "sorted: vv->v",
+    lambda x, y: lax.sort(x),
+    lambda x, y: lax.sort((x, y), num_keys=1)[1],
+    lambda x, y: lax.top_k(x, 2)[0].sum() * y,
+    lambda x, y: y[jnp.argsort(x)],
+    lambda x, y: jnp.median(x) + y,
+)
 
 
 # Linear algebra, Fourier transforms, complex numbers
 
 
-@operation("mv->v")
-def linear_algebra(p: int, m: Any, x: Any) -> Any:
-    s = symmetric(m)
-    return pick(
-        p,
-        lambda: jnp.linalg.cholesky(s) @ x,
-        lambda: jnp.linalg.solve(s, x),
-        lambda: lax.linalg.triangular_solve(s, x[:, None], left_side=True, lower=True)[:, 0],
-        lambda: jnp.abs(jnp.linalg.qr(s)[1]) @ x,
-        lambda: jnp.linalg.eigh(s)[0] * x,
-        lambda: jnp.linalg.svd(s, compute_uv=False) * x,
-        lambda: jnp.linalg.inv(s) @ x,
-        lambda: jnp.linalg.slogdet(s)[1] * x,
-        lambda: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(s), True), x),
-        lambda: jax.scipy.linalg.expm(0.1 * small(m)) @ x,
-        lambda: jax.scipy.sparse.linalg.cg(lambda v: s @ v, x, maxiter=5, tol=0)[0],
-    )()
+variants(
+    "linear_algebra: mv->v",
+    lambda m, x: jnp.linalg.cholesky(symmetric(m)) @ x,
+    lambda m, x: jnp.linalg.solve(symmetric(m), x),
+    lambda m, x: jax.scipy.linalg.solve_triangular(symmetric(m), x, lower=True),
+    lambda m, x: jnp.abs(jnp.linalg.qr(symmetric(m))[1]) @ x,
+    lambda m, x: jnp.linalg.eigh(symmetric(m))[0] * x,
+    lambda m, x: jnp.linalg.svd(symmetric(m), compute_uv=False) * x,
+    lambda m, x: jnp.linalg.inv(symmetric(m)) @ x,
+    lambda m, x: jnp.linalg.slogdet(symmetric(m))[1] * x,
+    lambda m, x: jax.scipy.linalg.cho_solve((jnp.linalg.cholesky(symmetric(m)), True), x),
+    lambda m, x: jax.scipy.linalg.expm(0.1 * small(m)) @ x,
+    lambda m, x: jax.scipy.sparse.linalg.cg(lambda v: symmetric(m) @ v, x, maxiter=5, tol=0)[0],
+)
 
-
-@operation("vv->v")
-def fourier(p: int, x: Any, y: Any) -> Any:
-    z = lax.complex(x, y)
-    return pick(
-        p,
-        lambda: jnp.fft.fft(z).real,
-        lambda: jnp.fft.ifft(z).imag,
-        lambda: jnp.fft.irfft(jnp.fft.rfft(x) * (1 + 0.5j), SIZE) * y,
-        lambda: jnp.abs(z * z + 2),
-        lambda: jnp.real(jnp.exp(0.3j * z) * jnp.conj(z)),
-        lambda: jnp.angle(z + 3),
-    )()
+variants(
+    "fourier: vv->v",
+    lambda x, y: jnp.fft.fft(lax.complex(x, y)).real,
+    lambda x, y: jnp.fft.ifft(lax.complex(x, y)).imag,
+    lambda x, y: jnp.fft.irfft(jnp.fft.rfft(x) * (1 + 0.5j), SIZE) * y,
+    lambda x, y: jnp.abs(lax.complex(x, y) * lax.complex(x, y) + 2),
+    lambda x, y: jnp.real(jnp.exp(0.3j * lax.complex(x, y)) * jnp.conj(lax.complex(x, y))),
+    lambda x, y: jnp.angle(lax.complex(x, y) + 3),
+)
 
 
 # Control flow, and functions of JAX's
@@ -395,136 +351,103 @@ def branches(p: int, x: Any, y: Any) -> Any:
     )()
 
 
-@operation("mv->v")
-def inner_loops(p: int, m: Any, x: Any) -> Any:
-    advance = lambda x, y: (jnp.tanh(m @ x + y), jnp.sin(x))  # noqa: E731
-    return pick(
-        p,
-        lambda: lax.scan(advance, x, m)[0],
-        lambda: lax.scan(advance, x, m, reverse=True)[1][0],
-        lambda: lax.fori_loop(0, 3, lambda i, x: x * 0.5 + m[i], x),
-        lambda: lax.map(lambda row: row * x, m)[1],
-        lambda: x * lax.while_loop(lambda i: i < 3, lambda i: i + 1, number(x)),
-        lambda: x + lax.stop_gradient(lax.while_loop(lambda x: x[0] < 1, lambda x: x + 0.3, x)),
-        lambda: lax.scan(lambda x, _: (advance(x, x)[0], None), x, length=2, unroll=2)[0],
-        lambda: lax.scan(lambda c, r: (c + 1, r * c), 0, m)[1][2],
-    )()
+def advance(m: Any) -> Callable[[Any, Any], Any]:
+    return lambda x, y: (jnp.tanh(m @ x + y), jnp.sin(x))
 
 
-@jax.custom_jvp
-def steeper(x: Any) -> Any:
-    return jnp.sin(x)
+variants(
+    "inner_loops: mv->v",
+    lambda m, x: lax.scan(advance(m), x, m)[0],
+    lambda m, x: lax.scan(advance(m), x, m, reverse=True)[1][0],
+    lambda m, x: lax.fori_loop(0, 3, lambda i, x: x * 0.5 + m[i], x),
+    lambda m, x: lax.map(lambda row: row * x, m)[1],
+    lambda m, x: x * lax.while_loop(lambda i: i < 3, lambda i: i + 1, number(x)),
+    lambda m, x: x + lax.stop_gradient(lax.while_loop(lambda x: x[0] < 1, lambda x: x + 0.3, x)),
+    lambda m, x: lax.scan(lambda x, _: (jnp.tanh(m @ x + x), None), x, length=2, unroll=2)[0],
+    lambda m, x: lax.scan(lambda c, r: (c + 1, r * c), 0, m)[1][2],
+)
 
 
-@steeper.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return steeper(*primals), 1.5 * jnp.cos(primals[0]) * tangents[0]
+def with_jvp(f: Any, rule: Callable[..., Any], **options: Any) -> Any:
+    """The rule is of the value, the arguments and their tangents."""
+    f = jax.custom_jvp(f)
+
+    def forward(primals: Any, tangents: Any) -> Any:
+        value = f(*primals)
+        return value, rule(value, *primals, *tangents)
+
+    f.defjvp(forward, **options)
+    return f
 
 
-@jax.custom_vjp
-def flatter(x: Any, y: Any) -> Any:
-    return jnp.sin(x) * y
+def with_vjp(f: Any, *rules: Callable[..., Any], **options: Any) -> Any:
+    f = jax.custom_vjp(f)
+    f.defvjp(*rules, **options)
+    return f
 
 
-def _forward(x: Any, y: Any) -> Any:
-    return jnp.sin(x) * y, (jnp.cos(x), y, x)
+steeper = with_jvp(lambda x: jnp.sin(x), lambda _, x, t: 1.5 * jnp.cos(x) * t)
+flatter = with_vjp(
+    lambda x, y: jnp.sin(x) * y,
+    lambda x, y: (jnp.sin(x) * y, (jnp.cos(x), y, x)),
+    lambda kept, ct: (0.5 * ct * kept[0] * kept[1], ct * jnp.sin(kept[2])),
+)
+rounded = with_jvp(lambda x: jnp.round(4 * x) / 4, lambda y, x, t: t)
+clipped = with_vjp(lambda x: x, lambda x: (x, ()), lambda _, ct: (jnp.clip(ct, -0.3, 0.3),))
+reversed_gradient = with_vjp(lambda x: x, lambda x: (x, x), lambda x, ct: (-0.5 * ct * (1 + x),))
 
+variants(
+    "custom_jvp: vv->v",
+    lambda x, y: steeper(x),
+    lambda x, y: steeper(x) * y,
+    lambda x, y: jax.jit(steeper)(x),
+)
 
-def _backward(residuals: Any, ct: Any) -> Any:
-    cosine, y, x = residuals
-    return 0.5 * ct * cosine * y, ct * jnp.sin(x)
-
-
-flatter.defvjp(_forward, _backward)
+variants(
+    "custom_vjp: vv->v",
+    lambda x, y: flatter(x, y),
+    lambda x, y: flatter(x, x),
+    lambda x, y: jax.jit(flatter)(y, x),
+)
 
 
 @operation("vv->v")
-def custom_jvp(p: int, x: Any, y: Any) -> Any:
-    return pick(p, lambda: steeper(x), lambda: steeper(x) * y, lambda: jax.jit(steeper)(x))()
-
-
-@operation("vv->v")
-def custom_vjp(p: int, x: Any, y: Any) -> Any:
-    return pick(p, lambda: flatter(x, y), lambda: flatter(x, x), lambda: jax.jit(flatter)(y, x))()
-
-
-@operation("vv->v")
-def unused_custom_vjp(p: int, x: Any, y: Any) -> Any:
+def unused_custom_vjp(_: int, x: Any, y: Any) -> Any:
     flatter(x, y)
     return x - y
 
 
-@jax.custom_jvp
-def rounded(x: Any) -> Any:
-    return jnp.round(4 * x) / 4
+# Estimators: the derivative is another function's.
+variants(
+    "straight_through: vv->v",
+    lambda x, y: rounded(x) * y,
+    lambda x, y: rounded(jnp.sin(x)) + y,
+    lambda x, y: jax.jit(rounded)(x * y),
+    lambda x, y: jax.vmap(rounded)(x) - y,
+)
+
+# Identities that change the gradient.
+variants(
+    "clipped_custom_vjp: vv->v",
+    lambda x, y: clipped(jnp.sin(x) * y),
+    lambda x, y: reversed_gradient(x * y),
+    lambda x, y: clipped(x) + reversed_gradient(y),
+    lambda x, y: jax.jit(clipped)(jnp.cos(x)) * y,
+)
 
 
-@rounded.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    return rounded(*primals), tangents[0]
-
-
-@operation("vv->v")
-def straight_through(p: int, x: Any, y: Any) -> Any:
-    """Estimators: the derivative is another function's."""
-    return pick(
-        p,
-        lambda: rounded(x) * y,
-        lambda: rounded(jnp.sin(x)) + y,
-        lambda: jax.jit(rounded)(x * y),
-        lambda: jax.vmap(rounded)(x) - y,
-    )()
-
-
-@jax.custom_vjp
-def clipped(x: Any) -> Any:
-    return x
-
-
-clipped.defvjp(lambda x: (x, ()), lambda _, ct: (jnp.clip(ct, -0.3, 0.3),))
-
-
-@jax.custom_vjp
-def reversed_gradient(x: Any) -> Any:
-    return x
-
-
-reversed_gradient.defvjp(lambda x: (x, x), lambda x, ct: (-0.5 * ct * (1 + x),))
-
-
-@operation("vv->v")
-def clipped_custom_vjp(p: int, x: Any, y: Any) -> Any:
-    """Identities that change the gradient."""
-    return pick(
-        p,
-        lambda: clipped(jnp.sin(x) * y),
-        lambda: reversed_gradient(x * y),
-        lambda: clipped(x) + reversed_gradient(y),
-        lambda: jax.jit(clipped)(jnp.cos(x)) * y,
-    )()
-
-
-@jax.custom_jvp
-def refusing(x: Any, y: Any) -> Any:
-    return jnp.sin(x) * y
-
-
-@partial(refusing.defjvp, symbolic_zeros=True)
-def _(primals: Any, tangents: Any) -> Any:
-    if type(tangents[1]) is not SymbolicZero:
+def refuse(differentiated: bool) -> None:
+    if differentiated:
         raise TypeError("The second operand must not be differentiated.")
-    x, y = primals
-    return refusing(x, y), jnp.cos(x) * y * tangents[0]
 
 
-@jax.custom_vjp
-def refusing_in_reverse(x: Any, y: Any) -> Any:
-    return jnp.sin(x) * y
+def _refusing_rule(_: Any, x: Any, y: Any, x_tangent: Any, y_tangent: Any) -> Any:
+    refuse(type(y_tangent) is not SymbolicZero)
+    return jnp.cos(x) * y * x_tangent
 
 
 def _refusing_forward(x: Any, y: Any) -> Any:
-    if y.perturbed:
-        raise TypeError("The second operand must not be differentiated.")
+    refuse(y.perturbed)
     return jnp.sin(x.value) * y.value, (x.value, y.value)
 
 
@@ -535,51 +458,44 @@ def _refusing_backward(residuals: Any, ct: Any) -> Any:
     return jnp.cos(x) * y * ct, jnp.zeros_like(y)
 
 
-refusing_in_reverse.defvjp(_refusing_forward, _refusing_backward, symbolic_zeros=True)
+refusing = with_jvp(lambda x, y: jnp.sin(x) * y, _refusing_rule, symbolic_zeros=True)
+refusing_in_reverse = with_vjp(
+    lambda x, y: jnp.sin(x) * y, _refusing_forward, _refusing_backward, symbolic_zeros=True
+)
+
+# Functions that refuse a tangent, of operands that have none.
+variants(
+    "refused: vv->v",
+    lambda x, y: refusing(x, lax.stop_gradient(y)),
+    lambda x, y: refusing(x, jnp.floor(lax.stop_gradient(y))) + y,
+    lambda x, y: jax.jit(refusing)(x * y, lax.stop_gradient(y)),
+    lambda x, y: y + refusing(lax.stop_gradient(y), lax.stop_gradient(x)),
+    lambda x, y: refusing(x, jnp.arange(SIZE, dtype=x.dtype)),
+)
+
+variants(
+    "refused_custom_vjp: vv->v",
+    lambda x, y: refusing_in_reverse(x, lax.stop_gradient(y)),
+    lambda x, y: refusing_in_reverse(x * y, jnp.ones_like(y)),
+    lambda x, y: y + refusing_in_reverse(lax.stop_gradient(x), lax.stop_gradient(y)),
+)
 
 
-@operation("vv->v")
-def refused(p: int, x: Any, y: Any) -> Any:
-    """Functions that refuse a tangent, of operands that have none."""
-    fixed = lax.stop_gradient(y)
-    return pick(
-        p,
-        lambda: refusing(x, fixed),
-        lambda: refusing(x, jnp.floor(fixed)) + y,
-        lambda: jax.jit(refusing)(x * y, fixed),
-        lambda: y + refusing(fixed, lax.stop_gradient(x)),
-        lambda: refusing(x, jnp.arange(SIZE, dtype=x.dtype)),
-    )()
-
-
-@operation("vv->v")
-def refused_custom_vjp(p: int, x: Any, y: Any) -> Any:
-    fixed = lax.stop_gradient(y)
-    return pick(
-        p,
-        lambda: refusing_in_reverse(x, fixed),
-        lambda: refusing_in_reverse(x * y, jnp.ones_like(y)),
-        lambda: y + refusing_in_reverse(lax.stop_gradient(x), fixed),
-    )()
-
-
-@jax.custom_jvp
-def solved(x: Any) -> Any:
+def _root(x: Any) -> Any:
     """The root y of y + sin(y) / 3 = x, by a loop that has no reverse mode."""
     newton = lambda y: y - (y + jnp.sin(y) / 3 - x) / (1 + jnp.cos(y) / 3)  # noqa: E731
     return lax.while_loop(lambda s: s[0] < 8, lambda s: (s[0] + 1, newton(s[1])), (0, x))[1]
 
 
-@solved.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    y = solved(*primals)
-    return y, tangents[0] / (1 + jnp.cos(y) / 3)
+solved = with_jvp(_root, lambda y, _, t: t / (1 + jnp.cos(y) / 3))
 
-
-@operation("vv->v")
-def implicit(p: int, x: Any, y: Any) -> Any:
-    """Functions whose rule is all that differentiates their loop."""
-    return pick(p, lambda: solved(x) * y, lambda: solved(x * y), lambda: jax.jit(solved)(x) + y)()
+# Functions whose rule is all that differentiates their loop.
+variants(
+    "implicit: vv->v",
+    lambda x, y: solved(x) * y,
+    lambda x, y: solved(x * y),
+    lambda x, y: jax.jit(solved)(x) + y,
+)
 
 
 FORGOTTEN = {"custom_jvp", "straight_through", "refused", "implicit"}

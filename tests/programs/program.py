@@ -1,9 +1,7 @@
 """A random program: what its loop's step does, what kind of loop it is, how it is to be reversed,
 and what is asked of it. Made from a seed, and data, so that it can be made smaller."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import MISSING, dataclass, fields, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -69,12 +67,6 @@ MODES = weights("""
 """)
 """Modes of JAX's configuration."""
 
-FORWARD_MODE = {
-    *("jvp", "vmap of jvp", "jacobian forward", "linearize"),
-    *("forward over forward", "reverse over forward"),
-}
-"""Those of the transformations that differentiate the loop itself forwards."""
-
 ON_A_MESH = ("scan", "fori", "nest", "rewritten nest")
 """Loops on an explicit mesh: JAX's own while loops have no vmap there."""
 
@@ -84,21 +76,10 @@ NESTS = {"nest", "while in scan", "scan in while", "rewritten nest", "chain"}
 SLOW_MODES = {"checks", "leaks", "no jit"}
 """Where a step takes long to trace: there it does less."""
 
-CANDIDATES = 16
-"""How many seeds there are for each program that is chosen."""
-
-EXTRAS = {
-    "running sum": "a number that is added to, and not read",
-    "trajectory": "an array written one entry a step",
-    "count": "a small integer",
-    "flag": "a bool",
-    "empty": "an array of no numbers",
-    "key": "a random key, and noise from it",
-    "fixed": "a leaf that stays as it is",
-    "complex": "complex numbers",
-    "half": "numbers of half precision",
-    "unused": "a leaf that nothing reads",
-}
+EXTRAS = (
+    *("running sum", "trajectory", "count", "flag", "empty"),
+    *("key", "fixed", "complex", "half", "unused"),
+)
 """Further leaves of the carry."""
 
 
@@ -114,25 +95,26 @@ class Operation(NamedTuple):
 @dataclass(frozen=True)
 class Program:
     """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
-    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision."""
+    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision.
+    Defaults are the simplest."""
 
     seed: int
-    loop: str
     length: int
-    reverse: bool
-    unroll: int
     operations: tuple[Operation, ...]
     extras: tuple[str, ...]
-    setting: str
-    transformation: str
-    mapped: tuple[bool, ...]
-    under_jit: bool
-    mode: str
-    small_weights: bool
-    other_platform: bool
-    body: str
-    inner: str
-    single: bool
+    loop: str = "scan"
+    reverse: bool = False
+    unroll: int = 1
+    setting: str = "default"
+    transformation: str = "grad"
+    mapped: tuple[bool, ...] = (True,) * 5
+    under_jit: bool = True
+    mode: str = "plain"
+    small_weights: bool = False
+    other_platform: bool = False
+    body: str = "the loop"
+    inner: str = "grad"
+    single: bool = False
 
     @classmethod
     def random(cls, seed: int) -> "Program":
@@ -162,25 +144,15 @@ class Program:
         by_python = any(o.name in FORGOTTEN for o in operations)
         lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
         lengths = lengths[:4] if by_python else lengths[:5] if nested else lengths
-        return cls(
-            seed,
-            loop,
-            draw.choice(lengths),
-            draw.random() < 0.3,
-            draw.choice([1, 1, 1, 2, 3]),
-            operations,
-            tuple(sorted(draw.sample(list(EXTRAS), draw.choice([0, 0, 1, 1, 2, 3])))),
-            setting,
-            transformation,
-            _mapped(draw, transformation),
-            draw.random() < 0.9,
-            mode,
-            draw.random() < 0.6,
-            draw.random() < 0.3,
-            body,
-            inner,
-            draw.random() < 0.5,
-        )
+        # What is left is drawn in the order in which it always was: a seed is a program for ever.
+        given: dict[str, Any] = {"loop": loop, "length": draw.choice(lengths)}
+        given |= {"reverse": draw.random() < 0.3, "unroll": draw.choice([1, 1, 1, 2, 3])}
+        extras = tuple(sorted(draw.sample(EXTRAS, draw.choice([0, 0, 1, 1, 2, 3]))))
+        given |= {"operations": operations, "extras": extras, "setting": setting}
+        given |= {"transformation": transformation, "mapped": _mapped(draw, transformation)}
+        given |= {"under_jit": draw.random() < 0.9, "mode": mode}
+        given |= {"small_weights": draw.random() < 0.6, "other_platform": draw.random() < 0.3}
+        return cls(seed, **given, body=body, inner=inner, single=draw.random() < 0.5)
 
     @property
     def forgets(self) -> bool:
@@ -198,75 +170,16 @@ class Program:
             return False
         return self.body == "while" or (self.seed % 2 == 0 and "while" not in self.loop)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether JAX's own loops most likely refuse it, too."""
-        names = [operation.name for operation in self.operations]
-        is_forward = (
-            self.transformation in FORWARD_MODE if self.body == "the loop" else self.inner == "jvp"
-        )
-        return is_forward and any(name.endswith("custom_vjp") for name in names)
-
-    @property
-    def met(self) -> set[Any]:
-        """What it is made of, and each pair of that."""
-        kinds = [self.loop, self.setting, self.transformation, self.mode, self.body]
-        others = [*self.extras, *(operation.name for operation in self.operations)]
-        others += [f"single {self.single}"] + [self.inner] * (self.body != "the loop")
-        others += [f"length {self.length}", f"reverse {self.reverse}", f"jit {self.under_jit}"]
-        values = {*enumerate(kinds), *((-1, name) for name in others)}
-        return {*values, *combinations(sorted(values), 2)}
-
     def smaller(self) -> "list[Program]":
         """Programs that are simpler in one way, the largest steps first."""
-        ways: list[dict[str, Any]] = [
-            {"operations": _without(self.operations, i)} for i in range(len(self.operations))
-        ]
-        ways += [{"extras": _without(self.extras, i)} for i in range(len(self.extras))]
+        ways: list[dict[str, Any]] = []
+        for name in ("operations", "extras"):
+            parts = getattr(self, name)
+            ways += [{name: parts[:i] + parts[i + 1 :]} for i in range(len(parts))]
         ways += [{"length": n} for n in (1, 2, 3, 5) if n < self.length]
-        simplest = {
-            "reverse": False,
-            "unroll": 1,
-            "mode": "plain",
-            "single": False,
-            "body": "the loop",
-            "inner": "grad",
-            "setting": "default",
-            "loop": "scan",
-            "transformation": "grad",
-            "under_jit": True,
-            "small_weights": False,
-            "other_platform": False,
-            "mapped": (True,) * 5,
-        }
-        ways += [{k: v} for k, v in simplest.items() if getattr(self, k) != v]
+        defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
+        ways += [{k: v} for k, v in defaults.items() if getattr(self, k) != v]
         return [replace(self, **way) for way in ways]
-
-
-def chosen(first: int, count: int) -> list[Program]:
-    """So many programs, which meet about as many pairs of things as twice as many random ones: of
-    each sixteen seeds the one that brings most that is new for its size."""
-    met: set[Any] = set()
-
-    def news(program: Program) -> float:
-        if program.is_refused:
-            return -1
-        new = program.met - met
-        return sum(map(_worth, new)) / (3 + len(program.operations))
-
-    programs: list[Program] = []
-    for seed in range(first, first + CANDIDATES * count, CANDIDATES):
-        candidates = [Program.random(seed + i) for i in range(CANDIDATES)]
-        programs.append(max(candidates, key=news))
-        met |= programs[-1].met
-    return programs
-
-
-def _worth(value: Any) -> int:
-    """A thing counts more than a pair, and kinds of loops, settings and so on more than others."""
-    if isinstance(value[0], int):
-        return 30 if value[0] >= 0 else 10
-    return 4 if value[0][0] >= 0 else 1
 
 
 def minimize(program: Program, fails: Any) -> Program:
@@ -289,10 +202,6 @@ def _operation(draw: Random) -> Operation:
 def _mapped(draw: Random, transformation: str) -> tuple[bool, ...]:
     weights, bias, v, m, xs = (draw.random() < 0.5 for _ in range(5))
     if transformation == "explicit mesh of steps":  # the carry is that of several examples
-        return weights, bias, True, True, xs
+        v = m = True
     mapped = weights, bias, v, m, xs
     return mapped if any(mapped) else (True,) * 5
-
-
-def _without(values: Sequence[Any], index: int) -> tuple[Any, ...]:
-    return (*values[:index], *values[index + 1 :])

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -16,9 +16,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from parity.loops import masked_while_loop
+from test_progress import Record
 
 import jax_revolve
-from jax_revolve import Disk, HostMemory, ProgressMeter
+from jax_revolve import Disk, HostMemory
 from jax_revolve._compat.values import vary
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step import cpu
@@ -45,21 +46,9 @@ class Loops(NamedTuple):
     plain: Callable[..., Any]
 
 
-class Counting(ProgressMeter):
-    """A meter that only counts."""
-
-    def start(self, name: str, total: int | None) -> Any:
-        return [0]
-
-    def update(self, bar: Any, steps: int) -> None:
-        assert bar[0] <= steps
-        bar[0] = steps
-
-    def close(self, bar: Any) -> None:
-        pass
-
-
-METER = Counting()
+def _with(args: Any, at: tuple[int, ...], values: Any) -> list[Any]:
+    changed = dict(zip(at, values, strict=True))
+    return [changed.get(i, arg) for i, arg in enumerate(args)]
 
 
 def theirs(scan: Callable[..., Any] = lax.scan) -> Loops:
@@ -74,11 +63,7 @@ def theirs(scan: Callable[..., Any] = lax.scan) -> Loops:
         start = (jnp.int32(lower), init)
         return masked(lambda state: state[0] < upper, advance, start, max_steps)[1]
 
-    def chain(layers: Any, x: Any) -> Any:
-        for layer in layers:
-            x = layer(x)
-        return x
-
+    chain = lambda layers, x: reduce(lambda x, layer: layer(x), layers, x)  # noqa: E731
     return Loops(scan, masked, fori_loop, lambda fun, **_: fun, chain, (scan, masked), scan)
 
 
@@ -140,7 +125,7 @@ def options_of(program: Program, directory: str) -> dict[str, Any]:
         "host": {"checkpoints": 0, "storage": HostMemory(checkpoints=3, transfer=0.1)},
         "host memory": {"checkpoints": 1, "storage": HostMemory(checkpoints=2, transfer=0.1)},
         "disk": {"checkpoints": 1, "storage": Disk(directory, checkpoints=2, transfer=0.1)},
-        "progress": {"progress": METER},
+        "progress": {"progress": Record()},
     }[program.setting]
 
 
@@ -152,9 +137,10 @@ def _bounded(x: Any) -> Any:
     return x / jnp.sqrt(1 + x * x / 9)
 
 
-def _step(program: Program, consts: Any, carry: Any, x: Any, at: Any) -> Any:
+def _step(program: Program, consts: Any, carry: Any, x: Any, at: Any = None) -> Any:
     """The next carry, and a y."""
     weights, gains, bias = consts
+    at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % program.length if at is None else at
     driven = gains @ carry["v"]
     pools: dict[str, list[Any]] = {"v": [carry["v"], x, bias, driven], "m": [carry["m"], weights]}
     for name, inputs, parameter in program.operations:
@@ -221,16 +207,13 @@ def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: An
     # The gains are in a product alone, as large weights mostly are.
     consts = (weights, jnp.cos(weights), bias)
 
-    def step(carry: Any, x: Any) -> Any:
+    def step(carry: Any, x: Any, at: Any = None) -> Any:
         with jax.numpy_rank_promotion("allow"):
-            at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % length
             return _step(program, consts, carry, x, at)
 
     def counted(i: Any, carry: Any) -> Any:
         at = last - i if program.reverse else i
-        x = lax.dynamic_index_in_dim(xs, at, keepdims=False)
-        with jax.numpy_rank_promotion("allow"):
-            return _step(program, consts, carry, x, at)[0]
+        return step(carry, lax.dynamic_index_in_dim(xs, at, keepdims=False), at)[0]
 
     def goes_on(state: Any) -> Any:
         i, carry = state
@@ -283,8 +266,7 @@ def _batched_loop(
     init = jax.vmap(lambda v, m: {"v": v, "m": m, **_extras(program, v)})(v, m)
 
     def of_one(weights: Any, bias: Any, carry: Any, x: Any) -> Any:
-        at = (jnp.abs(x[0]) * 100).astype(jnp.int32) % program.length
-        return _step(program, (weights, jnp.cos(weights), bias), carry, x, at)
+        return _step(program, (weights, jnp.cos(weights), bias), carry, x)
 
     def step(carry: Any, x: Any) -> Any:
         return jax.vmap(of_one, (of_weights, of_bias, 0, of_xs))(weights, bias, carry, x)
@@ -293,24 +275,27 @@ def _batched_loop(
     return loops.scan(step, init, xs, reverse=program.reverse, unroll=program.unroll)
 
 
+def _plain_while(cond: Any, body: Any, init: Any, most: int) -> Any:
+    return lax.while_loop(lambda state: cond(state) & (state[0] < most), body, init)
+
+
 def of_program(program: Program, loops: Loops, *arguments: Any) -> Any:
     """What is differentiated: one number, that depends on all results of the loop, or a loop of its
     derivatives."""
     around = program.body != "the loop"
+    run = _of_derivatives if around else total
     if not program.loop.startswith("rewritten"):
-        run = _of_derivatives if around else total
         return run(program, loops, *arguments)
     inside = loops
     if loops.scan not in (lax.scan, by_python):
-        inside = theirs()._replace(
-            while_loop=_plain_while, fori_loop=_plain_fori, inner=(lax.scan, _plain_while)
-        )
+        plain_fori = lambda *args: lax.fori_loop(*args[:-1])  # noqa: E731
+        inner = (lax.scan, _plain_while)
+        inside = theirs()._replace(while_loop=_plain_while, fori_loop=plain_fori, inner=inner)
     more = {"max_steps": 40} if "while" in program.loop + program.body else {}
     if around and not program.rewrites_derivatives:
         # the loop alone, whose derivatives others take
         whole = loops.whole(partial(total, program, inside), **more)
         return _of_derivatives(program, inside, *arguments, inner=whole)
-    run = _of_derivatives if around else total
     return loops.whole(partial(run, program, inside), **more)(*arguments)
 
 
@@ -326,11 +311,9 @@ def _of_derivatives(
     def number(results: Any) -> Any:
         return sum(jnp.mean(jnp.sin(x)) for x in jax.tree.leaves(results))
 
-    def of_chosen(args: list[Any]) -> Callable[..., Any]:
-        return lambda *chosen: inner(*_with(args, which, chosen))
-
     def derivative(args: list[Any]) -> Any:
-        f, at = of_chosen(args), [args[i] for i in which]
+        f = lambda *chosen: inner(*_with(args, which, chosen))  # noqa: E731
+        at = [args[i] for i in which]
         directions = [jnp.cos(x) for x in at]
         grad = jax.grad(f, tuple(range(len(at))))
         match program.inner:
@@ -386,14 +369,6 @@ def total(program: Program, loops: Loops, *arguments: Any) -> Any:
         leaf = leaf.real + leaf.imag if jnp.iscomplexobj(leaf) else leaf
         total += jnp.sum(leaf.astype(total.dtype))
     return total
-
-
-def _plain_while(cond: Any, body: Any, init: Any, most: int) -> Any:
-    return lax.while_loop(lambda state: cond(state) & (state[0] < most), body, init)
-
-
-def _plain_fori(lower: Any, upper: Any, body: Any, init: Any, _: int) -> Any:
-    return lax.fori_loop(lower, upper, body, init)
 
 
 # What is asked of it
@@ -473,13 +448,6 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
         "grad in shard_map": lambda: sharded(grad(f)),
     }
     return cases[program.transformation]()
-
-
-def _with(args: Any, at: tuple[int, ...], values: Any) -> list[Any]:
-    result = list(args)
-    for i, value in zip(at, values, strict=True):
-        result[i] = value
-    return result
 
 
 def arguments(program: Program) -> list[Any]:
@@ -571,12 +539,6 @@ def _run_ours(program: Program, compiler: dict[str, Any]) -> Any:
     raise AssertionError("The least memory that an error states is not enough.")
 
 
-def tolerance(program: Program) -> float:
-    exact = 2e-3 if program.single else 1e-7
-    narrow = [NARROW[o.name][o.parameter % 3] for o in program.operations if o.name in NARROW]
-    return max([exact, *narrow, *([0.1] if "half" in program.extras else [])])
-
-
 class Refused(Exception):
     """JAX's own loops refuse the program, or give two results for it."""
 
@@ -639,12 +601,15 @@ def run_theirs(program: Program, compiler: dict[str, Any]) -> Any:
 
 def compare(program: Program, results: Any, expected: Any, part: float = 1.0) -> None:
     """They agree up to the tolerance, or a part of it."""
+    exact = part * max(
+        2e-3 if program.single else 1e-7,
+        0.1 if "half" in program.extras else 0,
+        *(NARROW[o.name][o.parameter % 3] for o in program.operations if o.name in NARROW),
+    )
     largest = max((np.max(np.abs(x), initial=0) for x in jax.tree.leaves(expected)), default=0)
-    close = partial(_assert_close, part * tolerance(program), float(largest))
+
+    def close(ours: Any, theirs: Any) -> None:
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        np.testing.assert_allclose(ours, theirs, rtol=exact, atol=exact * float(largest + 1e-3))
+
     jax.tree.map(close, results, expected)
-
-
-def _assert_close(exact: float, largest: float, ours: Any, theirs: Any) -> None:
-    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
-    assert ours.dtype == theirs.dtype, (ours.dtype, theirs.dtype)
-    np.testing.assert_allclose(ours, theirs, rtol=exact, atol=exact * (largest + 1e-3))

@@ -1,5 +1,6 @@
 """What people see: in a terminal, and in a notebook."""
 
+import contextlib
 import os
 import pty
 import re
@@ -14,6 +15,7 @@ import nbformat
 import pytest
 
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 PROGRAM = """
 import warnings
@@ -45,20 +47,14 @@ def terminal(program: str) -> list[str]:
     """The lines that a terminal shows after the program: a carriage return writes over a line."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=theirs, stderr=theirs, env=environment
+        [sys.executable, "-c", program], stdout=theirs, stderr=theirs, env=ENVIRONMENT
     )
     os.close(theirs)
     written = b""
-    while True:
-        try:
-            new = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not new:
-            break
-        written += new
+    with contextlib.suppress(OSError):  # the other end is closed
+        while new := os.read(ours, 4096):
+            written += new
     os.close(ours)
     assert process.wait() == 0, written.decode()
     lines = []
@@ -74,10 +70,8 @@ def terminal(program: str) -> list[str]:
 def test_terminal(hide: str) -> None:
     lines = terminal(hide + PROGRAM + RUN.format("scan") + RUN.format("stop_early"))
     assert not any("\x1b" in line for line in lines)
-    assert len(lines) == 4
-    for line, name, steps in zip(
-        lines, ["forward", "reverse"] * 2, [2000] * 2 + [321] * 2, strict=True
-    ):
+    bars = [("forward", 2000), ("reverse", 2000), ("forward", 321), ("reverse", 321)]
+    for line, (name, steps) in zip(lines, bars, strict=True):
         known = (name, steps) != ("forward", 321)
         end = rf"100%.*{steps}/{steps} \[" if known else rf"{steps} steps \["
         assert re.match(rf"{name}: {end}.* steps/s\]$", line), line
@@ -86,8 +80,7 @@ def test_terminal(hide: str) -> None:
 
 def executed(*cells: str) -> Any:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute(env=environment)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute(env=ENVIRONMENT)
     return notebook
 
 

@@ -13,27 +13,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-PROGRAM = Path(__file__).with_name("two_processes_program.py")
-HOST_SCAN = Path(__file__).with_name("two_processes_host_scan.py")
+PROGRAM = Path(__file__).with_name("two_processes.py")
 SECONDS = 240
 """After so long the processes are taken to wait for each other for ever."""
 
 
-def _free_address() -> str:
+def run(
+    folder: Path, *what: list[str], expected: tuple[int | None, int | None] = (0, 0)
+) -> list[str]:
+    """What the processes print, after they ended as expected: `None` is one that had to be ended,
+    because the time is over or another one failed."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        return f"localhost:{probe.getsockname()[1]}"
-
-
-def _run(commands: list[list[str]], outputs: list[Path]) -> list[int | None]:
-    """What the processes end with; `None` of those that had to be ended, because the time is over
-    or another one failed."""
+        address = f"localhost:{probe.getsockname()[1]}"
     paths = [str(PROGRAM.parents[2]), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    outputs = [folder / f"process-{i}.txt" for i in range(2)]
     last = time.monotonic() + SECONDS
     with ExitStack() as stack:
         processes = []
-        for command, output in zip(commands, outputs, strict=True):
+        for i, output in enumerate(outputs):
+            command = [sys.executable, str(PROGRAM), address, str(i), *what[i % len(what)]]
             file = stack.enter_context(output.open("w"))
             process = subprocess.Popen(
                 command, env=environment, stdout=file, stderr=subprocess.STDOUT
@@ -45,35 +45,6 @@ def _run(commands: list[list[str]], outputs: list[Path]) -> list[int | None]:
         while None in codes and not any(codes) and time.monotonic() < last:
             time.sleep(0.1)
             codes = [process.poll() for process in processes]
-    return codes
-
-
-@pytest.mark.parametrize(
-    "derivatives",
-    [
-        ["grad"],
-        pytest.param(
-            ["jvp", "forward_over_reverse", "reverse_over_reverse"], marks=pytest.mark.slow
-        ),
-    ],
-    ids=" ".join,
-)
-def test_derivatives_are_those_of_one_process(derivatives: list[str], tmp_path: Path) -> None:
-    texts = _ended(PROGRAM, [derivatives, derivatives], tmp_path)
-    assert [text.count(" same\n") for text in texts] == [3 * len(derivatives)] * 2
-
-
-def _ended(
-    program: Path,
-    arguments: list[list[str]],
-    folder: Path,
-    expected: tuple[int | None, int | None] = (0, 0),
-) -> list[str]:
-    """What the processes print, after they ended as expected."""
-    start, address = [sys.executable, str(program)], _free_address()
-    commands = [[*start, address, str(i), *arguments[i]] for i in range(2)]
-    outputs = [folder / f"process-{i}.txt" for i in range(2)]
-    codes = _run(commands, outputs)
     texts = [output.read_text() for output in outputs]
     if tuple(codes) != expected:
         parts = [f"process {i} ended with {codes[i]}:\n{texts[i]}" for i in range(2)]
@@ -81,8 +52,16 @@ def _ended(
     return texts
 
 
+@pytest.mark.parametrize(
+    "names", [["grad"], ["jvp", "forward_over_reverse", "reverse_over_reverse"]], ids=" ".join
+)
+def test_derivatives_are_those_of_one_process(names: list[str], tmp_path: Path) -> None:
+    texts = run(tmp_path, ["derivatives", *names])
+    assert [text.count(" same\n") for text in texts] == [3 * len(names)] * 2
+
+
 def test_gradients_of_host_scan_are_those_of_one_process(tmp_path: Path) -> None:
-    texts = _ended(HOST_SCAN, [[str(tmp_path), "options"]] * 2, tmp_path)
+    texts = run(tmp_path, ["host_scan", str(tmp_path)])
     assert [text.count(" same\n") for text in texts] == [4, 4]
     assert not list(tmp_path.rglob("*.checkpoint"))
 
@@ -92,13 +71,13 @@ def test_a_run_of_two_processes_goes_on(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-    never, at_17 = ([str(killed), "0"], [str(killed), "17"])
-    _ended(HOST_SCAN, [[str(whole), "0"]] * 2, whole)
-    _ended(HOST_SCAN, [never, at_17], killed, (None, -signal.SIGKILL))
+    never, at_17 = (["run", str(killed), count] for count in ("0", "17"))
+    run(whole, ["run", str(whole), "0"])
+    run(killed, never, at_17, expected=(None, -signal.SIGKILL))
     states = [{p.name for p in killed.glob(f"run/process-{i}/state-*.json")} for i in range(2)]
     assert states[1] == {"state-15.json", "state-16.json"}
     assert "state-16.json" in states[0]
-    texts = _ended(HOST_SCAN, [never, never], killed)
+    texts = run(killed, never)
     assert {text.splitlines()[-1] for text in texts} == {"11 saved"}
     for i in range(2):
         with np.load(whole / f"process-{i}.npz") as a, np.load(killed / f"process-{i}.npz") as b:

@@ -1,4 +1,5 @@
-"""The example in `examples/tsunami`: its gradient, and the job from end to end."""
+"""The examples in `examples`: the gradients of a small tsunami and of a short `bay`, and the job of
+the tsunami from end to end."""
 
 import re
 import sys
@@ -17,12 +18,10 @@ from jax_revolve import checkpointed_scan, plan
 from jax_revolve.__main__ import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-bathymetry = import_module("tsunami.bathymetry")
-inversion = import_module("tsunami.inversion")
-job = import_module("tsunami.job")
-measurement = import_module("tsunami.measurement")
-model = import_module("tsunami.model")
-scenario = import_module("tsunami.scenario")
+bay = import_module("bay")
+bathymetry, inversion, measurement = (
+    import_module(f"tsunami.{name}") for name in ("bathymetry", "inversion", "measurement")
+)
 
 ROWS, COLUMNS = 14, 18
 
@@ -50,8 +49,7 @@ def test_gradient_equals_finite_differences(scan):
 
 
 def test_the_source_of_a_small_tsunami_is_found():
-    problem = small_problem(checkpointed_scan)
-    history: list[float] = []
+    problem, history = small_problem(checkpointed_scan), list[float]()
     program = problem.compiled_gradient()
     found = inversion.recover(program, problem.no_guess(), 25, history.append)
     assert len(history) == 25
@@ -85,3 +83,19 @@ def test_missing_extra_is_explained(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     assert main([]) == 2
     assert "pip install tqdm" in capsys.readouterr().err
+
+
+def test_gradient_of_the_bay_with_wind_from_files(tmp_path: Path) -> None:
+    steps = 150
+    bay.write_wind(tmp_path, steps)
+    assert len(list(tmp_path.iterdir())) == 2
+    read, depth = bay.reader(tmp_path), bay.sea_floor()
+    wind = np.stack([read(i) for i in range(steps)])
+
+    def gradient(wind: Any, **options: Any) -> Any:
+        level = partial(bay.level_at_the_quay, steps=steps, **options)
+        return jax.value_and_grad(level, has_aux=True)(depth, wind)
+
+    ours, theirs = gradient(read, checkpoints=5), gradient(wind, scan=jax.lax.scan)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.max(np.abs(b)))
