@@ -136,8 +136,8 @@ the residuals that a step computes again are not counted: test_explain.py -k pro
 # Storage
 
 a damaged checkpoint is used: test_storage.py -k damaged
-- if len(header) < _HEADER.size or _HEADER.unpack(header) != expected:
-+ if len(header) < _HEADER.size:
+- if header != _header(ticket, content):
++ if header == b"":
 
 files stay when they were read for the last time: test_storage.py -k files_are_written
 -     if is_last:

@@ -175,6 +175,7 @@ def test_cotangents_of_weights_are_products_over_a_block(
     monkeypatch.setitem(defaults, "least_weight", 0)
     monkeypatch.setitem(defaults, "most_kept", float("inf"))
     monkeypatch.setitem(defaults, "most_steps", 2)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)  # the generator has several
     normal = np.random.default_rng(0).normal
     draw = lambda *shape: jnp.asarray(normal(size=shape) / 2)  # noqa: E731
     p = {"w": draw(4, 4), "v": draw(4, 4), "b": draw(4)}
@@ -207,8 +208,9 @@ def gradient_of_weights(length: int, block_size: int, checkpoints: int) -> Any:
     return compiled(jax.grad(loss), w, h)
 
 
-def test_the_sum_over_a_block_is_one_product() -> None:
+def test_the_sum_over_a_block_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the compiled program: products of k times the batch."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)  # so XLA divides no arrays
     text = gradient_of_weights(100, 20, 4).as_text()
     # One for the block that the forward sweep taped, one in the loop over the others; what is kept
     # has its axes merged in place, and is not copied with its axes in another order.

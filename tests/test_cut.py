@@ -19,8 +19,8 @@ from test_memory import temporaries
 
 from jax_revolve import checkpointed_scan, explain
 from jax_revolve._compat.values import bytes_of
-from jax_revolve.engine.tape import cut, taped
-from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
+from jax_revolve.engine.tape import cut, tape
+from jax_revolve.engine.tape.cut import SINK, SOURCE, minimum_cut
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -113,7 +113,7 @@ def test_gradient(step: Any, block_size: int) -> None:
 @pytest.mark.parametrize("step", [gru, lstm], ids=lambda step: step.__name__)
 def test_products_never_run_again(step: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def products(best: Any) -> int:
-        monkeypatch.setattr(taped, "best_cut", best)
+        monkeypatch.setattr(tape, "best_cut", best)
         gradient = jax.grad(partial(scanned, partial(checkpointed_scan, block_size=5), step))
         return jax.jit(gradient).lower(CASES[step][:3]).as_text().count("dot_general")
 

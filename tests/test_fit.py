@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_revolve import Fitted, checkpointed_chain, checkpointed_scan, fit
-from jax_revolve._compat import memories
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.programs import fit as module
 from jax_revolve.programs.fit import APART, MOST_COMPILED, UNLIMITED, _Attempt, _Search
@@ -185,13 +184,13 @@ def test_by_default_the_limit_is_what_the_device_has_free(
         patched.setattr(module, "usable_bytes", lambda args: 100_000)
         assert fit(scanned)(STATE).limit == 100_000
     shown = tmp_path / "meminfo"
-    monkeypatch.setattr(memories, "MEMINFO", shown)
+    monkeypatch.setattr(module, "MEMINFO", shown)
     with pytest.raises(ValueError, match=r"^limit must be given: .* does not report its free"):
         fit(scanned)(STATE)
     shown.write_text("MemTotal: 9 kB\nMemAvailable:    1000 kB\n")
     held = jnp.ones(100, dtype=jnp.float32)
-    assert memories.usable_bytes((STATE,)) == int(0.9 * 1024 * 1000)
-    assert memories.usable_bytes({"held": held}) == int(0.9 * (1024 * 1000 + 400))
+    assert module.usable_bytes((STATE,)) == int(0.9 * 1024 * 1000)
+    assert module.usable_bytes({"held": held}) == int(0.9 * (1024 * 1000 + 400))
 
 
 def test_a_gradient_in_place_of_a_function_that_returns_one() -> None:

@@ -224,7 +224,7 @@ class _Nothing:
 
     def __init__(self, *_: Any) -> None:
         self.before_step = self.end = lambda *_: None
-        self.begin, self.last_loop = lambda numbers: numbers, for_loop
+        self.begin, self.loop = lambda numbers: numbers, lambda is_last: for_loop
 
 
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:

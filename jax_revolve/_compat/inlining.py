@@ -1,7 +1,7 @@
 """Jaxprs without calls, without tracing."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
@@ -22,12 +22,34 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = tuple(_CALLS)) -> Clos
     their own if they are among the `calls`: the result is then to be run, not differentiated."""
     if not any(_called(eqn, calls) for eqn in closed.eqns):
         return closed
-    jaxpr = closed.jaxpr
-    found = _Inlined([], dict(zip(jaxpr.constvars, closed.consts, strict=True)), calls)
-    values = {v: v for v in [*jaxpr.constvars, *jaxpr.invars]}
-    outvars = found.add(jaxpr, values)
-    jaxpr = jaxpr.replace(constvars=list(found.consts), eqns=found.eqns, outvars=outvars)
-    return ClosedJaxpr(jaxpr, list(found.consts.values()))
+    jaxpr, eqns = closed.jaxpr, []
+    consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+
+    def add(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
+        """Append the equations of an open jaxpr, of whose inputs the values are given, and which
+        are added to. Returns the results."""
+
+        def read(atoms: Sequence[Any]) -> list[Any]:
+            return [atom if isinstance(atom, Literal) else values[atom] for atom in atoms]
+
+        for eqn in jaxpr.eqns:
+            operands, call = read(eqn.invars), _called(eqn, calls)
+            if call is not None:
+                inside = dict(zip(call.jaxpr.invars, operands, strict=True))
+                for v, const in zip(call.jaxpr.constvars, call.consts, strict=True):
+                    inside[v] = new = Var(v.aval)
+                    consts[new] = const
+                values.update(zip(eqn.outvars, add(call.jaxpr, inside), strict=True))
+                continue
+            # A call that is there twice has the same variables each time.
+            results = [Var(v.aval) if isinstance(v, Var) else v for v in eqn.outvars]
+            values.update(zip(eqn.outvars, results, strict=True))
+            eqns.append(eqn.replace(invars=operands, outvars=results))
+        return read(jaxpr.outvars)
+
+    outvars = add(jaxpr, {v: v for v in [*jaxpr.constvars, *jaxpr.invars]})
+    jaxpr = jaxpr.replace(constvars=list(consts), eqns=eqns, outvars=outvars)
+    return ClosedJaxpr(jaxpr, list(consts.values()))
 
 
 def _called(eqn: Any, calls: Collection[str]) -> ClosedJaxpr | None:
@@ -41,33 +63,3 @@ def _called(eqn: Any, calls: Collection[str]) -> ClosedJaxpr | None:
 
 def _is_unspecified(sharding: Any) -> bool:
     return type(sharding).__name__ == "UnspecifiedValue"
-
-
-class _Inlined(NamedTuple):
-    """The equations so far, with consts of calls as consts of their own."""
-
-    eqns: list[Any]
-    consts: dict[Any, Any]
-    calls: Collection[str]
-
-    def add(self, jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
-        """Append the equations of an open jaxpr, of whose inputs the `values` are given, and which
-        are added to. Returns the results."""
-
-        def read(atoms: Sequence[Any]) -> list[Any]:
-            return [atom if isinstance(atom, Literal) else values[atom] for atom in atoms]
-
-        for eqn in jaxpr.eqns:
-            operands, call = read(eqn.invars), _called(eqn, self.calls)
-            if call is not None:
-                inside = dict(zip(call.jaxpr.invars, operands, strict=True))
-                for v, const in zip(call.jaxpr.constvars, call.consts, strict=True):
-                    inside[v] = new = Var(v.aval)
-                    self.consts[new] = const
-                values.update(zip(eqn.outvars, self.add(call.jaxpr, inside), strict=True))
-                continue
-            # A call that is there twice has the same variables each time.
-            results = [Var(v.aval) if isinstance(v, Var) else v for v in eqn.outvars]
-            values.update(zip(eqn.outvars, results, strict=True))
-            self.eqns.append(eqn.replace(invars=operands, outvars=results))
-        return read(jaxpr.outvars)

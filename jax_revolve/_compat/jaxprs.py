@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
@@ -14,41 +14,11 @@ from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
-from jax_revolve._compat.values import AbstractValue, as_array
+from jax_revolve._compat.values import as_array
 
 T = TypeVar("T")
 
 call_jaxpr = jaxpr_as_fun
-
-
-class Result(NamedTuple):
-    """A result of a function: its type, its value where that was there before, the number of the
-    input that it is, and the first result that is the same."""
-
-    aval: AbstractValue
-    passed_on: Any | None
-    input: int | None
-    same_as: int
-
-
-def results_of(fun: Callable[..., Any], *inputs: Any) -> list[Result]:
-    """The results of `fun(*inputs)`, which are not computed. Some may be values that it closes
-    over. Inputs are counted by their leaves."""
-    return results_in(jax.make_jaxpr(fun)(*inputs))
-
-
-def results_in(closed: ClosedJaxpr) -> list[Result]:
-    """As `results_of`, of what a function was traced to."""
-    jaxpr = closed.jaxpr
-    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    numbers = {v: i for i, v in enumerate(jaxpr.invars)}
-    first: dict[Any, int] = {}
-    return [
-        Result(v.aval, v.val, None, i)
-        if isinstance(v, Literal)
-        else Result(v.aval, known.get(v), numbers.get(v), first.setdefault(v, i))
-        for i, v in enumerate(jaxpr.outvars)
-    ]
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -87,17 +57,11 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
-def with_outputs(
-    closed: ClosedJaxpr, outputs: Sequence[Any], *, effects: bool = True
-) -> Callable[..., list[Any]]:
+def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
     """The function of the jaxpr's inputs whose results are these variables of it, without what
-    those do not need; `effects` are needed unless it is false."""
-    inputs, eqns = closed.jaxpr.invars, closed.jaxpr.eqns
-    eqns = eqns if effects else between(closed.jaxpr, inputs, outputs)
-    jaxpr = closed.jaxpr.replace(eqns=eqns, outvars=list(outputs))
-    part, used = pruned(
-        ClosedJaxpr(jaxpr, closed.consts), [True] * len(outputs), [False] * len(inputs)
-    )
+    neither those nor effects need."""
+    whole = ClosedJaxpr(closed.jaxpr.replace(outvars=list(outputs)), closed.consts)
+    part, used = pruned(whole, [True] * len(outputs), [False] * len(closed.jaxpr.invars))
     return lambda values: call_jaxpr(part)(*(x for x, u in zip(values, used, strict=True) if u))
 
 

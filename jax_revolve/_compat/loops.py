@@ -19,15 +19,15 @@ class LoopEquation(NamedTuple):
     """
 
     jaxpr: ClosedJaxpr
-    condition: ClosedJaxpr | None
-    num_condition_consts: int
     num_consts: int
     num_carry: int
-    length: int | None
-    reverse: bool
-    unroll: int
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
+    condition: ClosedJaxpr | None = None
+    num_condition_consts: int = 0
+    length: int | None = None
+    reverse: bool = False
+    unroll: int = 1
 
 
 def run_around_loop(
@@ -76,8 +76,6 @@ def _read_scan(eqn: Any) -> LoopEquation:
         num_consts, num_carry = params["num_consts"], params["num_carry"]
     return LoopEquation(
         jaxpr=params["jaxpr"],
-        condition=None,
-        num_condition_consts=0,
         num_consts=num_consts,
         num_carry=num_carry,
         length=params["length"],
@@ -96,9 +94,6 @@ def _read_while(eqn: Any) -> LoopEquation:
         num_condition_consts=params["cond_nconsts"],
         num_consts=params["cond_nconsts"] + params["body_nconsts"],
         num_carry=len(eqn.outvars),
-        length=None,
-        reverse=False,
-        unroll=1,
         output_types=tuple(v.aval for v in eqn.outvars),
         body_effects=frozenset(eqn.effects),
     )

@@ -2,55 +2,24 @@
 
 `jax.memory.Space` is public; that a value's type tells its memory space is not said anywhere."""
 
-import re
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
 from jax_revolve._compat.primitives import new_primitive
-from jax_revolve._compat.values import AbstractValue, bytes_of
+from jax_revolve._compat.values import AbstractValue
 
 HOST_MEMORY = "pinned_host"
-MEMINFO = Path("/proc/meminfo")
-
-
-def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:
-    """The bytes that a compiled program takes on each device, and how many of them are arguments,
-    results and constants. A GPU counts constants as code, a CPU does not count them at all."""
-    sizes = program.memory_analysis()
-    if sizes is None:
-        backend = jax.default_backend()
-        raise NotImplementedError(f"The compiler for {backend} does not report a program's memory.")
-    kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    kept += max(sizes.generated_code_size_in_bytes, bytes_of(map(jax.typeof, constants)))
-    return kept + sizes.temp_size_in_bytes, kept
 
 
 def text_of(lowered: jax.stages.Lowered) -> str:
     """The program, without the values of large constants: what it takes depends on shapes."""
     module: Any = lowered.compiler_ir()
     return module.operation.get_asm(large_elements_limit=1000)
-
-
-def usable_bytes(args: Any) -> int:
-    """Nine tenths of the memory of the default device that is free or holds the arguments."""
-    (device,) = jnp.zeros(()).devices()
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        free = stats["bytes_limit"] - stats["bytes_in_use"]
-    elif device.platform == "cpu" and MEMINFO.exists():
-        free = 1024 * int(re.findall(r"MemAvailable: *(\d+) kB", MEMINFO.read_text())[0])
-    else:
-        raise ValueError(f"limit must be given: {device} does not report its free memory.")
-    arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
-    shards = [shard for x in arrays for shard in x.addressable_shards if shard.device == device]
-    return int(0.9 * (free + bytes_of(jax.typeof(shard.data) for shard in shards)))
 
 
 def to_host(value: Any) -> Any:

@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user, results_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.memories import moves_of
 from jax_revolve._compat.primitives import new_primitive
@@ -77,7 +77,7 @@ from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
-from jax_revolve.engine.tape.taped import sizes_of, taped_step
+from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
@@ -218,8 +218,8 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
     cotangents over the devices: they would wait for each other for ever."""
     if loop.condition is None:
         return
-    (going,) = results_of(lambda: [loop.holds(operands.consts, operands.carry)])
-    axes = varying_axes(going.aval)
+    going = jax.make_jaxpr(lambda: loop.holds(operands.consts, operands.carry))()
+    axes = varying_axes(going.out_avals[0])
     consts = pick(operands.consts, activity.consts)
     if not all(axes <= varying_axes(jax.typeof(c)) for c in consts):
         raise NotImplementedError(

@@ -120,12 +120,9 @@ class _Sweep(NamedTuple):
 
         count = self.plan.length - first
         if not tapes:
-            return self.reports.last_loop(0, count, run, progress), None
+            return self.reports.loop(True)(0, count, run, progress), None
         # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
-        return self.reports.last_loop(0, count, record, (progress, tape.empty()))
-
-    def _loop(self, is_last: bool) -> Callable[..., Any]:
-        return self.reports.last_loop if is_last else for_loop
+        return self.reports.loop(True)(0, count, record, (progress, tape.empty()))
 
     def _in_runs(
         self,
@@ -148,7 +145,7 @@ class _Sweep(NamedTuple):
                 step = lambda i, progress: self.run(start + i, progress)  # noqa: E731
                 return for_loop(0, run.size, step, progress), kept
 
-            loop = self._loop(ends and run is runs[-1])
+            loop = self.reports.loop(ends and run is runs[-1])
             state = loop(0, run.advances, keep_and_advance, state)
         return state
 
@@ -162,7 +159,7 @@ class _Sweep(NamedTuple):
             start, stop = read([jnp.asarray(starts), jnp.asarray(stops)], number)
             return for_loop(start, stop, self.run, progress), slots
 
-        loop = self._loop(not tapes_the_last_block(self.plan))
+        loop = self.reports.loop(not tapes_the_last_block(self.plan))
         return loop(0, len(stops), advance, state)
 
     def _in_slots(self, starts: np.ndarray, stops: np.ndarray, state: State) -> State:
@@ -194,7 +191,7 @@ class _Sweep(NamedTuple):
         state = (pick(carry, others), ys), slots
         (rest, ys), slots = for_loop(first, last, step_in_slots, state)
         progress = whole(read_slot(slots, len(starts) - 1), rest), ys
-        loop = self._loop(not tapes_the_last_block(self.plan))
+        loop = self.reports.loop(not tapes_the_last_block(self.plan))
         return loop(last, stop, self.run, progress), slots
 
 

@@ -44,7 +44,7 @@ def _run_with_reports(steps: Steps, reports: Reports) -> list[Any]:
         return steps.run(i, progress)
 
     loop = steps.loop
-    carry, ys = reports.last_loop(0, loop.steps, step, steps.at_start())
+    carry, ys = reports.loop(True)(0, loop.steps, step, steps.at_start())
     return list(map(with_weak_type, [*carry, *ys], loop.output_types))
 
 

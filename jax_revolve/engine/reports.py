@@ -20,7 +20,7 @@ from jax.custom_batching import custom_vmap
 from jax_revolve._compat.callbacks import is_first_device
 from jax_revolve._compat.values import vary, varying_axes
 from jax_revolve.profiles.in_force import profile_in_force
-from jax_revolve.progress.listener import UNKNOWN, listener_of_sweep
+from jax_revolve.progress.listener import REVERSE, UNKNOWN, Listener, ReverseOnly
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.steps import for_loop
 from jax_revolve.step.work import is_estimated, work_of
@@ -48,7 +48,10 @@ class Reports:
 
     def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
         """`total` is the number of steps of the sweep, if it is known at its start."""
-        self._listener = listener_of_sweep(loop.progress, sweep)
+        progress = loop.progress
+        if isinstance(progress, ReverseOnly):
+            progress = progress.listener if sweep == REVERSE else None
+        self._listener: Listener | None = progress
         self._sweep, self._total, self._least = sweep, total, 1
         self.are_shown = self._listener is not None
         if self.are_shown and is_estimated(loop.jaxpr):
@@ -57,15 +60,12 @@ class Reports:
 
     def before_step(self, steps: Number) -> None:
         """In the body of a loop: report that so many steps have been taken, if that is due."""
-        if self._listener is None:
-            return
         if not isinstance(self._total, int):
-            is_due = steps & (self._spacing(steps) - 1) == 0
-        elif self._least <= self._total:
-            is_due = steps % max(self._least, -(-self._total // REPORTS)) == 0
-        else:
-            return
-        self._call_if(is_due, self._listener.reached, steps)
+            if self.are_shown:
+                self._report_if(steps & (self._spacing(steps) - 1) == 0, steps)
+        elif self.are_shown and self._least <= self._total:
+            spacing = max(self._least, -(-self._total // REPORTS))
+            self._report_if(steps % spacing == 0, steps)
 
     def _spacing(self, steps: Number) -> jax.Array:
         """A power of two: the largest one in a `FRACTION` of the steps, or what takes the least
@@ -81,42 +81,36 @@ class Reports:
 
     def end(self, steps: Number) -> None:
         """Report that the sweep is over, after so many steps, a number that its end computes."""
-        if self._listener is not None:
-            self._call_if(True, self._listener.finished, steps)
+        if self.are_shown:
+            self._report_if(True, steps, is_over=True)
 
-    def last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
-        """`lax.fori_loop`, with which a sweep of known length is over."""
-        if not self.are_shown:
-            return for_loop(start, stop, body, state)
+    def loop(self, is_last: bool) -> Callable[..., Any]:
+        """`lax.fori_loop`, after which the sweep is over if it `is_last`."""
+        return self._last_loop if is_last and self.are_shown else for_loop
+
+    def _last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
         stop = self.begin(jnp.asarray(stop, jnp.int32))
         total = jnp.asarray(self._total, jnp.int32)
-        start = vary_as(jnp.asarray(start, jnp.int32), stop, total)
+        axes = varying_axes(jax.typeof(total))
+        start = vary(jnp.asarray(start, jnp.int32), axes | varying_axes(jax.typeof(stop)))
 
         def step(counted: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
             i, state = counted
             return i + 1, body(i, state)
 
         i, state = lax.while_loop(lambda counted: counted[0] < stop, step, (start, state))
-        self.end(lax.select(i < stop, i, vary_as(total, i)))
+        self.end(lax.select(i < stop, i, vary(total, varying_axes(jax.typeof(i)))))
         return state
 
-    def _call_if(self, wanted: Any, function: Callable[[str, Any], None], steps: Number) -> None:
+    def _report_if(self, wanted: Any, steps: Number, *, is_over: bool = False) -> None:
+        assert self._listener is not None
+        hear = partial(self._listener.hear, self._sweep, is_over=is_over)
         total = UNKNOWN if self._total is None else self._total
         report = jnp.stack([jnp.asarray(n, jnp.int32) for n in (steps, total)])
         wanted, report = _of_one_example(jnp.asarray(wanted), report)
         first = is_first_device()
-        lax.cond(
-            wanted if first is None else wanted & first,
-            partial(jax.debug.callback, partial(function, self._sweep)),
-            lambda _: None,
-            report,
-        )
-
-
-def vary_as(value: jax.Array, *others: Any) -> jax.Array:
-    """The value, typed as varying over every device axis over which one of the others varies."""
-    axes = [varying_axes(jax.typeof(jnp.asarray(other))) for other in others]
-    return vary(value, frozenset().union(*axes))
+        wanted = wanted if first is None else wanted & first
+        lax.cond(wanted, partial(jax.debug.callback, hear), lambda _: None, report)
 
 
 @custom_vmap

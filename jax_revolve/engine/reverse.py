@@ -18,7 +18,7 @@ from jax_revolve.engine.slots import (
     tapes_the_last_block,
     write_slot,
 )
-from jax_revolve.engine.split import BLOCK, POSITION, TARGET, TOP, Way, integers
+from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
 from jax_revolve.engine.tape.tape import Pullback, Tape
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
@@ -27,8 +27,10 @@ from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.linearized import Activity, Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import Steps, for_loop, number
-from jax_revolve.storage.buffers import Buffers, write
+from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import get
+
+STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
 
 
 class _State(NamedTuple):
@@ -99,7 +101,7 @@ class _Sweep:
                 taped = tape_the_last_block(self._steps, plan, self._activity, held)
             blocks -= 1
             start = size * blocks
-            loop, count = self._loop(start == 0), self._total - start
+            loop, count = self._reports.loop(start == 0), self._total - start
             gradient = self._pullback.of_block(taped, start, count, gradient, loop)
         elif size > 1:
             taped = self._tape.empty()
@@ -123,9 +125,6 @@ class _Sweep:
             starts, _ = first_advances(self._plan)
         positions[: len(starts)] = starts
         return integers(positions), None, jnp.int32(max(len(starts) - 1, 0))
-
-    def _loop(self, is_last: bool) -> Any:
-        return self._reports.last_loop if is_last else for_loop
 
     def _at(self, slot: Any, state: _State) -> list[Any]:
         """The checkpoint in a slot."""
@@ -198,7 +197,7 @@ class _Sweep:
             return ahead, self._parts(depth + 1, slot_of(part), first, below.parts, state)
 
         fetched = self._at(slot_of(count - 1), state) if is_far else None
-        loop = self._loop(isinstance(start, int) and start == 0)
+        loop = self._reports.loop(isinstance(start, int) and start == 0)
         return turns(loop, count, reverse_part, (fetched, state))[1]
 
     def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
@@ -216,42 +215,55 @@ class _Sweep:
     # By decisions of the schedule, which are made on the device
 
     def _by_schedule(self, first: Any, blocks: Any, state: _State) -> _State:
-        way = Way(self._plan, state.positions.size)
+        """The way from the newest checkpoint to the block that is reversed next is an array of six
+        numbers: the step to run next and the step to stop before; the block, the block where the
+        schedule stores next, the top level of the stack, and the position of the newest checkpoint.
+        On CPU each number that is computed by itself is a kernel, which lasts as long as a light
+        step.
+        """
+        split, levels = SplitTable(self._plan), np.int32(state.positions.size)
+        size = np.int32(self._plan.block_size)
 
-        def reverse_block(_: Any, at_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
-            at, restarted, state = self._store_on_the_way(way, *at_state)
-            at, restarted = self._advance(at, restarted)
-            block, top = number(at, BLOCK), number(at, TOP)
-            state = self._reverse_block(restarted, block, state)
-            is_done = lax.eq(number(at, POSITION), block)
-            top = lax.sub(top, lax.convert_element_type(is_done, jnp.int32))
-            return way.to_block(lax.sub(block, np.int32(1)), state.positions, top), state
+        @jax.jit  # traced once for its three calls
+        def way(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
+            steps = lax.sub(lax.add(block, ONE), position)
+            target = lax.add(position, split(steps, lax.sub(levels, top)))
+            step, stop = (lax.mul(size, n) for n in (position, block))
+            return stacked(step, stop, block, target, top, position)
 
-        at = way.to_block(blocks - 1, state.positions, state.top)
-        loop = self._loop(isinstance(first, int) and first == 0)
-        return turns(loop, blocks - first, reverse_block, (at, state))[1]
-
-    def _store_on_the_way(
-        self, way: Way, at: jax.Array, state: _State
-    ) -> tuple[jax.Array, list[Any], _State]:
-        """From the newest checkpoint towards the block, storing where the schedule wants it: never
-        at the block itself, where it would not be read. Returns the newest checkpoint, too."""
+        def way_to(block: jax.Array, state: _State, top: jax.Array) -> jax.Array:
+            """Without a checkpoint, from anywhere."""
+            (position,) = read([state.positions], lax.max(top, ZERO))
+            return way(position, block, top)
 
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
-            target, top = number(at, TARGET), lax.add(number(at, TOP), np.int32(1))
-            _, carry = self._advance(way.to_target(at), carry)
+            target, top = number(at, TARGET), lax.add(number(at, TOP), ONE)
+            _, carry = self._advance(stacked(number(at, STEP), lax.mul(size, target)), carry)
             slots = write_slot(slots, carry, state.slot(top))
             (positions,) = write([positions], [target], top)
-            return way.from_position(target, number(at, BLOCK), top), carry, slots, positions
+            return way(target, number(at, BLOCK), top), carry, slots, positions
 
-        newest = self._at(state.slot(number(at, TOP)), state)
-        at, newest, slots, positions = lax.while_loop(
-            lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
-            store,
-            (at, newest, state.slots, state.positions),
-        )
-        return at, newest, state._replace(slots=slots, positions=positions)
+        def reverse_block(_: Any, at_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
+            at, state = at_state
+            newest = self._at(state.slot(number(at, TOP)), state)
+            # Never at the block itself: it would not be read there.
+            at, newest, slots, positions = lax.while_loop(
+                lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
+                store,
+                (at, newest, state.slots, state.positions),
+            )
+            at, restarted = self._advance(at, newest)
+            block, top = number(at, BLOCK), number(at, TOP)
+            state = state._replace(slots=slots, positions=positions)
+            state = self._reverse_block(restarted, block, state)
+            is_done = lax.eq(number(at, POSITION), block)
+            top = lax.sub(top, lax.convert_element_type(is_done, jnp.int32))
+            return way_to(lax.sub(block, ONE), state, top), state
+
+        at = way_to(jnp.asarray(blocks - 1, jnp.int32), state, state.top)
+        loop = self._reports.loop(isinstance(first, int) and first == 0)
+        return turns(loop, blocks - first, reverse_block, (at, state))[1]
 
     # From a storage
 
@@ -277,7 +289,7 @@ class _Sweep:
 
         not_reached = jnp.sum(jnp.asarray(moves[:, 1]) >= blocks, dtype=jnp.int32)
         first = not_reached if self._is_while else 0
-        return self._reports.last_loop(first, len(moves), reverse_move, state)
+        return self._reports.loop(True)(first, len(moves), reverse_move, state)
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:

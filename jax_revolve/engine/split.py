@@ -1,6 +1,5 @@
 """The split of the schedule on the device: a look-up in a small table."""
 
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -33,10 +32,10 @@ class SplitTable:
 
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         """The split; 1 for a single step, which is not split."""
-        (row,) = read([jnp.asarray(self.table)], lax.sub(checkpoints, _ONE))
+        (row,) = read([jnp.asarray(self.table)], lax.sub(checkpoints, ONE))
         starts, rises = number(row, 0), number(row, 1)
         beyond = lax.sub(lax.full_like(starts, steps), starts)
-        return lax.add(jnp.sum(lax.clamp(_ZERO, beyond, rises), dtype=jnp.int32), _ONE)
+        return lax.add(jnp.sum(lax.clamp(ZERO, beyond, rises), dtype=jnp.int32), ONE)
 
 
 def _table(checkpoints: int, most: int) -> np.ndarray:
@@ -58,49 +57,11 @@ def integers(values: Any) -> jax.Array:
     return jnp.zeros(np.shape(values), jnp.int32) + np.asarray(values, np.int32)
 
 
-STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
-
-
-class Way:
-    """The way from the newest checkpoint to the block that is reversed next, as an array of six
-    numbers: the step to run next and the step to stop before; the block, the block where the
-    schedule stores next, the top level of the stack, and the position of the newest checkpoint.
-
-    They are one array. On CPU each number that is computed by itself is a kernel, which takes as
-    long as a light step.
-    """
-
-    def __init__(self, plan: Reversal, levels: int) -> None:
-        self._plan, self._levels, self._size = plan, levels, plan.block_size
-
-    @cached_property
-    def from_position(self) -> Any:
-        """`from_position(position, block, top)`, traced once for its three calls."""
-        split = SplitTable(self._plan)
-
-        def way(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
-            steps = lax.sub(lax.add(block, _ONE), position)
-            target = lax.add(position, split(steps, lax.sub(np.int32(self._levels), top)))
-            step, stop = (lax.mul(np.int32(self._size), n) for n in (position, block))
-            return _stacked(step, stop, block, target, top, position)
-
-        return jax.jit(way)
-
-    def to_target(self, way: jax.Array) -> jax.Array:
-        """To where the schedule stores next."""
-        return _stacked(number(way, STEP), lax.mul(np.int32(self._size), number(way, TARGET)))
-
-    def to_block(self, block: jax.Array, positions: jax.Array, top: jax.Array) -> jax.Array:
-        """From the newest checkpoint; without one, from anywhere."""
-        (position,) = read([positions], lax.max(top, _ZERO))
-        return self.from_position(position, jnp.asarray(block, jnp.int32), top)
-
-
-def _stacked(*numbers: jax.Array) -> jax.Array:
+def stacked(*numbers: jax.Array) -> jax.Array:
     return lax.concatenate([lax.expand_dims(n, (0,)) for n in numbers], 0)
 
 
-_ZERO, _ONE = np.int32(0), np.int32(1)
+ZERO, ONE = np.int32(0), np.int32(1)
 _LARGEST = np.iinfo(np.int32).max
 _BEYOND = 2**32
 """More than any difference of a 32-bit integer and another one; sums of 2**31 of these fit."""

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.callbacks import callback_effects
-from jax_revolve._compat.jaxprs import results_in, without_consts, without_dead_code
+from jax_revolve._compat.jaxprs import without_consts, without_dead_code
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
-from jax_revolve.engine.tape.taped import sizes_of
+from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Checkpoint, Values
 from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
 from jax_revolve.host.rows import Fetched, Rows, slices_of
@@ -76,8 +76,9 @@ class Problem(NamedTuple):
             differentiated = differentiated._replace(xs=[False] * len(one.xs))
         activity = find_activity(loop, [flag for part in differentiated for flag in part])
         needed = find_restart(loop, activity, one)
-        carry, _ = loop.results(results_in(loop.jaxpr))
-        is_changed = [result.input != loop.num_consts + i for i, result in enumerate(carry)]
+        carry, _ = loop.results(loop.jaxpr.jaxpr.outvars)
+        before = loop.operands(loop.jaxpr.jaxpr.invars).carry
+        is_changed = [new is not old for new, old in zip(carry, before, strict=True)]
         restart = tuple(n and c for n, c in zip(needed, is_changed, strict=True))
         plan = self.asked
         if isinstance(plan, Request):

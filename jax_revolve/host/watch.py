@@ -88,11 +88,11 @@ class Watch:
     def finish(self) -> None:
         """The sweep is over."""
         if self._listener is not None:
-            self._listener.finished(self._sweep, (self._total, self._total))
+            self._listener.hear(self._sweep, (self._total, self._total), is_over=True)
 
     def _report(self, steps: int) -> None:
         if self._listener is not None:
-            self._listener.reached(self._sweep, (steps, self._total), self._describe())
+            self._listener.hear(self._sweep, (steps, self._total), self._describe())
 
     @contextmanager
     def interruptible(self, processes: Processes, note: str) -> Iterator[None]:

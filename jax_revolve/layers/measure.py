@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, results_in
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, variables
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.layers.layer import Layer, Rest
 from jax_revolve.profiles.in_force import profile_in_force
@@ -77,10 +77,7 @@ def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, 
         counts.append(len(results))
         return [*results, *jax.tree.leaves(pullback)]
 
-    found = results_in(jax.make_jaxpr(linearized)(*operands))
-    kept = [
-        r.aval
-        for i, r in enumerate(found)
-        if i >= counts[0] and r.same_as == i and r.input is None and r.passed_on is None
-    ]
-    return max(round(work), 1), bytes_of(kept)
+    jaxpr = jax.make_jaxpr(linearized)(*operands).jaxpr
+    residuals = dict.fromkeys(variables(jaxpr.outvars[counts[0] :]))
+    there = {*jaxpr.invars, *jaxpr.constvars, *variables(jaxpr.outvars[: counts[0]])}
+    return max(round(work), 1), bytes_of(v.aval for v in residuals if v not in there)

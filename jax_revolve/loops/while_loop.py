@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import results_of
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
@@ -214,8 +213,8 @@ def run_from(
         if equation.condition is not None and any(varying_axes(jax.typeof(x)) for x in operands):
             loop = Loop.of(equation, None, None)
             consts, init, _ = loop.operands(operands)
-            (going,) = results_of(lambda: [loop.holds(consts, init)])
-            axes = varying_axes(going.aval)
+            going = jax.make_jaxpr(lambda: loop.holds(consts, init))()
+            axes = varying_axes(going.out_avals[0])
             if not all(axes <= varying_axes(jax.typeof(x)) for x in init):
                 raise ConditionVaries
         return run(equation, operands)

@@ -32,7 +32,7 @@ from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p, run_loop
-from jax_revolve.engine.tape.taped import sizes_of
+from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.schedule.cost import Sizes

@@ -5,19 +5,24 @@ smaller limit must not give a larger program. So the limit is rounded down to a 
 `APART`, that alone decides what is tried. A program from the next lower goal to it ends the search.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, log, log1p
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jax_revolve._compat.memories import program_bytes, text_of, usable_bytes
+from jax_revolve._compat.memories import text_of
+from jax_revolve._compat.values import bytes_of
 from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
 
+MEMINFO = Path("/proc/meminfo")
 UNLIMITED = 2**62
 MOST_COMPILED, MOST_TRACED = 8, 24  # a program that is equal to an earlier one is not compiled
 APART = 1.08  # a result takes more than APART**-2 = 0.857 of the limit
@@ -197,3 +202,30 @@ class _Search:
 
     def number(self, memory: float) -> int:
         return int(log1p(max(memory - self.least, 0) / max(self.least, SMALL)) / log(FINEST))
+
+
+def program_bytes(program: Any, constants: Iterable[Any]) -> tuple[int, int]:
+    """The bytes that a compiled program takes on each device, and how many of them are arguments,
+    results and constants. A GPU counts constants as code, a CPU does not count them at all."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        backend = jax.default_backend()
+        raise NotImplementedError(f"The compiler for {backend} does not report a program's memory.")
+    kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    kept += max(sizes.generated_code_size_in_bytes, bytes_of(map(jax.typeof, constants)))
+    return kept + sizes.temp_size_in_bytes, kept
+
+
+def usable_bytes(args: Any) -> int:
+    """Nine tenths of the memory of the default device that is free or holds the arguments."""
+    (device,) = jnp.zeros(()).devices()
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        free = stats["bytes_limit"] - stats["bytes_in_use"]
+    elif device.platform == "cpu" and MEMINFO.exists():
+        free = 1024 * int(re.findall(r"MemAvailable: *(\d+) kB", MEMINFO.read_text())[0])
+    else:
+        raise ValueError(f"limit must be given: {device} does not report its free memory.")
+    arrays = [x for x in jax.tree.leaves(args) if isinstance(x, jax.Array)]
+    shards = [shard for x in arrays for shard in x.addressable_shards if shard.device == device]
+    return int(0.9 * (free + bytes_of(jax.typeof(shard.data) for shard in shards)))

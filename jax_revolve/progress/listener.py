@@ -9,15 +9,12 @@ class Listener(Hashable, Protocol):
     """Receives reports on the sweeps over loops, which are named "forward" and "reverse".
 
     `report` holds two 32-bit integers: the number of steps that the sweep has taken, and the number
-    that it takes in total, or `UNKNOWN`. The first report of a sweep may be its last. Equal
-    listeners make equal programs.
+    that it takes in total, or `UNKNOWN`. Equal listeners make equal programs.
     """
 
-    def reached(self, sweep: str, report: Any, note: str = "") -> None:
-        """A sweep begins, with no step taken, or goes on. A note is shown beside its bar."""
-
-    def finished(self, sweep: str, report: Any) -> None:
-        """A sweep is over."""
+    def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
+        """A sweep begins, with no step taken, or goes on, or is over, perhaps in its first report.
+        A note is shown beside its bar."""
 
 
 UNKNOWN = -1
@@ -43,10 +40,3 @@ def when_run_again(progress: Progress | None) -> ReverseOnly | None:
     if progress is None or isinstance(progress, ReverseOnly):
         return progress
     return ReverseOnly(progress)
-
-
-def listener_of_sweep(progress: Progress | None, sweep: str) -> Listener | None:
-    """The listener that a sweep reports to."""
-    if isinstance(progress, ReverseOnly):
-        return progress.listener if sweep == REVERSE else None
-    return progress

@@ -160,12 +160,12 @@ class _Line:
     def text(self) -> str:
         seconds = time.monotonic() - self.started
         rate = self.steps / seconds if seconds > 0 else 0.0
-        if self.total is None:
-            return f"{self.name}: {self.steps} steps [{_clock(seconds)}, {rate:.1f} steps/s]"
-        left = _clock((self.total - self.steps) / rate) if rate else "?"
-        of_all = f"{100 * self.steps // max(self.total, 1) if self.total else 100}%"
-        of_all = f"{of_all} {self.steps}/{self.total}"
-        return f"{self.name}: {of_all} [{_clock(seconds)}<{left}, {rate:.1f} steps/s{self.note}]"
+        done, left = f"{self.steps} steps", ""
+        if self.total is not None:
+            share = 100 * self.steps // self.total if self.total else 100
+            done = f"{share}% {self.steps}/{self.total}"
+            left = f"<{_clock((self.total - self.steps) / rate) if rate else '?'}"
+        return f"{self.name}: {done} [{_clock(seconds)}{left}, {rate:.1f} steps/s{self.note}]"
 
 
 class TextMeter(ProgressMeter):
@@ -243,21 +243,14 @@ class _Runs:
     _lock: Any = field(default_factory=Lock)
     _clock: Any = field(default_factory=count)
 
-    def reached(self, sweep: str, report: Any, note: str = "") -> None:
+    def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
         """As [`jax_revolve.progress.listener.Listener`][]."""
-        self._tell(sweep, report, note, is_over=False)
-
-    def finished(self, sweep: str, report: Any) -> None:
-        """As [`jax_revolve.progress.listener.Listener`][]."""
-        self._tell(sweep, report, "", is_over=True)
-
-    def _tell(self, sweep: str, report: Any, note: str, *, is_over: bool) -> None:
         steps, total = np.asarray(report).tolist()
         with self._lock:
             if self._is_given_up:
                 return
             try:
-                self._hear(sweep, steps, total, note, is_over)
+                self._sort(sweep, steps, total, note, is_over)
             except Exception as error:
                 self._is_given_up = True
                 self._runs.clear()
@@ -267,10 +260,10 @@ class _Runs:
                     "not affected."
                 )
 
-    def _hear(self, sweep: str, steps: int, total: int, note: str, is_over: bool) -> None:
+    def _sort(self, sweep: str, steps: int, total: int, note: str, is_over: bool) -> None:
         runs = self._runs.setdefault((sweep, total), [])
-        begins = steps == 0 and not is_over
         before = [run for run in runs if run.steps < steps + is_over]
+        begins = steps == 0 and not is_over
         if begins:
             for run in runs:
                 run.silent = run.silent or 0
@@ -287,11 +280,10 @@ class _Runs:
         if note:
             self.meter.note(run.bar, note)
         self.meter.update(run.bar, steps)
-        over = [run] if is_over else []
         for other in runs:
             if other.silent is not None:
                 other.silent += 1
-                over += [other] * (other.silent > PATIENCE)
+        over = [r for r in runs if (r is run and is_over) or (r.silent or 0) > PATIENCE]
         for each in over:
             runs.remove(each)
             self.meter.close(each.bar)

@@ -11,7 +11,7 @@ separated by commas, so that anyone can try whether a new XLA still needs them
 - `products`: copies of what the gradients of weights are products of. Pays on an LSTM in blocks.
 
 Two more have no switch, because nothing else would be written: numbers that belong together are one
-array (`steps.advance`, `engine.split.Way`, `engine.online`), since each number by itself is a
+array (`steps.advance`, `engine.reverse`, `engine.online`), since each number by itself is a
 kernel that lasts as long as a light step; and placement is a single small loop, which is one kernel
 (`engine.placement`).
 """
@@ -25,15 +25,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.devices import on_single_cpus
 from jax_revolve._compat.equations import run_each, run_in_place
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     call_jaxpr,
     filled_with_a_number,
     has_equation,
+    is_literal,
+    part_of,
     pruned,
-    results_in,
     run_equation,
     with_equations,
     with_outputs,
@@ -112,20 +112,13 @@ def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
     contracted = tuple((0, *(axis + 1 for axis in axes)) for axes in (axes_a, axes_b))
     batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
     several = tuple(range(len(contracted[0])))
-
-    def over_several_axes(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-        return [run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))]
-
-    def over_one_axis(a: jax.Array, b: jax.Array) -> list[jax.Array]:
-        count = len(several)
-        merged = [x.reshape(prod(x.shape[:count]), *x.shape[count:]) for x in (a, b)]
-        return [run_equation(eqn, merged, dimension_numbers=(((0,), (0,)), ((), ())))]
-
     do_lead = contracted == (several, several) and not batch_a
-    is_divided = any(any(jax.typeof(x).sharding.spec) for x in (a, b))
-    if not do_lead or is_divided or not is_on("products"):
-        return over_several_axes(a, b)[0]
-    return on_single_cpus(over_one_axis, over_several_axes, a, b)[0]
+    is_divided = jax.device_count() > 1 or any(any(jax.typeof(x).sharding.spec) for x in (a, b))
+    if do_lead and not is_divided and _is_for_cpu("products"):
+        count = len(several)
+        a, b = (x.reshape(prod(x.shape[:count]), *x.shape[count:]) for x in (a, b))
+        contracted = ((0,), (0,))
+    return run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))
 
 
 FEW_BYTES = 4096
@@ -150,9 +143,11 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     outvars = traced.jaxpr.outvars
     if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
         return with_outputs(traced, outvars)([])
-    results, filled = results_in(traced), filled_with_a_number(traced)
-    outside = with_outputs(traced, pick(outvars, filled), effects=False)([])
-    passed_on = substitute([r.passed_on for r in results], filled, outside)
+    filled = filled_with_a_number(traced)
+    known = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+    passed_on = [v.val if is_literal(v) else known.get(v) for v in outvars]
+    outside = part_of(traced, [], pick(outvars, filled))([])
+    passed_on = substitute(passed_on, filled, outside)
     computed = [value is None for value in passed_on]
     is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
     if is_small and not has_equation(traced, "sharding_constraint"):

@@ -1,9 +1,9 @@
-"""Checkpoints as files: written whole or not at all, and read only by the program that wrote them.
+"""Checkpoints as files: written whole or not at all, and read only by the process that wrote them.
 
-The name of a file is its *ticket*, three 32-bit numbers: two that are drawn once for each process,
-and the number of the file. So a process never takes the files of another process for its own, such
-as files of an earlier run that was killed. A file is written under another name and renamed when it
-is complete. It begins with its ticket and a checksum.
+The name of a file is its *ticket*, three random 32-bit numbers, in a folder of the process. So a
+process never takes the files of another process for its own, such as files of an earlier run that
+was killed. A file is written under another name and renamed when it is complete. It begins with its
+ticket and a checksum.
 
 Nothing here uses JAX: compiled programs call these functions (`stores`).
 """
@@ -13,11 +13,8 @@ import math
 import os
 import secrets
 import shutil
-import struct
-import threading
 import zlib
 from collections.abc import Iterable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +23,9 @@ import numpy as np
 TICKET = 3
 """Numbers in a ticket."""
 
-_HEADER = struct.Struct("<8s3IIQ")
-_MAGIC = b"jaxrvlv1"
+_PROGRAM = secrets.token_hex(8)
 
-_numbers = count()
 _folders: set[Path] = set()
-_lock = threading.Lock()
-
-
-def _begin() -> None:
-    """Draw the numbers of this process. With its parent's numbers, a forked process would overwrite
-    its parent's files, and remove them when it ends."""
-    global _process
-    _process = (secrets.randbits(32), secrets.randbits(32))
-    _folders.clear()
-
-
-_begin()
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_begin)
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
@@ -63,16 +44,13 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
 
 def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Write the arrays to a new file. Returns its ticket."""
-    ticket = (*_process, next(_numbers))
-    path = _path(directory, ticket)
-    content = bytes_of(arrays)
-    header = _HEADER.pack(_MAGIC, *ticket, zlib.crc32(content), len(content))
+    ticket = np.frombuffer(secrets.token_bytes(4 * TICKET), np.uint32)
+    path, content = _path(directory, ticket), bytes_of(arrays)
     check_directory(directory)
-    with _lock:
-        path.parent.mkdir(exist_ok=True)
-        _folders.add(path.parent)
-    write_whole(path, "A checkpoint", content, header=header)
-    return np.array(ticket, np.uint32)
+    path.parent.mkdir(exist_ok=True)
+    _folders.add(path.parent)
+    write_whole(path, "A checkpoint", content, header=_header(ticket, content))
+    return ticket
 
 
 def bytes_of(arrays: Iterable[np.ndarray]) -> bytes:
@@ -125,15 +103,13 @@ def sync_folder(folder: Path) -> None:
 
 def read_file(
     directory: str | os.PathLike[str],
-    ticket: Iterable[int],
+    ticket: Sequence[int],
     like: Sequence[tuple[tuple[int, ...], np.dtype]],
     *,
     is_last: bool,
 ) -> list[np.ndarray]:
     """The arrays of a ticket, which have these shapes and dtypes. The file is removed if this read
     `is_last`."""
-    first, second, number = ticket
-    ticket = (first, second, number)
     path = _path(directory, ticket)
     try:
         stored = path.read_bytes()
@@ -143,9 +119,9 @@ def read_file(
             "reverse pass has used it, so a function that jax.vjp returned can be called once; "
             "call jax.vjp again, or use jax.vmap of it for several cotangents."
         ) from error
-    header, content = stored[: _HEADER.size], stored[_HEADER.size :]
-    expected = (_MAGIC, *ticket, zlib.crc32(content), len(content))
-    if len(header) < _HEADER.size or _HEADER.unpack(header) != expected:
+    size = len(_header(ticket, b""))
+    header, content = stored[:size], stored[size:]
+    if header != _header(ticket, content):
         raise OSError(f"The checkpoint {path} is damaged: it is not what was written.")
     arrays = arrays_of(content, like)
     if is_last:
@@ -153,14 +129,22 @@ def read_file(
     return arrays
 
 
-def remove_file(directory: str | os.PathLike[str], ticket: tuple[int, int, int]) -> None:
+def remove_file(directory: str | os.PathLike[str], ticket: Sequence[int]) -> None:
     """Remove the file of a ticket, if it exists."""
     _path(directory, ticket).unlink(missing_ok=True)
 
 
-def _path(directory: str | os.PathLike[str], ticket: tuple[int, int, int]) -> Path:
-    first, second, number = ticket
-    return Path(directory) / f"jax_revolve-{first:08x}{second:08x}" / f"{number}.checkpoint"
+def _header(ticket: Any, content: bytes) -> bytes:
+    return np.array([*ticket, zlib.crc32(content)], "<u4").tobytes()
+
+
+def _path(directory: str | os.PathLike[str], ticket: Any) -> Path:
+    return Path(directory) / _folder() / "{:08x}{:08x}{:08x}.checkpoint".format(*ticket)
+
+
+def _folder() -> str:
+    """A process's own: a forked process has another number."""
+    return f"jax_revolve-{_PROGRAM}-{os.getpid()}"
 
 
 @atexit.register
@@ -168,4 +152,5 @@ def _remove_folders() -> None:
     """Remove files that were written and never read, such as the checkpoints of a gradient that was
     not used."""
     for folder in _folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.name == _folder():  # rather than the process's that this one was forked from
+            shutil.rmtree(folder, ignore_errors=True)

@@ -104,7 +104,7 @@ def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> 
     tickets, is_last = np.asarray(tickets), np.asarray(is_last)
     batch = tickets.shape[:-1]
     examples = [
-        files.read_file(directory, map(int, tickets[at]), types, is_last=bool(is_last[at]))
+        files.read_file(directory, tickets[at], types, is_last=bool(is_last[at]))
         for at in np.ndindex(batch)
     ]
     return [

@@ -18,12 +18,13 @@ Source: L. R. Ford and D. R. Fulkerson, "Maximal flow through a network", Canadi
 Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, too.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jax_revolve._compat.jaxprs import between, variables
 from jax_revolve._compat.values import bytes_of
-from jax_revolve.engine.tape.minimum_cut import SINK, SOURCE, minimum_cut
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.linearized import TracedStep, Variable
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
@@ -44,6 +45,12 @@ MOVING = {
 CHEAPEST = ELEMENTWISE | MOVING
 CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
 """Operations that may run again."""
+
+LARGEST = 2**30
+"""The most that capacities add up to: they are 32-bit integers."""
+
+SOURCE, SINK = 0, 1
+"""Nodes of the graph."""
 
 
 class Cut(NamedTuple):
@@ -130,3 +137,22 @@ def _needed(
             operands = found[v] = varying.intersection(variables(eqn.invars))
             rest += operands
     return found
+
+
+def minimum_cut(
+    limits: Mapping[tuple[int, int], int], unlimited: Sequence[tuple[int, int]]
+) -> set[int]:
+    """The nodes on the sink's side of the minimum cut that is closest to it."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    scale = max(1, -(-sum(limits.values()) // LARGEST))
+    capacities = [-(-limit // scale) for limit in limits.values()]
+    unlimited = list(dict.fromkeys(unlimited))  # SciPy adds up the capacities of equal edges
+    edges = np.array([*limits, *unlimited], np.int32).reshape(-1, 2)
+    weights = np.array([*capacities, *[sum(capacities) + 1] * len(unlimited)], np.int32)
+    size = max(edges.max(initial=SINK) + 1, 2)
+    graph = csr_matrix((weights, (edges[:, 0], edges[:, 1])), shape=(size, size))
+    left = graph - maximum_flow(graph, SOURCE, SINK).flow
+    left.eliminate_zeros()
+    return {*breadth_first_order(left.T.tocsr(), SINK, return_predecessors=False).tolist()}

@@ -5,20 +5,142 @@ operations: see `cut`. Slices of the xs are read again from the xs. A value that
 carry nor xs, such as a weight or its cosine, is the same for every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import inf
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.values import AbstractValue, zeros
-from jax_revolve.engine.tape.taped import taped_step
-from jax_revolve.step.cpu import in_a_branch, turns
-from jax_revolve.step.linearized import Activity, Cotangents, accumulate, add
-from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal, part_of, with_outputs
+from jax_revolve._compat.values import AbstractValue, bytes_of, zeros
+from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
+from jax_revolve.engine.tape.weight_gradients import WeightGradients
+from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
+from jax_revolve.step.linearized import (
+    Activity,
+    Cotangents,
+    TracedStep,
+    accumulate,
+    add,
+    pull_back,
+    traced_step,
+)
+from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
+from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
+
+_Pieces = tuple[Operands, Buffers]
+"""The cotangents, and what is kept of a piece's steps for products of weights."""
+
+
+def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
+    """The taped step of a loop with these operands, found once."""
+    profile = profile_of_platform()
+
+    def find() -> TapedStep:
+        step = traced_step(loop, activity, operands)
+        return TapedStep(step, best_cut(step, profile), activity)
+
+    return once(loop.bare, ("taped step", activity, profile, operands.types), find)
+
+
+def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
+    """The sizes that a plan is chosen by, found by tracing one step."""
+    profile, taped = profile_in_force(), taped_step(loop, activity, operands)
+    weights, step, cut = taped.weight_gradients, taped.step, taped.cut
+    carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
+    computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
+    again = bytes_of(v.aval for v in computed)
+    start = set(step.carry).difference(by_jax)  # it is there anyway
+    return Sizes(
+        checkpoint=bytes_of(pick(carry, restart)),
+        residuals=cut.bytes,
+        alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
+        carry=bytes_of(carry),
+        weights=bytes_of(weights.weights),
+        work=work_of(loop.jaxpr, profile),
+        again=again,
+        again_work=cut_at(step, cut.kept, profile).work,
+        uncut=bytes_of(v.aval for v in by_jax),
+        profile=profile,
+        factors=bytes_of(weights.types),
+        arrays=len(cut.kept),
+    )
+
+
+class TapedStep:
+    """A step, the cut of its residuals, and how it is pulled back: known before it runs."""
+
+    def __init__(self, step: TracedStep, cut: Cut, activity: Activity) -> None:
+        self.step, self.cut, self._activity = step, cut, activity
+        self.varies = [not is_literal(v) and v in step.varying for v in step.residuals]
+
+    @cached_property
+    def run(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """A step's results, and what is kept of it, from what all steps share, the carry and x."""
+        return with_outputs(self.step.closed, [*self.step.results, *self.cut.kept])
+
+    @cached_property
+    def residuals(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """The residuals, from what all steps share, what is kept, the x, and `cut.same`."""
+        inputs = [*self.step.shared, *self.cut.kept, *self.step.x, *self.cut.same]
+        return part_of(self.step.closed, inputs, self.step.residuals)
+
+    def of_all_steps(self, shared: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The values of `cut.same`, and the residuals that are the same for every step."""
+        step, is_fixed = self.step, [not varies for varies in self.varies]
+        run = part_of(step.closed, step.shared, [*self.cut.same, *pick(step.residuals, is_fixed)])
+        values, count = run(shared), len(self.cut.same)
+        return values[:count], values[count:]
+
+    @cached_property
+    def is_transposable(self) -> bool:
+        """Whether JAX transposes the step. If not, the reverse sweep raises JAX's error, which is
+        not kept here."""
+        try:
+            _ = self._pullback
+        except (ValueError, NotImplementedError):  # a while loop; a primitive without the rule
+            return False
+        return True
+
+    @cached_property
+    def weight_gradients(self) -> WeightGradients:
+        """For steps in a block."""
+        return self._weight_gradients()
+
+    @cached_property
+    def added_at_once(self) -> WeightGradients:
+        """For steps that are taped alone: cotangents of weights are added up in each step."""
+        return self._weight_gradients(least_weight=inf)
+
+    def _weight_gradients(self, **limits: Any) -> WeightGradients:
+        cts, stored = self.step.linearized.types, {v: i for i, v in enumerate(self.cut.kept)}
+        buffers = [None if is_literal(v) else stored.get(v) for v in self.step.residuals]
+        return WeightGradients(
+            self._pullback,
+            [*self.varies, *(True for _ in cts)],
+            [*buffers, *(None for _ in cts)],
+            sum(self._activity.consts),
+            **limits,
+        )
+
+    @cached_property
+    def _pullback(self) -> ClosedJaxpr:
+        """Of residuals and cotangents, to cotangents."""
+        num_carry = sum(self._activity.carry)
+
+        def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
+            ct = Cotangents(cts[:num_carry], cts[num_carry:])
+            return [x for part in pull_back(self.step.linearized, residuals, ct) for x in part]
+
+        residuals = [v.aval for v in self.step.residuals]
+        return with_reads_first(jax.make_jaxpr(pullback)(residuals, self.step.linearized.types))
 
 
 class Tape:
@@ -31,11 +153,11 @@ class Tape:
 
     def empty(self) -> Buffers:
         """Buffers for the steps of a block."""
-        return _buffers(self.step.types, self.block_size)
+        return _buffers([v.aval for v in self.step.cut.kept], self.block_size)
 
     def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """One step: carry and y, and the residuals that are stored."""
-        flat = self.step.run(self.shared, carry, x)
+        flat = self.step.run([*self.shared, *carry, *x])
         count = len(self.steps.loop.output_types)
         carry, y = self.steps.loop.results(flat[:count])
         return carry, y, flat[count:]
@@ -61,8 +183,7 @@ class Pullback:
         step = tape.step
         self._tape, self._step, self._ct_ys, self._before_step = tape, step, ct_ys, before_step
         self._weights = step.weight_gradients if tape.block_size > 1 else step.added_at_once
-        # The values that residuals are computed from and that are the same for every step
-        self._same = step.same(tape.shared)
+        self._same, self._fixed = step.of_all_steps(tape.shared)
 
     def of_block(
         self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
@@ -75,43 +196,37 @@ class Pullback:
         so that all loops have a static length. The buffers have entries of further steps, which
         count nothing, because what is kept of them is zero."""
         weights, size = self._weights, self._tape.block_size
-        piece = weights.piece(size)
-        pieces = 1 if piece == size else -(-count // piece)
-        is_known = isinstance(count, int)
-        fixed = [*self._step.fixed(self._tape.shared, self._same), *self._step.cotangent_types]
-        loop_of_piece = loop if piece == size else for_loop
+        piece, is_known = weights.piece(size), isinstance(count, int)
 
-        def pull_back_piece(
-            number: Any, state: tuple[Operands, Buffers]
-        ) -> tuple[Operands, Buffers]:
-            first = piece * (pieces - 1 - number)
-            is_short = is_known and count % piece and isinstance(number, int)
-            stop = _least(first + piece, count) if is_short or not is_known else first + piece
+        def pull_back_piece(first: Any, length: Any, loop: Any, state: _Pieces) -> _Pieces:
             base = _least(first, size - piece)
 
-            def pull_back_step(
-                i: jax.Array, state: tuple[Operands, Buffers]
-            ) -> tuple[Operands, Buffers]:
+            def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
-                entry = stop - 1 - i
+                entry = first + length - 1 - i
                 gradient, new = self.of_step(read(taped, entry), start + entry, gradient)
                 return gradient, write(kept, new, entry - base)
 
-            length = piece if is_known and not is_short else stop - first
-            gradient, kept = loop_of_piece(0, length, pull_back_step, state)
+            gradient, kept = loop(0, length, pull_back_step, state)
             entries = [lax.dynamic_slice_in_dim(x, base, piece) for x in taped]
-            totals = weights.of_piece(entries, kept, fixed)
+            totals = weights.of_piece(entries, kept, self._fixed)
             sums = add(pick(gradient.consts, weights.deferred), totals)
             consts = substitute(gradient.consts, weights.deferred, sums)
             return gradient._replace(consts=consts), kept
 
-        state, first = (gradient, _buffers(weights.types, piece)), 0
+        state = gradient, _buffers(weights.types, piece)
         if piece == size:
-            return pull_back_piece(0, state)[0]
+            return pull_back_piece(0, count, loop, state)[0]
+        pieces = count // piece if is_known else -(-count // piece)
         if is_known and count % piece:
-            state, first = pull_back_piece(0, state), 1
-        pull_back_next = lambda i, state: pull_back_piece(i + first, state)  # noqa: E731
-        return turns(loop, pieces - first, pull_back_next, state)[0]
+            state = pull_back_piece(piece * pieces, count % piece, for_loop, state)
+
+        def pull_back_next(i: Any, state: _Pieces) -> _Pieces:
+            first = piece * (pieces - 1 - i)
+            length = piece if is_known else jnp.minimum(piece, count - first)
+            return pull_back_piece(first, length, for_loop, state)
+
+        return turns(loop, pieces, pull_back_next, state)[0]
 
     def of_step(
         self, taped: list[Any], step: Any, gradient: Operands
@@ -121,21 +236,18 @@ class Pullback:
         self._before_step(step)
         weights, steps = self._weights, self._tape.steps
         at = steps.loop.entry(step)
-        now = [not d for d in weights.deferred]
         inputs = [*self._tape.shared, *taped, *read(steps.operands.xs, at), *self._same]
-        residuals = self._residuals(inputs, at)
+        # XLA computes what it merges with several uses once for each: arithmetic may be merged,
+        # other operations not.
+        run = lambda: self._step.residuals(inputs)  # noqa: E731
+        residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
         flat, new = weights.of_step([*residuals, *self._step.step.linearized.filled(cotangents)])
-        ct = self._step.of_operands(flat, sum(now))
+        now = [not deferred for deferred in weights.deferred]
+        first, first_x = sum(now), sum(now) + len(gradient.carry)
+        ct = Operands(flat[:first], flat[first:first_x], flat[first_x:])
         some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
         return some._replace(consts=substitute(gradient.consts, now, some.consts)), new
-
-    def _residuals(self, inputs: list[Any], at: Any) -> list[Any]:
-        """XLA computes what it merges with several uses once for each: arithmetic may be merged,
-        other operations not."""
-        if self._step.cut.is_elementwise:
-            return self._step.residuals(inputs)
-        return in_a_branch(at >= 0, lambda: self._step.residuals(inputs))
 
 
 def _least(a: Any, b: Any) -> Any:

@@ -16,8 +16,9 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
+    between,
     is_literal,
-    run_equation,
+    part_of,
     variables,
     varying_variables,
     with_outputs,
@@ -95,29 +96,20 @@ class WeightGradients:
         results = with_outputs(self._pullback, [*now, *self._kept])(inputs)
         return results[: len(now)], results[len(now) :]
 
-    def of_piece(self, stored: list[Any], kept: list[Any], inputs: Sequence[Any]) -> list[Any]:
-        """The deferred cotangents, from buffers with an entry for each step. What is kept of steps
-        that do not count must be zero. Of the inputs, only those that do not vary are used."""
+    def of_piece(self, stored: list[Any], kept: list[Any], fixed: list[Any]) -> list[Any]:
+        """The deferred cotangents, from buffers with an entry for each step, and the inputs that do
+        not vary. What is kept of steps that do not count must be zero."""
+        jaxpr, cotangents = self._pullback.jaxpr, pick(self._consts, self.deferred)
         values = {v: stored[i] for v, i in self._stored.items()}
         values.update(zip(self._kept, kept, strict=True))
-        cotangents = pick(self._consts, self.deferred)
-        needed, equations = {*cotangents}, []
-        for eqn in reversed(self._pullback.jaxpr.eqns):
-            if needed.isdisjoint(eqn.outvars) or eqn.outvars[0] not in self._factors:
-                continue
-            equations.append(eqn)
-            if eqn.primitive.name != "dot_general":
-                needed.update(variables(eqn.invars))
-        fixed = [v for v in needed if v not in self._varying]
-        of_fixed = with_outputs(self._pullback, fixed, effects=False)(inputs)
-        values.update(zip(fixed, of_fixed, strict=True))
-        for eqn in reversed(equations):
-            operands = [v.val if is_literal(v) else values[v] for v in eqn.invars]
-            is_product = eqn.primitive.name == "dot_general"
-            values[eqn.outvars[0]] = (
-                sum_of_products(eqn, *operands) if is_product else run_equation(eqn, operands)
-            )
-        return [values[v] for v in cotangents]
+        made = {e.outvars[0]: e for e in jaxpr.eqns if e.primitive.name == "dot_general"}
+        made = {v: eqn for v, eqn in made.items() if v in self._factors}
+        inputs = [v for v in jaxpr.invars if v not in self._varying]
+        after = between(jaxpr, [*made, *inputs], cotangents)
+        used = set(variables([*cotangents, *(v for eqn in after for v in eqn.invars)]))
+        made = {v: eqn for v, eqn in made.items() if v in used}
+        products = [sum_of_products(e, *map(values.__getitem__, e.invars)) for e in made.values()]
+        return part_of(self._pullback, [*made, *inputs], cotangents)([*products, *fixed])
 
     def _defer(self, cotangent: Variable) -> bool:
         """Whether a cotangent is left to the end of a piece. If so, its factors are kept."""
