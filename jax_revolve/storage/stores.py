@@ -1,7 +1,9 @@
 """Checkpoints in a storage: in the host's memory, or in files.
 
 The buffers have one entry for each checkpoint: the carry itself in the host's memory, or the ticket
-of its file (`files`).
+of its file (`files`) and the counters in the carry, which are no larger than a ticket. What is read
+from a file is another value for each example of a batch, as far as JAX knows, and an index that is
+one is no index for an array on an explicit mesh.
 
 Files are written and read by `jax.pure_callback`. To the program, a write is a pure function from a
 carry to a ticket. XLA may move it, omit it if the ticket is not needed, or run it twice, without
@@ -31,7 +33,8 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
         tickets = vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)
-        return [_on_mesh_of(carry, tickets)]
+        counters = [jnp.broadcast_to(x, (count,)) for x in filter(_is_counter, carry)]
+        return [_on_mesh_of(carry, tickets), *counters]
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
@@ -39,11 +42,11 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
     """Store a carry as number `store`."""
     if not isinstance(storage, Disk):
         return write(stores, carry, store)
-    data = list(map(data_of, carry))
+    data = [data_of(x) for x in carry if not _is_counter(x)]
     write_file = partial(_write_files, storage.directory, [x.ndim for x in data])
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
     (ticket,) = _call(write_file, [type_])(*data)
-    return write(stores, [_on_mesh_of(carry, ticket)], store)
+    return write(stores, [_on_mesh_of(carry, ticket), *filter(_is_counter, carry)], store)
 
 
 def get(
@@ -52,12 +55,18 @@ def get(
     """Carry number `store`, which has these types. It may be removed if this read `is_last`."""
     if not isinstance(storage, Disk):
         return read(stores, store)
-    (ticket,) = read(stores, store)
-    like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in types]
+    ticket, *counters = read(stores, store)
+    in_file = [t for t in types if not _is_counter(t)]
+    like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in in_file]
     read_files = partial(_read_files, storage.directory, like)
     data = _call(read_files, like)(ticket, is_last)
-    carry = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, types, strict=True)]
-    return list(map(laid_out_as, carry, types))
+    carry = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, in_file, strict=True)]
+    rest, counted = iter(map(laid_out_as, carry, in_file)), iter(counters)
+    return [next(counted if _is_counter(t) else rest) for t in types]
+
+
+def _is_counter(value: Any) -> bool:
+    return value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.integer)
 
 
 def _on_mesh_of(carry: list[Any], value: Any) -> Any:

@@ -563,6 +563,10 @@ def _check(program: Program, compiler: dict[str, Any]) -> None:
     try:
         compare(program, results, expected)
     except AssertionError as error:
+        if program.forgets and any("custom_vjp" in o.name for o in program.operations):
+            # A rule that is no derivative counts where the carry has tangents: in a loop of lax
+            # from the first step on, in Python from where it depends on an input (3110338).
+            return compare(program, results, run_theirs(program, compiler, theirs()))
         if program.single and _amplifies_rounding(program, compiler, expected):
             raise Refused("rounding in single precision is amplified") from error
         raise
@@ -590,8 +594,8 @@ def _check_compiler(program: Program) -> None:
         raise Refused("another result than without a compiler") from error
 
 
-def run_theirs(program: Program, compiler: dict[str, Any]) -> Any:
-    loops = theirs(by_python) if program.forgets else theirs()
+def run_theirs(program: Program, compiler: dict[str, Any], loops: Loops | None = None) -> Any:
+    loops = loops or (theirs(by_python) if program.forgets else theirs())
     try:
         with _numbers(program), _mode(program, "strict", "strict ranks", "no jit"):
             return run(program, loops, compiler)
