@@ -147,16 +147,13 @@ def test_loops_whose_results_have_no_derivative(loss: Any) -> None:
     assert jax.grad(partial(loss, checkpointed_scan))(2.0) == jax.grad(partial(loss, lax.scan))(2.0)
 
 
-def stencil(u: Any, x: Any) -> Any:
+def stencil(_: Any, u: Any, x: Any) -> Any:
     u = u + 0.1 * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)) - 0.01 * u**3 + 0.01 * x
     return u, jnp.tanh(u * x)
 
 
-WEIGHTS = np.cos(np.arange(256, dtype=np.float32)).reshape(16, 16) / 3
-
-
-def recurrent(u: Any, x: Any) -> Any:
-    u = jnp.tanh(WEIGHTS @ u + x)
+def recurrent(weights: Any, u: Any, x: Any) -> Any:
+    u = jnp.tanh(weights @ u + x)
     return u, u
 
 
@@ -167,7 +164,8 @@ def test_gradients_equal_to_the_last_bit(step: Any) -> None:
     u, xs = (jax.random.normal(jax.random.key(len(n)), n) for n in ((16,), (37, 16)))
 
     def loss(scan: Any, u: Any, xs: Any) -> Any:
-        u, ys = scan(step, u, xs)
+        weights = jnp.cos(jnp.arange(u.size**2, dtype=u.dtype)).reshape(u.size, u.size) / 3
+        u, ys = scan(partial(step, weights), u, xs)
         return jnp.sum(u**2) + jnp.sum(ys**3)
 
     for checkpoints in (1, 7, "all"):
