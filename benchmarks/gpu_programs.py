@@ -1,8 +1,8 @@
 """What gradients compiled for a GPU launch and hold, without a GPU.
 
 Nothing runs, and it takes about an hour. XLA compiles for a GPU that is described to it, and the
-text of the program tells its kernels, loops, copies and transfers. The times are those of a launch
-model (`runner.launches`). Run it in an environment of its own: `pip install -e ".[gpu-programs]"`.
+text of the program tells its kernels, loops, copies and transfers. A launch model predicts the
+times (`runner.launches`). Run it in an environment of its own: `pip install -e ".[gpu-programs]"`.
 """
 
 import os

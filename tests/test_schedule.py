@@ -338,7 +338,7 @@ def test_values() -> None:
 
 
 def test_a_storage_limits_its_bytes() -> None:
-    """The budget of the plan is that of the device alone."""
+    """The budget of the plan counts the device alone."""
     sizes: dict[str, Any] = {"state_bytes": 1000, "residual_bytes": 1000}
     storage = HostMemory(memory="20.9 kB")
     p = plan(1000, memory="12kB", storage=storage, **sizes)

@@ -220,7 +220,7 @@ def test_two_budgets() -> None:
 
 
 def test_a_transfer_takes_what_the_device_says() -> None:
-    """It was five steps, whatever the step and the carry. What is not worth it is left out."""
+    """It was five steps, whatever the step and the carry. What does not pay is left out."""
     taken = {"host_transfer": 500.0, "host_byte": 0.5, "disk_transfer": 4500.0, "disk_byte": 0.5}
     profile = replace(CPU, evaluation=0.0, **taken)
     for work, on_host, on_disk in ((100.0, 10.0, 50.0), (1000.0, 1.0, 5.0)):

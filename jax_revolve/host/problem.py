@@ -106,7 +106,7 @@ class Problem(NamedTuple):
         return self.length if self.plan is None else self.plan.evaluations
 
     def actions(self, first: int, *, is_forward: bool) -> Iterator[Action]:
-        """The actions of the plan from this one on, perhaps only those of the forward sweep."""
+        """The actions of the plan from this one on, perhaps of the forward sweep alone."""
         plan = [Advance(0, self.length)] if self.plan is None else self.plan
         for action in islice(plan, first, None):
             yield action

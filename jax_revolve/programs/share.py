@@ -123,8 +123,8 @@ def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
 def of_program(
     loops: Sequence[FoundLoop], of_loop: Callable[[FoundLoop, Outlays], Outlays]
 ) -> Outlays:
-    """The outlays of a program, where `of_loop(loop, inside)` returns a loop's from those of all
-    that is inside it. What is recomputed when it is transposed holds nothing before that."""
+    """The outlays of a program, where `of_loop(loop, inside)` returns a loop's from the inner
+    outlays. What is recomputed when it is transposed holds nothing before that."""
     by_key = {loop.key: loop for loop in loops}
     inside = defaultdict[Key, dict[Key, None]](dict)
     for loop in loops:

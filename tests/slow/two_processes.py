@@ -1,7 +1,7 @@
 """One of two processes that run the same loops on the devices of both; see `test_two_processes`.
 
 Takes the coordinator's address, the number of the process, and what to do. `derivatives NAME...`
-and `host_scan FOLDER` compare results with those of `lax.scan` on this process alone, and print a
+and `host_scan FOLDER` compare results with `lax.scan` on this process alone, and print a
 line for each that is the same. `run FOLDER COUNT` saves a run of `host_scan`, and ends this process
 when it is about to write that many states; 0 is never.
 """
