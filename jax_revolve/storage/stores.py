@@ -32,7 +32,10 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
-        tickets = vary(jnp.zeros((count, files.TICKET), jnp.uint32), axes)
+        # XLA takes two random numbers for different ones, and so two writes of the same carry, which
+        # it would otherwise merge: what one sweep removes, the other one still has to read.
+        zero = lax.rng_uniform(np.float32(0), np.float32(1), ()).astype(jnp.uint32)
+        tickets = vary(jnp.full((count, files.TICKET), zero), axes)
         counters = [jnp.broadcast_to(x, (count,)) for x in filter(_is_counter, carry)]
         return [_on_mesh_of(carry, tickets), *counters]
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
@@ -43,9 +46,9 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
     if not isinstance(storage, Disk):
         return write(stores, carry, store)
     data = [data_of(x) for x in carry if not _is_counter(x)]
-    write_file = partial(_write_files, storage.directory, [x.ndim for x in data])
+    write_file = partial(_write_files, storage.directory)
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
-    (ticket,) = _call(write_file, [type_])(*data)
+    (ticket,) = _call(write_file, [type_])(read(stores[:1], store)[0], *data)
     return write(stores, [_on_mesh_of(carry, ticket), *filter(_is_counter, carry)], store)
 
 
@@ -98,10 +101,9 @@ def _call(function: Callable[..., Any], like: list[Any]) -> Any:
     return call
 
 
-def _write_files(directory: Any, ndims: list[int], *carry: Any) -> list[np.ndarray]:
-    """The tickets of a batch of carries, whose leaves have as many axes in each example."""
-    leaves = list(map(np.asarray, carry))
-    batch = leaves[0].shape[: leaves[0].ndim - ndims[0]] if leaves else ()
+def _write_files(directory: Any, unused: Any, *carry: Any) -> list[np.ndarray]:
+    """The tickets of a batch of carries, in place of so many unused ones."""
+    leaves, batch = list(map(np.asarray, carry)), np.shape(unused)[:-1]
     examples = ([leaf[at] for leaf in leaves] for at in np.ndindex(batch))
     tickets = [files.write_file(directory, example) for example in examples]
     return [np.array(tickets, np.uint32).reshape(*batch, files.TICKET)]
