@@ -32,8 +32,8 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
-        # XLA takes two random numbers for different ones, and so two writes of the same carry, which
-        # it would otherwise merge: what one sweep removes, the other one still has to read.
+        # XLA takes two random numbers for different ones. Otherwise, it would merge two writes of
+        # the same carry, and one sweep would remove the file that the other still has to read.
         zero = lax.rng_uniform(np.float32(0), np.float32(1), ()).astype(jnp.uint32)
         tickets = vary(jnp.full((count, files.TICKET), zero), axes)
         counters = [jnp.broadcast_to(x, (count,)) for x in filter(_is_counter, carry)]
