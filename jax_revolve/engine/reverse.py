@@ -224,28 +224,31 @@ class _Sweep:
         split, levels = SplitTable(self._plan), np.int32(state.positions.size)
         size = np.int32(self._plan.block_size)
 
-        @jax.jit  # traced once for its three calls
+        @jax.jit  # traced and lowered once for both its calls
         def way(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
             steps = lax.sub(lax.add(block, ONE), position)
             target = lax.add(position, split(steps, lax.sub(levels, top)))
             step, stop = (lax.mul(size, n) for n in (position, block))
             return stacked(step, stop, block, target, top, position)
 
-        def way_to(block: jax.Array, state: _State, top: jax.Array) -> jax.Array:
-            """Without a checkpoint, from anywhere."""
-            (position,) = read([state.positions], lax.max(top, ZERO))
-            return way(position, block, top)
-
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
-            target, top = number(at, TARGET), lax.add(number(at, TOP), ONE)
-            _, carry = self._advance(stacked(number(at, STEP), lax.mul(size, target)), carry)
+            step, _, block, target, top, position = (number(at, i) for i in range(at.size))
+            # As many numbers as the other advance takes, so that it is the same function.
+            span = stacked(step, lax.mul(size, target), block, target, top, position)
+            _, carry = self._advance(span, carry)
+            top = lax.add(top, ONE)
             slots = write_slot(slots, carry, state.slot(top))
             (positions,) = write([positions], [target], top)
-            return way(target, number(at, BLOCK), top), carry, slots, positions
+            return way(target, block, top), carry, slots, positions
 
-        def reverse_block(_: Any, at_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
-            at, state = at_state
+        def reverse_block(_: Any, done_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
+            done, state = done_state
+            block, top = number(done, BLOCK), number(done, TOP)
+            is_at_block = lax.eq(number(done, POSITION), block)
+            top = lax.sub(top, lax.convert_element_type(is_at_block, jnp.int32))
+            (position,) = read([state.positions], top)
+            at = way(position, lax.sub(block, ONE), top)
             newest = self._at(state.slot(number(at, TOP)), state)
             # Never at the block itself: it would not be read there.
             at, newest, slots, positions = lax.while_loop(
@@ -254,14 +257,12 @@ class _Sweep:
                 (at, newest, state.slots, state.positions),
             )
             at, restarted = self._advance(at, newest)
-            block, top = number(at, BLOCK), number(at, TOP)
             state = state._replace(slots=slots, positions=positions)
-            state = self._reverse_block(restarted, block, state)
-            is_done = lax.eq(number(at, POSITION), block)
-            top = lax.sub(top, lax.convert_element_type(is_done, jnp.int32))
-            return way_to(lax.sub(block, ONE), state, top), state
+            return at, self._reverse_block(restarted, number(at, BLOCK), state)
 
-        at = way_to(jnp.asarray(blocks - 1, jnp.int32), state, state.top)
+        # As after a block that no checkpoint enters.
+        blocks, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
+        at = stacked(*map(jnp.asarray, (ZERO, ZERO, blocks, ZERO, state.top, nowhere)))
         loop = self._reports.loop(isinstance(first, int) and first == 0)
         return turns(loop, blocks - first, reverse_block, (at, state))[1]
 
