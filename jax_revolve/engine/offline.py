@@ -15,7 +15,7 @@ from jax_revolve.engine.slots import (
     Held,
     at_slot,
     empty,
-    read_slot,
+    keep,
     slots_used,
     tapes_the_last_block,
     write_slot,
@@ -128,10 +128,10 @@ class _Sweep(NamedTuple):
         self,
         runs: Sequence[_Run],
         ends: bool,
-        keep: Callable[[list[Any], list[Any], Any], list[Any]],
+        store: Callable[[list[Any], list[Any], Any], list[Any]],
         state: State,
     ) -> State:
-        """All runs, in loops of static length. `keep(kept, checkpoint, number)` returns `kept` with
+        """All runs, in loops of static length. `store(kept, checkpoint, number)` returns `kept` with
         one more checkpoint. `ends` says whether the sweep ends with the last run."""
         for run in runs:
 
@@ -140,7 +140,7 @@ class _Sweep(NamedTuple):
                 number = run.base + j
                 if run.first != run.base:
                     number = jnp.where(j == 0, run.first, number)
-                kept = keep(kept, pick(progress[0], self.steps.restart), number)
+                kept = store(kept, pick(progress[0], self.steps.restart), number)
                 start = run.start + run.size * j
                 step = lambda i, progress: self.run(start + i, progress)  # noqa: E731
                 return for_loop(0, run.size, step, progress), kept
@@ -165,34 +165,24 @@ class _Sweep(NamedTuple):
     def _in_slots(self, starts: np.ndarray, stops: np.ndarray, state: State) -> State:
         """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
 
-        The carry lives in the slots: a step reads it from the slot that is next to be complete and
-        writes it to where the following step reads it. That is the same slot until its position is
-        reached. So there is no decision, and no copy besides the one that any loop makes.
+        Each step stores the carry in the slot that is next to be complete, and goes on from there:
+        see `keep`. So there is no decision, and no copy besides the one that any loop makes.
         """
-        restart, initial = self.steps.restart, self.steps.operands.carry
-        first, last, stop = int(starts[0]), int(starts[-1]), int(stops[-1])
-        others = [not is_stored for is_stored in restart]
+        restart, first, last = self.steps.restart, int(starts[0]), int(starts[-1])
 
-        def whole(stored: list[Any], rest: list[Any]) -> list[Any]:
-            return substitute(substitute(initial, restart, stored), others, rest)
+        def step(i: Any, state: State) -> State:
+            progress, slots = state
+            carry, ys = self.run(i, progress)
+            # The number of the first checkpoint that is not before the next step.
+            number = jnp.sum(jnp.asarray(starts, jnp.int32) <= i, dtype=jnp.int32)
+            slots, stored = keep(slots, pick(carry, restart), number)
+            return (substitute(carry, restart, stored), ys), slots
 
-        def number(i: Any) -> Any:
-            """The number of the first checkpoint that is not before step `i`."""
-            return jnp.sum(jnp.asarray(starts, jnp.int32) < i, dtype=jnp.int32)
-
-        def step_in_slots(i: Any, state: State) -> State:
-            (rest, ys), slots = state
-            carry, ys = self.run(i, (whole(read_slot(slots, number(i)), rest), ys))
-            slots = write_slot(slots, pick(carry, restart), number(i + 1))
-            return (pick(carry, others), ys), slots
-
-        (carry, ys), slots = state
-        slots = write_slot(slots, pick(carry, restart), 0)
-        state = (pick(carry, others), ys), slots
-        (rest, ys), slots = for_loop(first, last, step_in_slots, state)
-        progress = whole(read_slot(slots, len(starts) - 1), rest), ys
+        progress, slots = state
+        slots = write_slot(slots, pick(progress[0], restart), 0)
+        progress, slots = for_loop(first, last, step, (progress, slots))
         loop = self.reports.loop(not tapes_the_last_block(self.plan))
-        return loop(last, stop, self.run, progress), slots
+        return loop(last, int(stops[-1]), self.run, progress), slots
 
 
 def _write_behind(kept: list[Any], carry: list[Any], number: Any) -> list[Any]:
