@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import kept_whole
-from jax_revolve.step.examples import any_example
+from jax_revolve.step.examples import any_example, guarded
 from jax_revolve.step.linearized import Activity, Cotangents
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.steps import Steps
@@ -65,8 +65,8 @@ def _run(loop: Loop, operands: Operands) -> CarryAndYs:
     @checkpoint
     def step(carry: list[Any], inputs: tuple[list[Any], Any]) -> CarryAndYs:
         x, number = inputs
-        run = lambda: steps.step_from(carry)(steps.safe.consts, carry, x)  # noqa: E731
-        return in_branch(carry, number, run)
+        run = guarded(loop, steps.operands.consts, steps.safe.carry, carry)
+        return in_branch(carry, number, partial(run, steps.safe.consts, carry, x))
 
     @checkpoint
     def block(carry: list[Any], inputs: tuple[list[Any], Any]) -> CarryAndYs:

@@ -131,8 +131,8 @@ class _Sweep(NamedTuple):
         store: Callable[[list[Any], list[Any], Any], list[Any]],
         state: State,
     ) -> State:
-        """All runs, in loops of static length. `store(kept, checkpoint, number)` returns `kept` with
-        one more checkpoint. `ends` says whether the sweep ends with the last run."""
+        """All runs, in loops of static length. `store(kept, checkpoint, number)` returns what is
+        kept with one more checkpoint. `ends` says whether the sweep ends with the last run."""
         for run in runs:
 
             def keep_and_advance(j: Any, state: State, run: _Run = run) -> State:

@@ -48,7 +48,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     def step(progress: _Progress) -> _Progress:
         numbers, _, carry = progress
         reports.before_step(numbers[0])
-        carry, _ = steps.step_from(carry)(*steps.inputs(carry, numbers[0]))
+        carry, _ = steps.step(carry, numbers[0])
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
         return numbers + one, loop.holds(consts, carry), carry
 

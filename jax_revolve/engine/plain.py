@@ -41,10 +41,11 @@ def run_plain(loop: Loop, operands: Operands) -> list[Any]:
 def _run_with_reports(steps: Steps, reports: Reports) -> list[Any]:
     def step(i: Any, progress: Any) -> Any:
         reports.before_step(i)
-        return steps.run(i, progress)
+        return steps.run(i, progress, keep_ys)
 
     loop = steps.loop
-    carry, ys = reports.loop(True)(0, loop.steps, step, steps.at_start())
+    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
+    carry, ys = reports.loop(True)(0, loop.steps, step, steps.at_start(keep_ys))
     return list(map(with_weak_type, [*carry, *ys], loop.output_types))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
-from jax_revolve.step.linearized import Activity, either, needed_by
+from jax_revolve.step.linearized import Activity, either, live_carry, needed_by
 from jax_revolve.step.loop import Loop, Mask, pick, spread
 
 Part = tuple[Mask, Mask, dict[str, Any]]
@@ -75,18 +75,12 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
     if all(used):
         return loop, tuple(used), (True,) * (first + len(loop.jaxpr.in_avals))
     num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
-    carry, ys = loop.results(list(used))
-    condition = loop.condition
-    if condition is not None:
-        carry = either(carry, needed_by(condition, [True])[first:])
-    while True:
-        kept = [*[False] * (loop.num_consts - first), *carry, *[False] * num_xs]
-        jaxpr, taken = pruned(loop.jaxpr, [*carry, *ys], kept)
-        inputs = loop.operands([*[True] * first, *taken])
-        if inputs.carry == carry:
-            break
-        carry = either(carry, inputs.carry)
-    if condition is not None:
+    carry, ys = loop.results(used)
+    carry = live_carry(loop, carry, ys)
+    kept = [*[False] * (loop.num_consts - first), *carry, *[False] * num_xs]
+    jaxpr, taken = pruned(loop.jaxpr, [*carry, *ys], kept)
+    inputs = loop.operands([*[True] * first, *taken])
+    if (condition := loop.condition) is not None:
         condition, _ = pruned(condition, [True], [*[True] * first, *carry])
     results, operands = (*carry, *ys), (*inputs.consts, *carry, *inputs.xs)
     smaller = loop._replace(

@@ -82,11 +82,6 @@ def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -
     return results, [(b, False) for b in values_batched]
 
 
-def going(loop: Loop, consts: list[Any], carry: list[Any]) -> Any:
-    """Which examples go on from this carry, apart from the bound."""
-    return True if loop.condition is None else loop.holds(consts, carry)
-
-
 def safe_operands(loop: Loop, operands: Operands) -> Operands:
     """Consts and carry with which the step of an example that is done can be computed."""
     if loop.condition is None or has_collective(loop.jaxpr):
@@ -106,12 +101,12 @@ def safe_operands(loop: Loop, operands: Operands) -> Operands:
     return Operands(substitute(consts, replaced, safe[:num_consts]), safe_carry, xs)
 
 
-def guarded(loop: Loop, safe: list[Any], going: Any) -> Step:
-    """The loop's step, which does not change the carry of examples that are done. `going` flags the
-    other examples. The step of done examples is computed with the carry `safe`."""
+def guarded(loop: Loop, consts: list[Any], safe: list[Any], carry: list[Any]) -> Step:
+    """The loop's step from this carry, which does not change that of examples that are done. Their
+    step is computed with the carry `safe`. The condition takes its consts from `consts`."""
     if loop.condition is None:
         return loop.step
-    is_done = done(going)
+    is_done = done(loop.holds(consts, carry))
     leaves, jaxpr = find_in_place(loop, is_done)
     selected = [not leaf for leaf in leaves]
 
@@ -139,7 +134,7 @@ def run_examples(loop: Loop, operands: Operands) -> list[Any]:
     safe = safe_operands(loop, operands)
 
     def step(carry: list[Any]) -> list[Any]:
-        return guarded(loop, safe.carry, loop.holds(consts, carry))(safe.consts, carry, [])[0]
+        return guarded(loop, consts, safe.carry, carry)(safe.consts, carry, [])[0]
 
     return lax.while_loop(lambda carry: any_example(loop.holds(consts, carry)), step, init)
 

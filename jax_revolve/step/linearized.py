@@ -10,9 +10,8 @@ from jax import lax
 
 from jax_revolve._compat.inlining import inlined
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned, varying_variables
-from jax_revolve._compat.values import SymbolicZero, tangent_type, zeros
-from jax_revolve.step.cpu import with_reads_first
-from jax_revolve.step.examples import going, guarded
+from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
+from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute, with_layout
 from jax_revolve.storage.buffers import read, write
 
@@ -102,27 +101,11 @@ class Cotangents(NamedTuple):
     ys: list[Any]
 
 
-class Linearized(NamedTuple):
-    """One linearized step: its results, its residuals, the tree that makes the pullback from the
-    residuals, and the types of its cotangents."""
-
-    results: list[Any]
-    residuals: list[Any]
-    pullback: Any
-    types: list[Any]
-
-    def filled(self, cotangents: Cotangents) -> list[Any]:
-        """The cotangents of all active results, zeros included."""
-        given = [*cotangents.carry, *cotangents.ys]
-        return [zeros(t) if ct is None else ct for t, ct in zip(self.types, given, strict=True)]
-
-    def without_values(self) -> "Linearized":
-        """The part without tracers, which may leave its trace."""
-        return self._replace(results=[], residuals=[])
-
-
-def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
-    """One step, linearized in its active inputs."""
+def linearize(
+    step: Step, activity: Activity, inputs: Operands
+) -> tuple[list[Any], Callable[..., Any], list[AbstractValue]]:
+    """One step, linearized in its active inputs: its results, the pullback of the active ones, and
+    the types of their cotangents."""
     masks = (activity.consts, activity.carry, activity.xs)
 
     def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -131,7 +114,13 @@ def linearize(step: Step, activity: Activity, inputs: Operands) -> Linearized:
         return pick(results, activity.results), results
 
     active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
-    return Linearized(results, *jax.tree.flatten(pullback), [tangent_type(r) for r in active])
+    return results, pullback, [tangent_type(r) for r in active]
+
+
+def filled(cotangents: Cotangents, types: list[AbstractValue]) -> list[Any]:
+    """The cotangents of all active results, zeros included."""
+    given = [*cotangents.carry, *cotangents.ys]
+    return [zeros(t) if ct is None else ct for t, ct in zip(types, given, strict=True)]
 
 
 class TracedStep(NamedTuple):
@@ -150,8 +139,10 @@ class TracedStep(NamedTuple):
     residuals: list[Variable]
     varying: set[Variable]
     """What differs from step to step."""
-    linearized: Linearized
-    """Without values."""
+    pullback: Any
+    """The tree that makes the pullback from the residuals."""
+    types: list[AbstractValue]
+    """The types of its cotangents."""
 
     def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
         """Variables as they stand in the jaxpr."""
@@ -162,13 +153,14 @@ class TracedStep(NamedTuple):
 
 def traced_step(loop: Loop, activity: Activity, operands: Operands) -> TracedStep:
     """The step of a loop with these operands, linearized in its active inputs."""
-    found: list[Linearized] = []
+    found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
 
     def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
-        step = guarded(loop, safe_carry, going(loop, consts, carry))
-        linearized = linearize(step, activity, Operands(safe_consts, carry, x))
-        found.append(linearized.without_values())
-        return [*linearized.results, *linearized.residuals]
+        step = guarded(loop, consts, safe_carry, carry)
+        results, pullback, types = linearize(step, activity, Operands(safe_consts, carry, x))
+        residuals, tree = jax.tree.flatten(pullback)
+        found.append((tree, types))
+        return [*results, *residuals]
 
     def trace() -> TracedStep:
         consts, carry, xs = with_layout(loop, operands)
@@ -178,8 +170,8 @@ def traced_step(loop: Loop, activity: Activity, operands: Operands) -> TracedSte
         carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
         varying = varying_variables(closed.jaxpr, [*carry, *x])
         results, residuals = outputs[: len(loop.output_types)], outputs[len(loop.output_types) :]
-        shared, linearized = inputs[:num_shared], found[0]
-        return TracedStep(closed, shared, carry, x, results, residuals, varying, linearized)
+        shared = inputs[:num_shared]
+        return TracedStep(closed, shared, carry, x, results, residuals, varying, *found[0])
 
     return once(loop.bare, ("traced step", activity, operands.types), trace)
 
@@ -202,16 +194,8 @@ def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
         traced = traced_step(loop, activity, operands)
         residuals = [*[False] * len(traced.results), *[True] * len(traced.residuals)]
         needed = needed_by(traced.closed, residuals)[len(traced.shared) :][: loop.num_carry]
-        if loop.condition is not None:
-            going = needed_by(loop.condition, [True])[loop.num_condition_consts :]
-            needed = either(needed, going)
         _, ys = loop.results([False] * len(loop.output_types))
-        while True:
-            used = needed_by(loop.jaxpr, [*needed, *ys])
-            carry = loop.operands([*[False] * loop.num_condition_consts, *used]).carry
-            if (grown := either(needed, carry)) == needed:
-                return tuple(needed)
-            needed = grown
+        return tuple(live_carry(loop, needed, ys))
 
     return once(loop.bare, ("restart", activity, operands.types), find)
 
@@ -221,6 +205,19 @@ def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
     return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
 
 
+def live_carry(loop: Loop, carry: Sequence[bool], ys: Sequence[bool]) -> list[bool]:
+    """The leaves of the carry that these leaves and ys depend on, and the condition, after however
+    many steps."""
+    first, needed = loop.num_condition_consts, list(carry)
+    if loop.condition is not None:
+        needed = either(needed, needed_by(loop.condition, [True])[first:])
+    while True:
+        used = needed_by(loop.jaxpr, [*needed, *ys])
+        if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
+            return needed
+        needed = grown
+
+
 def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
     return [x or y for x, y in zip(a, b, strict=True)]
 
@@ -228,25 +225,12 @@ def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
 # The pullback
 
 
-def pull_back(linearized: Linearized, residuals: list[Any], cotangents: Cotangents) -> Operands:
-    """The cotangents of a step's active inputs, from its active results'. Residuals may be
-    from another step of the same loop."""
-    pullback = jax.tree.unflatten(linearized.pullback, residuals)
-    return Operands(*pullback(linearized.filled(cotangents)))
-
-
 def pull_back_step(
-    step: Step,
-    activity: Activity,
-    inputs: Operands,
-    cotangents: Cotangents,
+    step: Step, activity: Activity, inputs: Operands, cotangents: Cotangents
 ) -> Operands:
-    """`pull_back` with the residuals of this step."""
-    linearized = linearize(step, activity, inputs)
-    run = partial(pull_back, linearized, linearized.residuals)
-    traced, shape = jax.make_jaxpr(run, return_shape=True)(cotangents)
-    flat = call_jaxpr(with_reads_first(traced))(*jax.tree.leaves(cotangents))
-    return jax.tree.unflatten(jax.tree.structure(shape), flat)
+    """The cotangents of a step's active inputs, from its active results'."""
+    _, pullback, types = linearize(step, activity, inputs)
+    return Operands(*pullback(filled(cotangents, types)))
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:

@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import zeros
-from jax_revolve.step.examples import going, guarded, safe_operands
-from jax_revolve.step.loop import Loop, Mask, Operands, Step, pick, substitute, with_layout
+from jax_revolve.step.examples import guarded, safe_operands
+from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute, with_layout
 from jax_revolve.storage.buffers import read, write
 
 T = TypeVar("T")
@@ -31,15 +31,15 @@ class Steps(NamedTuple):
         operands = with_layout(loop, operands)
         return cls(loop, restart, operands, safe_operands(loop, operands))
 
-    def at_start(self, keep_ys: Sequence[bool] | None = None) -> Progress:
-        """Before the first step of a loop of known length. All ys are kept by default."""
+    def at_start(self, keep_ys: Sequence[bool]) -> Progress:
+        """Before the first step of a loop of known length."""
         _, ys = self.loop.results(self.loop.output_types)
-        return self.operands.carry, list(map(zeros, _kept(ys, keep_ys)))
+        return self.operands.carry, list(map(zeros, pick(ys, keep_ys)))
 
-    def run(self, step: Any, progress: Progress, keep_ys: Sequence[bool] | None = None) -> Progress:
+    def run(self, step: Any, progress: Progress, keep_ys: Sequence[bool]) -> Progress:
         """One step of a loop of known length, and its ys."""
-        carry, y = self.loop.step(*self.inputs(progress[0], step))
-        return carry, write(progress[1], _kept(y, keep_ys), self.loop.entry(step))
+        carry, y = self.step(progress[0], step)
+        return carry, write(progress[1], pick(y, keep_ys), self.loop.entry(step))
 
     def initial(self) -> list[Any]:
         """The checkpoint at the loop's start."""
@@ -50,23 +50,22 @@ class Steps(NamedTuple):
         depends on them."""
         return substitute(self.operands.carry, self.restart, restarted)
 
-    def step_from(self, carry: list[Any]) -> Step:
-        """The step from this carry."""
-        return guarded(self.loop, self.safe.carry, going(self.loop, self.operands.consts, carry))
-
     def inputs(self, carry: list[Any], step: Any) -> Operands:
         """The operands of the step that runs as number `step`."""
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
+    def step(self, carry: list[Any], step: Any) -> Progress:
+        """The carry after the step that runs as number `step`, and its y."""
+        run = guarded(self.loop, self.operands.consts, self.safe.carry, carry)
+        return run(*self.inputs(carry, step))
+
+    def step_again(self, restarted: list[Any], step: Any) -> list[Any]:
+        """The checkpoint after a step, from the one before."""
+        return pick(self.step(self.whole(restarted), step)[0], self.restart)
+
     def advance_by(self, count: int, first: Any, restarted: list[Any]) -> list[Any]:
         """The checkpoint `count` steps after the one at step `first`, in a static loop."""
-
-        def step(i: jax.Array, restarted: list[Any]) -> list[Any]:
-            carry = self.whole(restarted)
-            carry, _ = self.step_from(carry)(*self.inputs(carry, first + i))
-            return pick(carry, self.restart)
-
-        return for_loop(0, count, step, restarted)
+        return for_loop(0, count, lambda i, x: self.step_again(x, first + i), restarted)
 
     def advance(self, span: jax.Array, restarted: list[Any]) -> tuple[jax.Array, list[Any]]:
         """The checkpoint at step `span[1]`, from the one at `span[0]`, which becomes `span[1]`.
@@ -77,9 +76,8 @@ class Steps(NamedTuple):
 
         def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
             span, restarted = state
-            carry = self.whole(restarted)
-            carry, _ = self.step_from(carry)(*self.inputs(carry, number(span, 0)))
-            return lax.add(span, one), pick(carry, self.restart)
+            restarted = self.step_again(restarted, number(span, 0))
+            return lax.add(span, one), restarted
 
         def is_before(state: tuple[jax.Array, list[Any]]) -> jax.Array:
             return lax.lt(number(state[0], 0), number(state[0], 1))
@@ -106,7 +104,3 @@ def number(numbers: jax.Array, which: int) -> jax.Array:
     """One of several numbers that are one array. Here and in `engine.split`, functions of `jax.lax`
     compute with them: each operator would be traced as a function of its own."""
     return lax.index_in_dim(numbers, which, keepdims=False)
-
-
-def _kept(ys: list[Any], keep_ys: Sequence[bool] | None) -> list[Any]:
-    return ys if keep_ys is None else pick(ys, keep_ys)

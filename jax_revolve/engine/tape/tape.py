@@ -27,7 +27,7 @@ from jax_revolve.step.linearized import (
     TracedStep,
     accumulate,
     add,
-    pull_back,
+    filled,
     traced_step,
 )
 from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
@@ -120,7 +120,7 @@ class TapedStep:
         return self._weight_gradients(least_weight=inf)
 
     def _weight_gradients(self, **limits: Any) -> WeightGradients:
-        cts, stored = self.step.linearized.types, {v: i for i, v in enumerate(self.cut.kept)}
+        cts, stored = self.step.types, {v: i for i, v in enumerate(self.cut.kept)}
         buffers = [None if is_literal(v) else stored.get(v) for v in self.step.residuals]
         return WeightGradients(
             self._pullback,
@@ -133,14 +133,13 @@ class TapedStep:
     @cached_property
     def _pullback(self) -> ClosedJaxpr:
         """Of residuals and cotangents, to cotangents."""
-        num_carry = sum(self._activity.carry)
 
         def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
-            ct = Cotangents(cts[:num_carry], cts[num_carry:])
-            return [x for part in pull_back(self.step.linearized, residuals, ct) for x in part]
+            parts = jax.tree.unflatten(self.step.pullback, residuals)(cts)
+            return [x for part in parts for x in part]
 
         residuals = [v.aval for v in self.step.residuals]
-        return with_reads_first(jax.make_jaxpr(pullback)(residuals, self.step.linearized.types))
+        return with_reads_first(jax.make_jaxpr(pullback)(residuals, self.step.types))
 
 
 class Tape:
@@ -242,7 +241,7 @@ class Pullback:
         run = lambda: self._step.residuals(inputs)  # noqa: E731
         residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
-        flat, new = weights.of_step([*residuals, *self._step.step.linearized.filled(cotangents)])
+        flat, new = weights.of_step([*residuals, *filled(cotangents, self._step.step.types)])
         now = [not deferred for deferred in weights.deferred]
         first, first_x = sum(now), sum(now) + len(gradient.carry)
         ct = Operands(flat[:first], flat[first:first_x], flat[first_x:])
