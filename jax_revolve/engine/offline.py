@@ -20,7 +20,7 @@ from jax_revolve.engine.slots import (
     tapes_the_last_block,
     write_slot,
 )
-from jax_revolve.engine.tape.tape import Tape
+from jax_revolve.engine.tape.tape import TapedStep, taped_step
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
@@ -34,6 +34,9 @@ from jax_revolve.storage.stores import in_storage, put
 
 State = tuple[Progress, list[Any]]
 """How far the sweep has come, and the checkpoints so far."""
+
+Loop = Callable[..., Any]
+"""As `for_loop`."""
 
 
 def run_forward_offline(
@@ -49,7 +52,8 @@ def run_forward_offline(
         start = pick(progress[0], steps.restart)
     progress, slots = sweep.store(progress)
     if tapes_the_last_block(plan):
-        progress, tape = sweep.last_block(progress, Tape(steps, activity, plan.block_size), tapes)
+        step = taped_step(steps.loop, activity, steps.operands) if tapes else None
+        progress, tape = sweep.last_block(progress, step)
     carry, ys = progress
     return [*carry, *ys], Held(slots, tape, start, stores)
 
@@ -81,58 +85,54 @@ class _Sweep(NamedTuple):
         stops = np.array([*plan.stores[1:], plan.tail], np.int32)
         runs = _runs_alike(plan.block_size, np.array(plan.stores, np.int32), stops)
         kept = in_storage(plan.storage, pick(progress[0], self.steps.restart), len(plan.stores))
-        return self._in_runs(runs, False, partial(put, plan.storage), (progress, kept))
+        return self._in_runs(runs, for_loop, partial(put, plan.storage), (progress, kept))
 
     def store(self, progress: Progress) -> State:
         """Advance until the schedule first tapes, or to the end. Returns the slots, too."""
         plan = self.plan
         slots = empty(slots_used(plan), pick(progress[0], self.steps.restart), plan)
-        runs = _runs(plan)
+        runs, is_far = _runs(plan), any(map(is_on_host, slots))
+        last = self.reports.loop(not tapes_the_last_block(plan))
         if plan.static_levels or len(runs) <= 1:
-            ends = not tapes_the_last_block(plan)
-            if not (runs and any(map(is_on_host, slots))):
-                return self._in_runs(runs, ends, write_slot, (progress, slots))
+            if not (runs and is_far):
+                return self._in_runs(runs, last, write_slot, (progress, slots))
             state = progress, [slots, pick(progress[0], self.steps.restart)]
-            progress, (slots, waiting) = self._in_runs(runs, ends, _write_behind, state)
+            progress, (slots, waiting) = self._in_runs(runs, last, _write_behind, state)
             return progress, write_slot(slots, waiting, runs[-1].base + runs[-1].advances - 1)
         starts, stops = (plan.block_size * blocks for blocks in first_advances(plan))
         # A transfer to the host for each step would take longer than a wait.
-        is_far = any(map(is_on_host, slots))
         advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
-        return advance(starts, stops, (progress, slots))
+        return advance(starts, stops, last, (progress, slots))
 
     def last_block(
-        self, progress: Progress, tape: Tape, tapes: bool
+        self, progress: Progress, taped: TapedStep | None
     ) -> tuple[Progress, Buffers | None]:
-        """Run the last block. Returns its tape, too, if it `tapes`."""
+        """Run the last block. Returns its tape, too, if it is given how a step is taped."""
         first = self.plan.block_size * (self.plan.blocks - 1)
 
+        count, loop = self.plan.length - first, self.reports.loop(True)
+        if taped is None:
+            return loop(0, count, lambda i, progress: self.run(first + i, progress), progress), None
+
         def record(i: Any, state: tuple[Progress, Buffers]) -> tuple[Progress, Buffers]:
-            (carry, ys), entries = state
+            (carry, ys), tape = state
             self.reports.before_step(first + i)
-            _, *inputs = self.steps.inputs(carry, first + i)
-            carry, y, stored = tape.run(*inputs)
+            carry, y, stored = taped.run(self.steps, self.steps.inputs(carry, first + i))
             ys = write(ys, pick(y, self.keep_ys), self.steps.loop.entry(first + i))
-            return (carry, ys), write(entries, stored, i)
+            return (carry, ys), write(tape, stored, i)
 
-        def run(i: Any, progress: Progress) -> Progress:
-            return self.run(first + i, progress)
-
-        count = self.plan.length - first
-        if not tapes:
-            return self.reports.loop(True)(0, count, run, progress), None
         # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
-        return self.reports.loop(True)(0, count, record, (progress, tape.empty()))
+        return loop(0, count, record, (progress, taped.empty(self.plan.block_size)))
 
     def _in_runs(
         self,
         runs: Sequence[_Run],
-        ends: bool,
+        last: Loop,
         store: Callable[[list[Any], list[Any], Any], list[Any]],
         state: State,
     ) -> State:
         """All runs, in loops of static length. `store(kept, checkpoint, number)` returns what is
-        kept with one more checkpoint. `ends` says whether the sweep ends with the last run."""
+        kept with one more checkpoint. `last` is the loop of the last run."""
         for run in runs:
 
             def keep_and_advance(j: Any, state: State, run: _Run = run) -> State:
@@ -145,11 +145,11 @@ class _Sweep(NamedTuple):
                 step = lambda i, progress: self.run(start + i, progress)  # noqa: E731
                 return for_loop(0, run.size, step, progress), kept
 
-            loop = self.reports.loop(ends and run is runs[-1])
+            loop = last if run is runs[-1] else for_loop
             state = loop(0, run.advances, keep_and_advance, state)
         return state
 
-    def _looking_up(self, starts: np.ndarray, stops: np.ndarray, state: State) -> State:
+    def _looking_up(self, starts: np.ndarray, stops: np.ndarray, last: Loop, state: State) -> State:
         """Advances of unlike lengths, each from a checkpoint, in loops whose lengths are looked
         up."""
 
@@ -159,16 +159,15 @@ class _Sweep(NamedTuple):
             start, stop = read([jnp.asarray(starts), jnp.asarray(stops)], number)
             return for_loop(start, stop, self.run, progress), slots
 
-        loop = self.reports.loop(not tapes_the_last_block(self.plan))
-        return loop(0, len(stops), advance, state)
+        return last(0, len(stops), advance, state)
 
-    def _in_slots(self, starts: np.ndarray, stops: np.ndarray, state: State) -> State:
+    def _in_slots(self, starts: np.ndarray, stops: np.ndarray, last: Loop, state: State) -> State:
         """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
 
         Each step stores the carry in the slot that is next to be complete, and goes on from there:
         see `keep`. So there is no decision, and no copy besides the one that any loop makes.
         """
-        restart, first, last = self.steps.restart, int(starts[0]), int(starts[-1])
+        restart, first, newest = self.steps.restart, int(starts[0]), int(starts[-1])
 
         def step(i: Any, state: State) -> State:
             progress, slots = state
@@ -180,9 +179,8 @@ class _Sweep(NamedTuple):
 
         progress, slots = state
         slots = write_slot(slots, pick(progress[0], restart), 0)
-        progress, slots = for_loop(first, last, step, (progress, slots))
-        loop = self.reports.loop(not tapes_the_last_block(self.plan))
-        return loop(last, int(stops[-1]), self.run, progress), slots
+        progress, slots = for_loop(first, newest, step, (progress, slots))
+        return last(newest, int(stops[-1]), self.run, progress), slots
 
 
 def _write_behind(kept: list[Any], carry: list[Any], number: Any) -> list[Any]:
@@ -197,16 +195,13 @@ def _runs(plan: AnyPlan) -> list[_Run]:
     """The advances from checkpoints on the device: on each level, to the start of its last part."""
     if not plan.static_levels:
         return _runs_alike(plan.block_size, *first_advances(plan))
-    runs, start, slot = [], 0, 0
     levels = levels_of(plan.length, plan.static_levels, plan.block_size)
-    for level in levels:
-        to_end = level is levels[-1] and not tapes_the_last_block(plan)
-        count = level.last if to_end else level.last - 1
-        if count:
-            runs.append(_Run(start, level.size, count, slot, level.base))
-        start += level.size * (level.last - 1)
-        slot = level.slot(level.last - 1, slot)
-    return runs
+    to_end = [*[False] * (len(levels) - 1), not tapes_the_last_block(plan)]
+    runs = [
+        _Run(level.start, level.size, level.last - 1 + last, level.enclosing, level.base)
+        for level, last in zip(levels, to_end, strict=True)
+    ]
+    return [run for run in runs if run.advances]
 
 
 def _runs_alike(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_Run]:
@@ -226,8 +221,9 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: H
     first = plan.block_size * (plan.blocks - 1)
     restarted = at_slot(held.slots, jnp.int32(slot), held.start or steps.initial())
     restarted = steps.advance_by(first - start, start, restarted)
-    tape = Tape(steps, activity, plan.block_size)
-    return tape.record(tape.empty(), restarted, first, plan.length - first)
+    step = taped_step(steps.loop, activity, steps.operands)
+    tape = step.empty(plan.block_size)
+    return step.record(steps, tape, restarted, first, plan.length - first)
 
 
 def _newest(plan: AnyPlan) -> tuple[int, int]:

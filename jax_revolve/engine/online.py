@@ -29,20 +29,19 @@ _Progress = tuple[jax.Array, jax.Array, list[Any]]
 whether each example goes on; and the carry. On CPU, numbers that are not in one array would each
 take kernels of their own, which last as long as a light step."""
 
-_Place = Callable[[jax.Array, Any], tuple[jax.Array, jax.Array, Any]]
-"""From the numbers and other arrays, at a step that is stored: the slot to store into, the numbers
-with the next step to store before, and the other arrays."""
+_Place = Callable[[Stack], tuple[jax.Array, Stack]]
+"""At a step that is stored: the slot to store into, and the stack, whose numbers tell the next step
+to store before."""
 
 
 def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """The final carry, and the checkpoints."""
     loop, restart = steps.loop, steps.restart
     consts, init, _ = steps.operands
-    reports = Reports(loop, FORWARD, None)
-    numbers, arrays, place = _placing(plan)
+    reports, every = Reports(loop, FORWARD, None), plan.stores_every_block(is_while=True)
+    stack, place = _placing(plan)
 
-    def go_on(progress: _Progress, stop: Any) -> jax.Array:
-        numbers, going, _ = progress
+    def go_on(numbers: jax.Array, going: jax.Array, stop: Any) -> jax.Array:
         return (numbers[0] < stop) & any_example(going)
 
     def step(progress: _Progress) -> _Progress:
@@ -52,66 +51,60 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
         return numbers + one, loop.holds(consts, carry), carry
 
-    def store_and_advance(state: tuple[_Progress, Any, Any]) -> tuple[_Progress, Any, Any]:
-        (numbers, going, carry), kept, arrays = state
-        slot, numbers, arrays = place(numbers, arrays)
+    def store_and_advance(state: tuple[Stack, jax.Array, list[Any], Any]) -> Any:
+        stack, going, carry, kept = state
+        slot, stack = place(stack)
         stored = pick(carry, restart)
         if isinstance(plan, TwoLevelPlan):
             kept = put(plan.storage, kept, stored, slot)
         else:
             kept, stored = keep(kept, stored, slot)
-        progress = (numbers, going, substitute(carry, restart, stored))
-        if plan.block_size == 1 and plan.stores_every_block(is_while=True):
-            return step(progress), kept, arrays
-        return lax.while_loop(lambda p: go_on(p, p[0][1]), step, progress), kept, arrays
+        progress = (stack.numbers, going, substitute(carry, restart, stored))
+        if every and plan.block_size == 1:
+            numbers, going, carry = step(progress)
+        else:
+            before_stop = lambda p: go_on(p[0], p[1], p[0][1])  # noqa: E731
+            numbers, going, carry = lax.while_loop(before_stop, step, progress)
+        return stack._replace(numbers=numbers), going, carry, kept
 
-    kept = _empty(plan, pick(init, restart))
-    progress = (reports.begin(numbers), loop.holds(consts, init), init)
-    (numbers, _, carry), kept, arrays = lax.while_loop(
-        lambda state: go_on(state[0], plan.length), store_and_advance, (progress, kept, arrays)
+    if isinstance(plan, TwoLevelPlan):
+        kept = in_storage(plan.storage, steps.initial(), len(plan.stores) + 1)
+    else:
+        kept = empty(plan.blocks if every else plan.checkpoints, steps.initial(), plan)
+    stack = stack._replace(numbers=reports.begin(stack.numbers))
+    stack, _, carry, kept = lax.while_loop(
+        lambda state: go_on(state[0].numbers, state[1], plan.length),
+        store_and_advance,
+        (stack, loop.holds(consts, init), init, kept),
     )
-    reports.end(numbers[0])
+    taken = stack.numbers[0]
+    reports.end(taken)
     if isinstance(plan, TwoLevelPlan):
-        return carry, Held([], stores=kept, steps=numbers[0])
-    held = Held(kept, steps=numbers[0])
-    if plan.stores_every_block(is_while=True):
-        return carry, held
-    stack = Stack(arrays[0], arrays[1], numbers)
-    placed = {"positions": stack.positions, "slot_index": stack.slot_index, "top": stack.top}
-    return carry, held._replace(**placed)
+        return carry, Held([], stores=kept, steps=taken)
+    if every:
+        return carry, Held(kept, steps=taken)
+    positions, slot_index, top = stack.positions, stack.slot_index, stack.top
+    return carry, Held(kept, steps=taken, positions=positions, slot_index=slot_index, top=top)
 
 
-def _empty(plan: AnyPlan, checkpoint: list[Any]) -> list[Any]:
-    """Room for the checkpoints."""
-    if isinstance(plan, TwoLevelPlan):
-        return in_storage(plan.storage, checkpoint, len(plan.stores) + 1)
-    every = plan.stores_every_block(is_while=True)
-    return empty(plan.blocks if every else plan.checkpoints, checkpoint, plan)
-
-
-def _placing(plan: AnyPlan) -> tuple[jax.Array, Any, _Place]:
-    """The numbers and other arrays at the start, and how checkpoints are placed."""
-    size = plan.block_size
+def _placing(plan: AnyPlan) -> tuple[Stack, _Place]:
+    """The stack at the start, and how checkpoints are placed."""
+    size, stops = plan.block_size, []
     if isinstance(plan, TwoLevelPlan):
         # Where a loop that reaches its bound stores, and the start of the tail, because the loop
         # may stop in any part.
         stops = [*(size * block for block in [*plan.stores[1:], plan.tail]), plan.length]
+    if stops or plan.stores_every_block(is_while=True):
 
-        def in_storage(numbers: jax.Array, arrays: Any) -> tuple[jax.Array, jax.Array, Any]:
-            step, _, number = numbers
-            stop = jnp.asarray(stops, jnp.int32)[number]
-            return number, jnp.stack([step, stop, number + 1]), arrays
+        def in_order(stack: Stack) -> tuple[jax.Array, Stack]:
+            step, _, number = stack.numbers
+            if stops:
+                stop = jnp.asarray(stops, jnp.int32)[number]
+            else:  # the last block may reach beyond the bound
+                stop = step + jnp.minimum(size, plan.length - step)
+            return number, stack._replace(numbers=jnp.stack([step, stop, number + 1]))
 
-        return integers([0, 0, 0]), (), in_storage
-    if plan.stores_every_block(is_while=True):
-
-        def in_order(numbers: jax.Array, arrays: Any) -> tuple[jax.Array, jax.Array, Any]:
-            step = numbers[0]
-            # The last block may reach beyond the bound.
-            stop = step + jnp.minimum(size, plan.length - step)
-            return lax.div(step, jnp.int32(size)), jnp.stack([step, stop]), arrays
-
-        return integers([0, 0]), (), in_order
+        return Stack((), (), integers([0, 0, 0])), in_order
 
     def first_step(block: Any) -> Any:
         """Or the bound: the product of a position beyond it may overflow."""
@@ -119,9 +112,8 @@ def _placing(plan: AnyPlan) -> tuple[jax.Array, Any, _Place]:
 
     placement = Placement(plan.checkpoints, plan.blocks, size, first_step)
 
-    def in_slots(numbers: jax.Array, arrays: Any) -> tuple[jax.Array, jax.Array, Any]:
-        rows, seen, numbers = stack = placement.store(Stack(arrays[0], arrays[1], numbers))
-        return stack.slot, numbers, (rows, seen)
+    def in_slots(stack: Stack) -> tuple[jax.Array, Stack]:
+        stack = placement.store(stack)
+        return stack.slot, stack
 
-    rows, seen, numbers = placement.begin()
-    return numbers, (rows, seen), in_slots
+    return placement.begin(), in_slots

@@ -45,8 +45,8 @@ class Stack(NamedTuple):
     - `above`: the row that moves into the place of the last of the others.
     """
 
-    rows: jax.Array
-    seen: jax.Array
+    rows: Any
+    seen: Any
     numbers: jax.Array
 
     @property

@@ -19,7 +19,7 @@ from jax_revolve.engine.slots import (
     write_slot,
 )
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
-from jax_revolve.engine.tape.tape import Pullback, Tape
+from jax_revolve.engine.tape.tape import Pullback, taped_step
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -83,12 +83,12 @@ class _Sweep:
         if not self._is_while:
             self._levels = levels_of(plan.length, plan.static_levels, plan.block_size)
         elif plan.stores_every_block(is_while=True):  # as many as there are at run time
-            self._levels = [Level(plan.block_size, 0, 0, 0)]
+            self._levels = [Level(plan.block_size)]
         self._advance = jax.jit(steps.advance)  # traced and lowered once for all its calls
         self._reports = Reports(steps.loop, REVERSE, total)
-        self._tape = Tape(steps, activity, plan.block_size)
+        self._step = taped_step(steps.loop, activity, steps.operands)
         before_step = lambda step: self._reports.before_step(total - 1 - step)  # noqa: E731
-        self._pullback = Pullback(self._tape, ct_ys, before_step)
+        self._pullback = Pullback(self._step, steps, plan.block_size, ct_ys, before_step)
 
     def run(self, held: Held, gradient: Operands) -> Operands:
         """From the cotangents after the loop to those before it."""
@@ -104,7 +104,7 @@ class _Sweep:
             loop, count = self._reports.loop(start == 0), self._total - start
             gradient = self._pullback.of_block(taped, start, count, gradient, loop)
         elif size > 1:
-            taped = self._tape.empty()
+            taped = self._step.empty(size)
         stack = self._stack(held)
         state = _State(held.slots, held.start, *stack, gradient, taped)
         is_stored = held.stores is not None and self._is_while
@@ -136,13 +136,13 @@ class _Sweep:
         gradient, taped, size = state.gradient, state.taped, self._plan.block_size
         start = size * block
         if size == 1:  # the tape is used where it is computed
-            _, *inputs = self._steps.inputs(self._steps.whole(restarted), start)
-            of_step = in_a_branch(start >= 0, lambda: self._tape.run(*inputs)[2])
+            inputs = self._steps.inputs(self._steps.whole(restarted), start)
+            of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
             gradient, _ = self._pullback.of_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
         # Of a while loop the last block is here, and may be shorter.
         count = jnp.minimum(size, self._total - start) if self._is_while else size
-        taped = self._tape.record(taped, restarted, start, count)
+        taped = self._step.record(self._steps, taped, restarted, start, count)
         gradient = self._pullback.of_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)
 
@@ -158,17 +158,12 @@ class _Sweep:
     def _on_levels(self, state: _State) -> _State:
         """Reverse the last part of each level, the innermost first: it is stored already, and the
         last block may be done. Then reverse the parts before it."""
-        levels, size = self._levels, self._plan.block_size
-        entered = [(0, 0)]
-        for level in levels:
-            slot, start = entered[-1]
-            part = level.last - 1
-            entered.append((level.slot(part, slot), start + part * (level.size // size)))
-        for depth in reversed(range(len(levels))):
-            is_done = depth < len(levels) - 1 or self._is_taped
-            count = levels[depth].last - is_done
-            if count:
-                state = self._parts(depth, *entered[depth], count, state)
+        innermost = len(self._levels) - 1
+        for depth in range(innermost, -1, -1):
+            level = self._levels[depth]
+            if count := level.last - (depth < innermost or self._is_taped):
+                start = level.start // self._plan.block_size
+                state = self._parts(depth, level.enclosing, start, count, state)
         return state
 
     def _parts(self, depth: int, enclosing: Any, start: Any, count: Any, state: _State) -> _State:

@@ -25,12 +25,15 @@ MOST_LEVELS = 12
 
 class Level(NamedTuple):
     """One level: its parts have `size` steps, and slot `base + j` holds the carry that enters part
-    j > 0. There are `parts` of it in one part of the level above, and `last` in the last."""
+    j > 0. There are `parts` of it in one part of the level above, and `last` in the last, which
+    starts at step `start`, from the slot `enclosing`."""
 
     size: int
-    base: int
-    parts: int
-    last: int
+    base: int = 0
+    parts: int = 0
+    last: int = 0
+    enclosing: int = 0
+    start: int = 0
 
     def slot(self, part: int, enclosing: int) -> int:
         """The slot of a part, where `enclosing` is the slot of the part of the level above."""
@@ -39,11 +42,12 @@ class Level(NamedTuple):
 
 def levels_of(length: int, counts: tuple[int, ...], block_size: int) -> list[Level]:
     """The levels of a loop, the coarsest first."""
-    found, base, rest = [], 0, length
+    found, base, slot, rest = [], 0, 0, length
     for number, count in enumerate(counts):
         size = prod(counts[number + 1 :]) * block_size
         last = -(-rest // size)
-        found.append(Level(size, base, count, last))
+        found.append(Level(size, base, count, last, slot, length - rest))
+        slot = found[-1].slot(last - 1, slot)
         rest -= size * (last - 1)
         base += count - 1
     return found

@@ -41,6 +41,11 @@ class Steps(NamedTuple):
         carry, y = self.step(progress[0], step)
         return carry, write(progress[1], pick(y, keep_ys), self.loop.entry(step))
 
+    @property
+    def shared(self) -> list[Any]:
+        """What all steps share, as in `TracedStep`."""
+        return [*self.operands.consts, *self.safe.consts, *self.safe.carry]
+
     def initial(self) -> list[Any]:
         """The checkpoint at the loop's start."""
         return pick(self.operands.carry, self.restart)

@@ -81,8 +81,31 @@ class TapedStep:
         self.step, self.cut, self._activity = step, cut, activity
         self.varies = [not is_literal(v) and v in step.varying for v in step.residuals]
 
+    def empty(self, block_size: int) -> Buffers:
+        """Buffers for the steps of a block."""
+        return _buffers([v.aval for v in self.cut.kept], block_size)
+
+    def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
+        """One step of these: carry and y, and the residuals that are stored."""
+        flat = self._run([*steps.shared, *inputs.carry, *inputs.xs])
+        count = len(self.step.results)
+        return *steps.loop.results(flat[:count]), flat[count:]
+
+    def record(
+        self, steps: Steps, tape: Buffers, restarted: list[Any], start: Any, count: Any
+    ) -> Buffers:
+        """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
+
+        def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
+            restarted, tape = state
+            inputs = steps.inputs(steps.whole(restarted), start + i)
+            carry, _, stored = self.run(steps, inputs)
+            return pick(carry, steps.restart), write(tape, stored, i)
+
+        return for_loop(0, count, step, (restarted, tape))[1]
+
     @cached_property
-    def run(self) -> Callable[[Sequence[Any]], list[Any]]:
+    def _run(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A step's results, and what is kept of it, from what all steps share, the carry and x."""
         return with_outputs(self.step.closed, [*self.step.results, *self.cut.kept])
 
@@ -142,47 +165,22 @@ class TapedStep:
         return with_reads_first(jax.make_jaxpr(pullback)(residuals, self.step.types))
 
 
-class Tape:
-    """How the steps of a loop are taped."""
-
-    def __init__(self, steps: Steps, activity: Activity, block_size: int = 1) -> None:
-        self.steps, self.block_size = steps, block_size
-        self.step = taped_step(steps.loop, activity, steps.operands)
-        self.shared = [*steps.operands.consts, *steps.safe.consts, *steps.safe.carry]
-
-    def empty(self) -> Buffers:
-        """Buffers for the steps of a block."""
-        return _buffers([v.aval for v in self.step.cut.kept], self.block_size)
-
-    def run(self, carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """One step: carry and y, and the residuals that are stored."""
-        flat = self.step.run([*self.shared, *carry, *x])
-        count = len(self.steps.loop.output_types)
-        carry, y = self.steps.loop.results(flat[:count])
-        return carry, y, flat[count:]
-
-    def record(self, tape: Buffers, restarted: list[Any], start: Any, count: Any) -> Buffers:
-        """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
-        steps = self.steps
-
-        def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
-            restarted, tape = state
-            _, *inputs = steps.inputs(steps.whole(restarted), start + i)
-            carry, _, stored = self.run(*inputs)
-            return pick(carry, steps.restart), write(tape, stored, i)
-
-        return for_loop(0, count, step, (restarted, tape))[1]
-
-
 class Pullback:
     """How the steps of a loop are transposed from their tape, given the cotangents of the ys.
     `before_step(step)` is called before a step is transposed."""
 
-    def __init__(self, tape: Tape, ct_ys: list[Any], before_step: Callable[[Any], None]) -> None:
-        step = tape.step
-        self._tape, self._step, self._ct_ys, self._before_step = tape, step, ct_ys, before_step
-        self._weights = step.weight_gradients if tape.block_size > 1 else step.added_at_once
-        self._same, self._fixed = step.of_all_steps(tape.shared)
+    def __init__(
+        self,
+        step: TapedStep,
+        steps: Steps,
+        block_size: int,
+        ct_ys: list[Any],
+        before_step: Callable[[Any], None],
+    ) -> None:
+        self._step, self._steps, self._size = step, steps, block_size
+        self._ct_ys, self._before_step = ct_ys, before_step
+        self._weights = step.weight_gradients if block_size > 1 else step.added_at_once
+        self._same, self._fixed = step.of_all_steps(steps.shared)
 
     def of_block(
         self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
@@ -194,7 +192,7 @@ class Pullback:
         only. The first one may be shorter, and is then pulled back by itself if `count` is known,
         so that all loops have a static length. The buffers have entries of further steps, which
         count nothing, because what is kept of them is zero."""
-        weights, size = self._weights, self._tape.block_size
+        weights, size = self._weights, self._size
         piece, is_known = weights.piece(size), isinstance(count, int)
 
         def pull_back_piece(first: Any, length: Any, loop: Any, state: _Pieces) -> _Pieces:
@@ -233,9 +231,9 @@ class Pullback:
         """The cotangents before a step, from those after it and what is taped of it; and what is
         kept for the end of the piece."""
         self._before_step(step)
-        weights, steps = self._weights, self._tape.steps
+        weights, steps = self._weights, self._steps
         at = steps.loop.entry(step)
-        inputs = [*self._tape.shared, *taped, *read(steps.operands.xs, at), *self._same]
+        inputs = [*steps.shared, *taped, *read(steps.operands.xs, at), *self._same]
         # XLA computes what it merges with several uses once for each: arithmetic may be merged,
         # other operations not.
         run = lambda: self._step.residuals(inputs)  # noqa: E731
