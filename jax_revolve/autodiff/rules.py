@@ -187,8 +187,8 @@ def _loop_linearize(
     _check_collectives(loop, activity, inputs)
     restart = find_restart(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, activity, restart, inputs))
-    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
-    results, held, sweep = _run_forward_sweep(loop, activity, restart, keep_ys, True, operands)
+    asked = (loop, activity, restart, loop.all_ys, True)
+    results, held, sweep = _run_forward_sweep(*asked, operands)
     return results, jax.tree.leaves(held), {"function": loop, "held": sweep}
 
 
@@ -427,7 +427,7 @@ def _trace_forward_sweep(
     def run(*operands: Any) -> tuple[Flat, Held]:
         plan, steps = plan_of(loop), Steps.of(loop, restart, loop.operands(operands))
         if loop.condition is None:
-            results, held = run_forward_offline(steps, plan, activity, keep_ys, tapes=tapes)
+            results, held = run_forward_offline(steps, plan, activity if tapes else None, keep_ys)
         else:
             results, held = run_forward_online(steps, plan)
         carry, ys = loop.results(loop.output_types)

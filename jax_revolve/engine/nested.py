@@ -34,7 +34,7 @@ def pull_back_nested(
     loop: Loop, activity: Activity, operands: Operands, cotangents: Cotangents
 ) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
-    if loop.length is None:
+    if (length := loop.length) is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop whose step has "
             "a jax.custom_vjp function or a jax.custom_jvp rule, but is None. Pass max_steps to "
@@ -44,14 +44,14 @@ def pull_back_nested(
     given = [ct is not None for ct in cotangents.ys]
 
     def run(*active: list[Any]) -> CarryAndYs:
-        carry, ys = _run(loop, Operands(*map(substitute, operands, masks, active)))
+        carry, ys = _run(loop, length, Operands(*map(substitute, operands, masks, active)))
         return pick(carry, activity.carry), pick(pick(ys, activity.ys), given)
 
     _, pullback = jax.vjp(run, *map(pick, operands, masks))
     return Operands(*pullback((cotangents.carry, pick(cotangents.ys, given))))
 
 
-def _run(loop: Loop, operands: Operands) -> CarryAndYs:
+def _run(loop: Loop, length: int, operands: Operands) -> CarryAndYs:
     """The final carry and the ys."""
     steps = Steps.of(loop, (True,) * loop.num_carry, operands)
 
@@ -63,36 +63,25 @@ def _run(loop: Loop, operands: Operands) -> CarryAndYs:
         return lax.cond(goes_on, run, lambda: (carry, []))
 
     @checkpoint
-    def step(carry: list[Any], inputs: tuple[list[Any], Any]) -> CarryAndYs:
-        x, number = inputs
+    def step(carry: list[Any], inputs: list[Any]) -> CarryAndYs:
+        *x, number = inputs
         run = guarded(loop, steps.operands.consts, steps.safe.carry, carry)
         return in_branch(carry, number, partial(run, steps.safe.consts, carry, x))
 
     @checkpoint
-    def block(carry: list[Any], inputs: tuple[list[Any], Any]) -> CarryAndYs:
-        run = lambda: _scan(loop, step, carry, inputs)  # noqa: E731
-        return in_branch(carry, inputs[1][0], run)
+    def block(carry: list[Any], inputs: list[Any]) -> CarryAndYs:
+        return in_branch(carry, inputs[-1][0], lambda: scan(step, carry, inputs))
 
-    assert loop.length is not None
-    size = max(isqrt(loop.length), 1)
-    blocks, rest = divmod(loop.length, size)
+    scan = partial(lax.scan, reverse=loop.reverse)
+    size = max(isqrt(length), 1)
+    blocks, rest = divmod(length, size)
     # A reversed scan begins with its last entries.
-    parts = [slice(0, blocks * size), slice(blocks * size, None)]
-    if loop.reverse:
-        parts = [slice(rest, None), slice(0, rest)]
-    xs, numbers = steps.operands.xs, jnp.arange(loop.length, dtype=jnp.int32)
-    in_blocks, single = (jax.tree.map(lambda x, at=at: x[at], (xs, numbers)) for at in parts)
+    at, order = (rest, -1) if loop.reverse else (blocks * size, 1)
+    xs = [*steps.operands.xs, jnp.arange(length, dtype=jnp.int32)]
+    in_blocks, single = zip(*(jnp.split(x, [at])[::order] for x in xs), strict=True)
+    in_blocks = [x.reshape(blocks, size, *x.shape[1:]) for x in in_blocks]
 
-    carry, ys = _scan(loop, block, steps.operands.carry, jax.tree.map(_split(blocks), in_blocks))
-    carry, more_ys = _scan(loop, step, carry, single)
+    carry, ys = scan(block, steps.operands.carry, in_blocks)
+    carry, more_ys = scan(step, carry, list(single))
     joined = [[y.reshape(blocks * size, *y.shape[2:]) for y in ys], more_ys]
-    in_order = joined[::-1] if loop.reverse else joined
-    return carry, list(map(jnp.concatenate, zip(*in_order, strict=True)))
-
-
-def _scan(loop: Loop, step: Any, carry: list[Any], inputs: Any) -> CarryAndYs:
-    return lax.scan(step, carry, inputs, reverse=loop.reverse)
-
-
-def _split(blocks: int) -> Any:
-    return lambda x: x.reshape(blocks, x.shape[0] // blocks, *x.shape[1:])
+    return carry, list(map(jnp.concatenate, zip(*joined[::order], strict=True)))

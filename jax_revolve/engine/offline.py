@@ -40,10 +40,10 @@ Loop = Callable[..., Any]
 
 
 def run_forward_offline(
-    steps: Steps, plan: AnyPlan, activity: Activity, keep_ys: Sequence[bool], *, tapes: bool = True
+    steps: Steps, plan: AnyPlan, activity: Activity | None, keep_ys: Sequence[bool]
 ) -> tuple[list[Any], Held]:
-    """The final carry and the ys that are kept; and the checkpoints, if it `tapes` with the last
-    block's tape."""
+    """The final carry and the ys that are kept; and the checkpoints, with the last block's tape if
+    an activity is given."""
     sweep = _Sweep(steps, plan, keep_ys, Reports(steps.loop, FORWARD, plan.length))
     progress = steps.at_start(keep_ys)
     start = stores = tape = None
@@ -52,7 +52,7 @@ def run_forward_offline(
         start = pick(progress[0], steps.restart)
     progress, slots = sweep.store(progress)
     if tapes_the_last_block(plan):
-        step = taped_step(steps.loop, activity, steps.operands) if tapes else None
+        step = activity and taped_step(steps.loop, activity, steps.operands)
         progress, tape = sweep.last_block(progress, step)
     carry, ys = progress
     return [*carry, *ys], Held(slots, tape, start, stores)

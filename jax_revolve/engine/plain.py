@@ -11,8 +11,10 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import with_weak_type
+from jax_revolve.engine.offline import run_forward_offline
 from jax_revolve.engine.reports import Reports
 from jax_revolve.progress.listener import FORWARD
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps
 
@@ -24,9 +26,10 @@ def run_plain(loop: Loop, operands: Operands) -> list[Any]:
     consts, init, xs = operands
     if loop.condition is not None:
         return _run_while(loop, consts, init)
-    reports = Reports(loop, FORWARD, loop.steps)
-    if reports.are_shown and loop.length:
-        return _run_with_reports(Steps.of(loop, (), operands), reports)
+    if Reports(loop, FORWARD, loop.steps).are_shown and loop.length:
+        steps, plan = Steps.of(loop, (), operands), Plan(loop.length, 1)  # nothing is stored
+        results, _ = run_forward_offline(steps, plan, None, loop.all_ys)
+        return list(map(with_weak_type, results, loop.output_types))
     carry, ys = lax.scan(
         lambda carry, x: loop.step(consts, carry, x),
         init,
@@ -36,17 +39,6 @@ def run_plain(loop: Loop, operands: Operands) -> list[Any]:
         loop.unroll,
     )
     return [*carry, *ys]
-
-
-def _run_with_reports(steps: Steps, reports: Reports) -> list[Any]:
-    def step(i: Any, progress: Any) -> Any:
-        reports.before_step(i)
-        return steps.run(i, progress, keep_ys)
-
-    loop = steps.loop
-    keep_ys = (True,) * (len(loop.output_types) - loop.num_carry)
-    carry, ys = reports.loop(True)(0, loop.steps, step, steps.at_start(keep_ys))
-    return list(map(with_weak_type, [*carry, *ys], loop.output_types))
 
 
 def _run_while(loop: Loop, consts: list[Any], init: list[Any]) -> list[Any]:

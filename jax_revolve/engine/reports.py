@@ -60,16 +60,15 @@ class Reports:
 
     def before_step(self, steps: Number) -> None:
         """In the body of a loop: report that so many steps have been taken, if that is due."""
-        if not isinstance(self._total, int):
-            if self.are_shown:
-                self._report_if(steps & (self._spacing(steps) - 1) == 0, steps)
-        elif self.are_shown and self._least <= self._total:
-            spacing = max(self._least, -(-self._total // REPORTS))
-            self._report_if(steps % spacing == 0, steps)
+        is_short = isinstance(self._total, int) and self._total < self._least
+        if self.are_shown and not is_short:
+            self._report_if(lax.rem(steps, self._spacing(steps)) == 0, steps)
 
     def _spacing(self, steps: Number) -> jax.Array:
-        """A power of two: the largest one in a `FRACTION` of the steps, or what takes the least
-        time between reports."""
+        """The steps between reports, at least what takes the least time. In a sweep whose length is
+        not known, a power of two: the largest one in a `FRACTION` of the steps."""
+        if isinstance(self._total, int):
+            return jnp.int32(max(self._least, -(-self._total // REPORTS)))
         bits_of_steps = 32 - lax.clz(jnp.asarray(steps, jnp.int32))
         least = min((self._least - 1).bit_length(), 30)
         return jnp.int32(1) << jnp.maximum(bits_of_steps - FRACTION.bit_length(), least)

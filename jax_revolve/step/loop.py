@@ -133,6 +133,11 @@ class Loop(NamedTuple):
         """The loop without its plan and its progress, on which no step depends."""
         return self._replace(plan=None, progress=None)
 
+    @property
+    def all_ys(self) -> Mask:
+        """The mask that marks all ys."""
+        return (True,) * (len(self.output_types) - self.num_carry)
+
     def entry(self, step: Any) -> Any:
         """The index in xs and ys of the step that runs as number `step`."""
         return self.steps - 1 - step if self.reverse else step

@@ -7,7 +7,6 @@ carry nor xs, such as a weight or its cosine, is the same for every step.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from math import inf
 from typing import Any
 
 import jax
@@ -135,14 +134,6 @@ class TapedStep:
     @cached_property
     def weight_gradients(self) -> WeightGradients:
         """For steps in a block."""
-        return self._weight_gradients()
-
-    @cached_property
-    def added_at_once(self) -> WeightGradients:
-        """For steps that are taped alone: cotangents of weights are added up in each step."""
-        return self._weight_gradients(least_weight=inf)
-
-    def _weight_gradients(self, **limits: Any) -> WeightGradients:
         cts, stored = self.step.types, {v: i for i, v in enumerate(self.cut.kept)}
         buffers = [None if is_literal(v) else stored.get(v) for v in self.step.residuals]
         return WeightGradients(
@@ -150,7 +141,6 @@ class TapedStep:
             [*self.varies, *(True for _ in cts)],
             [*buffers, *(None for _ in cts)],
             sum(self._activity.consts),
-            **limits,
         )
 
     @cached_property
@@ -179,7 +169,9 @@ class Pullback:
     ) -> None:
         self._step, self._steps, self._size = step, steps, block_size
         self._ct_ys, self._before_step = ct_ys, before_step
-        self._weights = step.weight_gradients if block_size > 1 else step.added_at_once
+        self._weights = weights = step.weight_gradients
+        # In a step that is taped alone, cotangents of weights are added up at once.
+        self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
         self._same, self._fixed = step.of_all_steps(steps.shared)
 
     def of_block(
@@ -231,16 +223,16 @@ class Pullback:
         """The cotangents before a step, from those after it and what is taped of it; and what is
         kept for the end of the piece."""
         self._before_step(step)
-        weights, steps = self._weights, self._steps
-        at = steps.loop.entry(step)
+        steps, at = self._steps, self._steps.loop.entry(step)
         inputs = [*steps.shared, *taped, *read(steps.operands.xs, at), *self._same]
         # XLA computes what it merges with several uses once for each: arithmetic may be merged,
         # other operations not.
         run = lambda: self._step.residuals(inputs)  # noqa: E731
         residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
-        flat, new = weights.of_step([*residuals, *filled(cotangents, self._step.step.types)])
-        now = [not deferred for deferred in weights.deferred]
+        cts = filled(cotangents, self._step.step.types)
+        flat, new = self._weights.of_step([*residuals, *cts], self._deferred)
+        now = [not deferred for deferred in self._deferred]
         first, first_x = sum(now), sum(now) + len(gradient.carry)
         ct = Operands(flat[:first], flat[first:first_x], flat[first_x:])
         some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)

@@ -90,10 +90,13 @@ class WeightGradients:
         """The number of steps whose cotangents are one product."""
         return piece(block_size, self._most_steps) if self._kept else block_size
 
-    def of_step(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The cotangents that are not deferred, and the arrays to keep."""
-        now = [*pick(self._consts, [not d for d in self.deferred]), *self._others]
-        results = with_outputs(self._pullback, [*now, *self._kept])(inputs)
+    def of_step(
+        self, inputs: Sequence[Any], deferred: Sequence[bool]
+    ) -> tuple[list[Any], list[Any]]:
+        """The cotangents that are not deferred, and the arrays to keep if any is."""
+        now = [*pick(self._consts, [not d for d in deferred]), *self._others]
+        kept = self._kept if any(deferred) else []
+        results = with_outputs(self._pullback, [*now, *kept])(inputs)
         return results[: len(now)], results[len(now) :]
 
     def of_piece(self, stored: list[Any], kept: list[Any], fixed: list[Any]) -> list[Any]:
