@@ -82,11 +82,11 @@ a loop in reverse reads its xs forwards: parity/test_parity.py -k tree-grad-plai
 + return step
 
 a weight gets the cotangent of the first step alone: parity/test_parity.py -k recurrent-grad-plain
-- consts=add(gradient.consts, of_step.consts),
-+ consts=of_step.consts,
+- consts=substitute(gradient.consts, now, consts),
++ consts=substitute(gradient.consts, now, flat[:first]),
 
 the cotangents of xs are forgotten: parity/test_parity.py -k recurrent-grad-plain
-- xs=write(gradient.xs, of_step.xs, at),
+- xs=write(gradient.xs, flat[first_x:], at),
 + xs=gradient.xs,
 
 the batch of a product is forgotten where it is added up over a block: test_blocks.py -k per_example

@@ -230,10 +230,10 @@ def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
 def test_what_is_there_for_cpus_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """One piece at a time, as for another platform; a name that is none is an error."""
     assert all(map(cpu.is_on, cpu.PIECES))
-    assert not cpu.carry_in_slots()
+    assert cpu.is_for_cpu("carry")
     monkeypatch.setenv(cpu.VARIABLE, "branch, carry")
     assert [piece for piece in cpu.PIECES if not cpu.is_on(piece)] == ["branch", "carry"]
-    assert cpu.carry_in_slots()
+    assert not cpu.is_for_cpu("carry")
     monkeypatch.setenv(cpu.VARIABLE, "brunch")
     with pytest.raises(ValueError, match="must list some of branch, reads, turns, carry"):
         cpu.is_on("branch")

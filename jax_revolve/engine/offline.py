@@ -25,7 +25,7 @@ from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.cpu import carry_in_slots
+from jax_revolve.step.cpu import is_for_cpu
 from jax_revolve.step.linearized import Activity
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Progress, Steps, for_loop
@@ -100,8 +100,8 @@ class _Sweep(NamedTuple):
             progress, (slots, waiting) = self._in_runs(runs, last, _write_behind, state)
             return progress, write_slot(slots, waiting, runs[-1].base + runs[-1].advances - 1)
         starts, stops = (plan.block_size * blocks for blocks in first_advances(plan))
-        # A transfer to the host for each step would take longer than a wait.
-        advance = self._in_slots if carry_in_slots() and not is_far else self._looking_up
+        # On a CPU no loop waits, and a transfer to the host for each step would take longer.
+        advance = self._looking_up if is_far or is_for_cpu("carry") else self._in_slots
         return advance(starts, stops, last, (progress, slots))
 
     def last_block(

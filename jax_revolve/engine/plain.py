@@ -27,7 +27,8 @@ def run_plain(loop: Loop, operands: Operands) -> list[Any]:
     if loop.condition is not None:
         return _run_while(loop, consts, init)
     if Reports(loop, FORWARD, loop.steps).are_shown and loop.length:
-        steps, plan = Steps.of(loop, (), operands), Plan(loop.length, 1)  # nothing is stored
+        restart, plan = (False,) * loop.num_carry, Plan(loop.length, 1)  # nothing is stored
+        steps = Steps.of(loop, restart, operands)
         results, _ = run_forward_offline(steps, plan, None, loop.all_ys)
         return list(map(with_weak_type, results, loop.output_types))
     carry, ys = lax.scan(

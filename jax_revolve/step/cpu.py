@@ -7,7 +7,7 @@ separated by commas, so that anyone can try whether a new XLA still needs them
 - `branch`: a second thread for what one does in no time. Pays on Lorenz-96 in blocks.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
 - `turns`: two tapes where a loop around blocks turns once. Pays with two blocks.
-- `carry`: a forward sweep with its carry in the slots. Pays on any scan with `checkpoints=`.
+- `carry`: a carry that each step of a forward sweep stores. Pays on any scan with `checkpoints=`.
 - `products`: copies of what the gradients of weights are products of. Pays on an LSTM in blocks.
 
 Two more have no switch, because nothing else would be written: numbers that belong together are one
@@ -64,16 +64,10 @@ def is_on(piece: str) -> bool:
     return piece not in off
 
 
-def _is_for_cpu(piece: str) -> bool:
+def is_for_cpu(piece: str) -> bool:
     """Whether a piece is in use where a program is traced for a CPU. For another platform the
     program computes the same."""
     return is_on(piece) and profile_of_platform() == CPU
-
-
-def carry_in_slots() -> bool:
-    """Whether the carry of a forward sweep may live in the slots, so that its loop has a static
-    length. On a CPU no loop waits, and it would make a gradient up to four times slower."""
-    return not _is_for_cpu("carry")
 
 
 def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
@@ -84,7 +78,7 @@ def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -
     there the number of turns is hidden from XLA, at the price of a wait on a GPU.
     """
     if isinstance(count, int) and count == 1:
-        if _is_for_cpu("turns"):
+        if is_for_cpu("turns"):
             count = lax.optimization_barrier(jnp.int32(1))
         else:
             state = _barrier(state)
@@ -114,7 +108,7 @@ def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
     several = tuple(range(len(contracted[0])))
     do_lead = contracted == (several, several) and not batch_a
     is_divided = jax.device_count() > 1 or any(any(jax.typeof(x).sharding.spec) for x in (a, b))
-    if do_lead and not is_divided and _is_for_cpu("products"):
+    if do_lead and not is_divided and is_for_cpu("products"):
         count = len(several)
         a, b = (x.reshape(prod(x.shape[:count]), *x.shape[count:]) for x in (a, b))
         contracted = ((0,), (0,))

@@ -13,7 +13,7 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned, varying_
 from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
 from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute, with_layout
-from jax_revolve.storage.buffers import read, write
+from jax_revolve.storage.buffers import read
 
 Variable = Any
 """A variable of a jaxpr."""
@@ -240,15 +240,6 @@ def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
 
 def add(total: list[Any], more: list[Any]) -> list[Any]:
     return [lax.add(a, b) for a, b in zip(total, more, strict=True)]
-
-
-def accumulate(gradient: Operands, of_step: Operands, at: Any) -> Operands:
-    """The cotangents before a step, which reads xs at index `at`, from those after it."""
-    return Operands(
-        consts=add(gradient.consts, of_step.consts),
-        carry=of_step.carry,
-        xs=write(gradient.xs, of_step.xs, at),
-    )
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:

@@ -24,7 +24,6 @@ from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
     TracedStep,
-    accumulate,
     add,
     filled,
     traced_step,
@@ -234,9 +233,13 @@ class Pullback:
         flat, new = self._weights.of_step([*residuals, *cts], self._deferred)
         now = [not deferred for deferred in self._deferred]
         first, first_x = sum(now), sum(now) + len(gradient.carry)
-        ct = Operands(flat[:first], flat[first:first_x], flat[first_x:])
-        some = accumulate(gradient._replace(consts=pick(gradient.consts, now)), ct, at)
-        return some._replace(consts=substitute(gradient.consts, now, some.consts)), new
+        consts = add(pick(gradient.consts, now), flat[:first])
+        before = Operands(
+            consts=substitute(gradient.consts, now, consts),
+            carry=flat[first:first_x],
+            xs=write(gradient.xs, flat[first_x:], at),
+        )
+        return before, new
 
 
 def _least(a: Any, b: Any) -> Any:

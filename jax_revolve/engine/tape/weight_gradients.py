@@ -16,10 +16,8 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
-    between,
     is_literal,
     part_of,
-    variables,
     varying_variables,
     with_outputs,
 )
@@ -105,14 +103,13 @@ class WeightGradients:
         jaxpr, cotangents = self._pullback.jaxpr, pick(self._consts, self.deferred)
         values = {v: stored[i] for v, i in self._stored.items()}
         values.update(zip(self._kept, kept, strict=True))
-        made = {e.outvars[0]: e for e in jaxpr.eqns if e.primitive.name == "dot_general"}
-        made = {v: eqn for v, eqn in made.items() if v in self._factors}
+        made = {
+            eqn.outvars[0]: sum_of_products(eqn, *map(values.__getitem__, eqn.invars))
+            for eqn in jaxpr.eqns
+            if eqn.primitive.name == "dot_general" and values.keys() >= {*eqn.invars}
+        }
         inputs = [v for v in jaxpr.invars if v not in self._varying]
-        after = between(jaxpr, [*made, *inputs], cotangents)
-        used = set(variables([*cotangents, *(v for eqn in after for v in eqn.invars)]))
-        made = {v: eqn for v, eqn in made.items() if v in used}
-        products = [sum_of_products(e, *map(values.__getitem__, e.invars)) for e in made.values()]
-        return part_of(self._pullback, [*made, *inputs], cotangents)([*products, *fixed])
+        return part_of(self._pullback, [*made, *inputs], cotangents)([*made.values(), *fixed])
 
     def _defer(self, cotangent: Variable) -> bool:
         """Whether a cotangent is left to the end of a piece. If so, its factors are kept."""
