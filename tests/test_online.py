@@ -168,7 +168,7 @@ def stack_of(placement: Placement, held: list[int], position: int) -> Stack:
 @pytest.mark.parametrize("checkpoints", [3, 60])
 def test_device_does_not_overflow(checkpoints: int) -> None:
     """The longest loops that 32 bits can count, and positions all over them."""
-    placement = Placement(checkpoints, 2**31 - 2)
+    placement = Placement(checkpoints, online.NEVER)
     store = jax.jit(placement.store)
     draw, compared = random.Random(0), 0
     while compared < 100:
@@ -203,7 +203,7 @@ def test_tables_for_few_checkpoints_end_before_the_longest_loops() -> None:
         assert stack.positions.tolist() == [0, newest]
         assert newest < int(stack.numbers[1]) <= online.NEVER
     assert online.next_store([0], 1) == online.NEVER
-    alone = Placement(1, 2**31 - 2)
+    alone = Placement(1, online.NEVER)
     stack = alone.store(alone.begin())
     assert (stack.numbers.dtype, int(stack.numbers[1])) == (INT32, online.NEVER)
     assert (stack.positions.tolist(), int(stack.top), int(stack.slot)) == ([0], 0, 0)

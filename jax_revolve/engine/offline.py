@@ -217,21 +217,16 @@ def _runs_alike(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[
 
 def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: Held) -> Buffers:
     """The last block's tape, from the newest checkpoint."""
-    slot, start = _newest(plan)
+    slot, start = 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
+    for run in _runs(plan)[-1:]:
+        slot = run.base + run.advances - 1 if run.advances > 1 else run.first
+        start = run.start + run.size * (run.advances - 1)
     first = plan.block_size * (plan.blocks - 1)
     restarted = at_slot(held.slots, jnp.int32(slot), held.start or steps.initial())
     restarted = steps.advance_by(first - start, start, restarted)
     step = taped_step(steps.loop, activity, steps.operands)
     tape = step.empty(plan.block_size)
     return step.record(steps, tape, restarted, first, plan.length - first)
-
-
-def _newest(plan: AnyPlan) -> tuple[int, int]:
-    """The slot of the newest checkpoint after the forward sweep, and its step."""
-    if not (runs := _runs(plan)):
-        return 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
-    start, size, count, first, base = runs[-1]
-    return base + count - 1 if count > 1 else first, start + size * (count - 1)
 
 
 @lru_cache(maxsize=64)

@@ -106,11 +106,7 @@ def _placing(plan: AnyPlan) -> tuple[Stack, _Place]:
 
         return Stack((), (), integers([0, 0, 0])), in_order
 
-    def first_step(block: Any) -> Any:
-        """Or the bound: the product of a position beyond it may overflow."""
-        return jnp.where(block < plan.blocks, size * block, plan.length)
-
-    placement = Placement(plan.checkpoints, plan.blocks, size, first_step)
+    placement = Placement(plan.checkpoints, plan.length, size)
 
     def in_slots(stack: Stack) -> tuple[jax.Array, Stack]:
         stack = placement.store(stack)

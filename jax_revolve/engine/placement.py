@@ -67,21 +67,15 @@ class Stack(NamedTuple):
 
 
 class Placement:
-    """Where a loop of at most `bound` blocks stores its checkpoints. `first_step` is the first step
-    of a block."""
+    """Where a loop of at most `length` steps stores its checkpoints."""
 
     def __init__(
-        self,
-        checkpoints: int,
-        bound: int,
-        block_size: int = 1,
-        first_step: Callable[[Any], Any] = lambda block: block,
-        window: int = WINDOW,
+        self, checkpoints: int, length: int, block_size: int = 1, window: int = WINDOW
     ) -> None:
         self.checkpoints, self.window = checkpoints, min(window, checkpoints - 1)
-        self._block_size, self._first_step = block_size, first_step
+        self._length, self._block_size = length, block_size
         # A single slot has as many levels as steps, but needs no rule.
-        levels = level(bound + 3, checkpoints) if checkpoints > 1 else 1
+        levels = level(-(-length // block_size) + 3, checkpoints) if checkpoints > 1 else 1
         levels = min(levels, MOST_REPETITIONS_IN_TABLES)
         self.landmarks = _table(lambda q: [*landmarks(q, checkpoints), NEVER], levels)
         self.limits = _table(lambda q: limits(q, checkpoints), levels)
@@ -96,8 +90,8 @@ class Placement:
     def store(self, stack: Stack) -> Stack:
         """The stack with one more position, that where the loop is."""
         if self.checkpoints == 1:  # position 0, for ever
-            stop = self._first_step(jnp.int32(NEVER))
-            return stack._replace(numbers=jnp.pad(jnp.stack([jnp.int32(0), stop]), (0, 6)))
+            numbers = jnp.int32(0), jnp.int32(self._length)
+            return stack._replace(numbers=jnp.pad(jnp.stack(numbers), (0, 6)))
         is_due = lambda stack: stack.numbers[1] <= stack.numbers[0]  # noqa: E731
         return lax.while_loop(is_due, self._look, stack)
 
@@ -135,6 +129,12 @@ class Placement:
         start = self._first(numbers[5]) - 1
         seen = lax.dynamic_slice(rows, _unsigned(start, 0), (self.window + 1, 2))
         return Stack(rows, seen, numbers)
+
+    def _first_step(self, block: jax.Array) -> jax.Array:
+        """The first step of a block, or the length: the product of a position beyond the loop may
+        overflow."""
+        is_inside = block < -(-self._length // self._block_size)
+        return jnp.where(is_inside, self._block_size * block, self._length)
 
     def _first(self, end: jax.Array) -> jax.Array:
         """The first row to be dropped of the window before `end`."""
