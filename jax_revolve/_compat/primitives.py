@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
-from jax_revolve._compat.values import AbstractValue
+from jax_revolve._compat.values import AbstractValue, is_zero
 
 
 def new_primitive(
@@ -60,7 +60,7 @@ def new_primitive(
     if jvp is not None:
         ad.primitive_jvps[primitive] = jvp
     if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
+        ad.primitive_transposes[primitive] = partial(_transpose_nonzero, transpose)
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:
@@ -69,6 +69,16 @@ def new_primitive(
         pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
         pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
     return primitive
+
+
+def _transpose_nonzero(
+    rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
+) -> Sequence[Any]:
+    """JAX asks for cotangents also where all that would be pulled back are zero, as those of a
+    value whose gradient alone is differentiated."""
+    if all(map(is_zero, cotangents)):
+        return [None] * len(operands)
+    return rule(cotangents, *operands, **params)
 
 
 Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str, Any]]]

@@ -35,8 +35,7 @@ def _batch(axis: Any, values: Flat, dims: Flat, message: str) -> Any:
 
 
 def _transpose(cotangents: Flat, *values: Any, message: str) -> Flat:
-    if all(map(is_zero, cotangents)):
-        return [None] * len(values)
+    del cotangents, values
     raise NoReverseMode(message)
 
 
