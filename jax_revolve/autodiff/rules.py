@@ -362,53 +362,30 @@ class Sweep(NamedTuple):
         """Of steps that have run before."""
         return Steps.of(self.loop.run_again(), self.restart, self.loop.operands(operands))
 
-    def without_tape(self) -> Any:
-        """The tree of what is held but the tape."""
-        return jax.tree.structure(self.numbers_held._replace(tape=None))
-
-    def with_results(
-        self, kept: Sequence[bool], kept_operands: Sequence[bool] | None = None, **fields: Any
-    ) -> "Sweep":
-        """The sweep with these of its results and operands alone, and these fields."""
-
-        def smaller(vmap: Vmap) -> Vmap:
-            dims = vmap.dims if kept_operands is None else tuple(pick(vmap.dims, kept_operands))
-            return vmap._replace(dims=dims, dims_out=tuple(pick(vmap.dims_out, kept)))
-
-        types, vmaps = tuple(pick(self.output_types, kept)), tuple(map(smaller, self.vmaps))
-        return self._replace(output_types=types, vmaps=vmaps, **fields)
+    def without_tape(self) -> "Sweep":
+        """The sweep that holds no tape."""
+        held = jax.tree.structure(self.numbers_held._replace(tape=None))
+        return self._replace(tapes=False, held=held)
 
 
-OfOne = Callable[..., Flat]
-"""A function of a sweep, and of what belongs to one example."""
+def _sweep_primitive(
+    name: str, of_one: Callable[..., Flat], jvp_of_one: Callable[..., Flat], **rules: Any
+) -> Primitive:
+    """The primitive of sweeps, from `of_one(sweep, *operands)`, the results of a sweep of one
+    example, and `jvp_of_one(sweep, active, *operands, *tangents)`, the results and then the
+    tangents of the active ones."""
 
-
-def _sweep_impl(of_one: OfOne, *flat: Any, function: Sweep) -> Flat:
-    return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
-
-
-def _sweep_jvp(of_one: OfOne, sweep: Sweep, active: Active, *flat: Any) -> Flat:
-    """`of_one(sweep, active, *operands, *tangents)` returns the results, then the tangents of the
-    active ones."""
-    return mapped(
-        partial(of_one, sweep, active),
-        sweep.vmaps,
-        lambda vmap: pick(vmap.dims, active.operands),
-        lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
-    )(*flat)
-
-
-def _sweep_primitive(name: str, of_one: OfOne, jvp_of_one: OfOne, **rules: Any) -> Primitive:
-    """The primitive of sweeps, with the rules that are the same forward and in reverse."""
+    def run(*flat: Any, function: Sweep) -> Flat:
+        return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
 
     def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
         flat = list(map(as_array, flat))
 
         def find() -> tuple[Vmap, tuple[Any, ...]]:
-            run = mapped(partial(of_one, function), function.vmaps)
-            dims_out = batched_dims(axis, run, flat, dims)
-            types = jax.make_jaxpr(vmap_over(axis, run, dims, dims_out))(*flat).out_avals
+            run_all = partial(run, function=function)
+            dims_out = batched_dims(axis, run_all, flat, dims)
+            types = jax.make_jaxpr(vmap_over(axis, run_all, dims, dims_out))(*flat).out_avals
             return Vmap(axis, tuple(dims), tuple(dims_out)), tuple(types)
 
         key = ("batched sweep", name, axis, tuple(dims), *map(jax.typeof, flat))
@@ -416,17 +393,17 @@ def _sweep_primitive(name: str, of_one: OfOne, jvp_of_one: OfOne, **rules: Any) 
         batched = function._replace(vmaps=(*function.vmaps, vmap), output_types=types)
         return primitive.bind(*flat, function=batched), vmap.dims_out
 
-    primitive = function_primitive(
-        name,
-        Rules(
-            run=partial(_sweep_impl, of_one),
-            batch=batch,
-            jvp=partial(_sweep_jvp, jvp_of_one),
-            primal_half=_sweep_primal_half,
-            with_progress=_with_progress,
-            **rules,
-        ),
-    )
+    def jvp(function: Sweep, active: Active, *flat: Any) -> Flat:
+        run_all = mapped(
+            partial(jvp_of_one, function, active),
+            function.vmaps,
+            lambda vmap: pick(vmap.dims, active.operands),
+            lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
+        )
+        return run_all(*flat)
+
+    same = {"primal_half": _sweep_primal_half, "with_progress": _with_progress}
+    primitive = function_primitive(name, Rules(run=run, batch=batch, jvp=jvp, **same, **rules))
     return primitive
 
 
@@ -494,10 +471,12 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
     is_taped = any(used[first + number] for number in tape)
     held = [is_taped or number not in tape for number in range(sweep.num_held)]
     kept = [*[True] * num_carry, *ys, *held]
-    smaller = sweep.with_results(kept, ys=tuple(substitute(sweep.ys, sweep.ys, ys)))
-    if tape and not is_taped:
-        smaller = smaller._replace(tapes=False, held=sweep.without_tape())
-    return kept, smaller
+    smaller = sweep._replace(
+        ys=tuple(substitute(sweep.ys, sweep.ys, ys)),
+        output_types=tuple(pick(sweep.output_types, kept)),
+        vmaps=tuple(v._replace(dims_out=tuple(pick(v.dims_out, kept))) for v in sweep.vmaps),
+    )
+    return kept, smaller if is_taped or not tape else smaller.without_tape()
 
 
 def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
@@ -660,16 +639,12 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
         activity, plan = sweep.activity, plan_of(sweep.loop)
         operands, arrays, cotangents = sweep.take_apart(flat)
         steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
-        result = _flat(run_reverse(steps, plan, activity, sweep.tree(arrays), cts))
+        result = jax.tree.leaves(run_reverse(steps, plan, activity, sweep.tree(arrays), cts))
         types = map(tangent_type, pick(operands, activity.operands))
         return list(map(with_weak_type, result, types))
 
     key = ("reverse sweep", sweep.held, *map(jax.typeof, flat))
     return call_jaxpr(once(sweep.asked, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
-
-
-def _flat(parts: Sequence[Flat]) -> list[Any]:
-    return [value for part in parts for value in part]
 
 
 def _reverse_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
@@ -793,7 +768,8 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     operands, _, cotangents = sweep.take_apart(flat)
     loop = sweep.loop.run_again()
     cts = sweep.cotangents(cotangents)
-    return _flat(pull_back_nested(loop, sweep.activity, loop.operands(operands), cts))
+    result = pull_back_nested(loop, sweep.activity, loop.operands(operands), cts)
+    return jax.tree.leaves(result)
 
 
 def _reverse_sweep_pull_back(
@@ -842,18 +818,16 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
 
 def _reverse_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
     """The derivative in the direction of a loop's operand makes a tape of its own."""
-    params = {"function": function, "activity": activity}
-    kept = [True] * len(activity.operands)
     of_loop, _, _ = function.take_apart(activity.operands)
-    tape = function.numbers_held.tape
-    if tape and any(of_loop):
-        for number in tape:
+    kept = [True] * len(activity.operands)
+    if any(of_loop) and function.numbers_held.tape:
+        for number in function.numbers_held.tape:
             kept[len(of_loop) + number] = False
-        every = [True] * len(function.output_types)
-        held = function.without_tape()
-        params["function"] = function.with_results(every, kept, held=held)
-        params["activity"] = activity._replace(operands=tuple(pick(activity.operands, kept)))
-    return [True] * len(used), [*kept, *pick(kept, activity.operands)], params
+        vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
+        function = function.without_tape()._replace(vmaps=vmaps)
+    operands = [*kept, *pick(kept, activity.operands)]
+    activity = activity._replace(operands=tuple(pick(activity.operands, kept)))
+    return [True] * len(used), operands, {"function": function, "activity": activity}
 
 
 reverse_sweep_p = _sweep_primitive(
