@@ -22,10 +22,7 @@ from jax_revolve._compat.jaxprs import with_equations
 
 def with_single_predicates(jaxpr: Any, enclosing: Sequence[Any] = ()) -> Any:
     """The program with each batched while loop in it written out. The same if there is none."""
-    equations = [_written_out(eqn, enclosing) for eqn in jaxpr.eqns]
-    if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
-        return jaxpr
-    return with_equations(jaxpr, equations)
+    return with_equations(jaxpr, [_written_out(eqn, enclosing) for eqn in jaxpr.eqns])
 
 
 def _written_out(eqn: Any, enclosing: Sequence[Any]) -> Any:

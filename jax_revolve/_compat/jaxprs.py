@@ -109,8 +109,9 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 def inner_jaxprs(eqn: Any) -> list[ClosedJaxpr]:
-    """The jaxprs among the parameters of an equation, which it runs."""
-    values = [*eqn.params.values(), *(function_of(eqn) or ())]
+    """The jaxprs among the parameters of an equation, and in tuples among them, which it runs."""
+    params = eqn.params.values()
+    values = [v for p in params for v in (p if isinstance(p, tuple) else (p,))]
     return [value for value in values if hasattr(value, "eqns")]
 
 
@@ -197,14 +198,12 @@ def has_equation(closed: ClosedJaxpr, *names: str) -> bool:
 
 
 def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
-    """The branches of conditionals are looked through as well."""
     rest: list[Any] = [closed]
     while rest:
         for eqn in rest.pop().eqns:
             if test(eqn):
                 return True
-            values = [v for p in eqn.params.values() for v in (p if isinstance(p, tuple) else (p,))]
-            rest += [v for v in values if hasattr(v, "eqns")]
+            rest += inner_jaxprs(eqn)
     return False
 
 
@@ -214,7 +213,10 @@ def has_collective(closed: ClosedJaxpr) -> bool:
 
 
 def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
-    """The jaxpr, open or closed, with other equations for its own."""
+    """The jaxpr, open or closed, with other equations for its own. The same one if they are its
+    own."""
+    if [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
+        return jaxpr
 
     def replace(jaxpr: Any) -> Any:
         return jaxpr.replace(eqns=list(equations))
@@ -225,10 +227,7 @@ def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
 def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
     """The jaxpr, open or closed, with each `function_of` an equation in it changed, however deep.
     The same one if nothing changes."""
-    eqns = [_with_functions(eqn, change) for eqn in jaxpr.eqns]
-    if all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True)):
-        return jaxpr
-    return with_equations(jaxpr, eqns)
+    return with_equations(jaxpr, [_with_functions(eqn, change) for eqn in jaxpr.eqns])
 
 
 def _with_functions(eqn: Any, change: Callable[[Any], Any]) -> Any:

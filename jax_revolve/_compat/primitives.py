@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
-from jax_revolve._compat.values import AbstractValue
+from jax_revolve._compat.values import AbstractValue, is_zero
 
 
 def new_primitive(
@@ -57,7 +57,10 @@ def new_primitive(
         return call_jaxpr(without_dead_code(traced))(*operands)
 
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
-    define_derivative(primitive, jvp, transpose)
+    if jvp is not None:
+        ad.primitive_jvps[primitive] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[primitive] = partial(_transpose_nonzero, transpose)
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:
@@ -68,14 +71,14 @@ def new_primitive(
     return primitive
 
 
-def define_derivative(
-    primitive: Primitive, jvp: Callable[..., Any] | None, transpose: Callable[..., Any] | None
-) -> None:
-    """Give a primitive its rules for derivatives, which may need the primitive itself."""
-    if jvp is not None:
-        ad.primitive_jvps[primitive] = jvp
-    if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
+def _transpose_nonzero(
+    rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
+) -> Sequence[Any]:
+    """JAX asks for cotangents also where all that would be pulled back are zero, as those of a
+    value whose gradient alone is differentiated."""
+    if all(map(is_zero, cotangents)):
+        return [None] * len(operands)
+    return rule(cotangents, *operands, **params)
 
 
 Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str, Any]]]
@@ -84,28 +87,26 @@ Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str,
 class Split(NamedTuple):
     """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
 
-    The operands are primals, then tangents; the results are `primal(*primals)`, then the
-    tangents. JAX knows the primals but not the tangents when it linearizes for reverse mode.
-    `primal_params(**params)` are the parameters of `primal`. `linearize(primals, **params)` returns
-    its results, residuals such that `linear(*primals, *residuals, *tangents)` are the tangents, and
-    the parameters of `linear`. `later_params(**params)` are the primitive's own where it
-    is run after `primal` was.
+    Its operands are those of the primitive `primal`, then tangents of those that
+    `activity.operands` marks; its results are `primal`'s, then tangents. JAX knows the primals but
+    not the tangents when it linearizes for reverse mode. `primal_half(function, activity)` is the
+    function of `primal`. `linearize(primals, **params)` returns its results, residuals such that
+    `linear(*primals, *residuals, *tangents)` are the tangents, and the parameters of `linear`.
+    `again(function)` is the primitive's own function where it is run after `primal` was.
     """
 
-    num_primals: Callable[..., int]
-    num_results: Callable[..., int]
     primal: Primitive
-    primal_params: Callable[..., dict[str, Any]]
+    primal_half: Callable[[Any, Any], Any]
+    again: Callable[[Any], Any]
     linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
     linear: Primitive
-    later_params: Callable[..., dict[str, Any]] = dict
 
 
 def _split_values(
     primitive: Primitive, split: Split, trace: Any, *tracers: Any, **params: Any
 ) -> Sequence[Any]:
     """The rule for values of which some are known."""
-    primals = tracers[: split.num_primals(**params)]
+    primals = tracers[: len(params["activity"].operands)]
     tangents = tracers[len(primals) :]
     if all(t.is_known() for t in tangents) or not all(x.is_known() for x in primals):
         return trace.default_process_primitive(primitive, tracers, params)
@@ -139,20 +140,20 @@ def _split_equation(
     of its results are unknown and which are available there, and what has to be kept to that end.
     Later everything is computed again."""
     del saveable
-    num_primals = split.num_primals(**eqn.params)
-    num_results = split.num_results(**eqn.params)
+    function, activity = eqn.params["function"], eqn.params["activity"]
+    num_primals, num_results = len(activity.operands), len(function.output_types)
     kept = [v for v, a in zip(eqn.invars, available, strict=True) if not a and isinstance(v, Var)]
     later = [True] * len(eqn.outvars)
     if any(unknown[:num_primals]):
         return None, eqn, later, later, kept
-    again = eqn.replace(params=split.later_params(**eqn.params))
+    again = eqn.replace(params={"function": split.again(function), "activity": activity})
     if not any(unknown):
         return eqn, again, [False] * len(later), later, kept
     known = eqn.replace(
         primitive=split.primal,
         invars=eqn.invars[:num_primals],
         outvars=eqn.outvars[:num_results],
-        params=split.primal_params(**eqn.params),
+        params={"function": split.primal_half(function, activity)},
     )
     unknown_results = [i >= num_results for i in range(len(later))]
     return known, again, unknown_results, later, kept

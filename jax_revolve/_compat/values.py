@@ -124,17 +124,6 @@ def explicit_mesh(avals: Iterable[AbstractValue]) -> Any | None:
     return next((mesh for mesh in meshes if explicit in mesh.axis_types), None)
 
 
-def mapped_over(value: Any, number: int, axis: Any) -> Any:
-    """The value, whose axis of this number `jax.vmap` maps over: on an explicit mesh, it has the
-    sharding of the other operands there."""
-    mesh, name = explicit_mesh([jax.typeof(value)]), getattr(axis, "explicit_mesh_axis", None)
-    if mesh is None or name is None:
-        return value
-    spec = list(jax.typeof(value).sharding.spec)
-    spec[number] = name
-    return jax.sharding.reshard(value, NamedSharding(mesh, jax.P(*spec)))
-
-
 def laid_out(value: Any, mesh: Any, spec: Any) -> Any:
     """The value, laid out over a mesh if it belongs to none yet."""
     if not jax.typeof(value).sharding.mesh.empty:

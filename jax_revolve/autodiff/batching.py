@@ -5,11 +5,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
-from jax_revolve._compat.values import mapped_over
 from jax_revolve.step.loop import once
 
 Run: TypeAlias = Callable[..., Sequence[Any]]
@@ -49,6 +47,17 @@ def vmap_over(axis: Any, fun: Run, dims: Sequence[Any], dims_out: Any = 0) -> An
     )
 
 
+def batch(
+    axis: Any, run: Run, dims: Sequence[Any], same: int, *operands: Any
+) -> tuple[list[Any], list[Any]]:
+    """The batching rule of `run`: results and their batch axes. The first `same` results are the
+    same for all examples, even where each example computes them, as what is read from files."""
+    found = batched_dims(axis, run, operands, dims)
+    results = vmap_over(axis, run, dims, found)(*operands)
+    values = [x if d is None else x[0] for x, d in zip(results[:same], found, strict=False)]
+    return [*values, *results[same:]], [*[None] * same, *found[same:]]
+
+
 def batch_once(
     function: Any,
     key: tuple[Hashable, ...],
@@ -57,8 +66,8 @@ def batch_once(
     dims: Sequence[Any],
 ) -> Batched:
     """`rule(*operands)`, where `rule` is a function's batching rule, which returns results and
-    their batch axes. It is traced once to a jaxpr. The rule must close over nothing except what is
-    in the key, such as the axis."""
+    their batch axes. It is traced once to a jaxpr. The rule must depend on nothing except the
+    operands, the dims and what is in the key, such as the axis."""
 
     def trace() -> tuple[ClosedJaxpr, list[Any]]:
         dims_out: list[Any] = []
@@ -70,7 +79,7 @@ def batch_once(
         return jax.make_jaxpr(run)(*operands), dims_out
 
     types = tuple(map(jax.typeof, operands))
-    closed, dims_out = once(function, (rule.__qualname__, *key, tuple(dims), types), trace)
+    closed, dims_out = once(function, ("batched", *key, tuple(dims), types), trace)
     return call_jaxpr(closed)(*operands), dims_out
 
 
@@ -105,15 +114,3 @@ def mapped(
     for vmap in vmaps:
         run = partial(over, vmap, run)
     return run
-
-
-def of_one_example(value: Any, vmaps: Sequence[Vmap], number: int) -> Any:
-    """Result `number` of a function with an axis for each of the vmaps: it belongs to the first
-    example where it has none, and the others have zeros."""
-    for axis, vmap in enumerate(reversed(vmaps)):
-        if vmap.dims_out[number] is None:
-            value = jnp.expand_dims(value, axis)
-            widths = [(0, vmap.axis.size - 1) if i == axis else (0, 0) for i in range(value.ndim)]
-            value = jnp.pad(value, widths)
-        value = mapped_over(value, axis, vmap.axis)
-    return value

@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat.primitives import Primitive, Split, define_derivative, new_primitive
+from jax_revolve._compat.primitives import Primitive, Prune, Split, new_primitive
 from jax_revolve._compat.values import (
     instantiate,
     is_linear_input,
     is_zero,
     symbolic_zero,
     with_weak_type,
+    zeros,
 )
-from jax_revolve._compat.values import zeros as zeros_of
-from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
+from jax_revolve.autodiff.batching import Batched, batch, batch_once
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.loop import Mask, pick, spread, substitute
 
@@ -48,63 +48,71 @@ class Active(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What is particular to the functions of a primitive."""
+    """What is particular to the functions of a primitive. `run` is its implementation; `batch`,
+    `prune` and `known` are the rules of `new_primitive`, and `prune_jvp` is the jvp primitive's."""
 
-    primitive: Primitive
+    run: Callable[..., Flat]
+    batch: Callable[..., Batched]
     activity: Callable[[Any, Mask], Any]
     """`activity(function, differentiated)`"""
-    jvp: Callable[..., tuple[Flat, Flat]]
-    """`jvp(function, activity, operands, tangents)` returns the results, and the tangents of the
-    active ones, from the active operands' tangents. JAX differentiates it."""
-    linearize: Callable[..., tuple[Flat, Flat, dict[str, Any]]]
-    """`linearize(function, activity, operands)` returns the results, the arrays that are held, and
-    the parameters `function` and `held` of the pullback."""
+    jvp: Callable[..., Flat]
+    """`jvp(function, activity, *operands, *tangents)`, with the active operands' tangents, returns
+    the results, and the tangents of the active ones. JAX differentiates it."""
     pull_back: Callable[..., Flat]
     """`pull_back(cotangents, operands, arrays, function, activity, held)` returns the cotangents of
     the active operands, from the active results' cotangents."""
-    primal_half: Callable[[Any, Any], Any] = lambda function, activity: function
+    primal_half: Callable[[Any, Any], Any]
     """The function, given its activity, that computes the values once it is linearized."""
+    linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
+    """`linearize(function, activity, operands)` returns the results, the arrays that are held, and
+    the `function` and `held` of the pullback. By default nothing is held."""
     with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
     """The function with its progress changed."""
+    prune: Prune | None = None
+    prune_jvp: Prune | None = None
+    known: Prune | None = None
 
 
-def derive(rules: Rules, prune_jvp: Any = None) -> None:
-    """Give a primitive its derivatives."""
-    primitive = rules.primitive
+def function_primitive(name: str, rules: Rules) -> Primitive:
+    """A primitive that computes functions, with its derivatives."""
+    primitive = new_primitive(
+        name,
+        implementation=rules.run,
+        output_types=lambda *_, function: (function.output_types, function.effects),
+        batch=rules.batch,
+        jvp=lambda *args, **params: _function_jvp(rules, primitive, jvp_p, *args, **params),
+        transpose=lambda *args, **params: _function_transpose(rules, *args, **params),
+        prune=rules.prune,
+        known=rules.known,
+    )
+    if rules.linearize is None:
+        rules = rules._replace(linearize=partial(_hold_nothing, rules, primitive))
     tangent_p = new_primitive(
-        f"{primitive.name}_tangent",
+        f"{name}_tangent",
         implementation=partial(_tangent_impl, rules),
         output_types=_tangent_types,
-        jvp=partial(jvp_of_nonzero, partial(_tangent_impl, rules)),
         batch=partial(_tangent_batching, rules),
+        jvp=partial(jvp_of_nonzero, partial(_tangent_impl, rules)),
         transpose=partial(_tangent_transpose, rules),
     )
     jvp_p = new_primitive(
-        f"{primitive.name}_jvp",
+        f"{name}_jvp",
         implementation=partial(_jvp_impl, rules),
         output_types=_jvp_types,
-        jvp=partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
         batch=partial(_jvp_batching, rules),
+        jvp=partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
         transpose=partial(_jvp_transpose, rules),
-        prune=prune_jvp,
+        prune=rules.prune_jvp,
         split=Split(
-            num_primals=lambda function, activity: len(activity.operands),
-            num_results=lambda function, activity: len(function.output_types),
-            primal=primitive,
-            primal_params=lambda function, activity: {
-                "function": rules.primal_half(function, activity)
-            },
+            primitive,
+            rules.primal_half,
             # Run by `jax.checkpoint` after the values were.
-            later_params=lambda function, activity: {
-                "function": rules.with_progress(function, when_run_again),
-                "activity": activity,
-            },
-            linearize=partial(_linearize, rules),
-            linear=tangent_p,
+            lambda function: rules.with_progress(function, when_run_again),
+            partial(_linearize, rules),
+            tangent_p,
         ),
     )
-    jvp, transpose = partial(_function_jvp, rules, jvp_p), partial(_function_transpose, rules)
-    define_derivative(primitive, jvp, transpose)
+    return primitive
 
 
 def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -117,45 +125,42 @@ def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat, **pa
     )
 
 
-def function_types(*_: Any, function: Any) -> Any:
-    """The types and effects of a function primitive."""
-    return function.output_types, function.effects
-
-
 # The function primitive
 
 
 def _function_jvp(
-    rules: Rules, jvp_p: Primitive, primals: Flat, tangents: Flat, *, function: Any
+    rules: Rules,
+    primitive: Primitive,
+    jvp_p: Primitive,
+    primals: Flat,
+    tangents: Flat,
+    function: Any,
 ) -> Any:
     activity = rules.activity(function, tuple(not is_zero(t) for t in tangents))
-    zeros = [symbolic_zero(t) for t in function.output_types]
+    dots = [symbolic_zero(t) for t in function.output_types]
     if not any(activity.results):
-        return rules.primitive.bind(*primals, function=function), zeros
+        return primitive.bind(*primals, function=function), dots
     chosen = map(instantiate, pick(tangents, activity.operands))
     flat = jvp_p.bind(*primals, *chosen, function=function, activity=activity)
-    results, active = flat[: len(zeros)], flat[len(zeros) :]
-    return results, substitute(zeros, activity.results, active)
+    return flat[: len(dots)], substitute(dots, activity.results, flat[len(dots) :])
 
 
 def _function_transpose(rules: Rules, cotangents: Flat, *operands: Any, function: Any) -> Flat:
     """A linear function is its own derivative, at zero as anywhere."""
-    linear = tuple(map(is_linear_input, operands))
-    zeros = [zeros_of(x.aval) for x in pick(operands, linear)]
-    activity = rules.activity(function, linear)
+    activity = rules.activity(function, tuple(map(is_linear_input, operands)))
     result = [None] * sum(activity.operands)
     if any(activity.results):
-        point, cotangents = substitute(operands, linear, zeros), pick(cotangents, activity.results)
+        point = [zeros(x.aval) if is_linear_input(x) else x for x in operands]
+        cotangents = pick(cotangents, activity.results)
         result = _pull_back(rules, cotangents, point, function, activity)
-    result = spread(result, activity.operands)
-    return [ct if asked else None for ct, asked in zip(result, linear, strict=True)]
+    return _of_linear(operands, spread(result, activity.operands))
 
 
-def _pull_back(
-    rules: Rules, cotangents: Flat, operands: Flat, function: Any, activity: Active
-) -> Flat:
-    _, arrays, params = rules.linearize(function, activity, operands)
-    return rules.pull_back(cotangents, operands, arrays, activity=activity, **params)
+def _hold_nothing(
+    rules: Rules, primitive: Primitive, function: Any, activity: Active, operands: Flat
+) -> tuple[Flat, Flat, Any, None]:
+    results = primitive.bind(*operands, function=rules.primal_half(function, activity))
+    return results, [], function, None
 
 
 # The jvp primitive
@@ -167,10 +172,8 @@ def _jvp_types(*_: Any, function: Any, activity: Active) -> Any:
 
 
 def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat:
-    operands, _, tangents = _take_apart(flat, activity)
-    results, results_dot = rules.jvp(function, activity, operands, tangents)
     types, _ = _jvp_types(function=function, activity=activity)
-    return list(map(with_weak_type, [*results, *results_dot], types))
+    return list(map(with_weak_type, rules.jvp(function, activity, *flat), types))
 
 
 def _jvp_batching(
@@ -178,19 +181,11 @@ def _jvp_batching(
 ) -> Batched:
     """Values are batched only if an operand is: several directions at the same point, as in
     `jax.jacfwd`, share them."""
-
-    def batch_jvp(*flat: Any) -> Batched:
-        run = partial(_jvp_impl, rules, function=function, activity=activity)
-        found = batched_dims(axis, run, flat, dims)
-        results = vmap_over(axis, run, dims, found)(*flat)
-        if any(dim is not None for dim in dims[: len(activity.operands)]):
-            return results, found
-        # Values that are read from files together with tangents are the same for all.
-        first = len(function.output_types)
-        values = [x if d is None else x[0] for x, d in zip(results[:first], found, strict=False)]
-        return [*values, *results[first:]], [*[None] * first, *found[first:]]
-
-    return batch_once(function, (axis, activity), batch_jvp, flat, dims)
+    at_same_point = all(dim is None for dim in dims[: len(activity.operands)])
+    same = len(function.output_types) if at_same_point else 0
+    run = partial(_jvp_impl, rules, function=function, activity=activity)
+    rule = partial(batch, axis, run, dims, same)
+    return batch_once(function, ("jvp", axis, activity), rule, flat, dims)
 
 
 def _jvp_transpose(
@@ -202,11 +197,19 @@ def _jvp_transpose(
     return [*[None] * len(operands), *_of_linear(tangents, result)]
 
 
+def _pull_back(
+    rules: Rules, cotangents: Flat, operands: Flat, function: Any, activity: Active
+) -> Flat:
+    _, arrays, params = _linearize(rules, operands, function, activity)
+    return rules.pull_back(cotangents, operands, arrays, **params)
+
+
 def _linearize(
     rules: Rules, operands: Flat, function: Any, activity: Active
 ) -> tuple[Flat, Flat, dict[str, Any]]:
-    results, arrays, params = rules.linearize(function, activity, operands)
-    return results, arrays, {"activity": activity, **params}
+    assert rules.linearize is not None
+    results, arrays, function, held = rules.linearize(function, activity, operands)
+    return results, arrays, {"function": function, "activity": activity, "held": held}
 
 
 # The tangent primitive
@@ -221,16 +224,15 @@ def _tangent_impl(rules: Rules, *flat: Any, function: Any, activity: Active, hel
     """No progress is shown, as the values were computed before."""
     del held
     silent = rules.with_progress(function, lambda _: None)
-    return _jvp_impl(rules, *flat, function=silent, activity=activity)[len(silent.output_types) :]
+    operands, _, tangents = _take_apart(flat, activity)
+    both = _jvp_impl(rules, *operands, *tangents, function=silent, activity=activity)
+    return both[len(silent.output_types) :]
 
 
 def _tangent_batching(rules: Rules, axis: Any, flat: Flat, dims: Flat, **params: Any) -> Batched:
-    def batch_tangent(*flat: Any) -> Batched:
-        run = partial(_tangent_impl, rules, **params)
-        found = batched_dims(axis, run, flat, dims)
-        return vmap_over(axis, run, dims, found)(*flat), found
-
-    return batch_once(params["function"], (axis, params["activity"]), batch_tangent, flat, dims)
+    rule = partial(batch, axis, partial(_tangent_impl, rules, **params), dims, 0)
+    key = ("tangent", axis, params["activity"])
+    return batch_once(params["function"], key, rule, flat, dims)
 
 
 def _tangent_transpose(
@@ -247,9 +249,6 @@ def _take_apart(flat: Flat, activity: Active) -> tuple[Flat, Flat, Flat]:
     return list(flat[:first]), list(flat[first:last]), list(flat[last:])
 
 
-def _of_linear(tangents: Flat, cotangents: Flat) -> list[Any]:
-    """The cotangents of those tangents that a transposition rule is asked for."""
-    return [
-        ct if is_linear_input(tangent) else None
-        for ct, tangent in zip(cotangents, tangents, strict=True)
-    ]
+def _of_linear(operands: Flat, cotangents: Flat) -> list[Any]:
+    """The cotangents of those operands that a transposition rule is asked for."""
+    return [ct if is_linear_input(x) else None for x, ct in zip(operands, cotangents, strict=True)]

@@ -39,6 +39,7 @@ evaluation, which takes such functions apart.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from operator import gt
 from typing import Any, NamedTuple
 
@@ -49,7 +50,7 @@ from jax import lax
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.memories import moves_of
-from jax_revolve._compat.primitives import new_primitive
+from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import (
     as_array,
     instantiate,
@@ -67,10 +68,9 @@ from jax_revolve.autodiff.batching import (
     batch_once,
     batched_dims,
     mapped,
-    of_one_example,
     vmap_over,
 )
-from jax_revolve.autodiff.derivatives import Active, Flat, Rules, derive, function_types
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
@@ -84,7 +84,7 @@ from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
-from jax_revolve.step.derived import paired, with_primal_half
+from jax_revolve.step.derived import Paired, paired, with_primal_half
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import Activity, Cotangents, find_activity, find_restart
 from jax_revolve.step.loop import (
@@ -148,7 +148,7 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     return run_around_loop(lambda: fun(bare), run)
 
 
-def _loop_impl(*operands: Any, function: Loop) -> Flat:
+def _run_plain_loop(*operands: Any, function: Loop) -> Flat:
     return run_plain(function, function.operands(operands))
 
 
@@ -166,30 +166,38 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
         )
         return results, dims_out
 
-    return batch_once(function, (axis,), batch_loop, operands, dims)
+    return batch_once(function, ("loop", axis), batch_loop, operands, dims)
 
 
-def _loop_jvp(loop: Loop, activity: Activity, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+def _loop_jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
     """The loop of values and tangents."""
-    pairs = paired(loop, activity)
-    inputs = pairs.operands(loop.operands(operands), tangents)
-    carry, ys = pairs.loop.results(loop_p.bind(*inputs, function=pairs.loop))
-    num_carry, num_ys = loop.num_carry, len(loop.output_types) - loop.num_carry
+    count, pairs = len(activity.operands), paired(loop, activity)
+    inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
+    results = loop_p.bind(*inputs, function=pairs.loop)
+    values, tangents = _halves(pairs, results, len(activity.ys))
+    return [*values, *tangents]
+
+
+def _halves(pairs: Paired, results: Flat, num_ys: int) -> tuple[Flat, Flat]:
+    """The values, with so many ys, and the tangents, from the results of the loop of both."""
+    num_carry = len(pairs.activity.carry)
+    carry, ys = pairs.loop.results(results)
     return [*carry[:num_carry], *ys[:num_ys]], [*carry[num_carry:], *ys[num_ys:]]
 
 
 def _loop_linearize(
     loop: Loop, activity: Activity, operands: Flat
-) -> tuple[Flat, Flat, dict[str, Any]]:
+) -> tuple[Flat, Flat, Loop, "Sweep"]:
     """All that is to know of the loop is found here, once for a signature."""
     check_plan(loop)
     inputs = loop.operands(operands)
     _check_collectives(loop, activity, inputs)
     restart = find_restart(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, activity, restart, inputs))
-    asked = (loop, activity, restart, loop.all_ys, True)
-    results, held, sweep = _run_forward_sweep(*asked, operands)
-    return results, jax.tree.leaves(held), {"function": loop, "held": sweep}
+    has_rule = has_rule_of_user(loop.jaxpr)
+    sweep = Sweep(loop.jaxpr, loop, activity, restart, loop.all_ys, True, has_rule)
+    results, arrays, sweep = _run_forward_sweep(sweep, operands)
+    return results, arrays, loop, sweep
 
 
 def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> AnyPlan:
@@ -242,17 +250,28 @@ def _cotangents(activity: Activity, cotangents: Flat) -> Cotangents:
     return Cotangents(carry, [None if is_zero(ct) else ct for ct in cotangents[num_carry:]])
 
 
-def _loop_with_progress(loop: Loop, change: Callable[[Any], Any]) -> Loop:
-    return loop._replace(progress=change(loop.progress))
+def _with_progress(function: Any, change: Callable[[Any], Any]) -> Any:
+    """A loop, or a sweep, with the progress of the loop changed."""
+    if isinstance(function, Sweep):
+        return function._replace(loop=_with_progress(function.loop, change))
+    return function._replace(progress=change(function.progress))
 
 
-loop_p = new_primitive(
+loop_p = function_primitive(
     "checkpointed_loop",
-    implementation=_loop_impl,
-    output_types=function_types,
-    batch=_loop_batching,
-    prune=prune_loop,
-    known=known_part,
+    Rules(
+        run=_run_plain_loop,
+        batch=_loop_batching,
+        activity=find_activity,
+        jvp=_loop_jvp,
+        pull_back=_loop_pull_back,
+        primal_half=with_primal_half,
+        linearize=_loop_linearize,
+        with_progress=_with_progress,
+        prune=prune_loop,
+        prune_jvp=prune_jvp,
+        known=known_part,
+    ),
 )
 
 
@@ -278,13 +297,22 @@ class Sweep(NamedTuple):
     """Which leaves of the carry a checkpoint holds."""
     ys: Mask
     tapes: bool
-    held: Any
-    output_types: tuple[Any, ...]
-    moves: ClosedJaxpr | None
     has_rule: bool
     """Whether the step has a derivative rule of a user, which need not be a derivative."""
+    held: Any = None
+    output_types: tuple[Any, ...] = ()
+    moves: ClosedJaxpr | None = None
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
+
+    @property
+    def asked(self) -> "Sweep":
+        """What is known before it is traced: the rest follows from this and the operands."""
+        return self._replace(held=None, output_types=(), moves=None, vmaps=())
+
+    def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
+        """The sweep over another loop, with other fields as well."""
+        return self._replace(jaxpr=loop.jaxpr, loop=loop, **fields)
 
     @property
     def effects(self) -> Any:
@@ -308,6 +336,11 @@ class Sweep(NamedTuple):
         """Whether it holds tickets of files, which have no tangents."""
         return isinstance(getattr(self.loop.plan, "storage", None), Disk)
 
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether the forward sweep's derivative is a sweep of values and tangents."""
+        return not (self.is_on_disk or self.has_rule)
+
     def of_results(self, values: Flat) -> list[Any]:
         """Of values with one entry for each result of the loop, the forward sweep's."""
         carry, ys = self.loop.results(values)
@@ -328,64 +361,54 @@ class Sweep(NamedTuple):
         """Of steps that have run before."""
         return Steps.of(self.loop.run_again(), self.restart, self.loop.operands(operands))
 
-    def without_tape(self) -> Any:
-        """The tree of what is held but the tape."""
-        return jax.tree.structure(self.numbers_held._replace(tape=None))
-
-    def with_results(
-        self, kept: Sequence[bool], kept_operands: Sequence[bool] | None = None, **fields: Any
-    ) -> "Sweep":
-        """The sweep with these of its results and operands alone, and these fields."""
-
-        def smaller(vmap: Vmap) -> Vmap:
-            dims = vmap.dims if kept_operands is None else tuple(pick(vmap.dims, kept_operands))
-            return vmap._replace(dims=dims, dims_out=tuple(pick(vmap.dims_out, kept)))
-
-        types, vmaps = tuple(pick(self.output_types, kept)), tuple(map(smaller, self.vmaps))
-        return self._replace(output_types=types, vmaps=vmaps, **fields)
+    def without_tape(self) -> "Sweep":
+        """The sweep that holds no tape."""
+        held = jax.tree.structure(self.numbers_held._replace(tape=None))
+        return self._replace(tapes=False, held=held)
 
 
-OfOne = Callable[..., Flat]
-"""A function of a sweep, and of what belongs to one example."""
+def _sweep_primitive(
+    name: str, of_one: Callable[..., Flat], jvp_of_one: Callable[..., Flat], **rules: Any
+) -> Primitive:
+    """The primitive of sweeps, from `of_one(sweep, *operands)`, the results of a sweep of one
+    example, and `jvp_of_one(sweep, active, *operands, *tangents)`, the results and then the
+    tangents of the active ones."""
 
+    def run(*flat: Any, function: Sweep) -> Flat:
+        return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
 
-def _sweep_impl(of_one: OfOne, *flat: Any, function: Sweep) -> Flat:
-    return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
+    def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
+        """The sweep mapped over one more axis."""
+        flat = list(map(as_array, flat))
 
+        def find() -> tuple[Vmap, tuple[Any, ...]]:
+            run_all = partial(run, function=function)
+            dims_out = batched_dims(axis, run_all, flat, dims)
+            types = jax.make_jaxpr(vmap_over(axis, run_all, dims, dims_out))(*flat).out_avals
+            return Vmap(axis, tuple(dims), tuple(dims_out)), tuple(types)
 
-def _map_sweep(
-    of_one: OfOne, axis: Any, flat: Flat, dims: Flat, sweep: Sweep
-) -> tuple[Sweep, Flat]:
-    """The sweep mapped over one more axis, and the axes of its results."""
+        key = ("batched sweep", name, axis, tuple(dims), *map(jax.typeof, flat))
+        vmap, types = once(function, key, find)
+        batched = function._replace(vmaps=(*function.vmaps, vmap), output_types=types)
+        return primitive.bind(*flat, function=batched), vmap.dims_out
 
-    def find() -> tuple[tuple[Vmap, ...], tuple[Any, ...]]:
-        run = mapped(partial(of_one, sweep), sweep.vmaps)
-        dims_out = batched_dims(axis, run, flat, dims)
-        types = jax.make_jaxpr(vmap_over(axis, run, dims, dims_out))(*flat).out_avals
-        return (*sweep.vmaps, Vmap(axis, tuple(dims), tuple(dims_out))), tuple(types)
+    def jvp(function: Sweep, active: Active, *flat: Any) -> Flat:
+        run_all = mapped(
+            partial(jvp_of_one, function, active),
+            function.vmaps,
+            lambda vmap: pick(vmap.dims, active.operands),
+            lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
+        )
+        return run_all(*flat)
 
-    key = ("batched sweep", axis, tuple(dims), *map(jax.typeof, flat))
-    vmaps, types = once(sweep, key, find)
-    return sweep._replace(vmaps=vmaps, output_types=types), vmaps[-1].dims_out
-
-
-def _sweep_jvp(
-    of_one: OfOne, sweep: Sweep, activity: Active, operands: Flat, tangents: Flat
-) -> tuple[Flat, Flat]:
-    """`of_one(sweep, activity, *operands, *tangents)` returns the results, then the tangents of the
-    active ones."""
-    flat = mapped(
-        partial(of_one, sweep, activity),
-        sweep.vmaps,
-        lambda vmap: pick(vmap.dims, activity.operands),
-        lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, activity.results)],
-    )(*operands, *tangents)
-    return flat[: len(sweep.output_types)], flat[len(sweep.output_types) :]
+    same = {"primal_half": _sweep_primal_half, "with_progress": _with_progress}
+    primitive = function_primitive(name, Rules(run=run, batch=batch, jvp=jvp, **same, **rules))
+    return primitive
 
 
 def _again(loop: Loop) -> Loop:
     """The loop of a sweep, to be run and differentiated again."""
-    return _loop_with_progress(loop.run_again(), when_run_again)
+    return _with_progress(loop.run_again(), when_run_again)
 
 
 def _sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
@@ -394,61 +417,47 @@ def _sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
     sweep's own, with the reverse rules."""
     count = len(sweep.activity.operands)
     directed = find_activity(sweep.loop, activity.operands[:count])
-    loop = with_primal_half(sweep.loop, directed, sweep.activity)
-    return sweep._replace(loop=loop, jaxpr=loop.jaxpr)
-
-
-def _sweep_with_progress(sweep: Sweep, change: Callable[[Any], Any]) -> Sweep:
-    return sweep._replace(loop=_loop_with_progress(sweep.loop, change))
+    return sweep.of_loop(with_primal_half(sweep.loop, directed, sweep.activity))
 
 
 # The forward sweep
 
 
-def _run_forward_sweep(
-    loop: Loop, activity: Activity, restart: Mask, keep_ys: Mask, tapes: bool, operands: Flat
-) -> tuple[Flat, Held, Sweep]:
-    """The loop's results that are kept, what is held for the reverse sweep, and the sweep."""
-    asked, operands = (loop, activity, restart, keep_ys, tapes), list(map(as_array, operands))
-    traced, held = _trace_forward_sweep(*asked, operands)
+def _run_forward_sweep(asked: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
+    """The loop's results that are kept, the leaves of what is held for the reverse sweep, and the
+    sweep."""
+    operands = list(map(as_array, operands))
+    traced, held = _trace_forward_sweep(asked, operands)
     types = tuple(traced.out_avals)
-    moves, has_rule = moves_of(types), has_rule_of_user(loop.jaxpr)
-    sweep = Sweep(loop.jaxpr, *asked, held, types, moves, has_rule)
+    fields = {"held": held, "output_types": types, "moves": moves_of(types), "vmaps": ()}
+    sweep = asked._replace(**fields)
     flat = forward_sweep_p.bind(*operands, function=sweep)
     count = len(flat) - held.num_leaves
-    return flat[:count], sweep.tree(flat[count:]), sweep
+    return flat[:count], flat[count:], sweep
 
 
-def _trace_forward_sweep(
-    loop: Loop, activity: Activity, restart: Mask, keep_ys: Mask, tapes: bool, operands: Flat
-) -> tuple[ClosedJaxpr, Any]:
-    """The forward sweep, and the tree of what it holds."""
+def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any]:
+    """The forward sweep of one example, and the tree of what it holds."""
+    loop = sweep.loop
 
     def run(*operands: Any) -> tuple[Flat, Held]:
-        plan, steps = plan_of(loop), Steps.of(loop, restart, loop.operands(operands))
+        plan, steps = plan_of(loop), Steps.of(loop, sweep.restart, loop.operands(operands))
         if loop.condition is None:
-            results, held = run_forward_offline(steps, plan, activity if tapes else None, keep_ys)
+            activity = sweep.activity if sweep.tapes else None
+            results, held = run_forward_offline(steps, plan, activity, sweep.ys)
         else:
             results, held = run_forward_online(steps, plan)
-        carry, ys = loop.results(loop.output_types)
-        return list(map(with_weak_type, results, [*carry, *pick(ys, keep_ys)])), held
+        return list(map(with_weak_type, results, sweep.of_results(loop.output_types))), held
 
     def trace() -> tuple[ClosedJaxpr, Any]:
         traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
         return traced, jax.tree.structure(shape[1])
 
-    types = map(jax.typeof, operands)
-    return once(loop, ("forward sweep", activity, restart, keep_ys, tapes, *types), trace)
+    return once(sweep.asked, ("forward sweep", *map(jax.typeof, operands)), trace)
 
 
 def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
-    asked = (sweep.loop, sweep.activity, sweep.restart, sweep.ys, sweep.tapes)
-    return call_jaxpr(_trace_forward_sweep(*asked, operands)[0])(*operands)
-
-
-def _forward_sweep_batching(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
-    function, dims_out = _map_sweep(_forward_sweep_of_one, axis, flat, dims, function)
-    return forward_sweep_p.bind(*flat, function=function), dims_out
+    return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
 
 
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
@@ -461,10 +470,12 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
     is_taped = any(used[first + number] for number in tape)
     held = [is_taped or number not in tape for number in range(sweep.num_held)]
     kept = [*[True] * num_carry, *ys, *held]
-    smaller = sweep.with_results(kept, ys=tuple(substitute(sweep.ys, sweep.ys, ys)))
-    if tape and not is_taped:
-        smaller = smaller._replace(tapes=False, held=sweep.without_tape())
-    return kept, smaller
+    smaller = sweep._replace(
+        ys=tuple(substitute(sweep.ys, sweep.ys, ys)),
+        output_types=tuple(pick(sweep.output_types, kept)),
+        vmaps=tuple(v._replace(dims_out=tuple(pick(v.dims_out, kept))) for v in sweep.vmaps),
+    )
+    return kept, smaller if is_taped or not tape else smaller.without_tape()
 
 
 def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
@@ -476,23 +487,23 @@ def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
     """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
     directed = tuple(map(max, differentiated, sweep.activity.operands))
     activity = find_activity(sweep.loop, directed)
-    active = [False] * sweep.num_held
-    if _holds_pairs(sweep):
-        flags = pick(activity.carry, sweep.restart)
-        for part in _checkpoints(sweep.numbers_held):
-            for number, flag in zip(part, flags, strict=True):
-                active[number] = flag
-    return Active(activity.operands, (*sweep.of_results(activity.results), *active))
+    held = sweep.tree([False] * sweep.num_held)
+    if sweep.holds_pairs:
+        held = _in_checkpoints(lambda _: pick(activity.carry, sweep.restart), held)
+    results = (*sweep.of_results(activity.results), *jax.tree.leaves(held))
+    return Active(activity.operands, results)
 
 
-def _holds_pairs(sweep: Sweep) -> bool:
-    """Whether the derivative is a sweep of values and tangents."""
-    return not (sweep.is_on_disk or sweep.has_rule)
+CHECKPOINTS = ("slots", "start", "stores")
+"""The parts of what is held that have an entry for each leaf of a checkpoint."""
 
 
-def _checkpoints(held: Held) -> list[list[Any]]:
-    """The parts of what is held that have an entry for each leaf of a checkpoint."""
-    return [part for part in (held.slots, held.start, held.stores) if part]
+def _in_checkpoints(change: Callable[..., list[Any]], held: Held, *others: Held) -> Held:
+    """What is held with its checkpoints changed, given those of others as well."""
+    names = [name for name in CHECKPOINTS if getattr(held, name)]
+    return held._replace(
+        **{name: change(*(getattr(each, name) for each in (held, *others))) for name in names}
+    )
 
 
 def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
@@ -500,34 +511,28 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     loop, count = sweep.loop, len(active.operands)
     operands, tangents = flat[:count], flat[count:]
     activity = find_activity(loop, active.operands)
-    if not _holds_pairs(sweep):
+    if not sweep.holds_pairs:
         return _forward_sweep_jvp_without_pairs(sweep, activity, operands, tangents)
     pairs = paired(loop, activity)
-    results, held, _ = _run_forward_sweep(
+    both = sweep.of_loop(
         pairs.loop,
-        find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
-        pairs.of_carry(sweep.restart),
-        pairs.of_ys(sweep.ys),
-        False,
-        pairs.operands(loop.operands(operands), tangents),
+        activity=find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
+        restart=pairs.of_carry(sweep.restart),
+        ys=pairs.of_ys(sweep.ys),
+        tapes=False,
     )
-    carry, ys = pairs.loop.results(results)
-    first_carry, first_y, first = loop.num_carry, sum(sweep.ys), sum(sweep.restart)
-    dots = [dot for part in _checkpoints(held) for dot in part[first:]]
-    values = held._replace(
-        slots=held.slots[:first],
-        start=held.start and held.start[:first],
-        stores=held.stores and held.stores[:first],
-    )
+    inputs = pairs.operands(loop.operands(operands), tangents)
+    results, arrays, both = _run_forward_sweep(both, inputs)
+    results, results_dot = _halves(pairs, results, sum(sweep.ys))
+    held, first = both.tree(arrays), sum(sweep.restart)
+    held_dot = [dot for name in CHECKPOINTS for dot in (getattr(held, name) or [])[first:]]
+    held = _in_checkpoints(lambda part: part[:first], held)
     if sweep.numbers_held.tape is not None:
         # It has no derivative here: the derivative of the reverse sweep tapes pairs.
-        given, at = jax.tree.map(lax.stop_gradient, (list(operands), values))
+        given, at = jax.tree.map(lax.stop_gradient, (list(operands), held))
         tape = tape_the_last_block(sweep.steps_again(given), plan_of(loop), sweep.activity, at)
-        values = values._replace(tape=tape)
-    return [
-        *(*carry[:first_carry], *ys[:first_y], *jax.tree.leaves(values)),
-        *(*carry[first_carry:], *ys[first_y:], *dots),
-    ]
+        held = held._replace(tape=tape)
+    return [*results, *jax.tree.leaves(held), *results_dot, *held_dot]
 
 
 def _forward_sweep_jvp_without_pairs(
@@ -541,17 +546,14 @@ def _forward_sweep_jvp_without_pairs(
 
     primals = pick(operands, activity.operands)
     results, dots = jax.jvp(run, (primals,), (list(tangents),))
-    silent = sweep.loop._replace(progress=None)  # the results' loop shows it
-    _, held, _ = _run_forward_sweep(
-        silent, sweep.activity, sweep.restart, sweep.ys, sweep.tapes, operands
-    )
-    active = sweep.of_results(activity.results)
-    return [*results, *jax.tree.leaves(held), *pick(dots, active)]
+    silent = _with_progress(sweep, lambda _: None)  # the results' loop shows it
+    _, arrays, _ = _run_forward_sweep(silent, operands)
+    return [*results, *arrays, *pick(dots, sweep.of_results(activity.results))]
 
 
 def _forward_sweep_linearize(
     sweep: Sweep, activity: Active, operands: Flat
-) -> tuple[Flat, Flat, dict[str, Any]]:
+) -> tuple[Flat, Flat, Sweep, bool]:
     """What is held serves this derivative, too, if it is of the same loop in the same operands."""
     results = forward_sweep_p.bind(*operands, function=_sweep_primal_half(sweep, activity))
     # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
@@ -560,7 +562,7 @@ def _forward_sweep_linearize(
     serves = same and activity.operands == sweep.activity.operands and not sweep.vmaps
     serves &= not sweep.is_on_disk  # files are there to be read once
     held = results[len(results) - sweep.num_held :] if serves else []
-    return results, held, {"function": sweep, "held": serves}
+    return results, held, sweep, serves
 
 
 def _forward_sweep_pull_back(
@@ -569,8 +571,7 @@ def _forward_sweep_pull_back(
     """What is held has no cotangents, or zeros: the reverse sweep's result depends on the operands
     and its cotangents alone, the slots only make it cheap."""
     sweep, count = function, len(function.output_types) - function.num_held
-    given = iter(cotangents)
-    cts = [next(given) if active else None for active in activity.results[:count]]
+    cts = spread(cotangents, activity.results[:count])
     if held:
         of_loop, first = sweep.activity, sweep.loop.num_carry
         ys = spread(cts[first:], sweep.ys)
@@ -601,12 +602,15 @@ def _forward_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active
     return results, [True] * num_operands, {"function": smaller, "activity": activity}
 
 
-forward_sweep_p = new_primitive(
+forward_sweep_p = _sweep_primitive(
     "checkpointed_loop_forward_sweep",
-    implementation=partial(_sweep_impl, _forward_sweep_of_one),
-    output_types=function_types,
-    batch=_forward_sweep_batching,
+    _forward_sweep_of_one,
+    _forward_sweep_jvp,
+    activity=_forward_sweep_activity,
+    pull_back=_forward_sweep_pull_back,
+    linearize=_forward_sweep_linearize,
     prune=_forward_sweep_prune,
+    prune_jvp=_forward_sweep_prune_jvp,
 )
 
 
@@ -616,40 +620,30 @@ forward_sweep_p = new_primitive(
 def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
     """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
     held, and from the active results' cotangents."""
-    loop, activity = forward.loop, forward.activity
     arrays, tree = jax.tree.flatten(held)
-    moves = moves_of(map(jax.typeof, arrays))
-    ys = tuple(ct is not None for ct in cotangents.ys)
-    types = tuple(map(tangent_type, pick(operands, activity.operands)))
-    asked = (loop, activity, forward.restart, ys, False)
-    sweep = Sweep(loop.jaxpr, *asked, tree, types, moves, forward.has_rule)
-    flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, ys)]
+    sweep = forward._replace(
+        ys=tuple(ct is not None for ct in cotangents.ys),
+        tapes=False,
+        held=tree,
+        output_types=tuple(map(tangent_type, pick(operands, forward.activity.operands))),
+        moves=moves_of(map(jax.typeof, arrays)),
+        vmaps=(),
+    )
+    flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, sweep.ys)]
     return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
 
 
 def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
     def run(*flat: Any) -> Flat:
-        loop, activity = sweep.loop, sweep.activity
+        activity, plan = sweep.activity, plan_of(sweep.loop)
         operands, arrays, cotangents = sweep.take_apart(flat)
-        plan, held = plan_of(loop), sweep.tree(arrays)
         steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
-        result = _flat(run_reverse(steps, plan, activity, held, cts))
+        result = jax.tree.leaves(run_reverse(steps, plan, activity, sweep.tree(arrays), cts))
         types = map(tangent_type, pick(operands, activity.operands))
         return list(map(with_weak_type, result, types))
 
-    bare = sweep._replace(vmaps=(), output_types=())
-    key = ("reverse sweep", *map(jax.typeof, flat))
-    return call_jaxpr(once(bare, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
-
-
-def _flat(parts: Sequence[Flat]) -> list[Any]:
-    return [value for part in parts for value in part]
-
-
-def _reverse_sweep_batching(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
-    flat = list(map(as_array, flat))
-    function, dims_out = _map_sweep(_reverse_sweep_of_one, axis, flat, dims, function)
-    return reverse_sweep_p.bind(*flat, function=function), dims_out
+    key = ("reverse sweep", sweep.held, *map(jax.typeof, flat))
+    return call_jaxpr(once(sweep.asked, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
 
 
 def _reverse_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
@@ -719,18 +713,12 @@ def _reverse_sweep_of_pairs(
         return None
     is_paired = pick(pairs.activity.carry, sweep.restart)
 
-    def with_tangents(values: Any, dots: Any) -> Any:
-        if not values:
-            return values
+    def with_tangents(values: list[Any], dots: list[Any]) -> list[Any]:
         chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
         return [*values, *(_tangent(value, dot) for value, dot in chosen)]
 
-    held = held._replace(
-        tape=None,  # it is taped again, with what the derivative needs
-        slots=with_tangents(held.slots, held_dot.slots),
-        start=with_tangents(held.start, held_dot.start),
-        stores=with_tangents(held.stores, held_dot.stores),
-    )
+    # It is taped again, with what the derivative needs.
+    held = _in_checkpoints(with_tangents, held, held_dot)._replace(tape=None)
     # The cotangents of values are the derivative's, and the other way round.
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
 
@@ -746,7 +734,7 @@ def _reverse_sweep_of_pairs(
     ]
     flat = iter(
         _run_reverse_sweep(
-            sweep._replace(jaxpr=both.jaxpr, loop=both, activity=activity, restart=restart),
+            sweep.of_loop(both, activity=activity, restart=restart),
             *(operands, held, Cotangents(carry, of_results("ys"))),
         )
     )
@@ -779,14 +767,8 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     operands, _, cotangents = sweep.take_apart(flat)
     loop = sweep.loop.run_again()
     cts = sweep.cotangents(cotangents)
-    return _flat(pull_back_nested(loop, sweep.activity, loop.operands(operands), cts))
-
-
-def _reverse_sweep_linearize(
-    sweep: Sweep, activity: Active, operands: Flat
-) -> tuple[Flat, Flat, dict[str, Any]]:
-    results = reverse_sweep_p.bind(*operands, function=_sweep_primal_half(sweep, activity))
-    return results, [], {"function": sweep, "held": None}
+    result = pull_back_nested(loop, sweep.activity, loop.operands(operands), cts)
+    return jax.tree.leaves(result)
 
 
 def _reverse_sweep_pull_back(
@@ -794,15 +776,22 @@ def _reverse_sweep_pull_back(
 ) -> Flat:
     """The gradient of the product of the cotangents with the sweep's results."""
     del arrays, held
-    nonzero, vmaps = tuple(not is_zero(ct) for ct in cotangents), function.vmaps
-    directions = [
-        of_one_example(ct, vmaps, number)
-        for number, (ct, wanted) in enumerate(zip(cotangents, nonzero, strict=True))
-        if wanted
-    ]
-    run = partial(_product_of_one, function, nonzero)
-    run = mapped(run, vmaps, lambda _: [0] * len(directions))
-    of_loop, of_held, of_cts = function.take_apart(activity.operands)
+    vmaps, of_loop, of_held, of_cts = function.vmaps, *function.take_apart(activity.operands)
+    nonzero = tuple(not is_zero(ct) for ct in cotangents)
+
+    def part(ct: Any, number: int) -> Any:
+        """Of the cotangent of a result that is the same for several examples, the part of one."""
+        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[number] is None)
+        return ct if examples <= 1 else ct / examples
+
+    directions = [part(ct, number) for number, ct in enumerate(cotangents) if nonzero[number]]
+    num_products = len(directions) if function.has_rule else len(of_cts)
+    run = mapped(
+        partial(_product_of_one, function, nonzero),
+        vmaps,
+        lambda vmap: pick(vmap.dims_out, nonzero),
+        lambda _: [0] * num_products,
+    )
     mask = [*of_loop, *[False] * len(of_held), *of_cts]
 
     def product(chosen: Flat) -> Flat:
@@ -828,63 +817,23 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
 
 def _reverse_sweep_prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
     """The derivative in the direction of a loop's operand makes a tape of its own."""
-    params = {"function": function, "activity": activity}
-    kept = [True] * len(activity.operands)
     of_loop, _, _ = function.take_apart(activity.operands)
-    tape = function.numbers_held.tape
-    if tape and any(of_loop):
-        for number in tape:
+    kept = [True] * len(activity.operands)
+    if any(of_loop) and function.numbers_held.tape:
+        for number in function.numbers_held.tape:
             kept[len(of_loop) + number] = False
-        every = [True] * len(function.output_types)
-        held = function.without_tape()
-        params["function"] = function.with_results(every, kept, held=held)
-        params["activity"] = activity._replace(operands=tuple(pick(activity.operands, kept)))
-    return [True] * len(used), [*kept, *pick(kept, activity.operands)], params
+        vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
+        function = function.without_tape()._replace(vmaps=vmaps)
+    operands = [*kept, *pick(kept, activity.operands)]
+    activity = activity._replace(operands=tuple(pick(activity.operands, kept)))
+    return [True] * len(used), operands, {"function": function, "activity": activity}
 
 
-reverse_sweep_p = new_primitive(
+reverse_sweep_p = _sweep_primitive(
     "checkpointed_loop_reverse_sweep",
-    implementation=partial(_sweep_impl, _reverse_sweep_of_one),
-    output_types=function_types,
-    batch=_reverse_sweep_batching,
-)
-
-
-# Their derivatives
-
-derive(
-    Rules(
-        loop_p,
-        find_activity,
-        _loop_jvp,
-        _loop_linearize,
-        _loop_pull_back,
-        primal_half=with_primal_half,
-        with_progress=_loop_with_progress,
-    ),
-    prune_jvp,
-)
-derive(
-    Rules(
-        forward_sweep_p,
-        _forward_sweep_activity,
-        partial(_sweep_jvp, _forward_sweep_jvp),
-        _forward_sweep_linearize,
-        _forward_sweep_pull_back,
-        primal_half=_sweep_primal_half,
-        with_progress=_sweep_with_progress,
-    ),
-    _forward_sweep_prune_jvp,
-)
-derive(
-    Rules(
-        reverse_sweep_p,
-        _reverse_sweep_activity,
-        partial(_sweep_jvp, _reverse_sweep_jvp),
-        _reverse_sweep_linearize,
-        _reverse_sweep_pull_back,
-        primal_half=_sweep_primal_half,
-        with_progress=_sweep_with_progress,
-    ),
-    _reverse_sweep_prune_jvp,
+    _reverse_sweep_of_one,
+    _reverse_sweep_jvp,
+    activity=_reverse_sweep_activity,
+    pull_back=_reverse_sweep_pull_back,
+    prune_jvp=_reverse_sweep_prune_jvp,
 )

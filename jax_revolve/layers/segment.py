@@ -24,7 +24,6 @@ from jax_revolve._compat.jaxprs import (
     varying_variables,
     without_consts,
 )
-from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import (
     AbstractValue,
     as_array,
@@ -33,7 +32,7 @@ from jax_revolve._compat.values import (
     with_weak_type,
 )
 from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import Active, Flat, Rules, derive, function_types
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
 from jax_revolve.layers.region import apart
 from jax_revolve.step.derived import primal_half
 from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
@@ -82,15 +81,6 @@ def _prune(used: list[bool], function: Segment) -> tuple[list[bool], list[bool],
     return used, operands, {"function": Segment(jaxpr)}
 
 
-segment_p = new_primitive(
-    "checkpointed_segment",
-    implementation=_run,
-    output_types=function_types,
-    batch=_batch,
-    prune=_prune,
-)
-
-
 def _activity(function: Segment, differentiated: Mask) -> Active:
     jaxpr = function.jaxpr.jaxpr
     varying = varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
@@ -100,9 +90,9 @@ def _activity(function: Segment, differentiated: Mask) -> Active:
     return Active(differentiated, results)
 
 
-def _jvp(function: Segment, activity: Active, operands: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+def _jvp(function: Segment, activity: Active, *flat: Any) -> Flat:
     """The segment of values and tangents."""
-    count = len(operands)
+    count = len(activity.operands)
 
     def run(*flat: Any) -> Flat:
         def primal(chosen: Flat) -> Flat:
@@ -113,20 +103,11 @@ def _jvp(function: Segment, activity: Active, operands: Flat, tangents: Flat) ->
         results, results_dot = jax.jvp(primal, (primals,), (list(flat[count:]),))
         return [*results, *pick(results_dot, activity.results)]
 
-    flat = _bind(jax.make_jaxpr(run)(*operands, *tangents), [*operands, *tangents])
-    return flat[: len(activity.results)], flat[len(activity.results) :]
+    return _bind(jax.make_jaxpr(run)(*flat), flat)
 
 
 def _primal_half(function: Segment, activity: Active) -> Segment:
     return Segment(primal_half(function.jaxpr, activity.operands))
-
-
-def _linearize(
-    function: Segment, activity: Active, operands: Flat
-) -> tuple[Flat, Flat, dict[str, Any]]:
-    """Nothing is held but the operands."""
-    results = segment_p.bind(*operands, function=_primal_half(function, activity))
-    return results, [], {"function": function, "held": None}
 
 
 def _transpose(
@@ -145,7 +126,10 @@ def _transpose(
     return apart(pullback, *operands, *pick(cotangents, given))
 
 
-derive(Rules(segment_p, _activity, _jvp, _linearize, _transpose, primal_half=_primal_half))
+segment_p = function_primitive(
+    "checkpointed_segment",
+    Rules(_run, _batch, _activity, _jvp, _transpose, _primal_half, prune=_prune),
+)
 
 
 def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[Any]:

@@ -319,8 +319,6 @@ def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> A
         key = (*around, index)
         new = _with_inside(eqn, key, replacements)
         equations.append(replacements[key].equation(new) if key in replacements else new)
-    if all(new is old for new, old in zip(equations, jaxpr.eqns, strict=True)):
-        return jaxpr
     return with_equations(jaxpr, equations)
 
 

@@ -46,7 +46,7 @@ def is_estimated(jaxpr: ClosedJaxpr) -> bool:
         eqn.primitive.name != "while"
         and not any(word in eqn.primitive.name for word in FOREIGN)
         and _length(eqn) is not None
-        and all(map(is_estimated, [*inner_jaxprs(eqn), *eqn.params.get("branches", ())]))
+        and all(map(is_estimated, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
 
