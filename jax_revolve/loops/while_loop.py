@@ -172,7 +172,7 @@ def bounded_while_loop(
         no paper; see `jax_revolve/schedule/online.py`.
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    asked.for_bound(max_steps)  # before `jax.lax` raises its errors
+    asked.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
