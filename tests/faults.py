@@ -136,8 +136,8 @@ the residuals that a step computes again are not counted: test_explain.py -k pro
 # Storage
 
 a damaged checkpoint is used: test_storage.py -k damaged
-- if header != _header(ticket, content):
-+ if header == b"":
+- if zlib.crc32(content) != ticket[-1]:
++ if not ticket[-1]:
 
 files stay when they were read for the last time: test_storage.py -k files_are_written
 -     if is_last:
