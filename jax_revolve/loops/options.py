@@ -15,9 +15,9 @@ from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import scheduled_blocks
-from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.planning import Checkpoints, check_integer, is_zero, plan
+from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
 from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan

@@ -15,9 +15,9 @@ from jax_revolve.programs.share import (
     quickest,
 )
 from jax_revolve.progress.meters import listener_of
-from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
+from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.planning import Checkpoints, check_integer
+from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.selection import candidates
 from jax_revolve.schedule.two_level import AnyPlan
 
