@@ -98,8 +98,7 @@ def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[A
         return [chosen]
     assert isinstance(chosen, Plan)
     memory = report.memory(chosen) if wanted.memory is None else wanted.memory
-    block_size = None if wanted.block_size is None else chosen.block_size
-    how = {"block_size": block_size, "is_while": report.is_while}
+    how = {"block_size": wanted.block_size, "is_while": report.is_while}
     return list(contenders(chosen, report.sizes, memory, **how))
 
 
