@@ -7,11 +7,11 @@ from jax_revolve.loops.options import Options
 
 
 def for_scan(length: int, *options: Any, **more: Any) -> Any:
-    return Options(*options, **more).for_scan(length)
+    return Options(*options, **more).plan_for(length, is_while=False)
 
 
 def for_bound(max_steps: int | None, *options: Any, **more: Any) -> Any:
-    return Options(*options, **more).for_bound(max_steps)
+    return Options(*options, **more).plan_for(max_steps, is_while=True)
 
 
 def explained_scan(f: Any, init: Any, xs: Any = None, *args: Any, **options: Any) -> Report:

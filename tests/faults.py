@@ -56,8 +56,8 @@ the default bound repeats steps twice, not three times: test_while_loop.py -k cu
 + MOST_REPETITIONS_TO_A_BOUND = 2
 
 loops longer than 32 bits can count: test_planning.py
-- if length > LONGEST:
-+ if length > LONGEST + 1:
+- if not is_while and length > LONGEST:
++ if not is_while and length > LONGEST + 1:
 
 # The engines
 
@@ -136,8 +136,8 @@ the residuals that a step computes again are not counted: test_explain.py -k pro
 # Storage
 
 a damaged checkpoint is used: test_storage.py -k damaged
-- if header != _header(ticket, content):
-+ if header == b"":
+- if zlib.crc32(content) != ticket[-1]:
++ if not ticket[-1]:
 
 files stay when they were read for the last time: test_storage.py -k files_are_written
 -     if is_last:

@@ -12,7 +12,7 @@ from jax import lax
 from jax_revolve.host.problem import trace
 from jax_revolve.host.run import run
 from jax_revolve.loops.options import Options
-from jax_revolve.progress.meters import ProgressMeter
+from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule.arguments import Memory, check_number, mistyped
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Disk, Storage
@@ -130,9 +130,9 @@ def host_scan(
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
     call = call._replace(
-        asked=asked.for_scan(call.length),
+        asked=asked.plan_for(call.length, is_while=False),
         consume=consume,
-        listener=asked.listener,
+        listener=listener_of(progress),
         directory=directory,
         save_every=inf if directory is None else save_every,
         version=version,

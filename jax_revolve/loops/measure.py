@@ -35,9 +35,6 @@ quickest one runs no more: its turns go to those that may be the quickest."""
 COMPILING = 0.5
 """The share of the seconds after which no further plan is compiled."""
 
-SHORTEST = 1e-9
-"""Seconds: a clock may not see a run at all."""
-
 
 def check_limit(measure: object, seconds: object) -> float | None:
     """The seconds that measuring may take, or `None` if nothing is to be measured."""
@@ -67,23 +64,26 @@ def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: fl
     """The report, with measurements of the plans that may be the quickest. The first of them is
     measured even if that takes longer than `seconds`. Plans that the device has too little memory
     for are left out."""
-    plans = plans_to_measure(loop.plan, report)
+    plans, is_interrupted = plans_to_measure(loop.plan, report), False
     with limit_bar() as show:
-        measuring = _Measuring(loop._replace(progress=None), operands, plans, seconds, show)
-        is_interrupted = False
+        measuring = _Measuring(loop._replace(progress=None), operands, seconds, show)
         try:
-            measuring.run()
+            measuring.compile(plans)
+            measuring.warm_up()
+            measuring.take_turns()
             show(1.0, f"{len(measuring.programs)} plans measured")
         except KeyboardInterrupt:
-            if not measuring.results():
+            if not measuring.measured:
                 raise
             is_interrupted = True
-    results, too_large = measuring.results(), measuring.too_large
-    if not results:
+    measured, too_large = measuring.measured, measuring.too_large
+    if not measured:
         raise too_large[plans[0]]
+    compared = [p for p in measured if not p.is_slow] or measured
+    results = {p.plan: Measurement.of(p.times, p.temporaries, p.peak) for p in measured}
     return replace(
         report,
-        plan=measuring.quickest(),
+        plan=min(compared, key=lambda p: median(p.times)).plan,
         measured=results,
         unmeasured=[p for p in plans if p not in results and p not in too_large],
         too_large=list(too_large),
@@ -98,8 +98,7 @@ def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[A
         return [chosen]
     assert isinstance(chosen, Plan)
     memory = report.memory(chosen) if wanted.memory is None else wanted.memory
-    block_size = None if wanted.block_size is None else chosen.block_size
-    how = {"block_size": block_size, "is_while": report.is_while}
+    how = {"block_size": wanted.block_size, "is_while": report.is_while}
     return list(contenders(chosen, report.sizes, memory, **how))
 
 
@@ -112,6 +111,9 @@ class Program:
     temporaries: int | None
     peak: int | None = None
     times: list[float] = field(default_factory=list)
+    is_slow: bool = False
+    """Clearly slower than the quickest. It runs no more, and is compared no more: the machine may
+    have been quicker then, or slower."""
 
     def time(self) -> float:
         """The seconds of a run."""
@@ -149,42 +151,24 @@ def peak_bytes(operands: list[Any]) -> int | None:
 class _Measuring:
     loop: Loop
     operands: list[Any]
-    plans: list[AnyPlan]
     seconds: float
     show: Show
     programs: list[Program] = field(default_factory=list)
-    promising: list[Program] = field(default_factory=list)
     too_large: dict[AnyPlan, Exception] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.start = perf_counter()
 
-    def run(self) -> None:
-        self.compile()
-        self.warm_up()
-        order = Random(0)
-        for done in range(MOST_ROUNDS):
-            self.promising = self.not_clearly_slower()
-            for program in order.sample(self.promising, len(self.promising)):
-                if done >= FEWEST_RUNS and self.elapsed > self.seconds:
-                    return
-                now = f"plans: {len(self.promising)}, round {done + 1} of {MOST_ROUNDS}"
-                self.tell(now, done / MOST_ROUNDS)
-                with self.leaving_out(program.plan):
-                    program.times.append(program.time())
+    @property
+    def elapsed(self) -> float:
+        return perf_counter() - self.start
 
-    def not_clearly_slower(self) -> list[Program]:
-        """A program that runs no more is compared no more: the machine may have been quicker then,
-        or slower."""
-        programs = self.promising or self.programs
-        if not programs or any(len(p.times) < TELLING_RUNS for p in programs):
-            return programs
-        longest = CLEARLY * min(median(p.times) for p in programs)
-        return [p for p in programs if min(p.times) <= longest]
+    @property
+    def measured(self) -> list[Program]:
+        return [p for p in self.programs if len(p.times) >= FEWEST_RUNS]
 
-    def quickest(self) -> AnyPlan:
-        measured = [p for p in self.promising if len(p.times) >= FEWEST_RUNS]
-        return min(measured or self.programs, key=lambda p: median(p.times)).plan
+    def tell(self, now: str, share: float = 0.0) -> None:
+        self.show(min(max(share, self.elapsed / self.seconds), 1.0), now)
 
     @contextmanager
     def leaving_out(self, plan: AnyPlan) -> Iterator[None]:
@@ -195,17 +179,16 @@ class _Measuring:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             self.programs = [p for p in self.programs if p.plan != plan]
-            self.promising = [p for p in self.promising if p.plan != plan]
             self.too_large[plan] = error
 
-    def compile(self) -> None:
+    def compile(self, plans: Sequence[AnyPlan]) -> None:
         """Compile the gradient with the first plan, and with more as long as there is time."""
         took = 0.0
-        for number, plan in enumerate(self.plans, 1):
+        for number, plan in enumerate(plans, 1):
             before = self.elapsed
             if self.programs and before + took > COMPILING * self.seconds:
                 return
-            self.tell(f"compiling plan {number} of {len(self.plans)}")
+            self.tell(f"compiling plan {number} of {len(plans)}")
             with self.leaving_out(plan):
                 self.programs.append(compile_gradient(self.loop._replace(plan=plan), self.operands))
             took = self.elapsed - before
@@ -216,7 +199,7 @@ class _Measuring:
         The peak of the allocator belongs to the process, and never decreases. So programs run in
         order of their temporaries, and a program has a peak if it raises the process's.
         """
-        time = None
+        is_first = True
         for program in sorted(self.programs, key=lambda p: p.temporaries or 0):
             if program not in self.programs:
                 continue
@@ -225,21 +208,25 @@ class _Measuring:
                 before, took = peak_bytes(self.operands), program.time()
                 after = peak_bytes(self.operands)
                 program.peak = None if after == before else after
-                if time is None:
-                    time = max((1 + FEWEST_RUNS) * took, SHORTEST)
-                    turns = (self.seconds - self.elapsed) / time
-                    self.programs = self.programs[: int(max(min(turns, len(self.programs)), 1))]
+                each, left = (1 + FEWEST_RUNS) * took, self.seconds - self.elapsed
+                while is_first and len(self.programs) > 1 and len(self.programs) * each > left:
+                    self.programs.pop()
+                is_first = False
 
-    @property
-    def elapsed(self) -> float:
-        return perf_counter() - self.start
-
-    def tell(self, now: str, share: float = 0.0) -> None:
-        self.show(min(max(share, self.elapsed / self.seconds), 1.0), now)
-
-    def results(self) -> dict[AnyPlan, Measurement]:
-        return {
-            p.plan: Measurement.of(p.times, p.temporaries, p.peak)
-            for p in self.programs
-            if len(p.times) >= FEWEST_RUNS
-        }
+    def take_turns(self) -> None:
+        """Time the programs in rounds. Slow ones go on only if the others turn out too large."""
+        order = Random(0)
+        for done in range(MOST_ROUNDS):
+            turns = [p for p in self.programs if not p.is_slow] or self.programs
+            if done >= TELLING_RUNS and turns:
+                longest = CLEARLY * min(median(p.times) for p in turns)
+                for program in turns:
+                    program.is_slow = min(program.times) > longest
+                turns = [p for p in turns if not p.is_slow]
+            for program in order.sample(turns, len(turns)):
+                if done >= FEWEST_RUNS and self.elapsed > self.seconds:
+                    return
+                now = f"plans: {len(turns)}, round {done + 1} of {MOST_ROUNDS}"
+                self.tell(now, done / MOST_ROUNDS)
+                with self.leaving_out(program.plan):
+                    program.times.append(program.time())

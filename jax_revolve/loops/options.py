@@ -12,19 +12,12 @@ from jax import lax
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.memories import HOST_MEMORY, default_device, has_host_memory
 from jax_revolve.autodiff.rules import run_loop
-from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import scheduled_blocks
-from jax_revolve.schedule.arguments import Memory, parse_bytes
+from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.planning import (
-    Checkpoints,
-    check_block,
-    check_integer,
-    is_zero,
-    plan,
-)
+from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
 from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -32,6 +25,9 @@ from jax_revolve.step.loop import Loop
 from jax_revolve.storage.files import check_directory
 
 MOST_REPETITIONS_TO_A_BOUND = 3
+"""Most loops stop long before their bound. So by default there is room for the fewest checkpoints
+with which no step is advanced more often than this even at the bound: about
+`(6 * max_steps) ** (1 / 3)`."""
 
 LONGEST = 2**31 - 2
 """The most steps of a scan. Positions are 32-bit integers on the device, and the end of the loop
@@ -57,7 +53,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self._chosen(0, is_while=False)
-        _ = self.listener
+        listener_of(self.progress)
         if self.plan is None:
             return
         if not isinstance(self.plan, AnyPlan):
@@ -73,47 +69,45 @@ class Options:
                     "determines it."
                 )
 
-    @property
-    def listener(self) -> Listener | None:
-        """The listener to which the progress of the loop is reported."""
-        return listener_of(self.progress)
-
     def loop(self, equation: LoopEquation, max_steps: int | None = None) -> Loop:
         """The loop of an equation of `jax.lax`, with a plan by these options."""
-        if equation.length is None:
-            length, plan = max_steps, self.for_bound(max_steps)
-        else:
-            length, plan = equation.length, self.for_scan(equation.length)
+        is_while = equation.length is None
+        length = max_steps if is_while else equation.length
+        plan = self.plan_for(length, is_while=is_while)
         try_storage(plan)
-        return Loop.of(equation, length, plan, self.listener)
+        return Loop.of(equation, length, plan, listener_of(self.progress))
 
-    def for_scan(self, length: int) -> AnyPlan | Request:
-        """The plan of a scan of `length` steps, or a request for one."""
-        if length > LONGEST:
+    def plan_for(self, length: int | None, *, is_while: bool) -> AnyPlan | Request | None:
+        """The plan of a scan of `length` steps, or of a while loop of at most so many, or a request
+        for one; `None` if the loop cannot be reversed."""
+        if is_while:
+            length = check_bound(length)
+            if isinstance(self.plan, Plan) and self.plan.levels:
+                raise ValueError(
+                    f"plan must have no levels for a while loop, but is {self.plan}: only a loop "
+                    "of known length has parts of static length. Make the plan without levels."
+                )
+            if length is None:
+                self._check_without_bound()
+                if self.checkpoints is None:
+                    return None
+                return self._chosen(LARGEST_BOUND, is_while=True)
+        assert length is not None
+        if not is_while and length > LONGEST:
             raise ValueError(
                 f"length must be at most {LONGEST}, but is {length}. Nest two loops instead."
             )
-        return self._given(length) or self._chosen(length, is_while=False)
-
-    def for_bound(self, max_steps: int | None) -> AnyPlan | Request | None:
-        """The plan of a loop of at most `max_steps` steps, or a request for one; `None` if the loop
-        cannot be reversed.
-
-        Most loops stop long before their bound. So the default budget has room for the fewest
-        checkpoints with which no step is advanced more than three times even at the bound: about
-        `(6 * max_steps) ** (1 / 3)`.
-        """
-        max_steps = check_bound(max_steps)
-        if isinstance(self.plan, Plan) and self.plan.levels:
+        if self.plan is None:
+            return self._chosen(length, is_while=is_while)
+        if self.plan.length != length:
             raise ValueError(
-                f"plan must have no levels for a while loop, but is {self.plan}: only a loop of "
-                "known length has parts of static length. Make the plan without levels."
+                f"plan must be for a loop of {length} steps, but is for {self.plan.length}: "
+                f"{self.plan}. Make it with plan({length}, ...)."
             )
-        if max_steps is None:
-            return self._without_bound()
-        return self._given(max_steps) or self._chosen(max_steps, is_while=True)
+        return self.plan.without_empty_storage
 
-    def _without_bound(self) -> AnyPlan | Request | None:
+    def _check_without_bound(self) -> None:
+        """Refuse what depends on a bound."""
         if self.plan is not None:
             raise ValueError(
                 f"plan must be None where max_steps is None, but is for {self.plan.length} steps: "
@@ -129,63 +123,42 @@ class Options:
                 f"memory must be None where max_steps is None, but is {self.memory!r}: the "
                 "best plan depends on the bound. Pass max_steps, or checkpoints."
             )
-        storage, checkpoints = self.storage, self.checkpoints
+        storage = self.storage
         if storage is not None and not (
-            is_zero(checkpoints) and (storage.checkpoints or storage.memory)
+            is_zero(self.checkpoints) and (storage.checkpoints or storage.memory)
         ):
             raise ValueError(
                 f"storage must be None where max_steps is None, but is {storage!r}: the number "
                 "of its checkpoints would be unknown. Pass max_steps, or checkpoints=0 "
                 "and HostMemory(checkpoints=...) to keep that many in the host's memory."
             )
-        if checkpoints is None:
-            return None
-        return self._fixed(LARGEST_BOUND, checkpoints, is_while=True)
-
-    def _given(self, steps: int) -> AnyPlan | None:
-        if self.plan is None:
-            return None
-        if self.plan.length != steps:
-            raise ValueError(
-                f"plan must be for a loop of {steps} steps, but is for {self.plan.length}: "
-                f"{self.plan}. Make it with plan({steps}, ...)."
-            )
-        return self.plan.without_empty_storage
 
     def _chosen(self, length: int, *, is_while: bool) -> AnyPlan | Request:
-        checkpoints, memory = self.checkpoints, self.memory
-        block_size, storage = check_block(self.block_size), check_storage(self.storage)
+        """Without a `plan`."""
+        checkpoints, memory, storage = self.checkpoints, self.memory, check_storage(self.storage)
         if memory is not None and checkpoints is not None:
             raise ValueError(
                 f"checkpoints must be None where memory is given, but is {checkpoints!r}: "
                 f"memory={memory!r} determines their number."
             )
-        if block_size is not None:
-            block_size = min(block_size, max(length, 1))
-        if checkpoints is not None:
-            return self._fixed(length, checkpoints, is_while=is_while)
-        most = MOST_REPETITIONS_TO_A_BOUND if is_while else MOST_REPETITIONS_BY_DEFAULT
-        if block_size is not None and memory is None:
-            fewest = plan(length, repetitions=most, block_size=block_size).checkpoints
-            return self._fixed(length, fewest, is_while=is_while)
-        fewest = binomial.fewest_checkpoints(scheduled_blocks(length, 1), most)
-        budget = None if memory is None else parse_bytes(memory)
-        return Request(length, budget, fewest, block_size, is_while, storage)
-
-    def _fixed(self, length: int, checkpoints: Checkpoints, *, is_while: bool) -> AnyPlan | Request:
-        """The plan with `checkpoints` on the device."""
-        block_size, storage = check_block(self.block_size), self.storage
-        if storage is None:
-            return plan(length, checkpoints, block_size=block_size)
+        k = self.block_size
+        if k is not None:
+            k = min(check_integer("block_size", k, least=1), max(length, 1))
+        if checkpoints is None:
+            most = MOST_REPETITIONS_TO_A_BOUND if is_while else MOST_REPETITIONS_BY_DEFAULT
+            blocks = scheduled_blocks(length, k if k and memory is None else 1)
+            checkpoints = binomial.fewest_checkpoints(blocks, most)
+            if k is None or memory is not None:
+                budget = None if memory is None else parse_bytes(memory)
+                return Request(length, budget, checkpoints, k, is_while, storage)
         none = is_zero(checkpoints)
-        if storage.memory is None and (none or storage.transfer is not None):
-            made = plan(length, checkpoints, block_size=block_size, storage=storage)
+        if storage is None or (storage.memory is None and (none or storage.transfer is not None)):
+            made = plan(length, checkpoints, block_size=k, storage=storage)
             return made.without_empty_storage
-        k = min(block_size or 1, max(length, 1))
-        if none and isinstance(storage, HostMemory):
-            return Request(length, None, 0, k, is_while, storage, is_fixed=True)
-        checkpoints = plan(length, checkpoints, block_size=k).checkpoints
-        return Request(length, None, checkpoints, k, is_while, storage, is_fixed=True)
+        on_device = 0
+        if not (none and isinstance(storage, HostMemory)):
+            on_device = plan(length, checkpoints, block_size=k).checkpoints
+        return Request(length, None, on_device, k or 1, is_while, storage, is_fixed=True)
 
 
 def check_bound(max_steps: int | None) -> int | None:
@@ -223,10 +196,10 @@ def check_host_memory(backend: str) -> None:
             f"storage must be None or a Disk on the {backend} backend, which has no memory of kind "
             f"{HOST_MEMORY!r}."
         )
-    two_levels = TwoLevelPlan(_LENGTH, 3, 1, HostMemory(transfer=1.0))
-    expected = _gradient(Plan(_LENGTH, 4))
-    there = map(_gradient, (Plan(_LENGTH, 4, 1, HostMemory()), two_levels))
-    if not all(np.array_equal(found, expected) for found in there):
+    on_device, on_host = Plan(_LENGTH, 4), Plan(_LENGTH, 4, 1, HostMemory())
+    on_both = TwoLevelPlan(_LENGTH, 3, 1, HostMemory(transfer=1.0))
+    expected, *found = map(_gradient, (on_device, on_host, on_both))
+    if not all(np.array_equal(gradient, expected) for gradient in found):
         raise RuntimeError(
             f"A gradient with checkpoints in the host's memory is wrong on the {backend} backend "
             f"of this version of JAX, {jax.__version__}, without an error. Pass storage=None, or "
@@ -241,18 +214,17 @@ def _gradient(plan: AnyPlan) -> np.ndarray:
     """A gradient, compiled and run outside any trace. It depends on the state at every step. All of
     its numbers are integers, so programs that are fused differently have no rounding errors."""
     state = np.linspace(-128, 127, 256, dtype=np.float32)
+    signs = np.resize([1, -1, -1], _LENGTH).astype(np.float32)
+
+    def step(state: jax.Array, sign: Any) -> tuple[jax.Array, None]:
+        return jnp.where(state > 0, sign, 1) * jnp.roll(state, 1), None
+
+    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        return run_loop(Loop.of(equation, _LENGTH, plan), operands)
 
     def total(state: jax.Array) -> jax.Array:
-        def step(state: jax.Array, sign: jax.Array) -> tuple[jax.Array, None]:
-            return jnp.where(state > 0, sign, 1) * jnp.roll(state, 1), None
-
-        def run(equation: LoopEquation, operands: list[Any]) -> Any:
-            return run_loop(Loop.of(equation, _LENGTH, plan), operands)
-
-        signs = jnp.where(jnp.arange(_LENGTH) % 3 == 0, jnp.float32(1), jnp.float32(-1))
         final = run_around_loop(lambda: lax.scan(step, state, signs), run)[0]
         return jnp.sum(final * np.arange(final.size, dtype=np.float32))
 
     with jax.disable_jit(False), jax.transfer_guard("allow"):
-        compiled = jax.jit(jax.grad(total)).lower(state).compile()
-        return np.asarray(compiled(state))
+        return np.asarray(jax.jit(jax.grad(total)).lower(state).compile()(state))

@@ -172,7 +172,7 @@ def bounded_while_loop(
         no paper; see `jax_revolve/schedule/online.py`.
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
-    asked.for_bound(max_steps)  # before `jax.lax` raises its errors
+    asked.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
@@ -206,22 +206,20 @@ def run_from(
     class ConditionVaries(Exception):
         pass
 
-    axes: frozenset[str] = frozenset()
-
     def run_or_start_again(equation: LoopEquation, operands: list[Any]) -> Any:
-        nonlocal axes
         if equation.condition is not None and any(varying_axes(jax.typeof(x)) for x in operands):
             loop = Loop.of(equation, None, None)
             consts, init, _ = loop.operands(operands)
             going = jax.make_jaxpr(lambda: loop.holds(consts, init))()
             axes = varying_axes(going.out_avals[0])
             if not all(axes <= varying_axes(jax.typeof(x)) for x in init):
-                raise ConditionVaries
+                raise ConditionVaries(axes)
         return run(equation, operands)
 
     try:
         return run_around_loop(lambda: fun(start), run_or_start_again)
-    except ConditionVaries:
+    except ConditionVaries as found:
+        (axes,) = found.args
         start = jax.tree.map(lambda x: vary(x, axes), start)
         return run_around_loop(lambda: fun(start), run)
 

@@ -14,9 +14,10 @@ from jax_revolve.programs.share import (
     of_program,
     quickest,
 )
-from jax_revolve.schedule.arguments import Memory, TooLittleMemory, parse_bytes
+from jax_revolve.progress.meters import listener_of
+from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.planning import Checkpoints, check_integer
+from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.selection import candidates
 from jax_revolve.schedule.two_level import AnyPlan
 
@@ -32,7 +33,7 @@ class _LoopOptions(Options):
 
     def replacement(self, loop: FoundLoop) -> Replacement:
         if loop.length is not None:
-            plan, bound = self.for_scan(loop.length), None
+            plan, bound = self.plan_for(loop.length, is_while=False), None
         elif self.max_steps is None and self.checkpoints in (None, "all"):
             return Replacement(loop, None, None)  # without a bound, there is no plan
         elif loop.varies_unevenly:
@@ -43,9 +44,9 @@ class _LoopOptions(Options):
                 "jax.lax.pcast(carry, axes, to='varying'), or leave it out with where."
             )
         else:
-            plan, bound = self.for_bound(self.max_steps), self.max_steps
+            plan, bound = self.plan_for(self.max_steps, is_while=True), self.max_steps
         try_storage(plan)
-        return Replacement(loop, plan, bound, self.listener)
+        return Replacement(loop, plan, bound, listener_of(self.progress))
 
 
 @dataclass(frozen=True)

@@ -213,13 +213,13 @@ def _clock(seconds: float) -> str:
 
 @dataclass
 class _Run:
-    """A sweep that is running. Once an equal sweep has begun after this one's last report, `silent`
-    counts the reports of equal sweeps; before, it is `None`."""
+    """A sweep that is running, with the times of its last report and, if it reported that, of its
+    begin."""
 
     bar: Any
-    steps: int
+    began: int
     heard: int
-    silent: int | None = None
+    steps: int = 0
 
 
 @dataclass(eq=False)
@@ -231,8 +231,8 @@ class _Runs:
     number of steps, report the same numbers. So a report belongs to the run that is closest before
     it; among several such runs, any will do.
 
-    A run that failed sends no more reports. It is closed after a few reports of equal runs that
-    began later.
+    A run that failed sends no more reports. It is closed with the next equal run that began after
+    its last report.
 
     An exception here would fail the loop, so a meter that raises one is not called again.
     """
@@ -263,30 +263,25 @@ class _Runs:
     def _sort(self, sweep: str, steps: int, total: int, note: str, is_over: bool) -> None:
         runs = self._runs.setdefault((sweep, total), [])
         before = [run for run in runs if run.steps < steps + is_over]
-        begins = steps == 0 and not is_over
-        if begins:
-            for run in runs:
-                run.silent = run.silent or 0
-        elif runs and not before and not is_over:
+        begins, now = steps == 0 and not is_over, next(self._clock)
+        if before:
+            run = max(before, key=lambda run: (run.steps, run.heard))
+        elif runs and not begins and not is_over:
             return  # a later report came first
-        run = max(before, key=lambda run: (run.steps, run.heard), default=None)
-        if run is None:
+        else:
             bar = self.meter.start(sweep, None if total == UNKNOWN else total)
-            run = _Run(bar, 0, next(self._clock))
+            run = _Run(bar, now if begins else 0, now)
             runs.append(run)
         if begins:
             return
-        run.steps, run.heard, run.silent = steps, next(self._clock), None
+        run.steps, run.heard = steps, now
         if note:
             self.meter.note(run.bar, note)
         self.meter.update(run.bar, steps)
-        for other in runs:
-            if other.silent is not None:
-                other.silent += 1
-        over = [r for r in runs if (r is run and is_over) or (r.silent or 0) > PATIENCE]
-        for each in over:
-            runs.remove(each)
-            self.meter.close(each.bar)
+        if is_over:
+            for other in [r for r in runs if r is run or r.heard < run.began]:
+                runs.remove(other)
+                self.meter.close(other.bar)
 
 
 def _warn(message: str) -> None:
@@ -295,7 +290,3 @@ def _warn(message: str) -> None:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
     except RuntimeWarning:
         print(message, file=sys.stderr)
-
-
-PATIENCE = 3
-"""The reports of equal sweeps after which a silent run is closed."""

@@ -82,6 +82,13 @@ def scheduled_blocks(length: int, block_size: int) -> int:
     return length + 1 if block_size == 1 and length else -(-length // block_size)
 
 
+def useful_checkpoints(length: int, block_size: int, *, is_while: bool) -> int:
+    """The most checkpoints that are useful: one for each block. A last block that the forward sweep
+    tapes, of a scan in blocks of several steps, needs none: see `engine.slots`."""
+    blocks = -(-length // block_size)
+    return max(blocks if block_size == 1 or is_while else blocks - 1, 1)
+
+
 def value_and_gradient(
     length: int, checkpoints: int, block_size: int = 1, first: int = 0
 ) -> Iterator[Action]:

@@ -7,7 +7,12 @@ from typing import Any
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
-from jax_revolve.schedule.actions import Action, scheduled_blocks, value_and_gradient
+from jax_revolve.schedule.actions import (
+    Action,
+    scheduled_blocks,
+    useful_checkpoints,
+    value_and_gradient,
+)
 from jax_revolve.schedule.arguments import check_integer, counted
 from jax_revolve.schedule.storage import HostMemory, check_storage
 
@@ -132,7 +137,8 @@ class Plan(Reversal):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_storage(self.storage, (type(None), HostMemory))
+        if self.storage is not None:
+            check_storage(self.storage, (type(None), HostMemory))
         if self.levels:
             self._check_levels()
 
@@ -170,8 +176,8 @@ class Plan(Reversal):
     def stores_every_block(self, *, is_while: bool) -> bool:
         """Whether there is a slot for every block that the forward sweep does not tape. Both sweeps
         then run without a schedule."""
-        is_taped_ahead = self.block_size > 1 and not is_while
-        return not self.levels and self.checkpoints >= self.blocks - is_taped_ahead
+        every = useful_checkpoints(self.length, self.block_size, is_while=is_while)
+        return not self.levels and self.checkpoints >= every
 
     @property
     def repetitions(self) -> int:

@@ -6,9 +6,15 @@ from typing import Literal, TypeAlias, overload
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
-from jax_revolve.schedule.actions import scheduled_blocks
-from jax_revolve.schedule.arguments import Memory, check_number, counted, mistyped, parse_bytes
-from jax_revolve.schedule.arguments import check_integer as check_integer
+from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
+from jax_revolve.schedule.arguments import (
+    Memory,
+    check_integer,
+    check_number,
+    counted,
+    mistyped,
+    parse_bytes,
+)
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import (
@@ -152,7 +158,8 @@ def plan(
         computation", SIAM J. Sci. Comput. 38(3), 2016.
     """
     length = check_integer("length", length, least=0)
-    k = min(check_block(block_size) or 1, max(length, 1))
+    k = 1 if block_size is None else check_integer("block_size", block_size, least=1)
+    k = min(k, max(length, 1))
     no_storage = {"repetitions": repetitions, "overhead": overhead, "levels": levels}
     _check_alternatives(checkpoints=checkpoints, **no_storage, memory=memory)
     if storage is not None:
@@ -192,7 +199,7 @@ def plan(
         raise ValueError(f"checkpoints must be {_ALLOWED}, but is {checkpoints!r}.")
     else:
         wanted = check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
-    wanted = min(wanted, max(-(-length // k), 1))
+    wanted = min(wanted, useful_checkpoints(length, k, is_while=True))
     return Plan(length, wanted, k) if storage is None else TwoLevelPlan(length, wanted, k, storage)
 
 
@@ -229,10 +236,6 @@ def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> 
     block_size = check_integer("block_size", block_size, least=1)
     longest = binomial.beta(checkpoints, repetitions)
     return Plan(block_size * longest - (block_size == 1), checkpoints, block_size)
-
-
-def check_block(block_size: object) -> int | None:
-    return None if block_size is None else check_integer("block_size", block_size, least=1)
 
 
 def is_zero(checkpoints: Checkpoints) -> bool:

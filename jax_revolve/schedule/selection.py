@@ -7,7 +7,7 @@ from math import inf
 
 from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule import levels as static
-from jax_revolve.schedule.actions import scheduled_blocks
+from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import TooLittleMemory
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
@@ -122,7 +122,7 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
     or by default the fewest with which no step is advanced more than twice."""
     blocks = scheduled_blocks(length, block_size)
     wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
-    wanted = min(wanted, max(-(-length // block_size), 1))
+    wanted = min(wanted, useful_checkpoints(length, block_size, is_while=True))
     return Plan(length, wanted, block_size, replace(storage, checkpoints=None))
 
 
@@ -185,7 +185,7 @@ def candidates(
     shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
-        most = _useful(length, k, is_while)
+        most = useful_checkpoints(length, k, is_while=is_while)
         counts = {most, *range(1, min(most, FEW) + 1), *_growing(FEW, most, APART)}
         blocks = scheduled_blocks(length, k)
         counts |= {
@@ -223,7 +223,7 @@ def _fitting(
         left = memory - cost.memory(Plan(length, 1, k), sizes)
         if left < 0:
             continue
-        useful = _useful(length, k, is_while)
+        useful = useful_checkpoints(length, k, is_while=is_while)
         most = min(1 + left // sizes.checkpoint, useful) if sizes.checkpoint else useful
         counts = _checkpoints(scheduled_blocks(length, k), most)
         found += [Plan(length, checkpoints, k) for checkpoints in counts]
@@ -233,13 +233,6 @@ def _fitting(
     if not found:
         raise _too_little(length, sizes, memory, block_size)
     return found
-
-
-def _useful(length: int, block_size: int, is_while: bool) -> int:
-    """The most checkpoints that are useful. A last block that the forward sweep tapes needs none:
-    see `engine.slots`."""
-    blocks = -(-length // block_size)
-    return max(blocks if block_size == 1 or is_while else blocks - 1, 1)
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:

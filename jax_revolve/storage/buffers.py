@@ -31,7 +31,8 @@ def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
 
 def _read(buffer: Any, index: Any) -> Any:
     if is_on_host(buffer):
-        return to_device(_entry(0)(buffer, jnp.asarray(index)))
+        entry = _at(partial(lax.dynamic_index_in_dim, keepdims=False))
+        return to_device(entry(jnp.asarray(index), buffer))
     sizes = (1, *buffer.shape[1:])
     entry = lax.dynamic_slice(buffer, _first(buffer, index), sizes, allow_negative_indices=False)
     return lax.squeeze(entry, (0,))
@@ -39,7 +40,7 @@ def _read(buffer: Any, index: Any) -> Any:
 
 def _write(buffer: Any, value: Any, index: Any) -> Any:
     if is_on_host(buffer):
-        return _with_entry(0)(buffer, to_host(value), jnp.asarray(index))
+        return _at(lax.dynamic_update_index_in_dim)(jnp.asarray(index), buffer, to_host(value))
     value = lax.expand_dims(value, (0,))
     first = _first(buffer, index)
     return lax.dynamic_update_slice(buffer, value, first, allow_negative_indices=False)
@@ -51,38 +52,27 @@ def _first(buffer: Any, index: Any) -> list[Any]:
     return [index, *[zero] * (buffer.ndim - 1)]
 
 
-# JAX batches a slice at an index as a gather, and its update as a scatter. Both compute with the
-# index in the memory of the buffer, which may be the host's. Here the index is the same for all
-# examples, so a slice of a batched buffer is a slice, one axis further to the right.
+def _at(function: Any, axis: int = 0) -> Any:
+    """`function(buffer, *value, index, axis)`, to be called with the index first.
 
+    JAX batches a slice at an index as a gather, and its update as a scatter. Both compute with the
+    index in the memory of the buffer, which may be the host's. Here the index is the same for all
+    examples, so a slice of a batched buffer is a slice, one axis further to the right.
+    """
 
-def _entry(axis: int) -> Any:
     @custom_vmap
-    def entry(buffer: Any, index: Any) -> Any:
-        return lax.dynamic_index_in_dim(buffer, index, axis, keepdims=False)
+    def call(index: Any, *arrays: Any) -> Any:
+        return function(*arrays, index, axis)
 
-    @entry.def_vmap
-    def _(axis_size: int, batched: Any, buffer: Any, index: Any) -> Any:
-        del axis_size
-        assert batched == [True, False]
-        return _entry(axis + 1)(buffer, index), True
+    @call.def_vmap
+    def _(axis_size: int, batched: Any, index: Any, *arrays: Any) -> Any:
+        assert not batched[0]
+        buffer, *value = map(partial(for_all, axis_size), arrays, batched[1:])
+        if value:  # that is to be written
+            buffer = _sharded_as(value[0], buffer, axis + 1)
+        return _at(function, axis + 1)(index, buffer, *value), True
 
-    return entry
-
-
-def _with_entry(axis: int) -> Any:
-    @custom_vmap
-    def with_entry(buffer: Any, value: Any, index: Any) -> Any:
-        return lax.dynamic_update_index_in_dim(buffer, value, index, axis)
-
-    @with_entry.def_vmap
-    def _(axis_size: int, batched: Any, buffer: Any, value: Any, index: Any) -> Any:
-        assert not batched[2]
-        buffer, value = map(partial(for_all, axis_size), (buffer, value), batched[:2])
-        buffer = _sharded_as(value, buffer, axis + 1)
-        return _with_entry(axis + 1)(buffer, value, index), True
-
-    return with_entry
+    return call
 
 
 def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:

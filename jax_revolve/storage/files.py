@@ -1,9 +1,9 @@
 """Checkpoints as files: written whole or not at all, and read only by the process that wrote them.
 
-The name of a file is its *ticket*, three random 32-bit numbers, in a folder of the process. So a
-process never takes the files of another process for its own, such as files of an earlier run that
-was killed. A file is written under another name and renamed when it is complete. It begins with its
-ticket and a checksum.
+The name of a file is its *ticket*, in a folder of the process: two random 32-bit numbers, and the
+checksum of what it holds. So a process never takes the files of another process for its own, such
+as files of an earlier run that was killed. A file is written under another name and renamed when it
+is complete.
 
 Nothing here uses JAX: compiled programs call these functions (`stores`).
 """
@@ -44,22 +44,25 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
 
 def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Write the arrays to a new file. Returns its ticket."""
-    ticket = np.frombuffer(secrets.token_bytes(4 * TICKET), np.uint32)
-    path, content = _path(directory, ticket), bytes_of(arrays)
+    content, checksum = bytes_of(arrays), 0
+    for piece in content:
+        checksum = zlib.crc32(piece, checksum)
+    ticket = np.array([secrets.randbits(32), secrets.randbits(32), checksum], np.uint32)
+    path = _path(directory, ticket)
     check_directory(directory)
     path.parent.mkdir(exist_ok=True)
     _folders.add(path.parent)
-    write_whole(path, "A checkpoint", content, header=_header(ticket, content))
+    write_whole(path, "A checkpoint", content)
     return ticket
 
 
-def bytes_of(arrays: Iterable[np.ndarray]) -> bytes:
-    """The arrays' bytes, one after the other."""
-    return b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
+def bytes_of(arrays: Iterable[np.ndarray]) -> list[memoryview]:
+    """The bytes of each array."""
+    return [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in arrays]
 
 
 def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) -> list[np.ndarray]:
-    """The arrays of these shapes and dtypes whose `bytes_of` this is."""
+    """The arrays of these shapes and dtypes whose `bytes_of` are these, one after the other."""
     arrays, at = [], 0
     for shape, dtype in like:
         arrays.append(np.ndarray(tuple(shape), dtype, content, at))
@@ -67,15 +70,13 @@ def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) ->
     return arrays
 
 
-def write_whole(
-    path: Path, what: str, *content: Any, header: bytes = b"", sync: bool = False
-) -> None:
+def write_whole(path: Path, what: str, content: Sequence[Any], *, sync: bool = False) -> None:
     """Write a file beside its place, and rename it when it is complete. With `sync`, it is there
     after a crash of the machine, once the folder is synced."""
     unfinished = path.with_suffix(".part")
     try:
         with open(unfinished, "wb") as file:
-            file.writelines([header, *content])
+            file.writelines(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -112,16 +113,14 @@ def read_file(
     `is_last`."""
     path = _path(directory, ticket)
     try:
-        stored = path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"The checkpoint {path} does not exist. A checkpoint on disk is removed once the "
             "reverse pass has used it, so a function that jax.vjp returned can be called once; "
             "call jax.vjp again, or use jax.vmap of it for several cotangents."
         ) from error
-    size = len(_header(ticket, b""))
-    header, content = stored[:size], stored[size:]
-    if header != _header(ticket, content):
+    if zlib.crc32(content) != ticket[-1]:
         raise OSError(f"The checkpoint {path} is damaged: it is not what was written.")
     arrays = arrays_of(content, like)
     if is_last:
@@ -132,10 +131,6 @@ def read_file(
 def remove_file(directory: str | os.PathLike[str], ticket: Sequence[int]) -> None:
     """Remove the file of a ticket, if it exists."""
     _path(directory, ticket).unlink(missing_ok=True)
-
-
-def _header(ticket: Any, content: bytes) -> bytes:
-    return np.array([*ticket, zlib.crc32(content)], "<u4").tobytes()
 
 
 def _path(directory: str | os.PathLike[str], ticket: Any) -> Path:

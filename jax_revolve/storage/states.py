@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.storage.files import arrays_of, sync_folder, write_whole
+from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_whole
 from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
@@ -82,11 +82,11 @@ class States:
     def write(self, arrays: Sequence[np.ndarray]) -> ArrayFile:
         """Write arrays to a file that the next states may refer to."""
         name = f"{secrets.token_hex(8)}.arrays"
-        content = [np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in arrays]
-        write_whole(self._folder / name, "A file of arrays", *content, sync=True)
+        content = bytes_of(arrays)
+        write_whole(self._folder / name, "A file of arrays", content, sync=True)
         return {
             "file": name,
-            "sha256": _checksum(*content),
+            "sha256": _checksum(content),
             "bytes": sum(a.nbytes for a in arrays),
             "types": [[list(a.shape), a.dtype.name] for a in arrays],
         }
@@ -100,8 +100,8 @@ class States:
         """Write a state, and remove what neither it nor the one before refers to."""
         text = json.dumps(state)
         number = self._kept[-1][0] + 1 if self._kept else 1
-        content = f"{_checksum(text.encode())}\n{text}".encode()
-        write_whole(self._path(number), "A state", content, sync=True)
+        content = f"{_checksum([text.encode()])}\n{text}".encode()
+        write_whole(self._path(number), "A state", [content], sync=True)
         sync_folder(self._folder)
         files = {file["file"] for file in _array_files(state)}
         self._kept = [*self._kept, (number, files)][-KEPT:]
@@ -125,7 +125,7 @@ class States:
         """A state. `DamagedError` if it is damaged or missing."""
         path = self._path(number)
         checksum, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
-        if checksum != _checksum(text).encode():
+        if checksum != _checksum([text]).encode():
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)
 
@@ -135,12 +135,12 @@ class States:
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise DamagedError(f"The file {path} does not exist.") from error
-        if _checksum(content) != file["sha256"]:
+        if _checksum([content]) != file["sha256"]:
             raise DamagedError(f"The file {path} is damaged: it is not what was written.")
         return content
 
 
-def _checksum(*content: Any) -> str:
+def _checksum(content: Iterable[Any]) -> str:
     found = hashlib.sha256()
     for piece in content:
         found.update(piece)
