@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -406,6 +407,18 @@ def test_what_refuses_to_be_pickled_needs_a_version() -> None:
 
 
 # What does not count
+
+
+def test_the_lines_that_an_error_comes_from() -> None:
+    """`equinox.error_if` keeps them in its callback, and random numbers."""
+
+    def digest() -> str:
+        step = lambda u: eqx.error_if(u, u > 9, "large")  # noqa: E731
+        return Contents().of("step", jax.make_jaxpr(step)(1.0))
+
+    first = digest()
+    with jax.default_matmul_precision("highest"):  # without which JAX has traced it already
+        assert digest() == first
 
 
 def test_what_jax_finds_of_a_derivative() -> None:

@@ -36,6 +36,9 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 _ARRAYS = (np.ndarray, np.memmap)
 _COMPILED = (jax.stages.Compiled, jax.stages.Lowered, jax.stages.Traced)
 _SETTINGS = (bool, int, float, complex, str, bytes, tuple)
+_ERROR = {"msgs", "on_error", "stack"}
+"""The arguments of what `equinox.error_if` calls. The stack is lines of the program that called it,
+and random numbers."""
 _NOISE = re.compile(r"(?: at )?0x[0-9a-f]+|\x1b\[[0-9;]*m")
 """Addresses of objects, and colors."""
 
@@ -80,7 +83,8 @@ class Contents:
         if type(value) in (tuple, list) or (isinstance(value, tuple | list) and _is_of_jax(value)):
             return map(self._of, value)
         if type(value) is dict:
-            return [(self._of(key), self._of(x, f"{key!s}")) for key, x in value.items()]
+            named = [(k, x) for k, x in value.items() if k != "stack" or not {*value} >= _ERROR]
+            return [(self._of(key), self._of(x, f"{key!s}")) for key, x in named]
         if type(value) in (set, frozenset):
             return sorted(map(self._of, value))
         if isinstance(value, ModuleType):
@@ -115,11 +119,14 @@ class Contents:
 
     def _function(self, function: FunctionType) -> Iterable[Hashable]:
         name = function.__qualname__
-        package = _top(function.__globals__.get("__name__", ""))  # `functools.wraps` changes others
+        module = function.__globals__.get("__name__", "")  # `functools.wraps` changes others
+        package = _top(module)
         if package in _OF_JAX:
             return [name, *map(self._of, _held(function))]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         used = [(of, cell.cell_contents) for of, cell in cells if _is_set(cell)]
+        if module == "equinox._errors":
+            used = [(of, x) for of, x in used if of != "stack"]
         used.append(("its defaults", (function.__defaults__, function.__kwdefaults__)))
         used.append(("its attributes", vars(function)))
         if _is_installed(function.__code__.co_filename):
