@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,11 +71,11 @@ cube.defvjp(
 
 
 def called(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> Any:
-    """A step that calls NumPy, with all checkpoints in the host's memory."""
+    """A step that calls NumPy and may raise an error, with all checkpoints in the host's memory."""
 
     def loss(rate: Any, start: Any) -> Any:
         def step(u: Any, _: Any) -> Any:
-            u = u - rate * cube(u)
+            u = eqx.error_if(u - rate * cube(u), jnp.any(u > 9), "large")
             return u, {"norm": jnp.sum(u**2)}
 
         options = {"checkpoints": 0, "storage": HostMemory(checkpoints=4)}

@@ -108,6 +108,19 @@ def test_layers_without_jit_of_any_pytrees_with_rules() -> None:
 
 
 @quick
+def test_layers_whose_settings_are_equal_but_not_the_same() -> None:
+    class Times(eqx.Module):
+        by: Any = eqx.field(static=True)
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.by
+
+    for first, second in ((2, 2.0), (1, True), (-0.0, 0.0)):
+        layers = [Times(first), Times(second)]
+        ours, theirs = checkpointed_chain(layers, jnp.int32(3)), plain(layers, jnp.int32(3))
+        assert (ours.dtype, str(ours)) == (theirs.dtype, str(theirs))
+
+
 def test_batch_norm_under_vmap() -> None:
     def make() -> eqx.nn.Sequential:
         layers: list[Any] = []

@@ -369,6 +369,14 @@ def test_the_report_is_a_table() -> None:
 # As a function
 
 
+def test_static_arguments_that_are_equal_but_not_the_same() -> None:
+    divide = checkpoint_loops(lambda x, n: x / n)
+    assert [float(divide(jnp.float32(1), n)) for n in (0.0, -0.0)] == [np.inf, -np.inf]
+    times = checkpoint_loops(lambda x, n: x * n)
+    for n in (1, 1.0, True):
+        assert times(jnp.int32(3), n).dtype == (jnp.int32(3) * n).dtype
+
+
 def test_it_is_compiled_once() -> None:
     traces = 0
 

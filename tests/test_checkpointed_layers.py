@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+from sharded_programs import AUTO
 
 from jax_revolve import Checkpointed, checkpoint_layers
 
@@ -71,6 +73,19 @@ def test_transformations_of_a_model_with_dropout() -> None:
 
     model, x = Model(), jnp.arange(4.0)
     leaves_equal(*(transformed(m, x) for m in (checkpoint_layers(model, Block), model)))
+
+
+def test_weights_are_the_same_on_all_devices() -> None:
+    """And the batch is not, so that types of operands differ in `jax.shard_map`."""
+    x = jnp.arange(32.0).reshape(8, 4)
+
+    def loss(linear: Any) -> Any:
+        local = lambda x: jax.lax.psum(jnp.sum(jnp.sin(jax.vmap(linear)(x))), "data")  # noqa: E731
+        return jax.shard_map(local, mesh=AUTO, in_specs=P("data"), out_specs=P())(x)
+
+    linear = eqx.nn.Linear(4, 4, key=KEY)
+    gradient = eqx.filter_jit(eqx.filter_grad(loss))
+    leaves_equal(gradient(Checkpointed(linear)), gradient(linear))
 
 
 def test_it_has_the_text_and_the_attributes_of_the_module() -> None:

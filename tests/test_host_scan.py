@@ -374,6 +374,27 @@ def test_bad_arguments(options: dict[str, Any], error: type[Exception], message:
 # Where values are
 
 
+def test_xs_and_ys_on_an_explicit_mesh(tmp_path: Path) -> None:
+    """The types of their slices tell where those are."""
+    explicit, devices = (jax.sharding.AxisType.Explicit,), jax.devices()[:2]
+    mesh = jax.make_mesh((2,), ("a",), axis_types=explicit, devices=devices)
+
+    def loss(scan: Any, h: Any, xs: Any) -> Any:
+        step = lambda h, x: (jnp.tanh(h * x), jnp.sin(h))  # noqa: E731
+        h, ys = scan(step, h, xs)
+        return jnp.sum(h**2) + jnp.sum(ys)
+
+    h, xs = jnp.linspace(0.1, 1, 2), jnp.linspace(0.5, 1, 6).reshape(3, 2)
+    expected = jax.grad(partial(loss, lax.scan), (0, 1))(h, xs)
+    h = jax.device_put(h, NamedSharding(mesh, P("a")))
+    xs = jax.device_put(xs, NamedSharding(mesh, P(None, "a")))
+    scan = partial(host_scan, checkpoints=1, directory=tmp_path, save_every=0)
+    with jax.set_mesh(mesh):
+        ours = jax.grad(partial(loss, scan), (0, 1))(h, xs)
+    same(ours, expected)
+    assert [x.sharding for x in ours] == [h.sharding, xs.sharding]
+
+
 def test_sharded_carries_stay_sharded(tmp_path: Path, monkeypatch: Patch) -> None:
     mesh = jax.make_mesh((8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding, seen, keep = NamedSharding(mesh, P("a")), list[Any](), arrays.keep

@@ -4,12 +4,15 @@ returns what a run from the beginning returns. Never another run's result."""
 import hashlib
 import random
 import shutil
+import sys
+from collections import defaultdict
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -292,7 +295,140 @@ def test_what_cannot_be_pickled_needs_a_version(tmp_path: Path) -> None:
             value(version="2")
 
 
+# What a function for xs is made of
+
+
+def with_attribute(value: Any) -> Any:
+    """An object of a user's class."""
+    return type("Reader", (), {"get": value})()
+
+
+def in_module(name: str) -> ModuleType:
+    """A module of the user's."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = f"/models/{name}.py"
+    return module
+
+
+def of_module(by: float, read: Callable[[Any], Any]) -> Any:
+    module: Any = in_module("a_model_of_a_user")
+    module.by = by
+    return read(module)
+
+
+def with_local_import(by: float) -> Any:
+    def read(i: int) -> Any:
+        from a_model_of_a_user import by  # pyright: ignore[reportMissingImports]
+
+        return by * i
+
+    return of_module(by, lambda _: read)
+
+
+def with_function_attribute(by: float) -> Any:
+    def read(i: int) -> Any:
+        return vars(read)["by"] * i
+
+    vars(read)["by"] = by
+    return read
+
+
+class Decorated:
+    """A decorator that is an object."""
+
+    def __init__(self, by: float) -> None:
+        self.__wrapped__ = np.sin
+        self.by = by
+
+
+def added_to(cls: Any, *arguments: Any) -> Callable[[float], Any]:
+    def make(by: float) -> Any:
+        value = type("Added", (cls,), {})(*arguments)
+        value.by = by
+        return value
+
+    return make
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "class attribute": with_attribute,
+    "inherited attribute": lambda by: type("Heir", (type(with_attribute(by)),), {})(),
+    "cached method": lambda by: with_attribute(lru_cache(CODES[by])),
+    "cached property": lambda by: with_attribute(cached_property(CODES[by])),
+    "method of no file": lambda by: type("R", (), {"__module__": "a", "get": CODES[by]})(),
+    "metaclass": lambda by: type("Meta", (type,), {"by": by})("R", (), {}),
+    "decorator": Decorated,
+    "attribute of a function": with_function_attribute,
+    "local import": with_local_import,
+    "module in a closure": lambda by: of_module(by, lambda module: lambda i: module.by),
+    "vmap": lambda by: jax.vmap(CODES[1.0], int(by > 1)),
+    "grad": lambda by: jax.grad(lambda x, y: x * y, int(by > 1)),
+    "partial of JAX": lambda by: jax.tree_util.Partial(
+        CODES[1.0], jnp.zeros(2000).at[1000].set(by)
+    ),
+    "ufunc of JAX": lambda by: jnp.frompyfunc(CODES[by], 1, 1),
+    "dict": lambda by: type("D", (dict,), {"__missing__": CODES[by]})(),
+    "default of a dict": lambda by: defaultdict(CODES[by]),
+    "number": added_to(float, 1.0),
+    "text": added_to(str, "a"),
+    "list": added_to(list),
+    "array": added_to(np.ndarray, (2,), np.float32, b"01234567"),
+}
+"""What a function for xs may be, or refer to, with a number in it."""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_fingerprint_is_of_all_that_a_value_is_made_of(name: str) -> None:
+    first, same, other = (Contents().of("xs", MADE[name](by)) for by in (1.0, 1.0, 1.25))
+    assert first == same != other
+
+
+def test_an_array_that_is_copied_on_write_is_not_its_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "xs.npy", np.zeros(3))
+    digests = []
+    for changed in (0.0, 1.0):
+        array = np.load(tmp_path / "xs.npy", mmap_mode="c")
+        array[1] = changed
+        digests.append(Contents().of("xs", array))
+    assert digests[0] != digests[1]
+
+
+def test_what_refuses_to_be_pickled_needs_a_version() -> None:
+    """By whatever error. The text of a compiled program has no constants."""
+
+    class Dataset:
+        def __reduce__(self) -> Any:
+            raise NotImplementedError("Dataset is not picklable")
+
+    for value in (Dataset(), jax.jit(jnp.sin).lower(1.0).compile()):
+        with pytest.raises(ValueError, match="version must not be None here"):
+            Contents().of("xs", value)
+        assert Contents(1).of("xs", value)
+
+
 # What does not count
+
+
+def test_the_lines_that_an_error_comes_from() -> None:
+    """`equinox.error_if` keeps them in its callback, and random numbers."""
+
+    def digest() -> str:
+        step = lambda u: eqx.error_if(u, u > 9, "large")  # noqa: E731
+        return Contents().of("step", jax.make_jaxpr(step)(1.0))
+
+    first = digest()
+    with jax.default_matmul_precision("highest"):  # without which JAX has traced it already
+        assert digest() == first
+
+
+def test_what_jax_finds_of_a_derivative() -> None:
+    """It keeps the forward rule's jaxpr in the equation, once it is known."""
+    rule = with_rule(2.0)
+    step = jax.jit(lambda u: jax.nn.relu(rule(u)))
+    digest = lambda: Contents().of("step", jax.make_jaxpr(step)(1.0))  # noqa: E731
+    first = digest()
+    jax.grad(step)(1.0)
+    assert digest() == first
 
 
 def test_modules_caches_and_recursion_are_known() -> None:

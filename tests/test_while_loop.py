@@ -332,6 +332,16 @@ def test_throw() -> None:
             call()
 
 
+def test_throw_leaves_infinities_as_they_are() -> None:
+    for start in (complex(np.inf, 0), complex(1, -np.inf), -np.inf):
+        state = 0, jnp.asarray(start)
+        goes_on, step = lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + 1)
+        run = partial(bounded_while_loop, goes_on, step, state, max_steps=9)
+        found, expected = (run(throw=throw)[1] for throw in (True, False))
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+
+
 def test_without_a_bound() -> None:
     """The nested engine, for a rule of one's own, has as many branches as the bound."""
 

@@ -9,19 +9,20 @@ Installed packages count as their version.
 import copyreg
 import dis
 import hashlib
-import pickle
 import re
 import site
 import sys
 import sysconfig
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from functools import cache
+from functools import cache, cached_property, partial, singledispatchmethod
+from importlib.util import resolve_name
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -32,6 +33,12 @@ from jax_revolve.host.arrays import on_host
 _OF_JAX = ("jax", "jaxlib", "jax_revolve")
 _CONTEXT = ("compute_type", "threefry_partitionable", "xla_metadata", "cur_abstract_mesh")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_ARRAYS = (np.ndarray, np.memmap)
+_COMPILED = (jax.stages.Compiled, jax.stages.Lowered, jax.stages.Traced)
+_SETTINGS = (bool, int, float, complex, str, bytes, tuple)
+_ERROR = {"msgs", "on_error", "stack"}
+"""The arguments of what `equinox.error_if` calls. The stack is lines of the program that called it,
+and random numbers."""
 _NOISE = re.compile(r"(?: at )?0x[0-9a-f]+|\x1b\[[0-9;]*m")
 """Addresses of objects, and colors."""
 
@@ -60,24 +67,30 @@ class Contents:
         return found
 
     def _parts(self, value: Any) -> Iterable[Hashable]:
-        if isinstance(value, (*_PLAIN, np.dtype)):
+        if type(value) in _PLAIN or isinstance(value, np.dtype):
             return [repr(value)]
         if hasattr(value, "eqns"):
             return [program(value, self._of, results_only=True)]
         if is_traced(value):
             return [repr(jax.typeof(value))]
-        if isinstance(value, np.ndarray | np.generic | jax.Array):
+        if isinstance(value, np.generic | jax.Array) or type(value) in _ARRAYS:
             if value.dtype == object:
                 return [value.shape, *map(self._of, np.ravel(value))]
             return [*_type(value), digest_of_array(value)]
-        if isinstance(value, tuple | list):
+        if isinstance(value, np.ndarray):  # what a class adds is not pickled
+            return [*self._pickled(value), self._of(getattr(value, "__dict__", None))]
+        # A user's class may add to its base class, so it is pickled.
+        if type(value) in (tuple, list) or (isinstance(value, tuple | list) and _is_of_jax(value)):
             return map(self._of, value)
-        if isinstance(value, dict):
-            return [(self._of(key), self._of(x, f"{key!s}")) for key, x in value.items()]
-        if isinstance(value, set | frozenset):
+        if type(value) is dict:
+            named = [(k, x) for k, x in value.items() if k != "stack" or not {*value} >= _ERROR]
+            return [(self._of(key), self._of(x, f"{key!s}")) for key, x in named]
+        if type(value) in (set, frozenset):
             return sorted(map(self._of, value))
         if isinstance(value, ModuleType):
-            return [value.__name__, _version_of(value.__name__)]
+            own = vars(value).items() if _is_own(value) else ()
+            parts = {name: x for name, x in own if not name.startswith("__")}
+            return [value.__name__, _version_of(value.__name__), self._of(parts)]
         if isinstance(value, CodeType):
             consts = map(self._of, value.co_consts)
             return [value.co_code, value.co_names, value.co_varnames, value.co_flags, *consts]
@@ -93,20 +106,29 @@ class Contents:
             return [repr(value), self._of(value.mesh)]
         if isinstance(value, Mesh):
             return [repr(value), *(d.id for d in value.devices.flat if not value.empty)]
-        if _top(type(value).__module__) in _OF_JAX:
+        if isinstance(value, partial):
+            return map(self._of, (value.func, value.args, value.keywords))
+        if isinstance(value, _COMPILED):  # its text omits constants
+            return self._unknown(TypeError("a compiled program cannot be pickled"), value)
+        if _is_of_jax(value):
             return [_NOISE.sub("", repr(value)), *map(self._of, _held(value))]
-        if callable(getattr(value, "__wrapped__", None)):  # rather than what a cache holds
-            return [self._of(value.__wrapped__)]
+        wrapped = getattr(value, "__wrapped__", None)
+        if callable(wrapped) and _is_of_package(type(value).__module__):
+            return [self._of(wrapped)]  # rather than what a cache holds
         return self._pickled(value)
 
     def _function(self, function: FunctionType) -> Iterable[Hashable]:
         name = function.__qualname__
-        package = _top(function.__globals__.get("__name__", ""))  # `functools.wraps` changes others
+        module = function.__globals__.get("__name__", "")  # `functools.wraps` changes others
+        package = _top(module)
         if package in _OF_JAX:
             return [name, *map(self._of, _held(function))]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         used = [(of, cell.cell_contents) for of, cell in cells if _is_set(cell)]
+        if module == "equinox._errors":
+            used = [(of, x) for of, x in used if of != "stack"]
         used.append(("its defaults", (function.__defaults__, function.__kwdefaults__)))
+        used.append(("its attributes", vars(function)))
         if _is_installed(function.__code__.co_filename):
             parts = [name, package, _version_of(package)]
         else:
@@ -115,31 +137,32 @@ class Contents:
         return [*parts, *((of, self._of(value, f"{name}, {of}")) for of, value in used)]
 
     def _class(self, value: type) -> Iterable[Hashable]:
-        file = getattr(sys.modules.get(value.__module__), "__file__", None)
         parts = [value.__module__, value.__qualname__, _version_of(value.__module__)]
-        if file is None or _is_installed(file):
+        if _is_of_package(value.__module__):
             return parts
-        found = [(k, getattr(v, "fget", getattr(v, "__func__", v))) for k, v in vars(value).items()]
-        methods = [(k, self._of(v, k)) for k, v in found if isinstance(v, FunctionType)]
-        return [*parts, *methods, *map(self._of, value.__bases__)]
+        found = [(name, self._of(_unwrapped(x), name)) for name, x in _attributes(value)]
+        return [*parts, *found, *map(self._of, (type(value), *value.__bases__))]
 
     def _pickled(self, value: Any) -> Iterable[Hashable]:
         try:
             reducer = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
-        except (TypeError, pickle.PicklingError) as error:
-            if self._has_version:
-                return ["what the version stands for"]
-            where = " of ".join(filter(None, reversed(self._names)))
-            raise ValueError(
-                f"version must not be None here, but a str or an int: whether {where}, an object "
-                f"of type {type(value).__module__}.{type(value).__qualname__}, is the same in two "
-                "calls of host_scan with one directory cannot be known, because it cannot be "
-                "pickled. Pass a version, and another one whenever it changes."
-            ) from error
+        except Exception as error:  # a class may refuse with any, such as NotImplementedError
+            return self._unknown(error, value)
         if isinstance(reduced, str):
             return [type(value).__module__, reduced]
         return [self._of(list(x) if isinstance(x, Iterator) else x) for x in reduced]
+
+    def _unknown(self, error: Exception, value: Any) -> Iterable[Hashable]:
+        if self._has_version:
+            return ["what the version stands for"]
+        where = " of ".join(filter(None, reversed(self._names)))
+        raise ValueError(
+            f"version must not be None here, but a str or an int: whether {where}, an object "
+            f"of type {type(value).__module__}.{type(value).__qualname__}, is the same in two "
+            "calls of host_scan with one directory cannot be known, because it cannot be "
+            "pickled. Pass a version, and another one whenever it changes."
+        ) from error
 
 
 def program(jaxpr: Any, part: Callable[[Any], Hashable], *, results_only: bool = False) -> Hashable:
@@ -174,8 +197,8 @@ def program(jaxpr: Any, part: Callable[[Any], Hashable], *, results_only: bool =
 
 def digest_of_array(value: Any) -> str:
     """Of an array's data. A memory-mapped array is not read: it counts as its file, with the time
-    at which that changed, and the place in it."""
-    if isinstance(value, np.memmap) and value.filename is not None:
+    at which that changed, and the place in it. Copy on write does not change the file."""
+    if isinstance(value, np.memmap) and value.filename is not None and value.mode != "c":
         return _hash(*_place(value))
     found = hashlib.sha256()
     for data in on_host([value]):
@@ -219,11 +242,12 @@ def _place(value: Any) -> tuple[Hashable, ...]:
 
 
 def _held(value: Any) -> list[Any]:
-    """What an object or a function of JAX has from its user: functions, and what is bound to their
-    arguments. JAX keeps caches in other places."""
+    """What an object or a function of JAX has from its user: functions, settings such as the axes
+    of `jax.vmap`, and what is bound to their arguments. JAX keeps caches in lists and dicts."""
     if isinstance(value, FunctionType):
         cells = (cell.cell_contents for cell in value.__closure__ or () if _is_set(cell))
-        return [x for x in (*cells, *(value.__defaults__ or ())) if _is_callable(x)]
+        found = [*cells, *(value.__defaults__ or ())]
+        return [x for x in found if _is_callable(x) or isinstance(x, _SETTINGS)]
     if hasattr(value, "call_wrapped"):
         return [value.f, [x for part in value.transforms for x in part if _is_callable(x)]] + [
             x.val for part in value.transforms for x in jax.tree.leaves(part) if hasattr(x, "val")
@@ -236,6 +260,8 @@ def _held(value: Any) -> list[Any]:
     names = [name for kind in kinds for name in getattr(kind, "__slots__", ())]
     names = [name for name in names if name != "__weakref__"]  # an error in Python 3.11.2
     held = [getattr(value, name, None) for name in (*names, *getattr(value, "__dict__", ()))]
+    if isinstance(value, jnp.ufunc):
+        held += [x for part in held if isinstance(part, dict) for x in part.values()]
     return list(filter(_is_callable, held))
 
 
@@ -253,15 +279,24 @@ def _globals(code: CodeType, known: dict[str, Any]) -> Iterator[tuple[str, Any]]
     found: dict[str, Any] = {}
     at: Any = None
     name = ""
-    for instruction in dis.get_instructions(code):
+    instructions = list(dis.get_instructions(code))
+    for number, instruction in enumerate(instructions):
         operation, argument = instruction.opname, instruction.argval
-        if operation in ("LOAD_GLOBAL", "LOAD_NAME") and argument in known:
-            at, name = known[argument], argument
-        elif operation in ("LOAD_ATTR", "LOAD_METHOD") and _is_own(at) and hasattr(at, argument):
+        is_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD") and _is_own(at)
+        if is_attribute and hasattr(at, argument):
             at, name = getattr(at, argument), f"{name}.{argument}"
         else:
+            if _is_own(at):  # all of it may be used
+                found[name] = at
             at = None
-            continue
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME") and argument in known:
+                at, name = known[argument], argument
+            elif operation == "IMPORT_NAME":
+                level = instructions[number - 2].argval
+                module = f"{'.' * level}{argument}" if isinstance(level, int) else argument
+                at, name = sys.modules.get(resolve_name(module, known["__package__"])), argument
+            else:
+                continue
         if not _is_own(at):
             found[name] = at
     yield from found.items()
@@ -272,8 +307,40 @@ def _globals(code: CodeType, known: dict[str, Any]) -> Iterator[tuple[str, Any]]
 
 def _is_own(value: Any) -> bool:
     """Whether a value is a module of the user."""
-    file = getattr(value, "__file__", None)
-    return isinstance(value, ModuleType) and file is not None and not _is_installed(file)
+    if not isinstance(value, ModuleType):
+        return False
+    file = getattr(value, "__file__", None) or next(iter(getattr(value, "__path__", ())), None)
+    return file is not None and not _is_installed(file)
+
+
+def _attributes(value: type) -> Iterator[tuple[str, Any]]:
+    """What the user defines in a class."""
+    for name, x in vars(value).items():
+        is_special = name.startswith("__") and not callable(_unwrapped(x))
+        if not is_special and name != "_abc_impl":
+            yield name, x
+
+
+def _unwrapped(attribute: Any) -> Any:
+    """An attribute of a class as what can be pickled."""
+    if isinstance(attribute, property):
+        return attribute.fget, attribute.fset, attribute.fdel
+    if isinstance(attribute, classmethod | staticmethod):
+        return attribute.__func__
+    if isinstance(attribute, singledispatchmethod):
+        return attribute.func, dict(attribute.dispatcher.registry)
+    return attribute.func if isinstance(attribute, cached_property) else attribute
+
+
+def _is_of_jax(value: Any) -> bool:
+    return _top(type(value).__module__) in _OF_JAX
+
+
+def _is_of_package(module: str) -> bool:
+    """Whether a module is installed, or built into Python."""
+    modules = (sys.modules.get(name) for name in (module, _top(module)))
+    files = filter(None, (getattr(each, "__file__", None) for each in modules))
+    return module in sys.builtin_module_names or any(map(_is_installed, files))
 
 
 def _top(module: str) -> str:

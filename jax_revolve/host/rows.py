@@ -89,9 +89,9 @@ class Rows:
         """Rows of these types."""
         self._coming: deque[tuple[int, Values]] = deque()
         self._take = self._keep if take is None else take
-        self._types = [t.update(shape=(length, *t.shape)) for t in types if take is None]
-        like = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in self._types]
-        data = [jax.eval_shape(data_of, t) for t in like]
+        # Without shardings, which belong to the rows alone.
+        like = [jax.ShapeDtypeStruct((length, *t.shape), t.dtype) for t in types if take is None]
+        self._types, data = like, [jax.eval_shape(data_of, t) for t in like]
         self.arrays = [np.empty(t.shape, t.dtype) for t in data]
         """The data of the rows that have arrived."""
         self.new: tuple[int, int] | None = None

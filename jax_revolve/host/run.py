@@ -112,7 +112,7 @@ class _Run:
         operands = problem.operands
         if problem.consume is not None:  # what a function took has no cotangents
             ct_ys = [None] * len(activity.ys)
-        xs = [x.update(shape=x.shape[1:]) for x in map(tangent_type, operands.xs)]
+        xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
         return Cotangents(
             list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
             list(map(_zeros_like, pick(operands.consts, activity.consts))),

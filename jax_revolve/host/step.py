@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_revolve._compat.values import laid_out_as
 from jax_revolve.host.arrays import Values, sharding_of
 from jax_revolve.host.fingerprint import program
 from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step, zero_cotangents
@@ -41,7 +42,11 @@ class CompiledStep:
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
         """The cotangents before a step: of the active consts, with contributions of later steps,
         of the active carries, and of the slices of the active xs."""
-        cotangents = Cotangents(ct_carry, ct_y)
+        _, y = self._loop.results(self._loop.jaxpr.out_avals)
+        pairs = zip(ct_y, pick(y, self.activity.ys), strict=True)
+        # ys are in the host's memory, and their cotangents on no mesh.
+        laid_out = [None if ct is None else laid_out_as(ct, aval) for ct, aval in pairs]
+        cotangents = Cotangents(ct_carry, laid_out)
         pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
         return add(ct_consts, pulled.consts), pulled.carry, pulled.xs
 

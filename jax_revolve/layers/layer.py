@@ -14,13 +14,14 @@ from jax_revolve.layers.checkpointed import Checkpointed
 @jax.tree_util.register_static
 class Rest:
     """The rest of a pytree without its arrays. Two are equal if a function that is traced with one
-    can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`."""
+    can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`, in
+    static fields too, which the text of the structure shows."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
         leaves, treedef = jax.tree.flatten(tree)
         signs = (str(x) if isinstance(x, float | complex) else None for x in leaves)
-        self._key = treedef, tuple(zip(map(type, leaves), leaves, signs, strict=True))
+        self._key = treedef, str(treedef), tuple(zip(map(type, leaves), leaves, signs, strict=True))
 
     @classmethod
     def of(cls, tree: Any) -> tuple[Any, "Rest"]:

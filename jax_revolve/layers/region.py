@@ -23,6 +23,7 @@ from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import AbstractValue, as_array, zeros
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import jvp_of_nonzero
+from jax_revolve.step.cpu import barrier
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
@@ -35,7 +36,7 @@ def _run(*operands: Any, jaxpr: ClosedJaxpr) -> list[Any]:
     run = jax.jit(call_jaxpr(jaxpr))  # not traced again for each platform and branch
 
     def behind_a_barrier(*operands: Any) -> list[Any]:
-        return run(*lax.optimization_barrier(operands))
+        return run(*barrier(operands))
 
     def in_a_branch(*operands: Any) -> list[Any]:
         return _in_a_branch(run, jaxpr.out_avals, operands)

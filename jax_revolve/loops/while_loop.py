@@ -243,6 +243,8 @@ def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
         aval = jax.typeof(x)
         if jnp.issubdtype(aval.dtype, jnp.bool_):
             return x & (not_stopped > 0)
+        if jnp.issubdtype(aval.dtype, jnp.complexfloating):  # infinity times 1 + 0j is not itself
+            return with_weak_type(lax.complex(check(jnp.real(x)), check(jnp.imag(x))), aval)
         if jnp.issubdtype(aval.dtype, jnp.number):
             return with_weak_type(x * not_stopped.astype(aval.dtype), aval)
         if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):

@@ -132,7 +132,8 @@ def checkpoint_loops(
 def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     check_function(fun)
 
-    def run(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
+        del kinds
         closed, loops, types, static = trace(fun, args, kwargs)
         replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
@@ -143,9 +144,18 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return fun(*args, **kwargs) if is_jit_disabled() else compiled(fun, args, kwargs)
+        if is_jit_disabled():
+            return fun(*args, **kwargs)
+        return compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
 
     return checkpointed
+
+
+def _kinds(tree: Any) -> Any:
+    """What tells Python numbers apart that are equal: `1`, `1.0` and `True`, and `0.0` and
+    `-0.0`."""
+    others = jax.tree.leaves(eqx.filter(tree, eqx.is_array, inverse=True))
+    return [(type(x), str(x) if isinstance(x, float | complex) else None) for x in others]
 
 
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:

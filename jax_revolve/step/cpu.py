@@ -81,11 +81,11 @@ def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -
         if is_for_cpu("turns"):
             count = lax.optimization_barrier(jnp.int32(1))
         else:
-            state = _barrier(state)
+            state = barrier(state)
     return run(0, count, body, state)
 
 
-def _barrier(state: T) -> T:
+def barrier(state: T) -> T:
     """A barrier between what made the values and what uses them. Values that vary over different
     device axes have one each, because its results vary over the axes of all its operands."""
     leaves, treedef = jax.tree.flatten(state)
