@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,12 +21,16 @@ from test_memory import (
     temporaries,
 )
 
-from jax_revolve import Plan, bounded_while_loop, checkpointed_scan, plan
+from jax_revolve import Disk, Plan, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
+from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
+
+EVERY_PAIR: Any = (((), ()), ((), ()))
+"""The dimension numbers of an outer product."""
 
 
 @pytest.mark.usefixtures("compile_quickly")
@@ -225,6 +230,34 @@ def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
     taped, kept, weight = (4 * 256 * n for n in (2 * 8 * 200, 8 * 32, 256))
     held = gradient_of_weights(200, 200, 1).memory_analysis().temp_size_in_bytes
     assert taped < held < taped + 2 * kept + 2 * weight
+
+
+def test_a_single_block_before_the_tape_has_no_tape_of_its_own(tmp_path: Path) -> None:
+    """XLA unrolled the loop around blocks that turns once, as it saw the number of turns."""
+    disk = Disk(tmp_path, transfer=0.1)
+    held = [
+        temporaries(
+            jax.grad(stencil(partial(checkpointed_scan, plan=p), p.length)),
+            jnp.ones(CARRY_BYTES // 4),
+        )
+        for p in (TwoLevelPlan(64, 1, 16, disk), TwoLevelPlan(96, 1, 16, disk))
+    ]
+    assert max(held) < 1.2 * 17 * CARRY_BYTES
+
+
+def test_a_number_among_the_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults: Any = WeightGradients.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "least_weight", 0)
+
+    def loss(scan: Any, weight: Any) -> Any:
+        def step(u: Any, x: Any) -> Any:
+            return lax.dot_general(jnp.tanh(weight @ u) + x, np.float32(0.3), EVERY_PAIR), None
+
+        return jnp.sum(scan(step, jnp.ones(4), jnp.ones((8, 4)))[0] ** 2)
+
+    ours = partial(checkpointed_scan, checkpoints=2, block_size=4)
+    gradients = [jax.grad(partial(loss, scan))(0.5 * jnp.eye(4)) for scan in (ours, lax.scan)]
+    np.testing.assert_allclose(*gradients, rtol=1e-5)
 
 
 def test_what_is_there_for_cpus_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

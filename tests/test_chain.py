@@ -13,7 +13,7 @@ from parity.loops import with_reverse_rule
 from test_checkpointed_layers import Block
 
 from jax_revolve import checkpointed_chain, checkpointed_scan
-from jax_revolve.layers.layer import Layer
+from jax_revolve.layers.layer import Layer, Rest
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.arguments import TooLittleMemory
 
@@ -119,6 +119,20 @@ def test_layers_whose_settings_are_equal_but_not_the_same() -> None:
         layers = [Times(first), Times(second)]
         ours, theirs = checkpointed_chain(layers, jnp.int32(3)), plain(layers, jnp.int32(3))
         assert (ours.dtype, str(ours)) == (theirs.dtype, str(theirs))
+
+
+def test_equal_settings_at_other_addresses_are_the_same() -> None:
+    class Setting:
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Setting)
+
+        def __hash__(self) -> int:
+            return 0
+
+    class Identity(eqx.Module):
+        setting: Setting = eqx.field(static=True)
+
+    assert Rest(Identity(Setting())) == Rest(Identity(Setting()))
 
 
 def test_batch_norm_under_vmap() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, cached_property, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -404,6 +405,30 @@ def test_what_refuses_to_be_pickled_needs_a_version() -> None:
         with pytest.raises(ValueError, match="version must not be None here"):
             Contents().of("xs", value)
         assert Contents(1).of("xs", value)
+
+
+def test_modules_that_a_callback_imports(tmp_path: Path, monkeypatch: Patch) -> None:
+    """They are the same before it runs for the first time. It may expect that one is missing."""
+    (tmp_path / "late_user.py").write_text(
+        "def run(u):\n"
+        "    try:\n"
+        "        from .missing import FACTOR\n"
+        "    except ImportError:\n"
+        "        import late_constant\n"
+        "    return u * late_constant.FACTOR\n"
+    )
+    (tmp_path / "late_constant.py").write_text("FACTOR = 2.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = import_module("late_user").run
+
+    def value() -> Any:
+        step = lambda u, _: (on_host(run)(u), None)  # noqa: E731
+        return host_scan(step, jnp.float32(1), length=3, directory=tmp_path / "run")[0]
+
+    assert value() == value() == 8
+    monkeypatch.setattr("late_constant.FACTOR", 3.0)
+    with pytest.raises(ValueError, match="has another run: the step differ"):
+        value()
 
 
 # What does not count

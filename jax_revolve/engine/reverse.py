@@ -256,8 +256,8 @@ class _Sweep:
             return at, self._reverse_block(restarted, number(at, BLOCK), state)
 
         # As after a block that no checkpoint enters.
-        blocks, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
-        at = stacked(*map(jnp.asarray, (ZERO, ZERO, blocks, ZERO, state.top, nowhere)))
+        done, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
+        at = stacked(*map(jnp.asarray, (ZERO, ZERO, done, ZERO, state.top, nowhere)))
         loop = self._reports.loop(isinstance(first, int) and first == 0)
         return turns(loop, blocks - first, reverse_block, (at, state))[1]
 

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache, cached_property, partial, singledispatchmethod
+from importlib import import_module
 from importlib.util import resolve_name
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -279,7 +280,7 @@ def _globals(code: CodeType, known: dict[str, Any]) -> Iterator[tuple[str, Any]]
     found: dict[str, Any] = {}
     at: Any = None
     name = ""
-    instructions = list(dis.get_instructions(code))
+    instructions = [x for x in dis.get_instructions(code) if x.opname != "EXTENDED_ARG"]
     for number, instruction in enumerate(instructions):
         operation, argument = instruction.opname, instruction.argval
         is_attribute = operation in ("LOAD_ATTR", "LOAD_METHOD") and _is_own(at)
@@ -292,9 +293,7 @@ def _globals(code: CodeType, known: dict[str, Any]) -> Iterator[tuple[str, Any]]
             if operation in ("LOAD_GLOBAL", "LOAD_NAME") and argument in known:
                 at, name = known[argument], argument
             elif operation == "IMPORT_NAME":
-                level = instructions[number - 2].argval
-                module = f"{'.' * level}{argument}" if isinstance(level, int) else argument
-                at, name = sys.modules.get(resolve_name(module, known["__package__"])), argument
+                at, name = _imported(argument, instructions[number - 2].argval, known), argument
             else:
                 continue
         if not _is_own(at):
@@ -303,6 +302,16 @@ def _globals(code: CodeType, known: dict[str, Any]) -> Iterator[tuple[str, Any]]
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _globals(inner, known)
+
+
+def _imported(name: str, level: int, known: dict[str, Any]) -> ModuleType | None:
+    """The module that an import in a function finds, which is imported here: the function has not
+    run when a run begins, and it has when it goes on. `None` if it cannot be imported, which the
+    function may expect."""
+    try:
+        return import_module(resolve_name(f"{'.' * level}{name}", known.get("__package__")))
+    except Exception:
+        return None
 
 
 def _is_own(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """A layer: any callable, called as `equinox.nn.Sequential` calls its own."""
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ class Rest:
         self._tree = tree
         leaves, treedef = jax.tree.flatten(tree)
         signs = (str(x) if isinstance(x, float | complex) else None for x in leaves)
-        self._key = treedef, str(treedef), tuple(zip(map(type, leaves), leaves, signs, strict=True))
+        text = re.sub(" at 0x[0-9a-f]+", "", str(treedef))  # equal objects have other addresses
+        self._key = treedef, text, tuple(zip(map(type, leaves), leaves, signs, strict=True))
 
     @classmethod
     def of(cls, tree: Any) -> tuple[Any, "Rest"]:

@@ -7,7 +7,7 @@ separated by commas, so that anyone can try whether a new XLA still needs them
 - `branch`: a second thread for what one does in no time. Pays on Lorenz-96 in blocks.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
 - `turns`: two tapes where a loop around blocks turns once. Pays with two blocks.
-- `carry`: a carry that each step of a forward sweep stores. Pays on any scan with `checkpoints=`.
+- `carry`: a carry that each step of a forward sweep stores. Pays on a wave and on a trajectory.
 - `products`: copies of what the gradients of weights are products of. Pays on an LSTM in blocks.
 
 Two more have no switch, because nothing else would be written: numbers that belong together are one

@@ -141,7 +141,7 @@ def test_steps_of_higher_derivatives() -> None:
     along = lambda loss: jax.grad(lambda x: jax.jvp(loss, (x,), (x,))[1])  # noqa: E731
     thrice = lambda loss: jax.grad(jax.grad(jax.grad(loss)))  # noqa: E731
     assert executed(along) == planned
-    assert executed(thrice) == 7 * planned - 3 * 37
+    assert executed(thrice) == 3 * planned
     assert executed(lambda loss: jax.grad(jax.checkpoint(loss))) <= planned + 37
 
 

@@ -106,7 +106,9 @@ class WeightGradients:
         made = {
             eqn.outvars[0]: sum_of_products(eqn, *map(values.__getitem__, eqn.invars))
             for eqn in jaxpr.eqns
-            if eqn.primitive.name == "dot_general" and values.keys() >= {*eqn.invars}
+            if eqn.primitive.name == "dot_general"
+            and eqn.outvars[0] in self._factors
+            and values.keys() >= {*eqn.invars}
         }
         inputs = [v for v in jaxpr.invars if v not in self._varying]
         return part_of(self._pullback, [*made, *inputs], cotangents)([*made.values(), *fixed])
