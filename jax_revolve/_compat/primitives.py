@@ -74,8 +74,8 @@ def new_primitive(
 def _transpose_nonzero(
     rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
 ) -> Sequence[Any]:
-    """JAX asks for cotangents also where all that would be pulled back are zero, as those of a
-    value whose gradient alone is differentiated."""
+    """JAX also asks for cotangents where only zeros would be pulled back: if just the gradient of a
+    function is differentiated, for example, the cotangent of its value is zero."""
     if all(map(is_zero, cotangents)):
         return [None] * len(operands)
     return rule(cotangents, *operands, **params)
@@ -87,7 +87,7 @@ Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str,
 class Split(NamedTuple):
     """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
 
-    Its operands are those of the primitive `primal`, then tangents of those that
+    It takes the operands of the primitive `primal`, then tangents of the ones that
     `activity.operands` marks; its results are `primal`'s, then tangents. JAX knows the primals but
     not the tangents when it linearizes for reverse mode. `primal_half(function, activity)` is the
     function of `primal`. `linearize(primals, **params)` returns its results, residuals such that

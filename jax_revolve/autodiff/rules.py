@@ -499,7 +499,7 @@ CHECKPOINTS = ("slots", "start", "stores")
 
 
 def _in_checkpoints(change: Callable[..., list[Any]], held: Held, *others: Held) -> Held:
-    """What is held with its checkpoints changed, given those of others as well."""
+    """What is held with its checkpoints changed, given other checkpoints as well."""
     names = [name for name in CHECKPOINTS if getattr(held, name)]
     return held._replace(
         **{name: change(*(getattr(each, name) for each in (held, *others))) for name in names}

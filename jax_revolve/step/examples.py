@@ -102,8 +102,8 @@ def safe_operands(loop: Loop, operands: Operands) -> Operands:
 
 
 def guarded(loop: Loop, consts: list[Any], safe: list[Any], carry: list[Any]) -> Step:
-    """The loop's step from this carry, which does not change that of examples that are done. Their
-    step is computed with the carry `safe`. The condition takes its consts from `consts`."""
+    """The loop's step from this carry, which leaves examples that are done as they are. Their step
+    is computed with the carry `safe`. The condition takes its consts from `consts`."""
     if loop.condition is None:
         return loop.step
     is_done = done(loop.holds(consts, carry))
