@@ -666,18 +666,18 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
             both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
             return [x[i] for i in range(2) for x in both]
         return [*run(cts), *run(dots)]
-    if sweep.has_rule:
-        run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
-        results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
-        return [*results, *dots]
     active_operands = sweep.activity.operands
     along = [
         _tangent(x, dot) if is_active else dot
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
+    if sweep.has_rule or not (both := _Both.of(sweep, primals, along)).is_reversible:
+        run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
+        results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
+        return [*results, *dots]
     if not sweep.is_on_disk:
         held_dot = sweep.tree(arrays_dot)
-        pulled_back = _reverse_sweep_of_pairs(sweep, primals, along, held, held_dot, cts, cts_dot)
+        pulled_back = _reverse_sweep_of_pairs(sweep, both, held, held_dot, cts, cts_dot)
         if pulled_back is not None:
             return pulled_back
     have_cts_dot = [ct is not None for ct in cts_dot]
@@ -693,22 +693,37 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     return [*value, *tangent]
 
 
+class _Both(NamedTuple):
+    """The loop of values and tangents, whose reverse sweep is the derivative of another one."""
+
+    pairs: Paired
+    operands: list[Any]
+    activity: Activity
+    """Of its reverse sweep."""
+
+    @classmethod
+    def of(cls, sweep: Sweep, primals: Flat, along: Flat) -> "_Both":
+        """For the derivative of a sweep in these directions, `None` where there is none."""
+        loop = sweep.loop
+        pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
+        operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
+        return cls(pairs, operands, find_activity(pairs.loop, pairs.of_operands(sweep.activity)))
+
+    @property
+    def is_reversible(self) -> bool:
+        """Whether its step has a reverse mode. That of `jax.random.gamma` has none: the derivative
+        is a while loop."""
+        loop = self.pairs.loop
+        return taped_step(loop, self.activity, loop.operands(self.operands)).is_transposable
+
+
 def _reverse_sweep_of_pairs(
-    sweep: Sweep,
-    primals: Flat,
-    along: Flat,
-    held: Held,
-    held_dot: Held,
-    cts: Flat,
-    cts_dot: Flat,
+    sweep: Sweep, of_both: _Both, held: Held, held_dot: Held, cts: Flat, cts_dot: Flat
 ) -> Flat | None:
     """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
     `None` if that is less than the loop of values and tangents needs."""
-    loop, own = sweep.loop, sweep.activity
-    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
+    (pairs, operands, activity), own = of_both, sweep.activity
     both, restart = pairs.loop, pairs.of_carry(sweep.restart)
-    operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-    activity = find_activity(both, pairs.of_operands(own))
     if any(map(gt, find_restart(both, activity, both.operands(operands)), restart)):
         return None
     is_paired = pick(pairs.activity.carry, sweep.restart)

@@ -168,7 +168,8 @@ class Program:
         and so forgotten what it forgets."""
         if self.body == "the loop" or not self.loop.startswith("rewritten"):
             return False
-        return self.body == "while" or (self.seed % 2 == 0 and "while" not in self.loop)
+        # JAX takes no derivatives of a while loop in reverse mode (4301248).
+        return "while" not in self.loop and (self.body == "while" or self.seed % 2 == 0)
 
     def smaller(self) -> "list[Program]":
         """Programs that are simpler in one way, the largest steps first."""

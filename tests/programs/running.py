@@ -295,7 +295,8 @@ def of_program(program: Program, loops: Loops, *arguments: Any) -> Any:
     if around and not program.rewrites_derivatives:
         # the loop alone, whose derivatives others take
         whole = loops.whole(partial(total, program, inside), **more)
-        return _of_derivatives(program, inside, *arguments, inner=whole)
+        outside = inside._replace(while_loop=loops.while_loop)
+        return _of_derivatives(program, outside, *arguments, inner=whole)
     return loops.whole(partial(run, program, inside), **more)(*arguments)
 
 
