@@ -279,6 +279,28 @@ def test_a_rule_that_refuses_tangents_of_what_has_none() -> None:
     assert_like_lax(gradient, jax.grad, jnp.linspace(0.2, 1, 3), rtol=1e-5)
 
 
+@quick
+@pytest.mark.parametrize("storage", [None, Disk])
+def test_a_derivative_without_reverse_mode(storage: Any, tmp_path: Path) -> None:
+    """That of `jax.random.gamma` is a while loop. The Hessian of a loop of such steps is forward
+    over reverse in JAX, and was an error here: it pulled the derivative back."""
+    keys = jax.random.split(jax.random.key(0), 4)
+
+    def loss(scan: Any, x: Any) -> Any:
+        def step(c: Any, key: Any) -> Any:
+            return jnp.sin(c) + 0.1 * jax.random.gamma(key, 1 + c * x), c
+
+        c, cs = scan(step, x, keys)
+        return jnp.sum(c**2) + jnp.sum(cs)
+
+    files = storage and {"checkpoints": 1, "storage": storage(tmp_path, checkpoints=1)}
+    scan = partial(checkpointed_scan, **(files or {"checkpoints": 2}))
+    x = jnp.linspace(0.5, 1, 2)
+    assert_like_lax(loss, jax.hessian, x, scan=scan)
+    over_examples = lambda f: jax.vmap(jax.hessian(f))  # noqa: E731
+    assert_like_lax(loss, over_examples, jnp.stack([x, 2 * x]), scan=scan)
+
+
 def _twice(final: Any, which: str, x: Any) -> Any:
     gradient = jax.grad(lambda x, w: final(x, w).sum(), (0, 1))
     along_carry = lambda w: jax.grad(lambda w: jnp.sin(final(x, w)).sum())(w)  # noqa: E731

@@ -24,8 +24,9 @@ transpose at `u` is the gradient of that product with respect to `p` and `w`: th
 tangents once more, forward and in reverse.
 
 The rule holds where derivative rules are derivatives. A step with a `custom_vjp` function has no
-forward mode, and a `custom_jvp` rule of a user may be anything. The reverse sweep of such a loop is
-differentiated as the pullback of the nested engine.
+forward mode, and a `custom_jvp` rule of a user may be anything. And `T` is pulled back, so the
+derivative of the step must have a reverse mode. The reverse sweep of other loops is differentiated
+as the pullback of the nested engine.
 
 A batched sweep is recorded as the sweep of one example and the axes that it is mapped over, so that
 its derivative is the derivative of one example's, mapped over the same axes. The sweep of a batched

@@ -1,9 +1,9 @@
 """The nested engine: a scan inside a scan, each step of both under `jax.checkpoint`.
 
 It is ordinary JAX, and JAX differentiates it. So it is right where the slots engine's higher
-derivatives are not: if the step has derivative rules that need not be derivatives, see
-`autodiff.rules`. Its memory grows as the square root of the length. A while loop is nested
-up to its bound, and what comes after its end is skipped.
+derivatives are not: if the step has derivative rules that need not be derivatives, or a derivative
+without reverse mode, see `autodiff.rules`. Its memory grows as the square root of the length. A
+while loop is nested up to its bound, and what comes after its end is skipped.
 
 Before jax 0.12, the linearization of a scan takes `custom_jvp` functions in its body apart: it
 looks for what all steps share by partial evaluation, and drops the rules of functions of the carry.
@@ -37,8 +37,8 @@ def pull_back_nested(
     if (length := loop.length) is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop whose step has "
-            "a jax.custom_vjp function or a jax.custom_jvp rule, but is None. Pass max_steps to "
-            "bounded_while_loop or checkpointed_fori_loop."
+            "a jax.custom_vjp function, a jax.custom_jvp rule or a derivative without reverse "
+            "mode, but is None. Pass max_steps to bounded_while_loop or checkpointed_fori_loop."
         )
     masks = (activity.consts, activity.init, activity.xs)
     given = [ct is not None for ct in cotangents.ys]

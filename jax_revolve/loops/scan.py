@@ -51,8 +51,9 @@ def checkpointed_scan(
         loop that carries the tangents too.
     - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
         beside each carry. If `f` calls a function with a `jax.custom_vjp`, or a `jax.custom_jvp`
-        rule that is not JAX's own, they run nested scans under `jax.checkpoint` instead, and hold
-        about as many carries as the square root of the length.
+        rule that is not JAX's own, or if its derivative has no reverse mode, they run nested scans
+        under `jax.checkpoint` instead, and hold about as many carries as the square root of the
+        length.
 
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that `f` writes into but does not read.

@@ -90,8 +90,9 @@ def bounded_while_loop(
         percent more often in a longer one.
     - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
         beside each carry. If `body_fun` calls a function with a `jax.custom_vjp`, or a
-        `jax.custom_jvp` rule that is not JAX's own, they run nested scans under `jax.checkpoint`
-        instead, and hold about as many carries as the square root of the bound.
+        `jax.custom_jvp` rule that is not JAX's own, or if its derivative has no reverse mode, they
+        run nested scans under `jax.checkpoint` instead, and hold about as many carries as the
+        square root of the bound.
 
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that the body writes into but does not read.
