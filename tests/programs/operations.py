@@ -495,7 +495,6 @@ variants(
     lambda x, y: solved(x) * y,
     lambda x, y: solved(x * y),
     lambda x, y: jax.jit(solved)(x) + y,
-    lambda x, y: 0.3 * jax.random.gamma(jax.random.key(5), positive(x)) * y,
 )
 
 
