@@ -299,6 +299,48 @@ def test_a_derivative_without_reverse_mode(storage: Any, tmp_path: Path) -> None
     assert_like_lax(loss, over_examples, jnp.linspace(0.5, 1, 4).reshape(2, 2), scan=scan)
 
 
+def _with_diagnostics(scan: Any, x: jax.Array) -> Any:
+    """A loss, and what the loop computes beside it, in the carry and in the ys, by a while loop and
+    by a function whose derivative is an exponential."""
+
+    def step(state: Any, t: Any) -> Any:
+        c, total = state
+        most = lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * c), (0, c))[1]
+        return (jnp.sin(c) * x + t, total + most), (c * x, lax.erf(total))
+
+    (c, total), (used, unused) = scan(step, (x, x), jnp.linspace(0.1, 0.5, 6))
+    return jnp.sum(c**2) + jnp.sum(used), (total, unused)
+
+
+def _by_while(step: Any, init: Any, xs: Any) -> Any:
+    _, ys = jax.eval_shape(step, init, xs[0])
+    ys = jax.tree.map(lambda y: jnp.zeros((len(xs), *y.shape), y.dtype), ys)
+
+    def body(state: Any) -> Any:
+        i, carry, ys = state
+        carry, y = step(carry, xs[i])
+        return i + 1, carry, jax.tree.map(lambda each, row: each.at[i].set(row), ys, y)
+
+    goes_on = lambda state: state[0] < len(xs)  # noqa: E731
+    return bounded_while_loop(goes_on, body, (0, init, ys), max_steps=8, checkpoints=3)[1:]
+
+
+@quick
+@pytest.mark.parametrize(
+    "scan",
+    [SCAN, checkpointed_scan, partial(checkpointed_scan, checkpoints=2, block_size=2), _by_while],
+    ids=["slots", "default", "blocks", "while"],
+)
+def test_what_has_no_cotangent_is_not_pulled_back(scan: Any) -> None:
+    """It was, with zeros: an error for what has no reverse mode, and as expensive as a part of the
+    loss."""
+    x = jnp.linspace(0.5, 0.8, 3)
+    for derivative in (jax.grad, jax.hessian):
+        assert_like_lax(_with_diagnostics, partial(derivative, has_aux=True), x, scan=scan)
+    gradient = jax.jit(jax.grad(partial(_with_diagnostics, scan), has_aux=True))
+    assert "exponential" not in gradient.lower(x).as_text()
+
+
 def _twice(final: Any, which: str, x: Any) -> Any:
     gradient = jax.grad(lambda x, w: final(x, w).sum(), (0, 1))
     along_carry = lambda w: jax.grad(lambda w: jnp.sin(final(x, w)).sum())(w)  # noqa: E731

@@ -80,14 +80,19 @@ from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.progress.listener import when_run_again
-from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import Paired, paired, with_primal_half
 from jax_revolve.step.examples import run_examples
-from jax_revolve.step.linearized import Activity, Cotangents, find_activity, find_restart
+from jax_revolve.step.linearized import (
+    Activity,
+    Cotangents,
+    find_activity,
+    find_reached,
+    find_restart,
+)
 from jax_revolve.step.loop import (
     Loop,
     Mask,
@@ -208,8 +213,6 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
         return plan_of(loop)
 
     def resolve() -> AnyPlan:
-        if not taped_step(loop, activity, operands).is_transposable:
-            return Plan(request.length, 1)  # `jax.linearize` works, and any plan will do for it
         shapes = [t.shape for t in operands.types if is_symbolic(t)]
         if request.memory is not None and shapes:
             raise ValueError(
@@ -241,14 +244,21 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
 def _loop_pull_back(
     cotangents: Flat, operands: Flat, arrays: Flat, held: "Sweep", activity: Activity, **_: Any
 ) -> Flat:
-    return _run_reverse_sweep(held, operands, held.tree(arrays), _cotangents(activity, cotangents))
-
-
-def _cotangents(activity: Activity, cotangents: Flat) -> Cotangents:
-    """The cotangents of a loop's active results, except the symbolically zero ones of ys."""
-    num_carry = sum(activity.carry)
-    carry = [instantiate(ct) for ct in cotangents[:num_carry]]
-    return Cotangents(carry, [None if is_zero(ct) else ct for ct in cotangents[num_carry:]])
+    """Results that have no cotangents, such as what a loss returns beside its value, cost nothing,
+    and what computes them needs no reverse mode."""
+    sweep, loop, checkpoints = held, held.loop, held.tree(arrays)
+    part = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
+    if part != activity:
+        needed = find_restart(loop, part, loop.operands(operands))
+        if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
+            sweep, checkpoints = sweep._replace(activity=part), checkpoints._replace(tape=None)
+    carry, ys = loop.results(spread(cotangents, activity.results))
+    cts = Cotangents(
+        [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],
+        [None if is_zero(ct) else ct for ct in pick(ys, sweep.activity.ys)],
+    )
+    result = _run_reverse_sweep(sweep, operands, checkpoints, cts)
+    return pick(spread(result, sweep.activity.operands), activity.operands)
 
 
 def _with_progress(function: Any, change: Callable[[Any], Any]) -> Any:
@@ -576,8 +586,8 @@ def _forward_sweep_pull_back(
     if held:
         of_loop, first = sweep.activity, sweep.loop.num_carry
         ys = spread(cts[first:], sweep.ys)
-        ct = _cotangents(of_loop, [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)])
-        return _run_reverse_sweep(sweep, operands, sweep.tree(arrays), ct)
+        of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
+        return _loop_pull_back(of_results, operands, arrays[: sweep.num_held], sweep, of_loop)
     loop = _again(with_primal_half(sweep.loop, sweep.activity))
 
     def run(*operands: Any) -> Flat:

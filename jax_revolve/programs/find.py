@@ -32,7 +32,7 @@ from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p, run_loop
-from jax_revolve.engine.tape.tape import sizes_of
+from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import raise_if_stopped
 from jax_revolve.schedule.cost import Sizes
@@ -234,13 +234,13 @@ def takes_derivatives(jaxpr: Any) -> bool:
 
 def _facts(loop: Loop, operands: list[Any]) -> Facts | None:
     """The sizes of a loop, and what is active, as if all operands were differentiated that can be;
-    `None` if there is nothing to differentiate."""
+    `None` if there is nothing to differentiate, or no reverse mode."""
     inputs, first = loop.operands(operands), loop.num_condition_consts
     if loop.length == 0:  # there is no slice to look at
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
         inputs = inputs._replace(xs=one)
     activity = find_activity(loop, [is_inexact(x) and i >= first for i, x in enumerate(operands)])
-    if not any(activity.results):
+    if not any(activity.results) or not taped_step(loop, activity, inputs).is_transposable:
         return None
     return sizes_of(loop, activity, find_restart(loop, activity, inputs), inputs), activity
 

@@ -12,7 +12,17 @@ from jax_revolve._compat.inlining import inlined
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned, varying_variables
 from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
 from jax_revolve.step.examples import guarded
-from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute, with_layout
+from jax_revolve.step.loop import (
+    Loop,
+    Mask,
+    Operands,
+    Step,
+    once,
+    pick,
+    spread,
+    substitute,
+    with_layout,
+)
 from jax_revolve.storage.buffers import read
 
 Variable = Any
@@ -59,6 +69,30 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
             carry = grown
 
     return once(loop.bare, ("activity", mask), find)
+
+
+def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Activity:
+    """The part of an activity that the cotangents of these active results reach. The whole, if the
+    step computes nothing for the others alone."""
+    given = spread(nonzero, activity.results)
+    carry, ys = ([bool(flag) for flag in flags] for flags in loop.results(given))
+
+    def find() -> Activity:
+        live = live_carry(loop, carry, ys)
+        results = [*live, *ys]
+        if all(pick(results, activity.results)):
+            return activity
+        kept = [r or not a for r, a in zip(results, activity.results, strict=True)]
+        every = [True] * len(loop.jaxpr.in_avals)
+        jaxprs = (pruned(loop.jaxpr, outputs, every)[0] for outputs in (kept, [True] * len(kept)))
+        if len({len(jaxpr.eqns) for jaxpr in jaxprs}) == 1:
+            return activity
+        part = [r and a for r, a in zip(results, activity.results, strict=True)]
+        of_carry, of_ys = loop.results(part)
+        init = [i and c for i, c in zip(activity.init, of_carry, strict=True)]
+        return activity._replace(init=tuple(init), carry=tuple(of_carry), ys=tuple(of_ys))
+
+    return once(loop.bare, ("reached", activity, tuple(nonzero)), find)
 
 
 def active_results(

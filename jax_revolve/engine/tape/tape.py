@@ -51,7 +51,9 @@ def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep
 def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
     """The sizes that a plan is chosen by, found by tracing one step."""
     profile, taped = profile_in_force(), taped_step(loop, activity, operands)
-    weights, step, cut = taped.weight_gradients, taped.step, taped.cut
+    step, cut = taped.step, taped.cut
+    # Without a reverse mode, as for `jax.linearize`, any plan will do.
+    weights = taped.weight_gradients if taped.is_transposable else None
     carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
     again = bytes_of(v.aval for v in computed)
@@ -61,13 +63,13 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
         residuals=cut.bytes,
         alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
         carry=bytes_of(carry),
-        weights=bytes_of(weights.weights),
+        weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
         again=again,
         again_work=cut_at(step, cut.kept, profile).work,
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
-        factors=bytes_of(weights.types),
+        factors=bytes_of(weights.types) if weights else 0,
         arrays=len(cut.kept),
     )
 
