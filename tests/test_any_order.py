@@ -328,8 +328,11 @@ def _by_while(step: Any, init: Any, xs: Any) -> Any:
 @quick
 @pytest.mark.parametrize(
     "scan",
-    [SCAN, checkpointed_scan, partial(checkpointed_scan, checkpoints=2, block_size=2), _by_while],
-    ids=["slots", "default", "blocks", "while"],
+    [
+        *(SCAN, lambda step, *args: SCAN(jax.jit(step), *args)),
+        *(checkpointed_scan, partial(checkpointed_scan, checkpoints=2, block_size=2), _by_while),
+    ],
+    ids=["slots", "compiled step", "default", "blocks", "while"],
 )
 def test_what_has_no_cotangent_is_not_pulled_back(scan: Any) -> None:
     """It was, with zeros: an error for what has no reverse mode, and as expensive as a part of the

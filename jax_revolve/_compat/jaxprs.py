@@ -207,6 +207,11 @@ def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     return False
 
 
+def num_equations(closed: ClosedJaxpr) -> int:
+    """The equations in it, at any depth."""
+    return sum(1 + sum(map(num_equations, inner_jaxprs(eqn))) for eqn in closed.eqns)
+
+
 def has_collective(closed: ClosedJaxpr) -> bool:
     """Whether anything in it depends on other examples or devices along a named axis."""
     return any(type(effect).__name__ == "NamedAxisEffect" for effect in closed.effects)

@@ -587,7 +587,7 @@ def _forward_sweep_pull_back(
         of_loop, first = sweep.activity, sweep.loop.num_carry
         ys = spread(cts[first:], sweep.ys)
         of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
-        return _loop_pull_back(of_results, operands, arrays[: sweep.num_held], sweep, of_loop)
+        return _loop_pull_back(of_results, operands, arrays, sweep, of_loop)
     loop = _again(with_primal_half(sweep.loop, sweep.activity))
 
     def run(*operands: Any) -> Flat:

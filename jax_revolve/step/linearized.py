@@ -9,7 +9,14 @@ import jax
 from jax import lax
 
 from jax_revolve._compat.inlining import inlined
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned, varying_variables
+from jax_revolve._compat.jaxprs import (
+    ClosedJaxpr,
+    call_jaxpr,
+    num_equations,
+    pruned,
+    varying_variables,
+    without_dead_code,
+)
 from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
 from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import (
@@ -83,9 +90,8 @@ def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Act
         if all(pick(results, activity.results)):
             return activity
         kept = [r or not a for r, a in zip(results, activity.results, strict=True)]
-        every = [True] * len(loop.jaxpr.in_avals)
-        jaxprs = (pruned(loop.jaxpr, outputs, every)[0] for outputs in (kept, [True] * len(kept)))
-        if len({len(jaxpr.eqns) for jaxpr in jaxprs}) == 1:
+        smaller, _ = pruned(loop.jaxpr, kept, [True] * len(loop.jaxpr.in_avals))
+        if num_equations(smaller) == num_equations(without_dead_code(loop.jaxpr)):
             return activity
         part = [r and a for r, a in zip(results, activity.results, strict=True)]
         of_carry, of_ys = loop.results(part)
