@@ -718,7 +718,12 @@ class _Both(NamedTuple):
         loop = sweep.loop
         pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
         operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-        return cls(pairs, operands, find_activity(pairs.loop, pairs.of_operands(sweep.activity)))
+        own = sweep.activity
+        ys = tuple(map(bool, spread(sweep.ys, own.ys)))
+        given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
+        activity = find_activity(pairs.loop, pairs.of_operands(own))
+        activity = find_reached(pairs.loop, activity, pick(given, activity.results))
+        return cls(pairs, operands, activity)
 
     @property
     def is_reversible(self) -> bool:
