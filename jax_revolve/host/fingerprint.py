@@ -310,7 +310,7 @@ def _imported(name: str, level: int, known: dict[str, Any]) -> ModuleType | None
     function may expect."""
     try:
         return import_module(resolve_name(f"{'.' * level}{name}", known.get("__package__")))
-    except Exception:
+    except ImportError:
         return None
 
 

@@ -52,7 +52,7 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
     """The sizes that a plan is chosen by, found by tracing one step."""
     profile, taped = profile_in_force(), taped_step(loop, activity, operands)
     step, cut = taped.step, taped.cut
-    # Without a reverse mode, as for `jax.linearize`, any plan will do.
+    # The whole step may have no reverse mode: a part may have it, and `jax.linearize` works.
     weights = taped.weight_gradients if taped.is_transposable else None
     carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
