@@ -84,14 +84,16 @@ from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
-from jax_revolve.step.derived import Paired, paired, with_primal_half
+from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
+    Linearized,
     find_activity,
     find_reached,
-    find_restart,
+    linearized,
+    primal_loop,
 )
 from jax_revolve.step.loop import (
     Loop,
@@ -198,15 +200,15 @@ def _loop_linearize(
     check_plan(loop)
     inputs = loop.operands(operands)
     _check_collectives(loop, activity, inputs)
-    restart = find_restart(loop, activity, inputs)
-    loop = loop._replace(plan=_plan(loop, activity, restart, inputs))
+    step = linearized(loop, activity, inputs)
+    loop = loop._replace(plan=_plan(loop, step, inputs))
     has_rule = has_rule_of_user(loop.jaxpr)
-    sweep = Sweep(loop.jaxpr, loop, activity, restart, loop.all_ys, True, has_rule)
+    sweep = Sweep(loop.jaxpr, loop, activity, step.restart, loop.all_ys, True, has_rule)
     results, arrays, sweep = _run_forward_sweep(sweep, operands)
     return results, arrays, loop, sweep
 
 
-def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> AnyPlan:
+def _plan(loop: Loop, step: Linearized, operands: Operands) -> AnyPlan:
     """The loop's plan, chosen if it is a request."""
     request = loop.plan
     if not isinstance(request, Request):
@@ -220,9 +222,9 @@ def _plan(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> 
                 f"operands of shapes such as {shapes[0]}: their sizes are unknown. Pass "
                 "checkpoints."
             )
-        return request.resolve(sizes_of(loop, activity, restart, operands))
+        return request.resolve(sizes_of(loop, step, operands))
 
-    return once(loop, ("plan", activity, operands.types), resolve)
+    return once(loop, ("plan", step.activity, operands.types), resolve)
 
 
 def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
@@ -249,7 +251,7 @@ def _loop_pull_back(
     sweep, loop, checkpoints = held, held.loop, held.tree(arrays)
     part = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
     if part != activity:
-        needed = find_restart(loop, part, loop.operands(operands))
+        needed = linearized(loop, part, loop.operands(operands)).restart
         if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
             sweep, checkpoints = sweep._replace(activity=part), checkpoints._replace(tape=None)
     carry, ys = loop.results(spread(cotangents, activity.results))
@@ -276,7 +278,7 @@ loop_p = function_primitive(
         activity=find_activity,
         jvp=_loop_jvp,
         pull_back=_loop_pull_back,
-        primal_half=with_primal_half,
+        primal_half=primal_loop,
         linearize=_loop_linearize,
         with_progress=_with_progress,
         prune=prune_loop,
@@ -315,6 +317,8 @@ class Sweep(NamedTuple):
     moves: ClosedJaxpr | None = None
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
+    later: tuple[Mask, ...] = ()
+    """If the sweep was linearized itself, the operands of the loop that were differentiated."""
 
     @property
     def asked(self) -> "Sweep":
@@ -368,9 +372,19 @@ class Sweep(NamedTuple):
         num_carry = sum(self.activity.carry)
         return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
-    def steps_again(self, operands: Flat) -> Steps:
-        """Of steps that have run before."""
-        return Steps.of(self.loop.run_again(), self.restart, self.loop.operands(operands))
+    def steps(self, operands: Flat, *, again: bool = False) -> Steps:
+        """The steps that it runs, perhaps `again`."""
+        loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
+        step = linearized(loop, self.activity, inputs, self.later)
+        return Steps.of(loop, self.restart, inputs, step)
+
+    @property
+    def primal(self) -> Loop:
+        """The loop whose derivatives are the derivatives of the forward sweep's results."""
+        loop = primal_loop(self.loop, self.activity)
+        for mask in self.later:
+            loop = primal_loop(loop, find_activity(loop, mask))
+        return loop
 
     def without_tape(self) -> "Sweep":
         """The sweep that holds no tape."""
@@ -423,12 +437,10 @@ def _again(loop: Loop) -> Loop:
 
 
 def _sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
-    """What computes the sweep's results once it is linearized: the `custom_vjp` functions that this
-    derivative differentiates, but not the sweep, are their forward rules there. The pullback is the
-    sweep's own, with the reverse rules."""
-    count = len(sweep.activity.operands)
-    directed = find_activity(sweep.loop, activity.operands[:count])
-    return sweep.of_loop(with_primal_half(sweep.loop, directed, sweep.activity))
+    """What computes the sweep's results once it is linearized: derivative rules that this
+    derivative needs, but not the sweep, are applied in its steps, too."""
+    mask = activity.operands[: len(sweep.activity.operands)]
+    return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
 
 
 # The forward sweep
@@ -452,10 +464,9 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
     loop = sweep.loop
 
     def run(*operands: Any) -> tuple[Flat, Held]:
-        plan, steps = plan_of(loop), Steps.of(loop, sweep.restart, loop.operands(operands))
+        plan, steps = plan_of(loop), sweep.steps(operands)
         if loop.condition is None:
-            activity = sweep.activity if sweep.tapes else None
-            results, held = run_forward_offline(steps, plan, activity, sweep.ys)
+            results, held = run_forward_offline(steps, plan, sweep.ys, tapes=sweep.tapes)
         else:
             results, held = run_forward_online(steps, plan)
         return list(map(with_weak_type, results, sweep.of_results(loop.output_types))), held
@@ -541,7 +552,7 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     if sweep.numbers_held.tape is not None:
         # It has no derivative here: the derivative of the reverse sweep tapes pairs.
         given, at = jax.tree.map(lax.stop_gradient, (list(operands), held))
-        tape = tape_the_last_block(sweep.steps_again(given), plan_of(loop), sweep.activity, at)
+        tape = tape_the_last_block(sweep.steps(given, again=True), plan_of(loop), at)
         held = held._replace(tape=tape)
     return [*results, *jax.tree.leaves(held), *results_dot, *held_dot]
 
@@ -549,7 +560,7 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
 def _forward_sweep_jvp_without_pairs(
     sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat
 ) -> Flat:
-    half = with_primal_half(sweep.loop, sweep.activity)
+    half = sweep.primal
 
     def run(chosen: Flat) -> Flat:
         flat = substitute(operands, activity.operands, chosen)
@@ -569,8 +580,8 @@ def _forward_sweep_linearize(
     results = forward_sweep_p.bind(*operands, function=_sweep_primal_half(sweep, activity))
     # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
     # the derivative is theirs.
-    same = with_primal_half(sweep.loop, sweep.activity) is sweep.loop
-    serves = same and activity.operands == sweep.activity.operands and not sweep.vmaps
+    serves = activity.operands == sweep.activity.operands
+    serves &= not (sweep.has_rule or sweep.vmaps)
     serves &= not sweep.is_on_disk  # files are there to be read once
     held = results[len(results) - sweep.num_held :] if serves else []
     return results, held, sweep, serves
@@ -588,7 +599,7 @@ def _forward_sweep_pull_back(
         ys = spread(cts[first:], sweep.ys)
         of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
         return _loop_pull_back(of_results, operands, arrays, sweep, of_loop)
-    loop = _again(with_primal_half(sweep.loop, sweep.activity))
+    loop = _again(sweep.primal)
 
     def run(*operands: Any) -> Flat:
         return sweep.of_results(loop_p.bind(*operands, function=loop))
@@ -646,11 +657,11 @@ def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: C
 
 def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
     def run(*flat: Any) -> Flat:
-        activity, plan = sweep.activity, plan_of(sweep.loop)
         operands, arrays, cotangents = sweep.take_apart(flat)
-        steps, cts = sweep.steps_again(operands), sweep.cotangents(cotangents)
-        result = jax.tree.leaves(run_reverse(steps, plan, activity, sweep.tree(arrays), cts))
-        types = map(tangent_type, pick(operands, activity.operands))
+        steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
+        result = run_reverse(steps, plan_of(sweep.loop), sweep.tree(arrays), cts)
+        result = jax.tree.leaves(result)
+        types = map(tangent_type, pick(operands, sweep.activity.operands))
         return list(map(with_weak_type, result, types))
 
     key = ("reverse sweep", sweep.held, *map(jax.typeof, flat))
@@ -729,8 +740,12 @@ class _Both(NamedTuple):
     def is_reversible(self) -> bool:
         """Whether its step has a reverse mode. That of `jax.random.gamma` has none: the derivative
         is a while loop."""
+        return taped_step(self.step).is_transposable
+
+    @property
+    def step(self) -> Linearized:
         loop = self.pairs.loop
-        return taped_step(loop, self.activity, loop.operands(self.operands)).is_transposable
+        return linearized(loop, self.activity, loop.operands(self.operands))
 
 
 def _reverse_sweep_of_pairs(
@@ -740,7 +755,7 @@ def _reverse_sweep_of_pairs(
     `None` if that is less than the loop of values and tangents needs."""
     (pairs, operands, activity), own = of_both, sweep.activity
     both, restart = pairs.loop, pairs.of_carry(sweep.restart)
-    if any(map(gt, find_restart(both, activity, both.operands(operands)), restart)):
+    if any(map(gt, of_both.step.restart, restart)):
         return None
     is_paired = pick(pairs.activity.carry, sweep.restart)
 
@@ -796,10 +811,8 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
 def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, as the nested engine computes them."""
     operands, _, cotangents = sweep.take_apart(flat)
-    loop = sweep.loop.run_again()
-    cts = sweep.cotangents(cotangents)
-    result = pull_back_nested(loop, sweep.activity, loop.operands(operands), cts)
-    return jax.tree.leaves(result)
+    steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
+    return jax.tree.leaves(pull_back_nested(steps, cts))
 
 
 def _reverse_sweep_pull_back(

@@ -1,9 +1,20 @@
-"""The nested engine: a scan inside a scan, each step of both under `jax.checkpoint`.
+"""The nested engine: the reverse sweep as a scan inside a scan, both under `jax.checkpoint`.
 
-It is ordinary JAX, and JAX differentiates it. So it is right where the slots engine's higher
-derivatives are not: if the step has derivative rules that need not be derivatives, or a derivative
-without reverse mode, see `autodiff.rules`. Its memory grows as the square root of the length. A
-while loop is nested up to its bound, and what comes after its end is skipped.
+It is ordinary JAX, made of the two halves of a linearized step, and JAX differentiates it. So it is
+right where the slots engine's higher derivatives are not: if the step has derivative rules that
+need not be derivatives, or a derivative without reverse mode, see `autodiff.rules`. Its memory
+grows as the square root of the length:
+
+    starts = [carry at the start of each block]
+    for block in reversed(blocks):
+        carries = [carry before each step of the block]     # again, from starts[block]
+        for step in reversed(block):
+            residuals = code(carries[step], xs[step])
+            cotangents = transposed(residuals, cotangents)
+
+The sweep is written out, because JAX's own transposition of nested scans under `jax.checkpoint`
+would store all carries of a block for each block. A while loop is nested up to its bound, and what
+comes after its end is skipped.
 
 Before jax 0.12, the linearization of a scan takes `custom_jvp` functions in its body apart: it
 looks for what all steps share by partial evaluation, and drops the rules of functions of the carry.
@@ -11,77 +22,136 @@ The next derivative then does not use them. A conditional that depends on the st
 the steps of a scan are in one without another branch.
 """
 
+from collections.abc import Callable
 from functools import partial
 from math import isqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import kept_whole
-from jax_revolve.step.examples import any_example, guarded
-from jax_revolve.step.linearized import Activity, Cotangents
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve._compat.jaxprs import call_jaxpr, kept_whole, with_outputs
+from jax_revolve.step.examples import any_example
+from jax_revolve.step.linearized import Cotangents, Linearized, add, of_init, zero_cotangents
+from jax_revolve.step.loop import Operands, spread
 from jax_revolve.step.steps import Steps
 
-CarryAndYs = tuple[list[Any], list[Any]]
+T = TypeVar("T")
 
 checkpoint = partial(jax.checkpoint, prevent_cse=False)
 
+_Inputs = tuple[list[Any], list[Any], jax.Array]
+"""What differs from step to step: the xs, the cotangents of the ys, and the steps' numbers."""
 
-def pull_back_nested(
-    loop: Loop, activity: Activity, operands: Operands, cotangents: Cotangents
-) -> Operands:
+_Gradient = tuple[list[Any], list[Any]]
+"""The cotangents of the carry and, summed over the steps so far, of the consts."""
+
+
+def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
+    loop, linearized = steps.loop, steps.linearized
+    assert linearized is not None
     if (length := loop.length) is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop whose step has "
             "a jax.custom_vjp function, a jax.custom_jvp rule or a derivative without reverse "
             "mode, but is None. Pass max_steps to bounded_while_loop or checkpointed_fori_loop."
         )
-    masks = (activity.consts, activity.init, activity.xs)
-    given = [ct is not None for ct in cotangents.ys]
-
-    def run(*active: list[Any]) -> CarryAndYs:
-        carry, ys = _run(loop, length, Operands(*map(substitute, operands, masks, active)))
-        return pick(carry, activity.carry), pick(pick(ys, activity.ys), given)
-
-    _, pullback = jax.vjp(run, *map(pick, operands, masks))
-    return Operands(*pullback((cotangents.carry, pick(cotangents.ys, given))))
-
-
-def _run(loop: Loop, length: int, operands: Operands) -> CarryAndYs:
-    """The final carry and the ys."""
-    steps = Steps.of(loop, (True,) * loop.num_carry, operands)
-
-    def in_branch(carry: list[Any], number: Any, run: Any) -> CarryAndYs:
-        """`run()`, unless the loop is over."""
-        if loop.condition is None:
-            return kept_whole(run, number)
-        goes_on = any_example(loop.holds(steps.operands.consts, carry))
-        return lax.cond(goes_on, run, lambda: (carry, []))
-
-    @checkpoint
-    def step(carry: list[Any], inputs: list[Any]) -> CarryAndYs:
-        *x, number = inputs
-        run = guarded(loop, steps.operands.consts, steps.safe.carry, carry)
-        return in_branch(carry, number, partial(run, steps.safe.consts, carry, x))
-
-    @checkpoint
-    def block(carry: list[Any], inputs: list[Any]) -> CarryAndYs:
-        return in_branch(carry, inputs[-1][0], lambda: scan(step, carry, inputs))
-
-    scan = partial(lax.scan, reverse=loop.reverse)
+    nest = _Nest(steps, linearized, [ct is not None for ct in cotangents.ys])
     size = max(isqrt(length), 1)
     blocks, rest = divmod(length, size)
     # A reversed scan begins with its last entries.
     at, order = (rest, -1) if loop.reverse else (blocks * size, 1)
-    xs = [*steps.operands.xs, jnp.arange(length, dtype=jnp.int32)]
-    in_blocks, single = zip(*(jnp.split(x, [at])[::order] for x in xs), strict=True)
-    in_blocks = [x.reshape(blocks, size, *x.shape[1:]) for x in in_blocks]
+    ct_ys = [ct for ct in cotangents.ys if ct is not None]
+    inputs: _Inputs = steps.operands.xs, ct_ys, jnp.arange(length, dtype=jnp.int32)
+    parts = [jax.tree.map(lambda x: x[:at], inputs), jax.tree.map(lambda x: x[at:], inputs)]
+    first, last = parts[::order]
+    first = jax.tree.map(lambda x: x.reshape(blocks, size, *x.shape[1:]), first)
 
-    carry, ys = scan(block, steps.operands.carry, in_blocks)
-    carry, more_ys = scan(step, carry, list(single))
-    joined = [[y.reshape(blocks * size, *y.shape[2:]) for y in ys], more_ys]
-    return carry, list(map(jnp.concatenate, zip(*joined[::order], strict=True)))
+    carry, starts = lax.scan(nest.advance_block, steps.operands.carry, first, reverse=loop.reverse)
+    activity = linearized.activity
+    gradient = cotangents.carry, zero_cotangents(steps.operands.consts, activity.consts)
+    gradient, last_xs = nest.pull_back_block(gradient, (carry, last))
+    (ct_carry, ct_consts), ct_xs = lax.scan(
+        nest.pull_back_block, gradient, (starts, first), reverse=not loop.reverse
+    )
+    ct_xs = [x.reshape(blocks * size, *x.shape[2:]) for x in ct_xs]
+    joined = zip(*[ct_xs, last_xs][::order], strict=True)
+    return Operands(ct_consts, of_init(ct_carry, activity), list(map(jnp.concatenate, joined)))
+
+
+class _Nest:
+    def __init__(self, steps: Steps, linearized: Linearized, given: list[bool]) -> None:
+        """`given` marks the ys with cotangents."""
+        self._steps, self._linearized, self._given = steps, linearized, given
+        self._loop, code = steps.loop, linearized.code
+        self._count = len(linearized.results)
+        self._results = with_outputs(code, code.jaxpr.outvars[: self._count])
+
+    def _unless_over(self, carry: list[Any], run: Callable[[], T], otherwise: T) -> T:
+        """`run()`, unless the loop is over before this carry."""
+        if self._loop.condition is None:
+            return run()
+        goes_on = any_example(self._loop.holds(self._steps.operands.consts, carry))
+        return lax.cond(goes_on, run, lambda: otherwise)
+
+    def _in_branch(self, number: jax.Array, run: Callable[[], T]) -> Callable[[], T]:
+        return run if self._loop.condition is not None else lambda: kept_whole(run, number)
+
+    def advance_block(self, start: list[Any], inputs: _Inputs) -> tuple[list[Any], list[Any]]:
+        """The carry after a block, and before it."""
+        run = lambda: self._advance(start, inputs)[0]  # noqa: E731
+        return checkpoint(lambda: self._unless_over(start, run, start))(), start
+
+    def _advance(self, start: list[Any], inputs: _Inputs) -> tuple[list[Any], list[Any]]:
+        """The carry after a block, and before each of its steps."""
+
+        @checkpoint
+        def step(carry: list[Any], inputs: _Inputs) -> tuple[list[Any], list[Any]]:
+            x, _, number = inputs
+
+            def run() -> list[Any]:
+                results = self._results([*self._steps.shared, *carry, *x])
+                return self._loop.results(results)[0]
+
+            return self._unless_over(carry, self._in_branch(number, run), carry), carry
+
+        return lax.scan(step, start, inputs, reverse=self._loop.reverse)
+
+    def pull_back_block(
+        self, gradient: _Gradient, of_block: tuple[list[Any], _Inputs]
+    ) -> tuple[_Gradient, list[Any]]:
+        """The cotangents before a block, from those after it, the carry before it and its inputs,
+        and the cotangents of its xs."""
+
+        @checkpoint
+        def pull_back(gradient: _Gradient, start: list[Any], inputs: _Inputs) -> Any:
+            def run() -> tuple[_Gradient, list[Any]]:
+                _, carries = self._advance(start, inputs)
+                reverse = not self._loop.reverse
+                return lax.scan(self._pull_back_step, gradient, (carries, inputs), reverse=reverse)
+
+            return self._unless_over(start, run, (gradient, []))
+
+        return pull_back(gradient, *of_block)
+
+    def _pull_back_step(
+        self, gradient: _Gradient, of_step: tuple[list[Any], _Inputs]
+    ) -> tuple[_Gradient, list[Any]]:
+        @checkpoint
+        def pull_back(gradient: _Gradient, carry: list[Any], inputs: _Inputs) -> Any:
+            x, ct_ys, number = inputs
+            (ct_carry, ct_consts), linearized = gradient, self._linearized
+
+            def run() -> tuple[_Gradient, list[Any]]:
+                flat = call_jaxpr(linearized.code)(*self._steps.shared, *carry, *x)
+                cts = Cotangents(ct_carry, spread(ct_ys, self._given)).filled(linearized.types)
+                flat = call_jaxpr(linearized.transposed)(*flat[self._count :], *cts)
+                first, last = len(ct_consts), len(ct_consts) + len(ct_carry)
+                before = flat[first:last], add(ct_consts, flat[:first])
+                return before, flat[last:]
+
+            return self._unless_over(carry, self._in_branch(number, run), (gradient, []))
+
+        return pull_back(gradient, *of_step)

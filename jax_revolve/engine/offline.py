@@ -26,7 +26,6 @@ from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import is_for_cpu
-from jax_revolve.step.linearized import Activity
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Progress, Steps, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -40,10 +39,10 @@ Loop = Callable[..., Any]
 
 
 def run_forward_offline(
-    steps: Steps, plan: AnyPlan, activity: Activity | None, keep_ys: Sequence[bool]
+    steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], *, tapes: bool
 ) -> tuple[list[Any], Held]:
     """The final carry and the ys that are kept; and the checkpoints, with the last block's tape if
-    an activity is given."""
+    it `tapes`."""
     sweep = _Sweep(steps, plan, keep_ys, Reports(steps.loop, FORWARD, plan.length))
     progress = steps.at_start(keep_ys)
     start = stores = tape = None
@@ -52,7 +51,7 @@ def run_forward_offline(
         start = pick(progress[0], steps.restart)
     progress, slots = sweep.store(progress)
     if tapes_the_last_block(plan):
-        step = activity and taped_step(steps.loop, activity, steps.operands)
+        step = taped_step(steps.linearized) if tapes and steps.linearized else None
         progress, tape = sweep.last_block(progress, step)
     carry, ys = progress
     return [*carry, *ys], Held(slots, tape, start, stores)
@@ -215,8 +214,9 @@ def _runs_alike(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[
     ]
 
 
-def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: Held) -> Buffers:
+def tape_the_last_block(steps: Steps, plan: AnyPlan, held: Held) -> Buffers:
     """The last block's tape, from the newest checkpoint."""
+    assert steps.linearized is not None
     slot, start = 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
     for run in _runs(plan)[-1:]:
         slot = run.base + run.advances - 1 if run.advances > 1 else run.first
@@ -224,7 +224,7 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, activity: Activity, held: H
     first = plan.block_size * (plan.blocks - 1)
     restarted = at_slot(held.slots, jnp.int32(slot), held.start or steps.initial())
     restarted = steps.advance_by(first - start, start, restarted)
-    step = taped_step(steps.loop, activity, steps.operands)
+    step = taped_step(steps.linearized)
     tape = step.empty(plan.block_size)
     return step.record(steps, tape, restarted, first, plan.length - first)
 

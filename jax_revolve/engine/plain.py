@@ -29,7 +29,7 @@ def run_plain(loop: Loop, operands: Operands) -> list[Any]:
     if Reports(loop, FORWARD, loop.steps).are_shown and loop.length:
         restart, plan = (False,) * loop.num_carry, Plan(loop.length, 1)  # nothing is stored
         steps = Steps.of(loop, restart, operands)
-        results, _ = run_forward_offline(steps, plan, None, loop.all_ys)
+        results, _ = run_forward_offline(steps, plan, loop.all_ys, tapes=False)
         return list(map(with_weak_type, results, loop.output_types))
     carry, ys = lax.scan(
         lambda carry, x: loop.step(consts, carry, x),

@@ -19,12 +19,12 @@ from jax_revolve.engine.slots import (
     write_slot,
 )
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
-from jax_revolve.engine.tape.tape import Pullback, taped_step
+from jax_revolve.engine.tape.tape import Pullback, TapedStep, taped_step
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import in_a_branch, turns
-from jax_revolve.step.linearized import Activity, Cotangents, of_init, zero_cotangents
+from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import Steps, for_loop, number
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -55,17 +55,17 @@ class _State(NamedTuple):
         return level if self.slot_index is None else self.slot_index[level]
 
 
-def run_reverse(
-    steps: Steps, plan: AnyPlan, activity: Activity, held: Held, cotangents: Cotangents
-) -> Operands:
+def run_reverse(steps: Steps, plan: AnyPlan, held: Held, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
-    operands = steps.operands
+    assert steps.linearized is not None
+    operands, activity = steps.operands, steps.linearized.activity
     gradient = Operands(
         consts=zero_cotangents(operands.consts, activity.consts),
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
-    gradient = _Sweep(steps, plan, activity, held.steps, cotangents.ys).run(held, gradient)
+    sweep = _Sweep(steps, plan, taped_step(steps.linearized), held.steps, cotangents.ys)
+    gradient = sweep.run(held, gradient)
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
@@ -73,9 +73,9 @@ class _Sweep:
     """A sweep over `total` steps. From a state to the next, blocks are reversed."""
 
     def __init__(
-        self, steps: Steps, plan: AnyPlan, activity: Activity, total: Any, ct_ys: list[Any]
+        self, steps: Steps, plan: AnyPlan, step: TapedStep, total: Any, ct_ys: list[Any]
     ) -> None:
-        self._steps, self._plan, self._activity = steps, plan, activity
+        self._steps, self._plan, self._step = steps, plan, step
         self._is_while = steps.loop.condition is not None
         self._total = total = total if self._is_while else plan.length
         self._is_taped = tapes_the_last_block(plan) and not self._is_while
@@ -86,7 +86,6 @@ class _Sweep:
             self._levels = [Level(plan.block_size)]
         self._advance = jax.jit(steps.advance)  # traced and lowered once for all its calls
         self._reports = Reports(steps.loop, REVERSE, total)
-        self._step = taped_step(steps.loop, activity, steps.operands)
         before_step = lambda step: self._reports.before_step(total - 1 - step)  # noqa: E731
         self._pullback = Pullback(self._step, steps, plan.block_size, ct_ys, before_step)
 
@@ -98,7 +97,7 @@ class _Sweep:
         if self._is_taped:
             taped = held.tape
             if taped is None:
-                taped = tape_the_last_block(self._steps, plan, self._activity, held)
+                taped = tape_the_last_block(self._steps, plan, held)
             blocks -= 1
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start

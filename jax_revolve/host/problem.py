@@ -29,7 +29,7 @@ from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.linearized import find_activity, find_restart
+from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
 
 
@@ -75,7 +75,7 @@ class Problem(NamedTuple):
             one = one._replace(xs=[x[None] for x in fetched.example])
             differentiated = differentiated._replace(xs=[False] * len(one.xs))
         activity = find_activity(loop, [flag for part in differentiated for flag in part])
-        needed = find_restart(loop, activity, one)
+        needed = linearized(loop, activity, one).restart
         carry, _ = loop.results(loop.jaxpr.jaxpr.outvars)
         before = loop.operands(loop.jaxpr.jaxpr.invars).carry
         is_changed = [new is not old for new, old in zip(carry, before, strict=True)]

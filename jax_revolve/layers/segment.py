@@ -34,7 +34,7 @@ from jax_revolve._compat.values import (
 from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
 from jax_revolve.layers.region import apart
-from jax_revolve.step.derived import primal_half
+from jax_revolve.step.linearized import primal_half
 from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
 
 

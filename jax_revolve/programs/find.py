@@ -40,7 +40,7 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.linearized import Activity, find_activity, find_restart
+from jax_revolve.step.linearized import Activity, find_activity, linearized
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 
 Key: TypeAlias = tuple[int, ...]
@@ -240,9 +240,10 @@ def _facts(loop: Loop, operands: list[Any]) -> Facts | None:
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
         inputs = inputs._replace(xs=one)
     activity = find_activity(loop, [is_inexact(x) and i >= first for i, x in enumerate(operands)])
-    if not any(activity.results) or not taped_step(loop, activity, inputs).is_transposable:
+    if not any(activity.results):
         return None
-    return sizes_of(loop, activity, find_restart(loop, activity, inputs), inputs), activity
+    step = linearized(loop, activity, inputs)
+    return (sizes_of(loop, step, inputs), activity) if taped_step(step).is_transposable else None
 
 
 def _always(loop: Loop, eqn: Any, activity: Activity) -> dict[str, int]:

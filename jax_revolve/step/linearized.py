@@ -1,8 +1,9 @@
 """A step, linearized: which of its values have derivatives, its residuals as one jaxpr, what a
 checkpoint must hold, and its pullback."""
 
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +13,11 @@ from jax_revolve._compat.inlining import inlined
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     call_jaxpr,
+    has_rule_of_user,
     num_equations,
     pruned,
     varying_variables,
+    with_outputs,
     without_dead_code,
 )
 from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
@@ -24,6 +27,7 @@ from jax_revolve.step.loop import (
     Mask,
     Operands,
     Step,
+    is_inexact,
     once,
     pick,
     spread,
@@ -130,7 +134,7 @@ def active_results(
     return found
 
 
-# One step and its residuals
+# The linearized step
 
 
 class Cotangents(NamedTuple):
@@ -140,12 +144,150 @@ class Cotangents(NamedTuple):
     carry: list[Any]
     ys: list[Any]
 
+    def filled(self, types: list[AbstractValue]) -> list[Any]:
+        """The cotangents of all active results, zeros included."""
+        pairs = zip(types, [*self.carry, *self.ys], strict=True)
+        return [zeros(t) if ct is None else ct for t, ct in pairs]
 
-def linearize(
+
+@dataclass(frozen=True, eq=False)
+class Linearized:
+    """A step as it is once the loop is differentiated.
+
+    JAX differentiates a scan by its jvp and partial evaluation, so the *values* of a differentiated
+    loop come from the derivative rules in its step: a `custom_jvp` function's value is what its
+    rule returns, and a `custom_vjp` function's is what its forward rule returns. Some rules return
+    another value than the function, such as a quantized one. An engine that advances with the
+    function and tapes with the rule would mix two loops, and its result would depend on where the
+    checkpoints are.
+
+    So there is one trace. `code` computes a step's results and, after them, its residuals, from
+    what all steps share, the carry, and a slice of the xs. Advances run it for its results alone,
+    and tapes for both: see `advance` and `engine.tape`. `transposed` is the other half.
+
+    Steps share the operands' consts, and the consts and the carry with which the step of an example
+    that is done can be computed.
+
+    The next derivative differentiates `code` and `transposed`, not the step, because JAX applies a
+    rule once and then differentiates the code of the rule.
+    """
+
+    activity: Activity
+    code: ClosedJaxpr
+    closed: ClosedJaxpr
+    """`code` with all calls inlined, which is for running: functions lose their rules."""
+    shared: list[Variable]
+    carry: list[Variable]
+    x: list[Variable]
+    results: list[Variable]
+    residuals: list[Variable]
+    varying: set[Variable]
+    """What differs from step to step."""
+    types: list[AbstractValue]
+    """The types of the cotangents of the active results."""
+    _pullback: Any
+    """The tree that makes the pullback from the residuals."""
+    _later: list[list[bool]]
+    """Of each later direction, the residuals that have derivatives in it."""
+    restart: Mask
+    """The leaves of the carry that a checkpoint stores: see `_restart`."""
+    derived: dict[Hashable, Any] = field(default_factory=dict)
+    """What other rooms derive from it, once for a key."""
+
+    def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
+        """Variables as they stand in the jaxpr."""
+        jaxpr = self.closed.jaxpr
+        made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
+        return [v for v in (*jaxpr.invars, *made) if v in chosen]
+
+    @cached_property
+    def advance(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """A step's results, from the inputs of `closed`."""
+        return with_outputs(self.closed, self.results)
+
+    @cached_property
+    def transposed(self) -> ClosedJaxpr:
+        """The cotangents of the active consts, carry and xs, from the residuals and the cotangents
+        of the active results. Raises JAX's error if a part of the step has no reverse mode."""
+
+        def pull_back(residuals: list[Any], cts: list[Any]) -> list[Any]:
+            parts = jax.tree.unflatten(self._pullback, residuals)(cts)
+            return [x for part in parts for x in part]
+
+        made = jax.make_jaxpr(pull_back)([v.aval for v in self.residuals], self.types)
+        for residuals in self._later:
+            made = primal_half(made, [*residuals, *(True for _ in self.types)])
+        return made
+
+
+def linearized(
+    loop: Loop, activity: Activity, operands: Operands, later: Sequence[Mask] = ()
+) -> Linearized:
+    """The step of a loop with these operands, linearized in its active inputs. If the result was
+    linearized again, `later` are the operands of the loop that were differentiated then."""
+    found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
+
+    def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
+        step = guarded(loop, consts, safe_carry, carry)
+        results, pullback, types = _vjp(step, activity, Operands(safe_consts, carry, x))
+        residuals, tree = jax.tree.flatten(pullback)
+        found.append((tree, types))
+        return [*results, *residuals]
+
+    def trace() -> Linearized:
+        consts, carry, xs = with_layout(loop, operands)
+        code = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
+        num_results, of_residuals = len(loop.output_types), []
+        half = primal_loop(loop, activity)
+        for mask in later:
+            direction = find_activity(half, mask)
+            active = [*direction.consts, *direction.consts, *[False] * len(carry)]
+            active += [*direction.carry, *direction.xs]
+            of_residuals.append(active_results(call_jaxpr(code), code.in_avals, active))
+            code, half = primal_half(code, active), primal_loop(half, direction)
+        closed, num_shared = inlined(code), 2 * len(consts) + len(carry)
+        inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars
+        carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
+        return Linearized(
+            activity,
+            code,
+            closed,
+            inputs[:num_shared],
+            carry,
+            x,
+            outputs[:num_results],
+            outputs[num_results:],
+            varying_variables(closed.jaxpr, [*carry, *x]),
+            found[0][1],
+            found[0][0],
+            [mask[num_results:] for mask in of_residuals],
+            _restart(loop, closed, num_shared),
+        )
+
+    return once(loop.bare, ("linearized", activity, tuple(later), operands.types), trace)
+
+
+def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> Mask:
+    """Which leaves of the carry are needed to run steps again: those that the condition and the
+    residuals depend on, and those that these depend on, after however many steps. A running sum or
+    a trajectory that is written but not read is not among them: its linearization does not depend
+    on its value.
+
+    This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
+    Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX
+    traces it.
+    """
+    num_results = len(loop.output_types)
+    residuals = [i >= num_results for i in range(len(closed.out_avals))]
+    needed = needed_by(closed, residuals)[num_shared:][: loop.num_carry]
+    return tuple(live_carry(loop, needed, [False] * (num_results - loop.num_carry)))
+
+
+def _vjp(
     step: Step, activity: Activity, inputs: Operands
 ) -> tuple[list[Any], Callable[..., Any], list[AbstractValue]]:
-    """One step, linearized in its active inputs: its results, the pullback of the active ones, and
-    the types of their cotangents."""
+    """A step's results, the pullback of the active ones to its active inputs, and the types of
+    their cotangents."""
     masks = (activity.consts, activity.carry, activity.xs)
 
     def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -157,87 +299,40 @@ def linearize(
     return results, pullback, [tangent_type(r) for r in active]
 
 
-def filled(cotangents: Cotangents, types: list[AbstractValue]) -> list[Any]:
-    """The cotangents of all active results, zeros included."""
-    given = [*cotangents.carry, *cotangents.ys]
-    return [zeros(t) if ct is None else ct for t, ct in zip(types, given, strict=True)]
+def pull_back_step(
+    step: Step, activity: Activity, inputs: Operands, cotangents: Cotangents
+) -> Operands:
+    """The cotangents of a step's active inputs, from its active results'."""
+    _, pullback, types = _vjp(step, activity, inputs)
+    return Operands(*pullback(cotangents.filled(types)))
 
 
-class TracedStep(NamedTuple):
-    """A step and its residuals. The inputs of the jaxpr are what all steps share, the carry, and a
-    slice of the xs; its outputs are the step's results and residuals.
+def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
+    """What a jaxpr computes once it is differentiated in its active inputs: the same, with its
+    derivative rules applied. The same jaxpr if all rules in it are JAX's own."""
+    if not any(active) or not has_rule_of_user(jaxpr):
+        return jaxpr
 
-    Steps share the operands' consts, and the consts and the carry with which the step of an example
-    that is done can be computed.
-    """
+    def half(*inputs: Any) -> Any:
+        def run(chosen: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))
+            return [r for r in results if is_inexact(r)], results
 
-    closed: ClosedJaxpr
-    shared: list[Variable]
-    carry: list[Variable]
-    x: list[Variable]
-    results: list[Variable]
-    residuals: list[Variable]
-    varying: set[Variable]
-    """What differs from step to step."""
-    pullback: Any
-    """The tree that makes the pullback from the residuals."""
-    types: list[AbstractValue]
-    """The types of its cotangents."""
+        # The other inputs are not differentiated, because that may be an error, as
+        # `equinox.internal.nondifferentiable` makes it. Residuals are unused, and dead code.
+        return jax.vjp(run, pick(inputs, active), has_aux=True)[2]
 
-    def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
-        """Variables as they stand in the jaxpr."""
-        jaxpr = self.closed.jaxpr
-        made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
-        return [v for v in (*jaxpr.invars, *made) if v in chosen]
+    return without_dead_code(jax.make_jaxpr(half)(*jaxpr.in_avals))
 
 
-def traced_step(loop: Loop, activity: Activity, operands: Operands) -> TracedStep:
-    """The step of a loop with these operands, linearized in its active inputs."""
-    found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
-
-    def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
-        step = guarded(loop, consts, safe_carry, carry)
-        results, pullback, types = linearize(step, activity, Operands(safe_consts, carry, x))
-        residuals, tree = jax.tree.flatten(pullback)
-        found.append((tree, types))
-        return [*results, *residuals]
-
-    def trace() -> TracedStep:
-        consts, carry, xs = with_layout(loop, operands)
-        closed = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
-        closed, num_shared = inlined(closed), 2 * len(consts) + len(carry)
-        inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars
-        carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
-        varying = varying_variables(closed.jaxpr, [*carry, *x])
-        results, residuals = outputs[: len(loop.output_types)], outputs[len(loop.output_types) :]
-        shared = inputs[:num_shared]
-        return TracedStep(closed, shared, carry, x, results, residuals, varying, *found[0])
-
-    return once(loop.bare, ("traced step", activity, operands.types), trace)
-
-
-# What a checkpoint holds
-
-
-def find_restart(loop: Loop, activity: Activity, operands: Operands) -> Mask:
-    """Which leaves of the carry are needed to run steps again: those that the condition and the
-    linearized step depend on, and those that these depend on, after however many steps. A running
-    sum or a trajectory that is written but not read is not among them: its linearization does not
-    depend on its value.
-
-    This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
-    Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX
-    traces it.
-    """
-
-    def find() -> Mask:
-        traced = traced_step(loop, activity, operands)
-        residuals = [*[False] * len(traced.results), *[True] * len(traced.residuals)]
-        needed = needed_by(traced.closed, residuals)[len(traced.shared) :][: loop.num_carry]
-        _, ys = loop.results([False] * len(loop.output_types))
-        return tuple(live_carry(loop, needed, ys))
-
-    return once(loop.bare, ("restart", activity, operands.types), find)
+def primal_loop(loop: Loop, activity: Activity) -> Loop:
+    """The loop of what a step computes once it is differentiated. A derivative of the loop's
+    differentiated values is a derivative of this one's."""
+    if not has_rule_of_user(loop.jaxpr):
+        return loop  # `once` must not hold its jaxpr
+    active = (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
+    half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
+    return loop._replace(jaxpr=half)
 
 
 def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
@@ -262,15 +357,7 @@ def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
     return [x or y for x, y in zip(a, b, strict=True)]
 
 
-# The pullback
-
-
-def pull_back_step(
-    step: Step, activity: Activity, inputs: Operands, cotangents: Cotangents
-) -> Operands:
-    """The cotangents of a step's active inputs, from its active results'."""
-    _, pullback, types = linearize(step, activity, inputs)
-    return Operands(*pullback(filled(cotangents, types)))
+# Cotangents
 
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:

@@ -9,6 +9,7 @@ from jax import lax
 
 from jax_revolve._compat.values import zeros
 from jax_revolve.step.examples import guarded, safe_operands
+from jax_revolve.step.linearized import Linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute, with_layout
 from jax_revolve.storage.buffers import read, write
 
@@ -19,17 +20,21 @@ Progress = tuple[list[Any], list[Any]]
 
 class Steps(NamedTuple):
     """A loop, its operands, and the leaves of its carry that a checkpoint holds (`restart`). `safe`
-    are operands with which the step of an example that is done can be computed."""
+    are operands with which the step of an example that is done can be computed. If the loop is
+    differentiated, its steps are the ones of `linearized`."""
 
     loop: Loop
     restart: Mask
     operands: Operands
     safe: Operands
+    linearized: Linearized | None
 
     @classmethod
-    def of(cls, loop: Loop, restart: Mask, operands: Operands) -> "Steps":
+    def of(
+        cls, loop: Loop, restart: Mask, operands: Operands, linearized: Linearized | None = None
+    ) -> "Steps":
         operands = with_layout(loop, operands)
-        return cls(loop, restart, operands, safe_operands(loop, operands))
+        return cls(loop, restart, operands, safe_operands(loop, operands), linearized)
 
     def at_start(self, keep_ys: Sequence[bool]) -> Progress:
         """Before the first step of a loop of known length."""
@@ -43,7 +48,7 @@ class Steps(NamedTuple):
 
     @property
     def shared(self) -> list[Any]:
-        """What all steps share, as in `TracedStep`."""
+        """What all steps share, as in `Linearized`."""
         return [*self.operands.consts, *self.safe.consts, *self.safe.carry]
 
     def initial(self) -> list[Any]:
@@ -61,8 +66,11 @@ class Steps(NamedTuple):
 
     def step(self, carry: list[Any], step: Any) -> Progress:
         """The carry after the step that runs as number `step`, and its y."""
-        run = guarded(self.loop, self.operands.consts, self.safe.carry, carry)
-        return run(*self.inputs(carry, step))
+        inputs = self.inputs(carry, step)
+        if self.linearized is not None:
+            flat = self.linearized.advance([*self.shared, *carry, *inputs.xs])
+            return self.loop.results(flat)
+        return guarded(self.loop, self.operands.consts, self.safe.carry, carry)(*inputs)
 
     def step_again(self, restarted: list[Any], step: Any) -> list[Any]:
         """The checkpoint after a step, from the one before."""

@@ -26,7 +26,7 @@ import numpy as np
 from jax_revolve._compat.jaxprs import between, variables
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.profiles.profile import Profile
-from jax_revolve.step.linearized import TracedStep, Variable
+from jax_revolve.step.linearized import Linearized, Variable
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
 
 ELEMENTWISE = FREE | {
@@ -73,20 +73,20 @@ class Cut(NamedTuple):
         return all(eqn.primitive.name in ELEMENTWISE for eqn in self.again)
 
 
-def best_cut(step: TracedStep, profile: Profile) -> Cut:
+def best_cut(step: Linearized, profile: Profile) -> Cut:
     """The cut that takes the least time, if a byte that is kept counts as `saved_byte`."""
     choices = [uncut(step), *(fewest_bytes(step, again) for again in (CHEAPEST, CHEAP))]
     cuts = [cut_at(step, kept, profile) for kept in choices]
     return min(cuts, key=lambda cut: cut.work + profile.saved_byte * cut.bytes)
 
 
-def uncut(step: TracedStep) -> list[Variable]:
+def uncut(step: Linearized) -> list[Variable]:
     """What JAX keeps of a step."""
     varying = step.varying.difference(step.x)
     return step.in_order(varying.intersection(variables(step.residuals)))
 
 
-def cut_at(step: TracedStep, kept: list[Variable], profile: Profile) -> Cut:
+def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
     """The cut with these values."""
     jaxpr, varying = step.closed.jaxpr, step.varying
     again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
@@ -102,7 +102,7 @@ def cut_at(step: TracedStep, kept: list[Variable], profile: Profile) -> Cut:
     return Cut(kept, step.in_order(same), again, more)
 
 
-def fewest_bytes(step: TracedStep, again: Collection[str] = CHEAP) -> list[Variable]:
+def fewest_bytes(step: Linearized, again: Collection[str] = CHEAP) -> list[Variable]:
     """The variables of least total bytes from which, and from the xs and what is the same for every
     step, the residuals can be computed by the operations `again` alone."""
     varying = step.varying.difference(step.x)

@@ -21,14 +21,11 @@ from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
 from jax_revolve.step.linearized import (
-    Activity,
     Cotangents,
-    TracedStep,
+    Linearized,
     add,
-    filled,
-    traced_step,
 )
-from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
+from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -37,21 +34,18 @@ _Pieces = tuple[Operands, Buffers]
 """The cotangents, and what is kept of a piece's steps for products of weights."""
 
 
-def taped_step(loop: Loop, activity: Activity, operands: Operands) -> "TapedStep":
-    """The taped step of a loop with these operands, found once."""
+def taped_step(step: Linearized) -> "TapedStep":
+    """The taped step of a loop, found once."""
     profile = profile_of_platform()
-
-    def find() -> TapedStep:
-        step = traced_step(loop, activity, operands)
-        return TapedStep(step, best_cut(step, profile), activity)
-
-    return once(loop.bare, ("taped step", activity, profile, operands.types), find)
+    if profile not in step.derived:
+        step.derived[profile] = TapedStep(step, best_cut(step, profile))
+    return step.derived[profile]
 
 
-def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) -> Sizes:
+def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     """The sizes that a plan is chosen by, found by tracing one step."""
-    profile, taped = profile_in_force(), taped_step(loop, activity, operands)
-    step, cut = taped.step, taped.cut
+    profile, taped = profile_in_force(), taped_step(step)
+    cut = taped.cut
     # The whole step may have no reverse mode: a part may have it, and `jax.linearize` works.
     weights = taped.weight_gradients if taped.is_transposable else None
     carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
@@ -59,7 +53,7 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
     again = bytes_of(v.aval for v in computed)
     start = set(step.carry).difference(by_jax)  # it is there anyway
     return Sizes(
-        checkpoint=bytes_of(pick(carry, restart)),
+        checkpoint=bytes_of(pick(carry, step.restart)),
         residuals=cut.bytes,
         alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
         carry=bytes_of(carry),
@@ -77,8 +71,8 @@ def sizes_of(loop: Loop, activity: Activity, restart: Mask, operands: Operands) 
 class TapedStep:
     """A step, the cut of its residuals, and how it is pulled back: known before it runs."""
 
-    def __init__(self, step: TracedStep, cut: Cut, activity: Activity) -> None:
-        self.step, self.cut, self._activity = step, cut, activity
+    def __init__(self, step: Linearized, cut: Cut) -> None:
+        self.step, self.cut = step, cut
         self.varies = [not is_literal(v) and v in step.varying for v in step.residuals]
 
     def empty(self, block_size: int) -> Buffers:
@@ -141,19 +135,13 @@ class TapedStep:
             self._pullback,
             [*self.varies, *(True for _ in cts)],
             [*buffers, *(None for _ in cts)],
-            sum(self._activity.consts),
+            sum(self.step.activity.consts),
         )
 
     @cached_property
     def _pullback(self) -> ClosedJaxpr:
-        """Of residuals and cotangents, to cotangents."""
-
-        def pullback(residuals: list[Any], cts: list[Any]) -> list[Any]:
-            parts = jax.tree.unflatten(self.step.pullback, residuals)(cts)
-            return [x for part in parts for x in part]
-
-        residuals = [v.aval for v in self.step.residuals]
-        return with_reads_first(jax.make_jaxpr(pullback)(residuals, self.step.types))
+        """From residuals and cotangents to cotangents."""
+        return with_reads_first(self.step.transposed)
 
 
 class Pullback:
@@ -231,7 +219,7 @@ class Pullback:
         run = lambda: self._step.residuals(inputs)  # noqa: E731
         residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
-        cts = filled(cotangents, self._step.step.types)
+        cts = cotangents.filled(self._step.step.types)
         flat, new = self._weights.of_step([*residuals, *cts], self._deferred)
         now = [not deferred for deferred in self._deferred]
         first, first_x = sum(now), sum(now) + len(gradient.carry)
