@@ -78,10 +78,21 @@ def part_of(
 
 def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The equations that compute results from variables of the jaxpr."""
+    return _backwards(jaxpr, inputs, results, [])
+
+
+def up_to(jaxpr: Any, equations: Sequence[Any]) -> list[Any]:
+    """These equations and all that their operands depend on."""
+    return _backwards(jaxpr, [], [], equations)
+
+
+def _backwards(
+    jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
+) -> list[Any]:
     wanted = set(variables(results)).difference(inputs)
-    kept: list[Any] = []
+    kept, always = list[Any](), set(map(id, equations))
     for eqn in reversed(jaxpr.eqns):
-        if not wanted.isdisjoint(eqn.outvars):
+        if id(eqn) in always or not wanted.isdisjoint(eqn.outvars):
             kept.append(eqn)
             wanted.update(variables(eqn.invars))
             wanted.difference_update(inputs)
@@ -212,19 +223,14 @@ def num_equations(closed: ClosedJaxpr) -> int:
     return sum(1 + sum(map(num_equations, inner_jaxprs(eqn))) for eqn in closed.eqns)
 
 
-def has_collective(closed: ClosedJaxpr) -> bool:
-    """Whether anything in it depends on other examples or devices along a named axis."""
-    return any(type(effect).__name__ == "NamedAxisEffect" for effect in closed.effects)
-
-
-def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
-    """The jaxpr, open or closed, with other equations for its own. The same one if they are its
-    own."""
-    if [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
+def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
+    """The jaxpr, open or closed, with other equations for its own, and perhaps other variables. The
+    same one if nothing changes."""
+    if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
         return jaxpr
 
     def replace(jaxpr: Any) -> Any:
-        return jaxpr.replace(eqns=list(equations))
+        return jaxpr.replace(eqns=list(equations), **changed)
 
     return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
 

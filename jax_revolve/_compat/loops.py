@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax._src.config import eager_constant_folding
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -39,7 +40,8 @@ def run_around_loop(
     trace is what lax computes before the loop (promoted weak types, hoisted constants), the loop,
     and what comes after it (values that the body only passes on).
     """
-    closed, shape = jax.make_jaxpr(fun, return_shape=True)()
+    with eager_constant_folding(False):  # `jax.ensure_compile_time_eval` would run the loop
+        closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
     # The last one: a condition that is evaluated before may have loops of its own.
     loops = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in READ]

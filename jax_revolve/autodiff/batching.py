@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 from jax.custom_batching import custom_vmap
@@ -10,6 +10,7 @@ from jax.custom_batching import custom_vmap
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve.step.loop import once
 
+T = TypeVar("T")
 Run: TypeAlias = Callable[..., Sequence[Any]]
 Batched: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
 """Results and their batch axes."""
@@ -114,3 +115,17 @@ def mapped(
     for vmap in vmaps:
         run = partial(over, vmap, run)
     return run
+
+
+def within(vmaps: Sequence[Vmap], find: Callable[[], T]) -> T:
+    """`find()`, which only traces, where these axes are bound. A loop's body may name them."""
+    found: list[T] = []
+
+    def run(_: Any) -> tuple[()]:
+        found.append(find())
+        return ()
+
+    for vmap in vmaps:
+        run = vmap_over(vmap.axis, run, (None,), ())
+    jax.eval_shape(run, 0)
+    return found[0]

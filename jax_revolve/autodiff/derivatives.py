@@ -35,6 +35,7 @@ from jax_revolve._compat.values import (
 from jax_revolve.autodiff.batching import Batched, batch, batch_once
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.loop import Mask, pick, spread, substitute
+from jax_revolve.step.mixing import tells_examples_apart
 
 Flat = Sequence[Any]
 
@@ -179,10 +180,11 @@ def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat
 def _jvp_batching(
     rules: Rules, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
 ) -> Batched:
-    """Values are batched only if an operand is: several directions at the same point, as in
-    `jax.jacfwd`, share them."""
+    """Several directions at the same point, as in `jax.jacfwd`, share the values, unless these tell
+    examples apart."""
     at_same_point = all(dim is None for dim in dims[: len(activity.operands)])
-    same = len(function.output_types) if at_same_point else 0
+    is_same = at_same_point and not tells_examples_apart(function)
+    same = len(function.output_types) if is_same else 0
     run = partial(_jvp_impl, rules, function=function, activity=activity)
     rule = partial(batch, axis, run, dims, same)
     return batch_once(function, ("jvp", axis, activity), rule, flat, dims)

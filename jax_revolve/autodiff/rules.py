@@ -70,6 +70,7 @@ from jax_revolve.autodiff.batching import (
     batched_dims,
     mapped,
     vmap_over,
+    within,
 )
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
 from jax_revolve.engine.nested import pull_back_nested
@@ -317,6 +318,8 @@ class Sweep(NamedTuple):
     moves: ClosedJaxpr | None = None
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
+    is_mapped: bool = False
+    """Whether `jax.vmap` maps it, so that examples of a while loop may be done before others."""
     later: tuple[Mask, ...] = ()
     """If the sweep was linearized itself, the operands of the loop that were differentiated."""
 
@@ -375,7 +378,7 @@ class Sweep(NamedTuple):
     def steps(self, operands: Flat, *, again: bool = False) -> Steps:
         """The steps that it runs, perhaps `again`."""
         loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
-        step = linearized(loop, self.activity, inputs, self.later)
+        step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
         return Steps.of(loop, self.restart, inputs, step)
 
     @property
@@ -404,7 +407,7 @@ def _sweep_primitive(
 
     def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
-        flat = list(map(as_array, flat))
+        flat, function = list(map(as_array, flat)), function._replace(is_mapped=True)
 
         def find() -> tuple[Vmap, tuple[Any, ...]]:
             run_all = partial(run, function=function)
@@ -508,7 +511,7 @@ def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
 def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
     """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
     directed = tuple(map(max, differentiated, sweep.activity.operands))
-    activity = find_activity(sweep.loop, directed)
+    activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
     held = sweep.tree([False] * sweep.num_held)
     if sweep.holds_pairs:
         held = _in_checkpoints(lambda _: pick(activity.carry, sweep.restart), held)
@@ -599,7 +602,7 @@ def _forward_sweep_pull_back(
         ys = spread(cts[first:], sweep.ys)
         of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
         return _loop_pull_back(of_results, operands, arrays, sweep, of_loop)
-    loop = _again(sweep.primal)
+    loop = _again(within(sweep.vmaps, lambda: sweep.primal))
 
     def run(*operands: Any) -> Flat:
         return sweep.of_results(loop_p.bind(*operands, function=loop))
@@ -811,8 +814,9 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
 def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, as the nested engine computes them."""
     operands, _, cotangents = sweep.take_apart(flat)
-    steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
-    return jax.tree.leaves(pull_back_nested(steps, cts))
+    # JAX may map it without a rule of ours.
+    steps = sweep._replace(is_mapped=True).steps(operands, again=True)
+    return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 
 def _reverse_sweep_pull_back(

@@ -8,8 +8,8 @@ a select of its own.
 The step of such an example is still computed. At the state where the example stopped, the step may
 have no derivative, and zero times infinity is not zero. So the step gets values for which it has
 run before: the example's own initial carry or, if the example was done from the start, the carry
-and the consts of an example that was not. A step with a collective, such as `lax.psum`, gets the
-example's own values even so, because the others see them.
+and the consts of an example that was not. What other examples may see, such as an operand of
+`lax.psum`, is computed from the example's own values even so, as in lax: see `mixing`.
 
 Of a large array in the carry, such as a trajectory, a step may write a few entries. XLA writes them
 in place, and a select would copy the array in each step. So a step that only reads and writes
@@ -29,10 +29,11 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.equations import run_each, run_in_place
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_collective
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, up_to, with_equations
 from jax_revolve._compat.updates import Uses, reads, with_slices, write_unless
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute
+from jax_revolve.step.mixing import mixes_examples
 
 
 @custom_vmap
@@ -84,7 +85,7 @@ def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -
 
 def safe_operands(loop: Loop, operands: Operands) -> Operands:
     """Consts and carry with which the step of an example that is done can be computed."""
-    if loop.condition is None or has_collective(loop.jaxpr):
+    if loop.condition is None:
         return operands
     consts, carry, xs = operands
     first = loop.num_condition_consts
@@ -103,29 +104,66 @@ def safe_operands(loop: Loop, operands: Operands) -> Operands:
 
 def guarded(loop: Loop, consts: list[Any], safe: list[Any], carry: list[Any]) -> Step:
     """The loop's step from this carry, which leaves examples that are done as they are. Their step
-    is computed with the carry `safe`. The condition takes its consts from `consts`."""
+    is computed with safe consts, which it is given, and the carry `safe`; the condition, and what
+    other examples may see, with `consts` and their own carry."""
     if loop.condition is None:
         return loop.step
     is_done = done(loop.holds(consts, carry))
     leaves, jaxpr = find_in_place(loop, is_done)
     selected = [not leaf for leaf in leaves]
 
-    def run(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        if jaxpr is None:
-            return loop.step(consts, carry, x)
-        inputs = [*consts[loop.num_condition_consts :], *carry, *x]
-        return loop.results(call_jaxpr(jaxpr)(is_done, *pick(safe, leaves), *inputs))
+    first = loop.num_condition_consts
+
+    def run(safe_consts: list[Any], own: list[Any], x: list[Any]) -> list[Any]:
+        inputs = [*safe_consts[first:], *select(safe, own), *x]
+        if jaxpr is not None:
+            return call_jaxpr(jaxpr)(is_done, *pick(safe, leaves), *inputs)
+        pairs = zip(consts[first:], safe_consts[first:], strict=True)
+        return _run_mixing(loop, [*(_at(*pair) for pair in pairs), *own, *x], inputs)
 
     def select(true: list[Any], false: list[Any]) -> list[Any]:
         values = zip(pick(true, selected), pick(false, selected), strict=True)
         return substitute(false, selected, [lax.select(is_done, t, f) for t, f in values])
 
     def step(consts: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        own = carry if has_collective(loop.jaxpr) else select(safe, carry)
-        new, ys = run(consts, own, x)
+        new, ys = loop.results(run(consts, carry, x))
         return select(carry, new), ys
 
     return step
+
+
+@jax.custom_jvp
+def _at(point: Any, value: Any) -> Any:
+    """The point, with the derivative of the value."""
+    del value
+    return point
+
+
+@_at.defjvp
+def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return primals[0], tangents[1]
+
+
+def _run_mixing(loop: Loop, own: list[Any], safe: list[Any]) -> list[Any]:
+    """A step's results from safe inputs. Equations that may mix examples take operands that are
+    computed from each example's own inputs."""
+    closed = with_slices(loop.jaxpr)
+    mixing = [eqn for eqn in closed.eqns if mixes_examples(eqn)]
+    if not mixing:
+        return call_jaxpr(closed)(*safe)
+    seen: dict[int, Sequence[Any]] = {}
+
+    def run_own(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        results = run_in_place(eqn, operands)
+        if any(eqn is each for each in mixing):
+            seen[id(eqn)] = results
+        return results
+
+    def run_safe(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+        return seen[id(eqn)] if id(eqn) in seen else run_in_place(eqn, operands)
+
+    run_each(with_equations(closed, up_to(closed.jaxpr, mixing), outvars=[]), own, run_own)
+    return run_each(closed, safe, run_safe)
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:
@@ -153,7 +191,7 @@ def find_in_place(loop: Loop, is_done: jax.Array) -> tuple[Mask, ClosedJaxpr | N
         uses = Uses(closed)
         writers = [uses.chain(*each) for each in zip(carry, new, strict=True)]
         leaves = tuple(map(bool, writers))
-        if not any(leaves) or has_collective(loop.jaxpr):  # others would see what it reads
+        if not any(leaves) or any(map(mixes_examples, closed.eqns)):  # others may see what it reads
             return (False,) * len(leaves), None
         written = {eqn.outvars[0] for chain in writers for eqn in chain}
         arrays = pick(carry, leaves)

@@ -173,6 +173,7 @@ class Linearized:
     """
 
     activity: Activity
+    is_mapped: bool
     code: ClosedJaxpr
     closed: ClosedJaxpr
     """`code` with all calls inlined, which is for running: functions lose their rules."""
@@ -221,14 +222,20 @@ class Linearized:
 
 
 def linearized(
-    loop: Loop, activity: Activity, operands: Operands, later: Sequence[Mask] = ()
+    loop: Loop,
+    activity: Activity,
+    operands: Operands,
+    later: Sequence[Mask] = (),
+    *,
+    is_mapped: bool = False,
 ) -> Linearized:
     """The step of a loop with these operands, linearized in its active inputs. If the result was
-    linearized again, `later` are the operands of the loop that were differentiated then."""
+    linearized again, `later` are the operands of the loop that were differentiated then. If it
+    `is_mapped` by `jax.vmap`, it leaves examples that are done as they are."""
     found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
 
     def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
-        step = guarded(loop, consts, safe_carry, carry)
+        step = guarded(loop, consts, safe_carry, carry) if is_mapped else loop.step
         results, pullback, types = _vjp(step, activity, Operands(safe_consts, carry, x))
         residuals, tree = jax.tree.flatten(pullback)
         found.append((tree, types))
@@ -250,6 +257,7 @@ def linearized(
         carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
         return Linearized(
             activity,
+            is_mapped,
             code,
             closed,
             inputs[:num_shared],
@@ -264,7 +272,8 @@ def linearized(
             _restart(loop, closed, num_shared),
         )
 
-    return once(loop.bare, ("linearized", activity, tuple(later), operands.types), trace)
+    key = ("linearized", activity, tuple(later), is_mapped, operands.types)
+    return once(loop.bare, key, trace)
 
 
 def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> Mask:

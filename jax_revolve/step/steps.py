@@ -34,7 +34,9 @@ class Steps(NamedTuple):
         cls, loop: Loop, restart: Mask, operands: Operands, linearized: Linearized | None = None
     ) -> "Steps":
         operands = with_layout(loop, operands)
-        return cls(loop, restart, operands, safe_operands(loop, operands), linearized)
+        is_mapped = linearized is None or linearized.is_mapped
+        safe = safe_operands(loop, operands) if is_mapped else operands
+        return cls(loop, restart, operands, safe, linearized)
 
     def at_start(self, keep_ys: Sequence[bool]) -> Progress:
         """Before the first step of a loop of known length."""

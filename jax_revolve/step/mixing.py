@@ -1,0 +1,84 @@
+"""Whether the examples of a `jax.vmap` see each other, or differ, in a step.
+
+JAX computes most operations for each example by itself. Not so collectives over a named axis, the
+rules of `jax.custom_batching.custom_vmap` functions, which see all examples, and calls back into
+Python. There may be others: libraries define primitives of their own, and JAX adds some with every
+version. So this is a list of what is known to compute every example by itself, and an operation
+that is not on it is taken to mix examples: then every example computes it from its own values, as
+in `jax.lax`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+INDEPENDENT = {
+    *("abs", "acos", "acosh", "add", "add_any", "and", "approx_top_k", "argmax", "argmin", "asin"),
+    *("asinh", "atan", "atan2", "atanh", "axis_index", "bessel_i0e", "bessel_i1e"),
+    *("bitcast_convert_type", "broadcast_in_dim", "cbrt", "ceil", "cholesky", "clamp", "clz"),
+    *("complex", "concatenate", "conj", "conv_general_dilated", "convert_element_type", "copy"),
+    *("copysign", "cos", "cosh", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"),
+    *("device_put", "digamma", "div", "dot_general", "dynamic_slice", "dynamic_update_slice"),
+    *("eig", "eigh", "empty", "empty2", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp", "exp2"),
+    *("expand_dims", "expm1", "fft", "floor", "gather", "ge", "gt", "hessenberg"),
+    *("householder_product", "igamma", "igamma_grad_a", "igammac", "imag", "integer_pow", "iota"),
+    *("is_finite", "le", "le_to", "lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to"),
+    *("lu", "lu_pivots_to_permutation", "max", "min", "mul", "name", "ne", "neg", "nextafter"),
+    *("not", "one_minus_square", "optimization_barrier", "or", "pad", "polygamma", "polynomial"),
+    *("population_count", "pow", "pvary", "qr", "random_bits", "random_clone", "random_fold_in"),
+    *("random_gamma", "random_seed", "random_split", "random_unwrap", "random_wrap", "real"),
+    *("reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision"),
+    *("reduce_prod", "reduce_sum", "reduce_window", "reduce_window_max", "reduce_window_min"),
+    *("reduce_window_sum", "reduce_xor", "regularized_incomplete_beta", "rem", "reshape"),
+    *("reshard", "rev", "rng_bit_generator", "round", "rsqrt", "scatter", "scatter-add"),
+    *("scatter-max", "scatter-min", "scatter-mul", "schur", "select_and_gather_add"),
+    *("select_and_scatter", "select_and_scatter_add", "select_n", "sharding_constraint"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh"),
+    *("slice", "sort", "split", "sqrt", "square", "squeeze", "stop_gradient", "sub", "svd", "tan"),
+    *("tanh", "threefry2x32", "top_k", "transpose", "triangular_solve", "tridiagonal"),
+    *("tridiagonal_solve", "xor", "zeta"),
+}
+"""Primitives that compute each example by itself, whatever `jax.vmap` maps over."""
+
+ENTERED = {
+    *("closed_call", "cond", "core_call", "custom_jvp_call", "custom_lin", "custom_linear_solve"),
+    *("custom_vjp_call", "jit", "remat2", "scan", "while"),
+}
+"""Primitives that compute what the jaxprs among their parameters compute, or derivatives of it, and
+nothing else. So do this library's own."""
+
+OWN = "checkpointed_"
+"""How the names of this library's primitives begin."""
+
+DIFFERENT = {"axis_index"}
+"""Independent primitives whose result is another one for each example, even of equal operands."""
+
+
+def mixes_examples(eqn: Any) -> bool:
+    """Whether an equation's results may depend on other examples than their own."""
+    name = eqn.primitive.name
+    if name in ENTERED or name.startswith(OWN):
+        return any(mixes_examples(inner) for jaxpr in _jaxprs(eqn.params) for inner in jaxpr.eqns)
+    return name not in INDEPENDENT or (name not in DIFFERENT and bool(eqn.effects))
+
+
+def tells_examples_apart(programs: Any) -> bool:
+    """Whether the results of jaxprs, in tuples at any depth, may be different for examples of equal
+    inputs."""
+    return any(
+        mixes_examples(eqn)
+        or eqn.primitive.name in DIFFERENT
+        or tells_examples_apart(list(eqn.params.values()))
+        for jaxpr in _jaxprs(programs)
+        for eqn in jaxpr.eqns
+    )
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    """The jaxprs in a value, and in tuples, lists and dicts in it."""
+    if hasattr(value, "eqns"):
+        yield value
+    elif isinstance(value, dict):
+        yield from _jaxprs(list(value.values()))
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _jaxprs(each)
