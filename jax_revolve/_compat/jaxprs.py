@@ -57,6 +57,11 @@ def is_literal(atom: Any) -> bool:
     return isinstance(atom, Literal)
 
 
+def source_of_function(closed: ClosedJaxpr) -> str:
+    """The name, file and line of the function that was traced, "step at model.py:42"."""
+    return closed.jaxpr.debug_info.func_src_info
+
+
 def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
     """The function of the jaxpr's inputs whose results are these variables of it, without what
     neither those nor effects need."""

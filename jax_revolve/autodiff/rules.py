@@ -63,6 +63,7 @@ from jax_revolve._compat.values import (
     with_weak_type,
     zeros,
 )
+from jax_revolve.autodiff import check
 from jax_revolve.autodiff.batching import (
     Batched,
     Vmap,
@@ -662,12 +663,15 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
     def run(*flat: Any) -> Flat:
         operands, arrays, cotangents = sweep.take_apart(flat)
         steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
-        result = run_reverse(steps, plan_of(sweep.loop), sweep.tree(arrays), cts)
+        plan = plan_of(sweep.loop)
+        result = run_reverse(steps, plan, sweep.tree(arrays), cts)
+        if check.is_on():
+            result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
         result = jax.tree.leaves(result)
         types = map(tangent_type, pick(operands, sweep.activity.operands))
         return list(map(with_weak_type, result, types))
 
-    key = ("reverse sweep", sweep.held, *map(jax.typeof, flat))
+    key = ("reverse sweep", check.is_on(), sweep.held, *map(jax.typeof, flat))
     return call_jaxpr(once(sweep.asked, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
 
 

@@ -498,7 +498,88 @@ variants(
 )
 
 
-FORGOTTEN = {"custom_jvp", "straight_through", "refused", "implicit"}
+# Since `NEWER`. Rules that compute the value themselves, and rules that return another value than
+# the function: what a loop computes then depends on whether it is differentiated.
+
+recomputed = jax.custom_jvp(lambda x: jnp.sin(x))
+recomputed.defjvp(lambda xs, ts: (jnp.sin(xs[0]), 1.1 * jnp.cos(xs[0]) * ts[0]))
+recomputed_of_two = jax.custom_jvp(lambda x, y: jnp.tanh(x * y))
+
+
+@recomputed_of_two.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    (x, y), (x_dot, y_dot) = primals, tangents
+    value = jnp.tanh(x * y)
+    return value, (1 - value**2) * (y * x_dot + 0.5 * x * y_dot)
+
+
+quantized = jax.custom_jvp(lambda x: x)
+quantized.defjvp(lambda xs, ts: (jnp.round(4 * xs[0]) / 4 + jnp.sin(xs[0]), jnp.cos(xs[0]) * ts[0]))
+quantized_in_reverse = with_vjp(
+    lambda x: x,
+    lambda x: (jnp.round(4 * x) / 4 + 0.3 * x * x, jnp.sin(x)),
+    lambda residual, ct: (ct * (1 + residual),),
+)
+
+variants(
+    "recomputed: vv->v",
+    lambda x, y: recomputed(x) * y,
+    lambda x, y: recomputed_of_two(x, y),
+    lambda x, y: recomputed(recomputed(x)) + y,
+    lambda x, y: jax.jit(recomputed_of_two)(y, lax.stop_gradient(x)),
+    lambda x, y: jax.vmap(recomputed)(x) - y,
+)
+
+variants(
+    "other_value: vv->v",
+    lambda x, y: quantized(x) * y,
+    lambda x, y: quantized(jnp.sin(x)) + quantized(lax.stop_gradient(y)),
+    lambda x, y: lax.cond(x[0] > 0, quantized, recomputed, x) * y,
+    lambda x, y: jax.jit(quantized)(recomputed(x)) * y,
+)
+
+variants(
+    "other_value_in_reverse: vv->v",
+    lambda x, y: quantized_in_reverse(x) * y,
+    lambda x, y: quantized_in_reverse(quantized_in_reverse(x) * y),
+    lambda x, y: jax.jit(quantized_in_reverse)(jnp.cos(x)) + y,
+)
+
+AXIS: list[str] = []
+"""The name of the axis that examples are mapped over, if the program gives it one."""
+
+
+def _over_examples(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of values and the axis's name; without an axis, their product."""
+    return lambda x, y: f(x, y, AXIS[0]) if AXIS else x * y
+
+
+variants(
+    "collective: vv->v",
+    *map(
+        _over_examples,
+        (
+            lambda x, y, axis: lax.psum(x, axis) * y,
+            lambda x, y, axis: lax.pmean(x * y, axis),
+            lambda x, y, axis: x + 0.1 * lax.axis_index(axis).astype(x.dtype) * y,
+            lambda x, y, axis: lax.all_gather(x, axis).sum(0) - y,
+            lambda x, y, axis: lax.psum_scatter(jnp.stack([x, y]), axis),
+            lambda x, y, axis: lax.ppermute(x, axis, [(0, 1), (1, 0)]) * y,
+            lambda x, y, axis: lax.all_to_all(jnp.stack([x, y]), axis, 0, 0)[0],
+            lambda x, y, axis: x * lax.pmax(lax.stop_gradient(y), axis),
+            lambda x, y, axis: jax.jit(lambda z: lax.psum(jnp.sin(z), axis))(x) + y,
+        ),
+    ),
+)
+
+NEW = ("recomputed", "other_value", "other_value_in_reverse", "collective")
+NEWER = 5_000_000
+"""The seed from which programs have the operations above, and name their axes."""
+
+FORGOTTEN = {
+    *("custom_jvp", "straight_through", "refused", "implicit"),
+    *("recomputed", "other_value"),
+}
 """Before jax 0.12, second derivatives of `lax.scan` forget the rules that these need."""
 
 

@@ -1,11 +1,14 @@
 """A random program: what its loop's step does, what kind of loop it is, how it is to be reversed,
 and what is asked of it. Made from a seed, and data, so that it can be made smaller."""
 
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from random import Random
 from typing import Any, NamedTuple
 
-from programs.operations import FORGOTTEN, OPERATIONS
+import jax
+
+from programs.operations import FORGOTTEN, NEW, NEWER, OPERATIONS
 
 
 def weights(text: str) -> dict[str, int]:
@@ -35,6 +38,16 @@ TRANSFORMATIONS = weights("""
     in scan 1, in cond 1, shard_map 1, grad in shard_map 1, explicit mesh 1,
     vmap of grad on an explicit mesh 1, explicit mesh of steps 1
 """)
+
+NAMED = weights("""
+    grad of vmap 2, vmap of grad 3, vmap of jvp 1, vmap of jvp at one point 2,
+    vmap of forward over reverse 2, vmap of reverse over reverse 1, grad of jit of vmap of grad 2,
+    forward over reverse of vmap 1, grad in shard_map 1
+""")
+"""Transformations of programs whose axis of examples has a name, which steps use."""
+
+WITH_NAMES = ("scan", "fori", "nest", "rewritten scan", "rewritten nest")
+"""Their loops. Not while loops: the oracle computes what is after their end, which others see."""
 
 BODIES = weights("""
     the loop 14, lax.scan 3, scan 2, lax.fori_loop 1, fori 1, while 1, checkpoint 1,
@@ -115,6 +128,7 @@ class Program:
     body: str = "the loop"
     inner: str = "grad"
     single: bool = False
+    named: bool = False
 
     @classmethod
     def random(cls, seed: int) -> "Program":
@@ -138,9 +152,18 @@ class Program:
             setting = draw.choice(IN_STORAGE) if draw.random() < 0.5 else setting
         if transformation == "explicit mesh of steps":
             loop = "scan"
+        named = seed >= NEWER and draw.random() < 0.3
+        if named:
+            body, nested, mode = "the loop", False, "plain"
+            transformation, loop = _weighted(draw, NAMED), draw.choice(WITH_NAMES)
         is_long = loop in NESTS or mode in SLOW_MODES or " over " in transformation
         most = 2 if nested else 3 if is_long else draw.choice([3, 5, 8])
-        operations = tuple(_operation(draw) for _ in range(draw.randint(1 if nested else 2, most)))
+        known = [name for name in OPERATIONS if seed >= NEWER or name not in NEW]
+        count = draw.randint(1 if nested else 2, most)
+        operations = tuple(_operation(draw, known) for _ in range(count))
+        if seed >= NEWER and draw.random() < 0.7:
+            words = ["collective"] if named else NEW
+            operations = (*operations[1:], _operation(draw, words))
         by_python = any(o.name in FORGOTTEN for o in operations)
         lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
         lengths = lengths[:4] if by_python else lengths[:5] if nested else lengths
@@ -152,13 +175,15 @@ class Program:
         given |= {"transformation": transformation, "mapped": _mapped(draw, transformation)}
         given |= {"under_jit": draw.random() < 0.9, "mode": mode}
         given |= {"small_weights": draw.random() < 0.6, "other_platform": draw.random() < 0.3}
-        return cls(seed, **given, body=body, inner=inner, single=draw.random() < 0.5)
+        single = draw.random() < 0.5
+        return cls(seed, **given, body=body, inner=inner, single=single, named=named)
 
     @property
     def forgets(self) -> bool:
         """Whether JAX's own loops may lose the derivative rules that it needs, and ours do not: not
         those that stay as they are, because they are short."""
-        needs = any(o.name in FORGOTTEN for o in self.operations)
+        is_old = jax.__version_info__ < (0, 12)
+        needs = is_old and any(o.name in FORGOTTEN for o in self.operations)
         stays = self.loop.startswith("rewritten") and self.length < 2
         return needs and not stays and not self.rewrites_derivatives
 
@@ -194,8 +219,8 @@ def _weighted(draw: Random, choices: dict[str, int]) -> str:
     return draw.choices(list(choices), list(choices.values()))[0]
 
 
-def _operation(draw: Random) -> Operation:
-    name = draw.choice(list(OPERATIONS))
+def _operation(draw: Random, known: Sequence[str]) -> Operation:
+    name = draw.choice(known)
     inputs = tuple(draw.randrange(100) for _ in OPERATIONS[name].takes)
     return Operation(name, inputs, draw.randrange(960))
 

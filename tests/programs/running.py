@@ -23,6 +23,7 @@ from jax_revolve import Disk, HostMemory
 from jax_revolve._compat.values import vary
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.step import cpu
+from programs import operations
 from programs.operations import NARROW, OPERATIONS, SIZE
 from programs.program import MODES, Program
 
@@ -380,7 +381,8 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
     grad = partial(jax.grad, argnums=active)
     axes = [0 if mapped else None for mapped in program.mapped]
     rotated = [*axes[2:], *axes[:2]]
-    many = lambda fun, axes: lambda *args: jnp.sum(jax.vmap(fun, axes)(*args))  # noqa: E731
+    vmap = partial(jax.vmap, **({"axis_name": "b"} if program.named else {}))
+    many = lambda fun, axes: lambda *args: jnp.sum(vmap(fun, axes)(*args))  # noqa: E731
 
     def total(fun: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(fun(*args)))
@@ -414,20 +416,28 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
 
         def run(*args: Any) -> Any:
             # What is the same on all devices is made to vary: its cotangents are added up outside.
+            own = [a[0] if mapped else a for a, mapped in zip(args, program.mapped, strict=True)]
+            if program.named:  # the mesh's axis is the one of the examples
+                return jax.tree.map(lambda x: x[None], fun(*(vary(a, frozenset("b")) for a in own)))
             return jax.vmap(fun, local)(*(vary(a, frozenset("b")) for a in args))
 
         return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=P("b"))
+
+    def at_one_point(*args: Any) -> Any:
+        at = [a[0] if mapped else a for a, mapped in zip(args, program.mapped, strict=True)]
+        tangents = [jnp.stack([jnp.cos(a), jnp.sin(a)]) for a in at]
+        return vmap(lambda *dots: jax.jvp(f, at, dots))(*tangents)
 
     cases: dict[str, Callable[[], Callable[..., Any]]] = {
         "value": lambda: f,
         "grad": lambda: grad(f),
         "grad of vmap": lambda: grad(many(f, axes)),
-        "vmap of grad": lambda: jax.vmap(grad(f), axes),
+        "vmap of grad": lambda: vmap(grad(f), axes),
         "grad of vmap of vmap": lambda: grad(many(jax.vmap(f, axes), rotated)),
         "vmap of vmap of grad": lambda: jax.vmap(jax.vmap(grad(f), axes), rotated),
         "vmap of grad of vmap": lambda: jax.vmap(grad(many(f, axes)), rotated),
         "jvp": lambda: jvp(f),
-        "vmap of jvp": lambda: jax.vmap(jvp(f), axes),
+        "vmap of jvp": lambda: vmap(jvp(f), axes),
         "jacobian forward": lambda: jax.jacfwd(f, active),
         "jacobian reverse": lambda: jax.jacrev(lambda *args: jnp.sin(f(*args)) * args[1], active),
         "linearize": lambda: linearize,
@@ -435,9 +445,11 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
         "reverse over forward": lambda: grad(lambda *args: jvp(f)(*args)[1]),
         "reverse over reverse": lambda: grad(total(grad(f))),
         "forward over forward": lambda: jvp(jvp(f)),
-        "vmap of forward over reverse": lambda: jax.vmap(jvp(grad(f)), axes),
+        "vmap of forward over reverse": lambda: vmap(jvp(grad(f)), axes),
         "forward over reverse of vmap": lambda: jvp(grad(many(f, axes))),
-        "vmap of reverse over reverse": lambda: jax.vmap(grad(total(grad(f))), axes),
+        "vmap of reverse over reverse": lambda: vmap(grad(total(grad(f))), axes),
+        "vmap of jvp at one point": lambda: at_one_point,
+        "grad of jit of vmap of grad": lambda: grad(total(jax.jit(vmap(grad(f), axes)))),
         "hessian": lambda: jax.hessian(f, (1, 2)),
         "checkpoint": lambda: grad(jax.checkpoint(f)),
         "in scan": lambda: grad(in_scan),
@@ -521,6 +533,7 @@ def _numbers(program: Program) -> Iterator[None]:
         stack.enter_context(jax.enable_x64(not program.single))
         if program.mode == "other keys":
             stack.enter_context(jax.default_prng_impl("rbg"))
+        stack.enter_context(patch.object(operations, "AXIS", ["b"] if program.named else []))
         yield
 
 

@@ -1,0 +1,91 @@
+"""A check of every reverse sweep, for tests and bug reports.
+
+With the environment variable `JAX_REVOLVE_CHECK=1`, each reverse sweep compares its cotangents with
+a plain pullback of the loop, and raises an error that names the loop, its plan and the cotangent if
+they differ. The plain pullback of a scan is the one of `jax.lax.scan`, which stores the residuals
+of all steps. A while loop has none; its oracle is the nested engine. So the check takes the memory
+that this library saves.
+"""
+
+import os
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat.jaxprs import source_of_function
+from jax_revolve.engine.nested import pull_back_nested
+from jax_revolve.engine.plain import run_plain
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.linearized import Cotangents
+from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.steps import Steps
+
+VARIABLE = "JAX_REVOLVE_CHECK"
+
+LONGEST = 100_000
+"""The largest bound of a while loop that is checked: the nested engine looks at every step."""
+
+TOLERANCE = 0.5
+"""The exponent of the dtype's epsilon, relative to the largest entry of a cotangent: sums in
+another order round differently, and a chaotic loop amplifies that."""
+
+
+def is_on() -> bool:
+    """Whether reverse sweeps are checked."""
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{VARIABLE} must be 0 or 1, but is {value!r}.")
+    return value == "1"
+
+
+def checked(
+    steps: Steps, plan: AnyPlan, cotangents: Cotangents, result: Operands, *, is_plain: bool
+) -> Operands:
+    """The result of a reverse sweep, with an error at run time if it is not the plain pullback's.
+    `is_plain` tells whether the loop stands for itself, not for one that is linearized again."""
+    loop = steps.loop
+    if loop.condition is None and is_plain:
+        expected = _pull_back_plain(steps, cotangents)
+    elif loop.length is not None and loop.length <= LONGEST:
+        expected = pull_back_nested(steps, cotangents)
+    else:
+        return result
+    parts = ((name, getattr(result, name), getattr(expected, name)) for name in Operands._fields)
+    where = f"the loop over {source_of_function(loop.jaxpr)} with the plan {plan}"
+    return Operands(
+        *(
+            [
+                eqx.error_if(x, _differs(x, y), f"{VARIABLE}: {name}[{i}] of {where} is wrong.")
+                for i, (x, y) in enumerate(zip(found, wanted, strict=True))
+            ]
+            for name, found, wanted in parts
+        )
+    )
+
+
+def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:
+    loop, operands = steps.loop._replace(progress=None), steps.operands
+    assert steps.linearized is not None
+    activity = steps.linearized.activity
+    masks = (activity.consts, activity.init, activity.xs)
+    given = [ct is not None for ct in cotangents.ys]
+
+    def run(*active: list[Any]) -> tuple[list[Any], list[Any]]:
+        inputs = Operands(*map(substitute, operands, masks, active))
+        carry, ys = loop.results(run_plain(loop, inputs))
+        return pick(carry, activity.carry), pick(pick(ys, activity.ys), given)
+
+    _, pullback = jax.vjp(run, *map(pick, operands, masks))
+    return Operands(*pullback((cotangents.carry, pick(cotangents.ys, given))))
+
+
+def _differs(found: Any, expected: Any) -> jax.Array:
+    """Whether a cotangent is further from the expected one than rounding explains."""
+    if not jnp.issubdtype(expected.dtype, jnp.inexact):
+        return jnp.bool_(False)
+    scale = jnp.max(jnp.abs(expected), initial=0) + jnp.finfo(expected.dtype).tiny
+    most = scale * float(jnp.finfo(expected.dtype).eps) ** TOLERANCE
+    is_close = (jnp.abs(found - expected) <= most) | (found == expected)
+    return ~jnp.all(is_close | (jnp.isnan(found) & jnp.isnan(expected)))
