@@ -55,7 +55,6 @@ from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import (
     as_array,
     instantiate,
-    is_array_type,
     is_symbolic,
     is_zero,
     tangent_type,
@@ -111,12 +110,8 @@ from jax_revolve.step.steps import Steps
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
     """The loop primitive's results."""
-    if not all(is_array_type(jax.typeof(x)) for x in operands):
-        raise NotImplementedError(
-            "jax_revolve does not support mutable array references in the body of a loop: its "
-            "reverse pass runs steps again, which would change the array again. Pass the array "
-            "through the carry, or use jax.lax.scan or jax.lax.while_loop."
-        )
+    if loop.obstacle is not None:
+        return run_plain(loop, loop.operands(operands))
     if loop.length == 0:
         inputs = loop.operands(operands)
         return run_plain(loop, inputs) if loop.condition is None else inputs.carry

@@ -66,6 +66,8 @@ class Loop(NamedTuple):
     plan: AnyPlan | Request | None
     progress: Progress | None = None
     """The listener of the loop's progress, which hears of each sweep once."""
+    obstacle: str | None = None
+    """Why the loop is always lax's own, if it is."""
 
     @classmethod
     def of(
