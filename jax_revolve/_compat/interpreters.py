@@ -4,12 +4,16 @@ An equation of this library is to them its plain program: the loop of lax, or th
 of lax. This is the only module that uses private names of JAX.
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
-from jax._src import core
+import jax
+from jax._src import checkify, core
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
+from jax.experimental.key_reuse import _core as key_reuse
 from jax.extend.core import ClosedJaxpr
 
 # References
@@ -36,3 +40,95 @@ def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
     """The jaxpr as a pure one: inputs that are references are their contents, and their contents
     afterwards are further results. References that are made in it disappear."""
     return discharge.discharge_state(closed, should_discharge=list(which))
+
+
+# Tables of rules
+
+Run: TypeAlias = Callable[..., Sequence[Any]]
+
+
+class Program(NamedTuple):
+    """What an equation of this library is to an interpreter.
+
+    `run(*operands, **params)` are equations of lax. `around(interpret, params)` is what
+    `interpret(params)` makes of them. For a loop, it puts a loop of this library in the place of
+    the one of lax that comes out, so that its gradient keeps to the plan.
+    """
+
+    run: Run
+    around: Callable[[Callable[[dict[str, Any]], Any], dict[str, Any]], Any]
+
+    def traced(self, types: Sequence[Any], params: dict[str, Any]) -> ClosedJaxpr:
+        return jax.make_jaxpr(partial(self.run, **params))(*types)
+
+
+def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
+    """`checkify`, whose rules take the error, which errors are looked for, and operands. From jax
+    0.12, a context comes first."""
+    count = checkify.pjit_error_check.__code__.co_argcount
+    *context, error, enabled = args[:count]
+    operands = args[count:]
+
+    def interpret(params: dict[str, Any]) -> Any:
+        closed = program.traced(list(map(jax.typeof, operands)), params)
+        return checkify.checkify_jaxpr(*context, closed, enabled, error, *operands)
+
+    return program.around(interpret, params)
+
+
+def _signature_of_keys(program: Program, eqn: Any) -> Any:
+    """`jax.debug_key_reuse`, which reads programs and computes nothing."""
+    closed = program.traced([v.aval for v in eqn.invars], eqn.params)
+    return key_reuse.jaxpr_type_signature(closed.jaxpr)
+
+
+def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
+    """`jax.experimental.sparse.sparsify`, whose values are numbers of buffers in `env`."""
+    transform = sys.modules[_SPARSE]
+    types, arrays = transform.spvalues_to_avals(env, values), transform.spvalues_to_arrays(env, values)
+
+    def interpret(params: dict[str, Any]) -> Any:
+        closed, inside = program.traced(types, params), transform.SparsifyEnv()
+        inputs = transform.arrays_to_spvalues(inside, arrays)
+        results = transform.eval_sparse(closed.jaxpr, closed.consts, inputs, inside)
+        return transform.spvalues_to_arrays(inside, list(results))
+
+    return transform.arrays_to_spvalues(env, program.around(interpret, params))
+
+
+def _taylor_series(program: Program, primals: Any, series: Any, **params: Any) -> Any:
+    """`jax.experimental.jet`, which knows functions under `jax.jit`."""
+    call = jax.make_jaxpr(jax.jit(partial(program.run, **params)))(*primals).eqns[0]
+    return sys.modules[_JET].jet_rules[call.primitive](primals, series, **call.params)
+
+
+_SPARSE, _JET = "jax.experimental.sparse.transform", "jax.experimental.jet"
+
+LATE = {_SPARSE, _JET}
+"""Interpreters that take time to import, and refuse an equation without a rule: they get their
+rules once they are imported."""
+
+_PROGRAMS: dict[Any, Program] = {}
+
+
+def register(primitive: Any, program: Program) -> None:
+    """Let every interpreter know what a primitive computes."""
+    _PROGRAMS[primitive] = program
+    checkify.error_checks[primitive] = partial(_check_errors, program)
+    signature = partial(_signature_of_keys, program)
+    key_reuse.key_reuse_signatures[primitive] = key_reuse.DynamicKeyReuseSignature(signature)
+    for name in (_SPARSE, _JET):
+        if name in sys.modules:
+            register_late(name)
+
+
+def register_late(name: str) -> None:
+    """Register in one of the `LATE` interpreters, which is imported by now."""
+    LATE.discard(name)
+    module = sys.modules[name]
+    for primitive, program in _PROGRAMS.items():
+        if name == _JET:
+            module.jet_rules[primitive] = partial(_taylor_series, program)
+        else:
+            for table in (module.sparse_rules_bcoo, module.sparse_rules_bcsr):
+                table[primitive] = partial(_sparsified, program)

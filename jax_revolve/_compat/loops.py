@@ -1,5 +1,6 @@
 """lax's own loop equations."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jax_revolve._compat.interpreters import LATE, register_late
 from jax_revolve._compat.jaxprs import variables
 from jax_revolve._compat.references import run_on_contents
 from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
@@ -42,6 +44,8 @@ def run_around_loop(
     trace is what lax computes before the loop (promoted weak types, hoisted constants), the loop,
     and what comes after it (values that the body only passes on).
     """
+    for name in [name for name in LATE if name in sys.modules]:
+        register_late(name)
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
     # The last one: a condition that is evaluated before may have loops of its own.

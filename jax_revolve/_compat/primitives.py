@@ -9,6 +9,7 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from jax_revolve._compat.interpreters import Program, register
 from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
 from jax_revolve._compat.values import AbstractValue, is_zero
 
@@ -24,6 +25,7 @@ def new_primitive(
     prune: "Prune | None" = None,
     split: "Split | None" = None,
     known: "Prune | None" = None,
+    interpret: Callable[..., Any] = lambda run, params: run(params),
 ) -> Primitive:
     """A primitive with several results, from Python functions in place of JAX's registries.
 
@@ -33,6 +35,8 @@ def new_primitive(
     `prune(used, **params)` says which results to keep computing, given which are used, from which
     operands, and the parameters to that end. `known(given, **params)` does so for the results that
     depend on given operands alone. `split` is for a primitive that is linear in its last operands.
+    `interpret(run, params)` is `run(params)`, in which an interpreter of programs runs the
+    implementation.
     """
 
     @partial(jax.jit, static_argnums=0)
@@ -56,6 +60,7 @@ def new_primitive(
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
         return call_jaxpr(without_dead_code(traced))(*operands)
 
+    register(primitive, Program(implementation, interpret))
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
     if jvp is not None:
         ad.primitive_jvps[primitive] = jvp

@@ -49,7 +49,7 @@ class Active(NamedTuple):
 
 class Rules(NamedTuple):
     """What is particular to the functions of a primitive. `run` is its implementation; `batch`,
-    `prune` and `known` are the rules of `new_primitive`, and `prune_jvp` is the jvp primitive's."""
+    `prune`, `known` and `interpret` are the rules of `new_primitive`, and `prune_jvp` is the jvp primitive's."""
 
     run: Callable[..., Flat]
     batch: Callable[..., Batched]
@@ -71,6 +71,7 @@ class Rules(NamedTuple):
     prune: Prune | None = None
     prune_jvp: Prune | None = None
     known: Prune | None = None
+    interpret: Callable[..., Any] = lambda run, params: run(params)
 
 
 def function_primitive(name: str, rules: Rules) -> Primitive:
@@ -84,6 +85,7 @@ def function_primitive(name: str, rules: Rules) -> Primitive:
         transpose=lambda *args, **params: _function_transpose(rules, *args, **params),
         prune=rules.prune,
         known=rules.known,
+        interpret=rules.interpret,
     )
     if rules.linearize is None:
         rules = rules._replace(linearize=partial(_hold_nothing, rules, primitive))

@@ -170,6 +170,11 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
     return batch_once(function, ("loop", axis), batch_loop, operands, dims)
 
 
+def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
+    """What an interpreter makes of the loop of lax is a loop with the same plan."""
+    return _as_loop(params["function"], lambda loop: run({"function": loop}))
+
+
 def _loop_jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
     """The loop of values and tangents."""
     count, pairs = len(activity.operands), paired(loop, activity)
@@ -277,6 +282,7 @@ loop_p = function_primitive(
         prune=prune_loop,
         prune_jvp=prune_jvp,
         known=known_part,
+        interpret=_interpret_loop,
     ),
 )
 
