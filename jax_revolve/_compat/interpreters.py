@@ -7,14 +7,16 @@ of lax. This is the only module that uses private names of JAX.
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
-from jax._src import checkify, core
+from jax._src import checkify, config, core
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
 from jax.extend.core import ClosedJaxpr
+
+T = TypeVar("T")
 
 # References
 
@@ -56,10 +58,11 @@ class Program(NamedTuple):
     """
 
     run: Run
+    keys: Run | None
+    """What uses the PRNG keys among the operands. A recomputed step uses keys for which the first
+    computation answers, so a derivative has none."""
     around: Callable[[Callable[[dict[str, Any]], Any], dict[str, Any]], Any]
 
-    def traced(self, types: Sequence[Any], params: dict[str, Any]) -> ClosedJaxpr:
-        return jax.make_jaxpr(partial(self.run, **params))(*types)
 
 
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
@@ -70,7 +73,7 @@ def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
     operands = args[count:]
 
     def interpret(params: dict[str, Any]) -> Any:
-        closed = program.traced(list(map(jax.typeof, operands)), params)
+        closed = jax.make_jaxpr(partial(program.run, **params))(*operands)
         return checkify.checkify_jaxpr(*context, closed, enabled, error, *operands)
 
     return program.around(interpret, params)
@@ -78,8 +81,23 @@ def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
 
 def _signature_of_keys(program: Program, eqn: Any) -> Any:
     """`jax.debug_key_reuse`, which reads programs and computes nothing."""
-    closed = program.traced([v.aval for v in eqn.invars], eqn.params)
+    if program.keys is None:
+        return key_reuse.KeyReuseSignature()
+    closed = jax.make_jaxpr(partial(program.keys, **eqn.params))(*(v.aval for v in eqn.invars))
     return key_reuse.jaxpr_type_signature(closed.jaxpr)
+
+
+def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
+    """The rule, in which `jax.debug_key_reuse` does not check what is traced. It checks the step
+    where the user's loop is traced, and a schedule, which recomputes steps, would not pass."""
+
+    def run(*args: Any, **params: Any) -> T:
+        if not config.debug_key_reuse.value:
+            return rule(*args, **params)
+        with jax.debug_key_reuse(False):
+            return rule(*args, **params)
+
+    return run
 
 
 def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
@@ -88,7 +106,8 @@ def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
     types, arrays = transform.spvalues_to_avals(env, values), transform.spvalues_to_arrays(env, values)
 
     def interpret(params: dict[str, Any]) -> Any:
-        closed, inside = program.traced(types, params), transform.SparsifyEnv()
+        closed = jax.make_jaxpr(partial(program.run, **params))(*types)
+        inside = transform.SparsifyEnv()
         inputs = transform.arrays_to_spvalues(inside, arrays)
         results = transform.eval_sparse(closed.jaxpr, closed.consts, inputs, inside)
         return transform.spvalues_to_arrays(inside, list(results))

@@ -282,6 +282,7 @@ loop_p = function_primitive(
         prune=prune_loop,
         prune_jvp=prune_jvp,
         known=known_part,
+        keys=_run_plain_loop,
         interpret=_interpret_loop,
     ),
 )
@@ -472,6 +473,13 @@ def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
     return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
 
 
+def _forward_sweep_keys(*operands: Any, function: Sweep) -> Flat:
+    def run(*operands: Any) -> Flat:
+        return run_plain(function.loop, function.loop.operands(operands))
+
+    return mapped(run, function.vmaps)(*operands)
+
+
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
     """Which results a sweep keeps, and the sweep with those alone. Unused ys are not computed: XLA
     does not find out by itself that a loop inside a loop only carries a buffer along. The last
@@ -622,6 +630,7 @@ forward_sweep_p = _sweep_primitive(
     pull_back=_forward_sweep_pull_back,
     linearize=_forward_sweep_linearize,
     prune=_forward_sweep_prune,
+    keys=_forward_sweep_keys,
     prune_jvp=_forward_sweep_prune_jvp,
 )
 
