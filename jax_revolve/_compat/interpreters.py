@@ -7,16 +7,25 @@ of lax. This is the only module that uses private names of JAX.
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
-from jax._src import checkify, config, core
+from jax._src import checkify, config, core, source_info_util, traceback_util
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
 from jax.extend.core import ClosedJaxpr
 
 T = TypeVar("T")
+
+# Tracebacks and the source locations of equations show the user's frames, not the ones in here.
+PACKAGE = str(Path(__file__).parents[1])
+traceback_util.register_exclusion(PACKAGE)
+source_info_util.register_exclusion(PACKAGE)
+
+filtered_traceback = traceback_util.api_boundary
+"""Decorates public functions, whose errors JAX then filters like those of its own."""
 
 # References
 

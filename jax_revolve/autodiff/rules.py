@@ -161,6 +161,11 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
         return run_examples(loop, inputs)
 
     def batch_loop(*operands: Any) -> Batched:
+        if function.condition is not None and function.body_effects:
+            # lax refuses a batched condition beside some effects.
+            plain = partial(run_plain, function._replace(progress=None))
+            as_lax = lambda *flat: plain(function.operands(flat))  # noqa: E731
+            jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
         dims_out = batched_dims(axis, partial(run, function), operands, dims)
         results = _as_loop(
             function, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)

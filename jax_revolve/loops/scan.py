@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from jax import lax
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
@@ -20,6 +21,7 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 
 
+@filtered_traceback
 def checkpointed_scan(
     f: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,

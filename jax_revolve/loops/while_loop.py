@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
@@ -58,6 +59,7 @@ def bounded_while_loop(
 ) -> tuple[Value, jax.Array]: ...
 
 
+@filtered_traceback
 def bounded_while_loop(
     cond_fun: Callable[[Value], Any],
     body_fun: Callable[[Value], Value],

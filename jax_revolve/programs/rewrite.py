@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 
 from jax_revolve._compat.batched import with_single_predicates
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.programs.choice import Choice, Where
@@ -142,6 +143,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     run.__name__ = getattr(fun, "__name__", type(fun).__name__)  # it names the loops in it
     compiled = eqx.filter_jit(run)
 
+    @filtered_traceback
     @wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_jit_disabled():
