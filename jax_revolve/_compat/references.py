@@ -24,7 +24,7 @@ from jax_revolve._compat.interpreters import (
     is_reference_effect,
 )
 from jax_revolve._compat.jaxprs import any_equation, call_jaxpr
-from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type
+from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type, zeros
 
 if TYPE_CHECKING:
     from jax_revolve._compat.loops import LoopEquation
@@ -164,6 +164,16 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
         raise NotPure(
             "a function in it that has a derivative rule of its own uses mutable references"
         )
+
+
+def uses_references(eqn: Any) -> bool:
+    return any(map(is_reference_effect, eqn.effects))
+
+
+def like(aval: AbstractValue) -> Any:
+    """A value of this type, for tracing: zeros, or a reference to them."""
+    value = with_weak_type(zeros(contents_type(aval)), contents_type(aval))
+    return jax.new_ref(value) if is_reference(aval) else value
 
 
 def _contents(reference: Any) -> Any:
