@@ -73,7 +73,6 @@ class Program(NamedTuple):
     around: Callable[[Callable[[dict[str, Any]], Any], dict[str, Any]], Any]
 
 
-
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
     """`checkify`, whose rules take the error, which errors are looked for, and operands. From jax
     0.12, a context comes first."""
@@ -112,7 +111,10 @@ def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
 def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
     """`jax.experimental.sparse.sparsify`, whose values are numbers of buffers in `env`."""
     transform = sys.modules[_SPARSE]
-    types, arrays = transform.spvalues_to_avals(env, values), transform.spvalues_to_arrays(env, values)
+    types, arrays = (
+        transform.spvalues_to_avals(env, values),
+        transform.spvalues_to_arrays(env, values),
+    )
 
     def interpret(params: dict[str, Any]) -> Any:
         closed = jax.make_jaxpr(partial(program.run, **params))(*types)

@@ -36,9 +36,9 @@ def new_primitive(
     `prune(used, **params)` says which results to keep computing, given which are used, from which
     operands, and the parameters to that end. `known(given, **params)` does so for the results that
     depend on given operands alone. `split` is for a primitive that is linear in its last operands.
-    `keys(*operands, **params)` uses the operands that are PRNG keys as the primitive does, for
-    `jax.debug_key_reuse`; derivatives use none. `interpret(run, params)` is `run(params)`, in which an interpreter of programs runs the
-    implementation.
+    `keys(*operands, **params)` uses the PRNG keys among the operands as the primitive does; without
+    it, they were used before. `interpret(run, params)` is `run(params)`, in which an interpreter of
+    programs runs the implementation.
     """
 
     implementation, batch = map(without_key_checks, (implementation, batch))
@@ -70,7 +70,9 @@ def new_primitive(
     if jvp is not None:
         ad.primitive_jvps[primitive] = without_key_checks(jvp)
     if transpose is not None:
-        ad.primitive_transposes[primitive] = partial(_transpose_nonzero, without_key_checks(transpose))
+        ad.primitive_transposes[primitive] = partial(
+            _transpose_nonzero, without_key_checks(transpose)
+        )
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:

@@ -114,9 +114,7 @@ class _PureLoop:
         )
         read = {id(x): _contents(x) for x in operands if is_reference(jax.typeof(x))}
         own_consts = [x for x, k in zip(consts, kept, strict=True) if k]
-        self.operands = [
-            read.get(id(x), x) for x in (*own_consts, *carry, *self.carried, *xs)
-        ]
+        self.operands = [read.get(id(x), x) for x in (*own_consts, *carry, *self.carried, *xs)]
 
     def write_back(self, results: Sequence[Any]) -> list[Any]:
         """The results of the loop of references, from the pure one's."""
@@ -157,7 +155,8 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
 
     def has_rule(eqn: Any) -> bool:
         is_custom = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-        return is_custom and any(map(is_reference_effect, eqn.effects))
+        takes = any(is_reference(v.aval) for v in eqn.invars)
+        return is_custom and (takes or uses_references(eqn))
 
     if any_equation(equation.jaxpr, has_rule):
         # The rule may write to them in the reverse pass, which discharging would forget.
@@ -184,6 +183,4 @@ def _of_type(value: Any, aval: AbstractValue) -> Any:
     """The value, weakly typed exactly if `aval` is."""
     if aval.weak_type or not jax.typeof(value).weak_type:
         return with_weak_type(value, aval)
-    return convert_element_type_p.bind(
-        value, new_dtype=value.dtype, weak_type=False, sharding=None
-    )
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=False, sharding=None)

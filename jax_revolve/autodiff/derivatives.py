@@ -49,7 +49,8 @@ class Active(NamedTuple):
 
 class Rules(NamedTuple):
     """What is particular to the functions of a primitive. `run` is its implementation; `batch`,
-    `prune`, `known`, `keys` and `interpret` are the rules of `new_primitive`, and `prune_jvp` is the jvp primitive's."""
+    `prune`, `known`, `keys` and `interpret` are as in `new_primitive`, and `prune_jvp` is the jvp
+    primitive's."""
 
     run: Callable[..., Flat]
     batch: Callable[..., Batched]
