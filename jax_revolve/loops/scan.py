@@ -60,8 +60,9 @@ def checkpointed_scan(
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that `f` writes into but does not read.
 
-    Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
-    `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
+    Mutable references (`jax.new_ref`) that `f` reads and writes are parts of the carry, or of xs and
+    ys, and written back once. Like `jax.checkpoint`, it runs `f` again to differentiate it: effects
+    in `f`, such as `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
 
     **Arguments:**
 
@@ -116,8 +117,10 @@ def checkpointed_scan(
         which is tested once;
     - `ValueError` if the loop has more than `2**31 - 2` steps: steps are counted in 32 bits, and
         the schedule counts the end of the loop as one more;
-    - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
-        again would change again.
+    - `NotImplementedError` if a budget is given for a loop that cannot recompute steps: one with
+        values that are not arrays, or with a function in it that has a derivative rule of its own
+        and uses mutable references. Without a budget, such a loop runs as `lax.scan`, with a
+        warning.
 
     !!! Example
 

@@ -145,7 +145,8 @@ def bounded_while_loop(
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
         less than the least possible, and if the gradient of a loop without a bound is
         differentiated;
-    - `NotImplementedError` if `body_fun` uses a mutable array reference from outside;
+    - `NotImplementedError` if a budget is given for a loop that cannot recompute steps, as
+        [`jax_revolve.checkpointed_scan`][], or if `cond_fun` writes to a mutable reference;
     - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
         a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
 
