@@ -76,6 +76,14 @@ class Program(NamedTuple):
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
     """`checkify`, whose rules take the error, which errors are looked for, and operands. From jax
     0.12, a context comes first."""
+    loop = getattr(params.get("function"), "loop", params.get("function"))
+    is_mapped = bool(getattr(params.get("function"), "vmaps", ()))
+    if getattr(loop, "has_examples", False) or (is_mapped and loop.condition is not None):
+        # Errors of steps that are dropped would be seen.
+        raise ValueError(
+            "Checkify does not support batched while-loops (checkify-of-vmap-of-while). Move the "
+            "vmap to the outer level, to get vmap-of-checkify-of-while."
+        )
     count = checkify.pjit_error_check.__code__.co_argcount
     *context, error, enabled = args[:count]
     operands = args[count:]

@@ -142,7 +142,8 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     """
 
     def run(equation: LoopEquation, operands: list[Any]) -> Flat:
-        return run_loop(Loop.of(equation, loop.length, loop.plan, loop.progress), operands)
+        own = Loop.of(equation, loop.length, loop.plan, loop.progress)
+        return run_loop(own._replace(has_examples=loop.has_examples), operands)
 
     length = None if loop.condition is not None else loop.length
     bare = loop._replace(length=length, progress=None)
@@ -167,8 +168,17 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
             as_lax = lambda *flat: plain(function.operands(flat))  # noqa: E731
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
         dims_out = batched_dims(axis, partial(run, function), operands, dims)
+        loop = function
+        if function.condition is not None:
+            consts = list(operands[: function.num_consts])
+            run_all = vmap_over(axis, partial(run, function), dims, dims_out)
+            carried_like = [*consts, *jax.eval_shape(run_all, *operands)]
+            going = lambda *flat: [function.holds(flat[: len(consts)], flat[len(consts) :])]  # noqa: E731
+            dims_of_condition = [*dims[: len(consts)], *dims_out]
+            (dim,) = batched_dims(axis, going, carried_like, dims_of_condition)
+            loop = function._replace(has_examples=function.has_examples or dim is not None)
         results = _as_loop(
-            function, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+            loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
         )
         return results, dims_out
 

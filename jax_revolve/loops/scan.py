@@ -60,9 +60,10 @@ def checkpointed_scan(
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that `f` writes into but does not read.
 
-    Mutable references (`jax.new_ref`) that `f` reads and writes are parts of the carry, or of xs and
-    ys, and written back once. Like `jax.checkpoint`, it runs `f` again to differentiate it: effects
-    in `f`, such as `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
+    Mutable references (`jax.new_ref`) that `f` reads and writes are parts of the carry, or of xs
+    and ys, and are written back once. Like `jax.checkpoint`, it runs `f` again to differentiate it:
+    effects in `f`, such as `jax.debug.print`, then happen again. Under `jax.disable_jit` it is
+    `lax.scan` and stores all.
 
     **Arguments:**
 

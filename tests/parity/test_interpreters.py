@@ -110,6 +110,23 @@ def test_checks_in_a_chain() -> None:
         assert (errors(fun, 1.8) or "").startswith("x is 2.7")
 
 
+def test_checks_of_examples_are_refused() -> None:
+    """As by lax: a step of an example that is done would be checked, too."""
+
+    def run(x: Any) -> Any:
+        def body(x: Any) -> Any:
+            checkify.check(x < 3, "x is {x}", x=x)
+            return x + 1.0
+
+        return bounded_while_loop(lambda x: x < 3, body, x, max_steps=9)
+
+    for fun in (jax.vmap(run), jax.vmap(jax.grad(run))):
+        with pytest.raises(ValueError, match="checkify-of-vmap-of-while"):
+            errors(fun, [0.0, 1.0])
+    checked = jax.vmap(checkify.checkify(run))
+    assert checked(jnp.array([0.0, 1.0]))[0].get() is None
+
+
 # Key reuse
 
 
