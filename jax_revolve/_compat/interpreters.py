@@ -76,9 +76,10 @@ class Program(NamedTuple):
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
     """`checkify`, whose rules take the error, which errors are looked for, and operands. From jax
     0.12, a context comes first."""
-    loop = getattr(params.get("function"), "loop", params.get("function"))
-    is_mapped = bool(getattr(params.get("function"), "vmaps", ()))
-    if getattr(loop, "has_examples", False) or (is_mapped and loop.condition is not None):
+    function = params.get("function")
+    loop = getattr(function, "loop", function)
+    is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None
+    if is_mapped or getattr(loop, "has_examples", False):
         # Errors of steps that are dropped would be seen.
         raise ValueError(
             "Checkify does not support batched while-loops (checkify-of-vmap-of-while). Move the "

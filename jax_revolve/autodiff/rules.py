@@ -170,12 +170,14 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
         dims_out = batched_dims(axis, partial(run, function), operands, dims)
         loop = function
         if function.condition is not None:
-            consts = list(operands[: function.num_consts])
+            num_consts = function.num_consts
             run_all = vmap_over(axis, partial(run, function), dims, dims_out)
-            carried_like = [*consts, *jax.eval_shape(run_all, *operands)]
-            going = lambda *flat: [function.holds(flat[: len(consts)], flat[len(consts) :])]  # noqa: E731
-            dims_of_condition = [*dims[: len(consts)], *dims_out]
-            (dim,) = batched_dims(axis, going, carried_like, dims_of_condition)
+            after = [*operands[:num_consts], *jax.eval_shape(run_all, *operands)]
+
+            def going(*flat: Any) -> Flat:
+                return [function.holds(list(flat[:num_consts]), list(flat[num_consts:]))]
+
+            (dim,) = batched_dims(axis, going, after, [*dims[:num_consts], *dims_out])
             loop = function._replace(has_examples=function.has_examples or dim is not None)
         results = _as_loop(
             loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)

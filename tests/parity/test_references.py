@@ -210,6 +210,7 @@ def test_gradients_are_accumulated_into_references() -> None:
 
     def accumulated(scan: Any) -> Any:
         total, of_xs = jax.new_ref(jnp.ones(())), jax.new_ref(XS * 0)
+        pullback: Any
         value, pullback = jax.vjp(partial(final, scan), A, XS)
         pullback.with_refs(total, of_xs)(jnp.ones_like(value))
         return total[...], of_xs[...]
