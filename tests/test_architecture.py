@@ -58,7 +58,8 @@ def test_arrows() -> None:
     wrong: list[str] = []
     for path in FILES:
         names, room = imports(ast.parse(path.read_text())), room_of(path)
-        forbidden = within(names, "jax._src")
+        has_private = path == PACKAGE / "_compat" / "interpreters.py"
+        forbidden = set() if has_private else within(names, "jax._src")
         if room != "_compat":
             forbidden |= within(names, "jax.core", "jax.extend", "jax.interpreters")
         if room in ("schedule", "progress"):

@@ -84,18 +84,6 @@ def test_too_long() -> None:
         jax.eval_shape(lambda: checkpointed_scan(same, 1.0, None, 2**31 - 1, checkpoints=3))
 
 
-@pytest.mark.skipif(not hasattr(jax, "new_ref"), reason="this JAX has none")
-def test_mutable_references_are_refused() -> None:
-    ref = jax.new_ref(jnp.zeros(()))
-
-    def step(c: Any, x: Any) -> Any:
-        ref[...] += x
-        return c, None
-
-    with pytest.raises(NotImplementedError, match="does not support mutable array references"):
-        checkpointed_scan(step, 1.0, xs)
-
-
 def test_same_signature_as_lax_scan() -> None:
     """Called by position: f, init, xs, length, reverse, unroll, _split_transpose."""
     carry, ys = checkpointed_scan(lambda c, x: (c + x, jnp.array(c)), 0.0, xs, 3, True, 2, False)

@@ -12,4 +12,6 @@ Tried on jax 0.7.2, 0.10.2 and 0.12.0.1. What each entry stands on:
 - the names of the equations that run other jaxprs, and of their parameters (`equations`).
 - the names of the equations that read and write entries of arrays, and of their parameters
   (`updates`).
+- private names of JAX, in `interpreters` alone: the tables of rules of its interpreters, the
+  discharge of mutable references, and the files that its tracebacks leave out.
 """

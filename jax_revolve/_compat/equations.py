@@ -11,7 +11,8 @@ from jax.core import eval_jaxpr
 
 from jax_revolve._compat.jaxprs import function_of, has_equation, is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
-from jax_revolve._compat.values import is_array_type, varying_axes, with_weak_type, zeros
+from jax_revolve._compat.references import like
+from jax_revolve._compat.values import is_array_type, varying_axes
 
 T = TypeVar("T")
 
@@ -188,4 +189,4 @@ def run_each(closed: Any, inputs: Sequence[Any], run: Callable[..., Sequence[Any
 
 def operands_like(eqn: Any) -> list[Any]:
     """Zeros in place of an equation's operands, for tracing."""
-    return [with_weak_type(zeros(v.aval), v.aval) for v in eqn.invars]
+    return [like(v.aval) for v in eqn.invars]

@@ -167,7 +167,7 @@ def has_rule_of_user(closed: ClosedJaxpr) -> bool:
         is_jvp = name.startswith("custom_jvp")
         return name.startswith("custom_vjp") or (is_jvp and not _has_jax_rule(eqn))
 
-    return _any_equation(closed, is_of_user)
+    return any_equation(closed, is_of_user)
 
 
 def _has_jax_rule(eqn: Any) -> bool:
@@ -210,10 +210,10 @@ _CLOSURES = {
 
 def has_equation(closed: ClosedJaxpr, *names: str) -> bool:
     """Whether the name of a primitive anywhere in it starts with one of these."""
-    return _any_equation(closed, lambda eqn: eqn.primitive.name.startswith(names))
+    return any_equation(closed, lambda eqn: eqn.primitive.name.startswith(names))
 
 
-def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
+def any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     rest: list[Any] = [closed]
     while rest:
         for eqn in rest.pop().eqns:

@@ -1,15 +1,17 @@
 """lax's own loop equations."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax._src.config import eager_constant_folding
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jax_revolve._compat.interpreters import LATE, eager_constant_folding, register_late
 from jax_revolve._compat.jaxprs import variables
-from jax_revolve._compat.values import AbstractValue, as_array
+from jax_revolve._compat.references import run_on_contents
+from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
 
 
 class LoopEquation(NamedTuple):
@@ -29,6 +31,8 @@ class LoopEquation(NamedTuple):
     length: int | None = None
     reverse: bool = False
     unroll: int = 1
+    obstacle: str | None = None
+    """Why it cannot be reversed with checkpoints."""
 
 
 def run_around_loop(
@@ -40,6 +44,8 @@ def run_around_loop(
     trace is what lax computes before the loop (promoted weak types, hoisted constants), the loop,
     and what comes after it (values that the body only passes on).
     """
+    for name in [name for name in LATE if name in sys.modules]:
+        register_late(name)
     with eager_constant_folding(False):  # `jax.ensure_compile_time_eval` would run the loop
         closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
@@ -63,7 +69,11 @@ def run_around_loop(
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
     operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
     equation = READ[loop.primitive.name](loop)
-    results = run_loop(equation, list(map(as_array, operands)))
+    operands = list(map(as_array, operands))
+    if equation.body_effects or not all(is_array_type(v.aval) for v in loop.outvars + loop.invars):
+        results = run_on_contents(run_loop, equation, operands)
+    else:
+        results = run_loop(equation, operands)
     epilogue = jaxpr.replace(constvars=[], invars=[*passed_on, *loop.outvars], eqns=after)
     outputs = eval_jaxpr(epilogue, [], *(values[v] for v in passed_on), *results)
     return jax.tree.unflatten(treedef, outputs)

@@ -9,6 +9,7 @@ from jax.extend.core import Primitive, Var
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from jax_revolve._compat.interpreters import Program, register, without_key_checks
 from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
 from jax_revolve._compat.values import AbstractValue, is_zero
 
@@ -24,6 +25,8 @@ def new_primitive(
     prune: "Prune | None" = None,
     split: "Split | None" = None,
     known: "Prune | None" = None,
+    keys: Callable[..., Sequence[Any]] | None = None,
+    interpret: Callable[..., Any] = lambda run, params: run(params),
 ) -> Primitive:
     """A primitive with several results, from Python functions in place of JAX's registries.
 
@@ -33,7 +36,12 @@ def new_primitive(
     `prune(used, **params)` says which results to keep computing, given which are used, from which
     operands, and the parameters to that end. `known(given, **params)` does so for the results that
     depend on given operands alone. `split` is for a primitive that is linear in its last operands.
+    `keys(*operands, **params)` uses the PRNG keys among the operands as the primitive does; without
+    it, they were used before. `interpret(run, params)` is `run(params)`, in which an interpreter of
+    programs runs the implementation.
     """
+
+    implementation, batch = map(without_key_checks, (implementation, batch))
 
     @partial(jax.jit, static_argnums=0)
     def compiled(params: tuple[tuple[str, Any], ...], *operands: Any) -> Sequence[Any]:
@@ -51,21 +59,26 @@ def new_primitive(
     primitive.def_effectful_abstract_eval(output_types)
     batching.fancy_primitive_batchers[primitive] = batch
 
+    @without_key_checks
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
         # As under `jax.jit`: an unused value may not even have a lowering.
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
         return call_jaxpr(without_dead_code(traced))(*operands)
 
+    register(primitive, Program(implementation, keys, interpret))
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
     if jvp is not None:
-        ad.primitive_jvps[primitive] = jvp
+        ad.primitive_jvps[primitive] = without_key_checks(jvp)
     if transpose is not None:
-        ad.primitive_transposes[primitive] = partial(_transpose_nonzero, transpose)
+        ad.primitive_transposes[primitive] = partial(
+            _transpose_nonzero, without_key_checks(transpose)
+        )
     if prune is not None:
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:
         pe.custom_partial_eval_rules[primitive] = partial(_split_results, primitive, known)
     if split is not None:
+        split = split._replace(linearize=without_key_checks(split.linearize))
         pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
         pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
     return primitive

@@ -50,7 +50,8 @@ class Active(NamedTuple):
 
 class Rules(NamedTuple):
     """What is particular to the functions of a primitive. `run` is its implementation; `batch`,
-    `prune` and `known` are the rules of `new_primitive`, and `prune_jvp` is the jvp primitive's."""
+    `prune`, `known`, `keys` and `interpret` are as in `new_primitive`, and `prune_jvp` is the jvp
+    primitive's."""
 
     run: Callable[..., Flat]
     batch: Callable[..., Batched]
@@ -72,6 +73,8 @@ class Rules(NamedTuple):
     prune: Prune | None = None
     prune_jvp: Prune | None = None
     known: Prune | None = None
+    keys: Callable[..., Flat] | None = None
+    interpret: Callable[..., Any] = lambda run, params: run(params)
 
 
 def function_primitive(name: str, rules: Rules) -> Primitive:
@@ -85,6 +88,8 @@ def function_primitive(name: str, rules: Rules) -> Primitive:
         transpose=lambda *args, **params: _function_transpose(rules, *args, **params),
         prune=rules.prune,
         known=rules.known,
+        keys=rules.keys,
+        interpret=rules.interpret,
     )
     if rules.linearize is None:
         rules = rules._replace(linearize=partial(_hold_nothing, rules, primitive))
@@ -104,6 +109,7 @@ def function_primitive(name: str, rules: Rules) -> Primitive:
         jvp=partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
         transpose=partial(_jvp_transpose, rules),
         prune=rules.prune_jvp,
+        keys=rules.keys and partial(_jvp_keys, rules.keys),
         split=Split(
             primitive,
             rules.primal_half,
@@ -175,6 +181,11 @@ def _jvp_types(*_: Any, function: Any, activity: Active) -> Any:
 def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat:
     types, _ = _jvp_types(function=function, activity=activity)
     return list(map(with_weak_type, rules.jvp(function, activity, *flat), types))
+
+
+def _jvp_keys(keys: Callable[..., Flat], *flat: Any, function: Any, activity: Active) -> Flat:
+    """Of the values. Tangents use the same numbers."""
+    return keys(*flat[: len(activity.operands)], function=function)
 
 
 def _jvp_batching(

@@ -55,7 +55,6 @@ from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import (
     as_array,
     instantiate,
-    is_array_type,
     is_symbolic,
     is_zero,
     tangent_type,
@@ -115,12 +114,8 @@ from jax_revolve.step.steps import Steps
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
     """The loop primitive's results."""
-    if not all(is_array_type(jax.typeof(x)) for x in operands):
-        raise NotImplementedError(
-            "jax_revolve does not support mutable array references in the body of a loop: its "
-            "reverse pass runs steps again, which would change the array again. Pass the array "
-            "through the carry, or use jax.lax.scan or jax.lax.while_loop."
-        )
+    if loop.obstacle is not None:
+        return run_plain(loop, loop.operands(operands))
     if loop.length == 0:
         inputs = loop.operands(operands)
         return run_plain(loop, inputs) if loop.condition is None else inputs.carry
@@ -151,7 +146,8 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     """
 
     def run(equation: LoopEquation, operands: list[Any]) -> Flat:
-        return run_loop(Loop.of(equation, loop.length, loop.plan, loop.progress), operands)
+        own = Loop.of(equation, loop.length, loop.plan, loop.progress)
+        return run_loop(own._replace(has_examples=loop.has_examples), operands)
 
     length = None if loop.condition is not None else loop.length
     bare = loop._replace(length=length, progress=None)
@@ -170,13 +166,34 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
         return run_examples(loop, inputs)
 
     def batch_loop(*operands: Any) -> Batched:
+        if function.condition is not None and function.body_effects:
+            # lax refuses a batched condition beside some effects.
+            plain = partial(run_plain, function._replace(progress=None))
+            as_lax = lambda *flat: plain(function.operands(flat))  # noqa: E731
+            jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
         dims_out = batched_dims(axis, partial(run, function), operands, dims)
+        loop = function
+        if function.condition is not None:
+            num_consts = function.num_consts
+            run_all = vmap_over(axis, partial(run, function), dims, dims_out)
+            after = [*operands[:num_consts], *jax.eval_shape(run_all, *operands)]
+
+            def going(*flat: Any) -> Flat:
+                return [function.holds(list(flat[:num_consts]), list(flat[num_consts:]))]
+
+            (dim,) = batched_dims(axis, going, after, [*dims[:num_consts], *dims_out])
+            loop = function._replace(has_examples=function.has_examples or dim is not None)
         results = _as_loop(
-            function, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+            loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
         )
         return results, dims_out
 
     return batch_once(function, ("loop", axis), batch_loop, operands, dims)
+
+
+def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
+    """What an interpreter makes of the loop of lax is a loop with the same plan."""
+    return _as_loop(params["function"], lambda loop: run({"function": loop}))
 
 
 def _loop_jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
@@ -286,6 +303,8 @@ loop_p = function_primitive(
         prune=prune_loop,
         prune_jvp=prune_jvp,
         known=known_part,
+        keys=_run_plain_loop,
+        interpret=_interpret_loop,
     ),
 )
 
@@ -486,6 +505,13 @@ def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
     return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
 
 
+def _forward_sweep_keys(*operands: Any, function: Sweep) -> Flat:
+    def run(*operands: Any) -> Flat:
+        return run_plain(function.loop, function.loop.operands(operands))
+
+    return mapped(run, function.vmaps)(*operands)
+
+
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
     """Which results a sweep keeps, and the sweep with those alone. Unused ys are not computed: XLA
     does not find out by itself that a loop inside a loop only carries a buffer along. The last
@@ -636,6 +662,7 @@ forward_sweep_p = _sweep_primitive(
     pull_back=_forward_sweep_pull_back,
     linearize=_forward_sweep_linearize,
     prune=_forward_sweep_prune,
+    keys=_forward_sweep_keys,
     prune_jvp=_forward_sweep_prune_jvp,
 )
 

@@ -128,7 +128,7 @@ def _transpose(
 
 segment_p = function_primitive(
     "checkpointed_segment",
-    Rules(_run, _batch, _activity, _jvp, _transpose, _primal_half, prune=_prune),
+    Rules(_run, _batch, _activity, _jvp, _transpose, _primal_half, prune=_prune, keys=_run),
 )
 
 

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from jax import lax
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
@@ -19,6 +20,7 @@ from jax_revolve.schedule.two_level import AnyPlan
 Value = TypeVar("Value")
 
 
+@filtered_traceback
 def checkpointed_fori_loop(
     lower: Any,
     upper: Any,

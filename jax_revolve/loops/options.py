@@ -1,5 +1,6 @@
 """The options of a loop, before its sizes are known, and a test of whether its storage works."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -70,12 +71,32 @@ class Options:
                 )
 
     def loop(self, equation: LoopEquation, max_steps: int | None = None) -> Loop:
-        """The loop of an equation of `jax.lax`, with a plan by these options."""
+        """The loop of an equation of `jax.lax`, with a plan by these options. One that cannot have
+        any is lax's own, unless a budget is given."""
         is_while = equation.length is None
         length = max_steps if is_while else equation.length
         plan = self.plan_for(length, is_while=is_while)
+        if equation.obstacle is not None:
+            self._check_no_budget(equation.obstacle)
+            return Loop.of(equation, length, None)
         try_storage(plan)
         return Loop.of(equation, length, plan, listener_of(self.progress))
+
+    def _check_no_budget(self, obstacle: str) -> None:
+        """Warn that the loop is lax's own, and refuse a budget that it would not keep to."""
+        for name in ("checkpoints", "block_size", "memory", "storage", "plan"):
+            value = getattr(self, name)
+            if value is not None:
+                raise NotImplementedError(
+                    f"{name} must be None for this loop, but is {value!r}: its reverse pass cannot "
+                    f"recompute steps, because {obstacle}. Without it, the loop runs as in "
+                    "jax.lax, which stores the residuals of all steps."
+                )
+        warnings.warn(
+            f"This loop runs as in jax.lax, without checkpoints, because {obstacle}: its reverse "
+            "pass cannot recompute steps, and stores the residuals of all.",
+            stacklevel=2,
+        )
 
     def plan_for(self, length: int | None, *, is_while: bool) -> AnyPlan | Request | None:
         """The plan of a scan of `length` steps, or of a while loop of at most so many, or a request

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from jax import lax
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
@@ -20,6 +21,7 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 
 
+@filtered_traceback
 def checkpointed_scan(
     f: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
@@ -58,8 +60,10 @@ def checkpointed_scan(
     A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
     sums, and no arrays that `f` writes into but does not read.
 
-    Like `jax.checkpoint`, it runs `f` again to differentiate it: effects in `f`, such as
-    `jax.debug.print`, then happen again. Under `jax.disable_jit` it is `lax.scan` and stores all.
+    Mutable references (`jax.new_ref`) that `f` reads and writes are parts of the carry, or of xs
+    and ys, and are written back once. Like `jax.checkpoint`, it runs `f` again to differentiate it:
+    effects in `f`, such as `jax.debug.print`, then happen again. Under `jax.disable_jit` it is
+    `lax.scan` and stores all.
 
     **Arguments:**
 
@@ -114,8 +118,10 @@ def checkpointed_scan(
         which is tested once;
     - `ValueError` if the loop has more than `2**31 - 2` steps: steps are counted in 32 bits, and
         the schedule counts the end of the loop as one more;
-    - `NotImplementedError` if `f` uses a mutable array reference from outside, which running steps
-        again would change again.
+    - `NotImplementedError` if a budget is given for a loop that cannot recompute steps: one with
+        values that are not arrays, or with a function in it that has a derivative rule of its own
+        and uses mutable references. Without a budget, such a loop runs as `lax.scan`, with a
+        warning.
 
     !!! Example
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
@@ -58,6 +59,7 @@ def bounded_while_loop(
 ) -> tuple[Value, jax.Array]: ...
 
 
+@filtered_traceback
 def bounded_while_loop(
     cond_fun: Callable[[Value], Any],
     body_fun: Callable[[Value], Value],
@@ -143,7 +145,8 @@ def bounded_while_loop(
     - `ValueError` in reverse mode if `max_steps` and `checkpoints` are both `None`, if `memory` is
         less than the least possible, and if the gradient of a loop without a bound is
         differentiated;
-    - `NotImplementedError` if `body_fun` uses a mutable array reference from outside;
+    - `NotImplementedError` if a budget is given for a loop that cannot recompute steps, as
+        [`jax_revolve.checkpointed_scan`][], or if `cond_fun` writes to a mutable reference;
     - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
         a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
 

@@ -1,6 +1,7 @@
 """`checkpoint_loops`: every loop that a function runs, checkpointed, without changing the
 function."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
@@ -9,12 +10,24 @@ import equinox as eqx
 import jax
 
 from jax_revolve._compat.batched import with_single_predicates
-from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.equations import (
+    call_in_place,
+    inner_programs,
+    is_shard_map,
+    source_of,
+    with_inner_programs,
+)
+from jax_revolve._compat.interpreters import filtered_traceback
+from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables, with_equations
+from jax_revolve._compat.loops import READ, LoopEquation
+from jax_revolve._compat.references import run_on_contents, uses_references
 from jax_revolve._compat.values import is_jit_disabled
+from jax_revolve.engine.plain import run_plain
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, replace_loops
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.step.loop import Loop
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -142,6 +155,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     run.__name__ = getattr(fun, "__name__", type(fun).__name__)  # it names the loops in it
     compiled = eqx.filter_jit(run)
 
+    @filtered_traceback
     @wraps(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_jit_disabled():
@@ -161,8 +175,47 @@ def _kinds(tree: Any) -> Any:
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
     """What a function is traced to, its loops, and the types of its results and the others."""
     closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-    closed = with_single_predicates(closed)
+    closed = _without_references(with_single_predicates(closed))
     return closed, find_loops(closed), types, static
+
+
+def _without_references(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
+    """The program with each loop that uses mutable references as a pure one, which can be found."""
+
+    def pure(eqn: Any) -> Any:
+        if eqn.primitive.name in READ and uses_references(eqn):
+            return _on_contents(eqn, enclosing)
+        within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
+        programs = inner_programs(eqn)
+        new = [_without_references(program, within) for program in programs]
+        same = all(a is b for a, b in zip(new, programs, strict=True))
+        return eqn if same else with_inner_programs(eqn, new)
+
+    return with_equations(jaxpr, list(map(pure, jaxpr.eqns)))
+
+
+def _on_contents(eqn: Any, enclosing: tuple[Any, ...]) -> Any:
+    invars, obstacles = list(dict.fromkeys(variables(eqn.invars))), list[str | None]()
+
+    def run_loop(equation: LoopEquation, operands: list[Any]) -> Any:
+        obstacles.append(equation.obstacle)
+        loop = Loop.of(equation, equation.length, None)
+        return run_plain(loop, loop.operands(operands))
+
+    def run(*values: Any) -> Any:
+        value = dict(zip(invars, values, strict=True))
+        operands = [v.val if is_literal(v) else value[v] for v in eqn.invars]
+        return run_on_contents(run_loop, READ[eqn.primitive.name](eqn), operands)
+
+    call = call_in_place(run, eqn.replace(invars=invars), enclosing)
+    if obstacles[0] is None:
+        return call.replace(effects=eqn.effects)
+    source = source_of(eqn)
+    warnings.warn(
+        f"The loop of {source} runs as in jax.lax, without checkpoints, because {obstacles[0]}.",
+        stacklevel=2,
+    )
+    return eqn
 
 
 def check_function(fun: object) -> None:

@@ -85,8 +85,8 @@ def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -
 
 def safe_operands(loop: Loop, operands: Operands) -> Operands:
     """Consts and carry with which the step of an example that is done can be computed."""
-    if loop.condition is None:
-        return operands
+    if loop.condition is None or loop.condition.effects:
+        return operands  # a condition that prints does so as often as in lax
     consts, carry, xs = operands
     first = loop.num_condition_consts
     going = loop.holds(consts, carry)

@@ -179,6 +179,13 @@ class Program:
         return cls(seed, **given, body=body, inner=inner, single=single, named=named)
 
     @property
+    def has_references(self) -> bool:
+        """Whether the steps also read and write mutable references. Not those of a while loop:
+        the oracle runs steps after its end, and drops their results."""
+        has_oracle = self.loop.removeprefix("rewritten ") in ("scan", "fori", "nest")
+        return has_oracle and self.seed % 4 == 0
+
+    @property
     def forgets(self) -> bool:
         """Whether JAX's own loops may lose the derivative rules that it needs, and ours do not: not
         those that stay as they are, because they are short."""

@@ -203,7 +203,6 @@ def _step_extras(carry: Any, v: Any, at: Any) -> tuple[dict[str, Any], dict[str,
 
 def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: Any, xs: Any) -> Any:
     """Everything that the loop returns."""
-    length, last = program.length, program.length - 1
     init = {"v": v, "m": m, **_extras(program, v)}
     # The gains are in a product alone, as large weights mostly are.
     consts = (weights, jnp.cos(weights), bias)
@@ -211,6 +210,26 @@ def _loop(program: Program, loops: Loops, weights: Any, bias: Any, v: Any, m: An
     def step(carry: Any, x: Any, at: Any = None) -> Any:
         with jax.numpy_rank_promotion("allow"):
             return _step(program, consts, carry, x, at)
+
+    if not program.has_references:
+        return _run_loop(program, loops, step, init, bias, xs)
+
+    # A sum that steps read and write, and what is written alone.
+    total, last_v = jax.new_ref(v * 0), jax.new_ref(v * 0)
+
+    def step_with_references(carry: Any, x: Any, at: Any = None) -> Any:
+        carry, ys = step(carry, x, at)
+        own = jax.new_ref(carry["v"])
+        own[0] += 0.1 * total[1]
+        total[...] += 0.2 * jnp.tanh(own[...])
+        last_v[...] = carry["v"]
+        return {**carry, "v": own[...]}, ys
+
+    return _run_loop(program, loops, step_with_references, init, bias, xs), total[...], last_v[...]
+
+
+def _run_loop(program: Program, loops: Loops, step: Any, init: Any, bias: Any, xs: Any) -> Any:
+    length, last, v = program.length, program.length - 1, init["v"]
 
     def counted(i: Any, carry: Any) -> Any:
         at = last - i if program.reverse else i

@@ -1,0 +1,186 @@
+"""Mutable references (`jax.new_ref`) that a loop reads and writes, as values of a pure loop.
+
+Steps that are recomputed would write again. So a loop gets the contents of its references, which
+are read once before it, and written back once after it. JAX transforms these reads and writes as
+any others, and nothing else in this library knows of references.
+
+- A reference that the loop only reads becomes a const.
+- One that it writes becomes a part of the carry.
+- One that is scanned over becomes xs and, if it is written, ys.
+- One that is made in a step disappears.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+from jax.extend.core import ClosedJaxpr
+from jax.extend.core.primitives import convert_element_type_p
+
+from jax_revolve._compat.interpreters import (
+    contents_type,
+    discharged,
+    is_reference,
+    is_reference_effect,
+)
+from jax_revolve._compat.jaxprs import any_equation, call_jaxpr
+from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type, zeros
+
+if TYPE_CHECKING:
+    from jax_revolve._compat.loops import LoopEquation
+
+RunLoop: TypeAlias = Callable[["LoopEquation", list[Any]], Sequence[Any]]
+
+
+class NotPure(Exception):
+    """Why a loop is not a function of arrays and of the contents of references."""
+
+
+def run_on_contents(
+    run_loop: RunLoop, equation: "LoopEquation", operands: list[Any]
+) -> Sequence[Any]:
+    """`run_loop(equation, operands)`, with the contents of references in their places. A loop for
+    which that is impossible stays as it is, and the equation names the `obstacle`."""
+    try:
+        pure = _PureLoop(equation, operands)
+    except NotPure as error:
+        return run_loop(equation._replace(obstacle=str(error)), operands)
+    results = run_loop(pure.equation, pure.operands)
+    return pure.write_back(results)
+
+
+class _PureLoop:
+    """A loop of references as one of their contents."""
+
+    def __init__(self, equation: "LoopEquation", operands: list[Any]) -> None:
+        _check(equation, operands)
+        first, last = equation.num_consts, equation.num_consts + equation.num_carry
+        num_condition, num_carry = equation.num_condition_consts, equation.num_carry
+        consts, carry, xs = operands[:first], operands[first:last], operands[last:]
+        step = _Pure(equation.jaxpr, operands[num_condition:])
+        condition = None
+        if equation.condition is not None:
+            condition = _Pure(equation.condition, [*consts[:num_condition], *carry])
+            if condition.written:
+                raise NotPure("its condition writes to a mutable reference")
+
+        # A condition and a step may use one reference: by then, it is one object.
+        self.carried = [*{id(x): x for x in consts if id(x) in step.written}.values()]
+        self.written_xs = [x for x in xs if id(x) in step.written]
+        self.num_carry = num_carry
+        number = {id(x): num_carry + i for i, x in enumerate(self.carried)}
+        kept = [id(x) not in number for x in consts]
+
+        def with_carried(
+            consts: Sequence[Any], own: Sequence[Any], carry: Sequence[Any]
+        ) -> list[Any]:
+            """The consts of a jaxpr and its carry, from the consts that are still consts."""
+            rest = iter(own)
+            every = [carry[number[id(x)]] if id(x) in number else next(rest) for x in consts]
+            return [*every, *carry[:num_carry]]
+
+        def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
+            results, after = step([*with_carried(consts[num_condition:], own, carry), *x])
+            new = map(_of_type, (after[id(x)] for x in self.carried), types_carried)
+            ys = map(_of_type, (after[id(x)] for x in self.written_xs), types_xs)
+            return [*results[:num_carry], *new, *results[num_carry:], *ys]
+
+        def run_condition(own: list[Any], carry: list[Any]) -> list[Any]:
+            assert condition is not None
+            return condition(with_carried(consts[:num_condition], own, carry))[0]
+
+        of_step = [t for t, k in zip(step.types, kept[num_condition:], strict=False) if k]
+        types_carried = [contents_type(jax.typeof(x)) for x in self.carried]
+        at = first - num_condition
+        of_carry = [*step.types[at : at + num_carry], *types_carried]
+        of_x = step.types[at + num_carry :]
+        types_xs = [t for t, x in zip(of_x, xs, strict=True) if id(x) in step.written]
+        if condition is not None:
+            own = [t for t, k in zip(condition.types, kept[:num_condition], strict=False) if k]
+            equation = equation._replace(condition=jax.make_jaxpr(run_condition)(own, of_carry))
+        outputs = equation.output_types
+        self.equation = equation._replace(
+            jaxpr=jax.make_jaxpr(run_step)(of_step, of_carry, of_x),
+            num_condition_consts=sum(kept[:num_condition]),
+            num_consts=sum(kept),
+            num_carry=len(of_carry),
+            output_types=(
+                *outputs[:num_carry],
+                *types_carried,
+                *outputs[num_carry:],
+                *(contents_type(jax.typeof(x)) for x in self.written_xs),
+            ),
+            body_effects=frozenset(e for e in equation.body_effects if not is_reference_effect(e)),
+        )
+        read = {id(x): _contents(x) for x in operands if is_reference(jax.typeof(x))}
+        own_consts = [x for x, k in zip(consts, kept, strict=True) if k]
+        self.operands = [read.get(id(x), x) for x in (*own_consts, *carry, *self.carried, *xs)]
+
+    def write_back(self, results: Sequence[Any]) -> list[Any]:
+        """The results of the loop of references, from the pure one's."""
+        first, last = self.num_carry, self.num_carry + len(self.carried)
+        ys = list(results[last : len(results) - len(self.written_xs)])
+        contents = [*results[first:last], *results[last + len(ys) :]]
+        for reference, value in zip([*self.carried, *self.written_xs], contents, strict=True):
+            reference[...] = value
+        return [*results[:first], *ys]
+
+
+class _Pure:
+    """A jaxpr as a pure function, given its operands, some of which are references."""
+
+    def __init__(self, closed: ClosedJaxpr, operands: Sequence[Any]) -> None:
+        invars = closed.jaxpr.invars
+        are_references = [is_reference(v.aval) for v in invars]
+        self.types = [contents_type(v.aval) for v in invars]
+        self.keys = [id(x) for x, r in zip(operands, are_references, strict=True) if r]
+        changed = {e.input for e in closed.effects if is_reference_effect(e, written=True)}
+        self.written = {id(x) for x, v in zip(operands, invars, strict=True) if v in changed}
+        try:
+            self.pure = discharged(closed, are_references)
+        except NotImplementedError as error:  # of a primitive, such as a call of a kernel
+            raise NotPure(f"its mutable references cannot be discharged: {error}") from error
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[int, Any]]:
+        """The results, and the contents of each reference afterwards."""
+        results = list(call_jaxpr(self.pure)(*inputs))
+        count = len(results) - len(self.keys)
+        return results[:count], dict(zip(self.keys, results[count:], strict=True))
+
+
+def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
+    for aval in (*map(jax.typeof, operands), *equation.output_types):
+        if not (is_array_type(aval) or is_reference(aval)):
+            raise NotPure(f"it has values of type {aval}, which are not arrays")
+
+    def has_rule(eqn: Any) -> bool:
+        is_custom = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
+        takes = any(is_reference(v.aval) for v in eqn.invars)
+        return is_custom and (takes or uses_references(eqn))
+
+    if any_equation(equation.jaxpr, has_rule):
+        # The rule may write to them in the reverse pass, which discharging would forget.
+        raise NotPure(
+            "a function in it that has a derivative rule of its own uses mutable references"
+        )
+
+
+def uses_references(eqn: Any) -> bool:
+    return any(map(is_reference_effect, eqn.effects))
+
+
+def like(aval: AbstractValue) -> Any:
+    """A value of this type, for tracing: zeros, or a reference to them."""
+    value = with_weak_type(zeros(contents_type(aval)), contents_type(aval))
+    return jax.new_ref(value) if is_reference(aval) else value
+
+
+def _contents(reference: Any) -> Any:
+    return _of_type(reference[...], contents_type(jax.typeof(reference)))
+
+
+def _of_type(value: Any, aval: AbstractValue) -> Any:
+    """The value, weakly typed exactly if `aval` is."""
+    if aval.weak_type or not jax.typeof(value).weak_type:
+        return with_weak_type(value, aval)
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=False, sharding=None)

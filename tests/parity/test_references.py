@@ -1,0 +1,220 @@
+"""Loops whose steps read and write mutable references, as `lax.scan` runs them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from parity.loops import assert_like_lax
+
+from jax_revolve import (
+    bounded_while_loop,
+    checkpoint_loops,
+    checkpointed_fori_loop,
+    checkpointed_scan,
+)
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+A, XS = jnp.asarray(0.3), jnp.asarray(np.linspace(0.1, 0.9, 6))
+CHECKPOINTED = partial(checkpointed_scan, checkpoints=2)
+
+
+def of_all_kinds(scan: Any, a: Any, xs: Any) -> Any:
+    """References that are read, written, added to, scanned over and made in a step."""
+    gain, total = jax.new_ref(a * 2), jax.new_ref(a)
+    trajectory, slices = jax.new_ref(xs * 0), jax.new_ref(jnp.cos(xs))
+
+    def step(u: Any, inputs: Any) -> Any:
+        i, x, slot = inputs
+        own = jax.new_ref(u)
+        own[...] += gain[...] * x
+        trajectory[i] = jnp.sin(own[...]) * total[...]
+        total[...] += 0.1 * own[...] * slot[...]
+        slot[...] = slot[...] * u
+        return jnp.tanh(own[...]), total[...] * x
+
+    u, ys = scan(step, a, (jnp.arange(xs.shape[0]), xs, slices))
+    return u, ys, gain[...], total[...], trajectory[...], slices[...]
+
+
+def loss(scan: Any, a: Any, xs: Any) -> Any:
+    return sum(jnp.sum(jnp.cos(x)) for x in of_all_kinds(scan, a, xs))
+
+
+def of_second_order(fun: Any) -> Any:
+    return jax.grad(lambda *at: sum(jnp.sum(g**2) for g in jax.grad(fun, (0, 1))(*at)), (0, 1))
+
+
+@pytest.mark.parametrize("scan", [checkpointed_scan, CHECKPOINTED])
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda fun: jax.value_and_grad(fun, (0, 1)),
+        lambda fun: lambda a, xs: jax.jvp(fun, (a, xs), (a, xs)),
+        lambda fun: jax.grad(jax.checkpoint(fun), (0, 1)),
+        pytest.param(
+            of_second_order,
+            marks=pytest.mark.skipif(
+                jax.__version_info__ < (0, 12), reason="jax.lax has no second derivative here"
+            ),
+        ),
+    ],
+    ids=["grad", "jvp", "grad of checkpoint", "second order"],
+)
+def test_derivatives(scan: Any, derivative: Any) -> None:
+    assert_like_lax(loss, derivative, A, XS, scan=scan)
+
+
+def test_examples() -> None:
+    """`jax.vmap` of `lax.scan` refuses some references over which it scans."""
+    both = jnp.stack([A, 2 * A])
+    found = jax.vmap(jax.grad(partial(loss, CHECKPOINTED)), (0, None))(both, XS)
+    expected = [jax.grad(partial(loss, lax.scan))(a, XS) for a in both]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_values_in_reverse_order() -> None:
+    def reversed_scan(scan: Any, a: Any, xs: Any) -> Any:
+        return of_all_kinds(partial(scan, reverse=True), a, xs)
+
+    assert_like_lax(reversed_scan, lambda fun: fun, A, XS)
+
+
+def test_a_program_is_rewritten() -> None:
+    rewritten = checkpoint_loops(partial(loss, lax.scan), checkpoints=2, min_length=2)
+    assert "checkpointed_loop" in str(jax.make_jaxpr(rewritten)(A, XS))
+    expected = jax.grad(partial(loss, lax.scan), (0, 1))(A, XS)
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-10),
+        jax.grad(rewritten, (0, 1))(A, XS),
+        expected,
+    )
+
+
+def test_the_slots_hold_carries() -> None:
+    """A loop that runs on a reference of 1000 numbers keeps two of them, not one for each step."""
+
+    def final(x: Any) -> Any:
+        state = jax.new_ref(x)
+
+        def step(_: Any, __: Any) -> Any:
+            state[...] = jnp.sin(state[...])
+            return None, None
+
+        CHECKPOINTED(step, None, length=100)
+        return jnp.sum(state[...])
+
+    compiled = jax.jit(jax.grad(final)).lower(jnp.ones(1000)).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 8 * 1000 * 8
+
+
+def test_what_is_closed_over_is_written_once() -> None:
+    """Also if the loop is differentiated: recomputed steps do not count."""
+    count = jax.new_ref(jnp.int32(0))
+
+    def step(u: Any, _: Any) -> Any:
+        count[...] += 1
+        return jnp.sin(u), None
+
+    jax.grad(lambda u: CHECKPOINTED(step, u, length=7)[0])(1.0)
+    assert count[...] == 7
+
+
+@pytest.mark.parametrize("max_steps", [3, 20])
+def test_a_condition_reads_what_the_body_writes(max_steps: int) -> None:
+    def run(x: Any) -> Any:
+        total = jax.new_ref(x)
+
+        def body(n: Any) -> Any:
+            total[...] *= 2
+            return n + 1
+
+        n = bounded_while_loop(lambda _: total[...] < 20, body, 0, max_steps=max_steps)
+        return total[...], n
+
+    steps = min(max_steps, 5)
+    (value, n), pullback = jax.vjp(run, jnp.asarray(1.0))
+    assert (value, n) == (2**steps, steps)
+    (ct,) = pullback((jnp.ones(()), np.zeros((), jax.dtypes.float0)))
+    assert ct == 2**steps
+
+
+def test_a_fori_loop() -> None:
+    def run(x: Any) -> Any:
+        total = jax.new_ref(x)
+
+        def body(i: Any, u: Any) -> Any:
+            total[...] += u * i
+            return u * 1.1
+
+        checkpointed_fori_loop(0, 5, body, x)
+        return total[...]
+
+    expected = 1 + sum(i * 1.1**i for i in range(5))
+    np.testing.assert_allclose(jax.grad(run)(2.0), expected)
+
+
+@jax.custom_vjp
+def stash(reference: Any, x: Any) -> Any:
+    del reference
+    return x
+
+
+def _stash_backward(reference: Any, ct: Any) -> Any:
+    reference[...] = ct
+    return None, ct
+
+
+stash.defvjp(lambda reference, x: (x, reference), _stash_backward)
+
+
+def test_a_rule_that_writes_is_as_in_lax() -> None:
+    """The reverse pass of the user's rule writes, so steps cannot be recomputed."""
+    found = jax.new_ref(jnp.zeros(()))
+
+    def run(scan: Any, x: Any) -> Any:
+        return scan(lambda u, _: (jnp.sin(stash(found, jnp.sin(u))), None), x, length=2)[0]
+
+    with pytest.raises(NotImplementedError, match=r"checkpoints must be None for this loop, but"):
+        run(CHECKPOINTED, 1.0)
+    with pytest.warns(UserWarning, match=r"runs as in jax.lax, without checkpoints, because a fun"):
+        ours = jax.grad(partial(run, checkpointed_scan))(1.0), found[...]
+    assert ours == (jax.grad(partial(run, lax.scan))(1.0), found[...])
+    assert found[...] != 0
+
+
+def test_a_condition_that_writes_is_as_in_lax() -> None:
+    count = jax.new_ref(jnp.int32(0))
+
+    def cond(n: Any) -> Any:
+        count[...] += 1
+        return n < 9
+
+    with pytest.warns(UserWarning, match="its condition writes to a mutable reference"):
+        n = bounded_while_loop(cond, lambda n: n + 1, 0, max_steps=4)
+    assert n == 4
+    assert count[...] > 0
+
+
+def test_gradients_are_accumulated_into_references() -> None:
+    """Of the loop's operands, by the pullback's `with_refs`."""
+
+    def final(scan: Any, w: Any, xs: Any) -> Any:
+        return scan(lambda u, x: (jnp.tanh(w * u + x), u), w, xs)[0]
+
+    def accumulated(scan: Any) -> Any:
+        total, of_xs = jax.new_ref(jnp.ones(())), jax.new_ref(XS * 0)
+        pullback: Any
+        value, pullback = jax.vjp(partial(final, scan), A, XS)
+        pullback.with_refs(total, of_xs)(jnp.ones_like(value))
+        return total[...], of_xs[...]
+
+    expected = accumulated(lax.scan)
+    for scan in (checkpointed_scan, CHECKPOINTED):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), accumulated(scan), expected)
