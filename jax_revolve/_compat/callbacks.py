@@ -2,7 +2,7 @@
 
 from functools import cache
 from inspect import getclosurevars
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +16,28 @@ def callback_effects() -> frozenset[Any]:
         return frozenset(jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().effects)
 
 
-def functions_called(lowered: jax.stages.Lowered) -> list[Any]:
-    """The Python functions that a program calls at any depth, and whose results it uses, instead of
-    printing something for example; `object()` for one that cannot be found out, which differs from
-    all others."""
+class PythonCall(NamedTuple):
+    """A call of a Python function: the function, or an object that differs from all others if it
+    cannot be found out, and whether the program has results of it."""
+
+    function: Any
+    is_used: bool
+
+
+def python_calls(lowered: jax.stages.Lowered) -> list[PythonCall]:
+    """The calls of Python functions in a program, at any depth."""
     parameters = lowered._lowering.compile_args  # pyright: ignore[reportAttributeAccessIssue]
-    called = (*parameters["host_callbacks"], *parameters["keepalive"])
-    return [f for f in map(_function, called) if f is not None]
+    return list(map(_python_call, (*parameters["host_callbacks"], *parameters["keepalive"])))
 
 
-def _function(wrapped: Any) -> Any:
-    """The function in JAX's closures around it, `None` if it has no results."""
+def _python_call(wrapped: Any) -> PythonCall:
+    """The call of a function that JAX has wrapped in its own, whose closures have the function."""
     try:
         outer = getclosurevars(wrapped).nonlocals
         inner = getclosurevars(outer["callback"]).nonlocals
-        return inner["callback"].callback_func if outer["result_avals"] else None
+        return PythonCall(inner["callback"].callback_func, bool(outer["result_avals"]))
     except (TypeError, KeyError, AttributeError):
-        return object()
+        return PythonCall(object(), True)
 
 
 def is_first_device() -> jax.Array | None:

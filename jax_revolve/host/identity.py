@@ -13,18 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_revolve._compat.callbacks import PythonCall
 from jax_revolve.host.arrays import on_host
 
 _KNOWN = ("equinox._errors", "jax_revolve.storage.stores")
 """The modules whose callbacks change no result: they raise an error, or read what they wrote."""
 
 
-def check_known(functions: Iterable[Any], version: object) -> None:
-    """Refuse a program that calls Python functions, unless a `version` stands for them."""
-    if version is not None:
-        return
-    for function in functions:
-        if getattr(function, "__globals__", {}).get("__name__") not in _KNOWN:
+def check_known(calls: Iterable[PythonCall], version: object) -> None:
+    """Refuse a program that has results of Python functions, unless a `version` stands for them."""
+    for call in calls:
+        function = getattr(call.function, "func", call.function)  # of a partial application
+        module = getattr(function, "__globals__", {}).get("__name__")
+        if version is None and call.is_used and module not in _KNOWN:
             name = getattr(function, "__qualname__", "a Python function")
             raise needs_version(f"the step calls {name}, for example by jax.pure_callback")
 

@@ -144,7 +144,7 @@ class Problem(NamedTuple):
     def identity(self, processes: int) -> dict[str, str]:
         """What has to be the same for a saved run to go on."""
         operands, plan, fetched = self.operands, self.asked, self.fetched
-        check_known(self.step.functions, self.version)
+        check_known(self.step.calls, self.version)
         assert plan is not None
         if isinstance(plan.storage, Disk):  # which is the directory of the run
             plan = replace(plan, storage=replace(plan.storage, directory=""))

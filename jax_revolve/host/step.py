@@ -1,17 +1,17 @@
 """The step as compiled programs: forward, and pulled back."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import partial
 from typing import Any
 
 import jax
 
-from jax_revolve._compat.callbacks import functions_called
+from jax_revolve._compat.callbacks import PythonCall, python_calls
 from jax_revolve._compat.values import laid_out_as
 from jax_revolve.host.arrays import Values, sharding_of
 from jax_revolve.host.identity import digest
-from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step, zero_cotangents
-from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step
+from jax_revolve.step.loop import Loop, Mask, Operands, pick
 
 
 class CompiledStep:
@@ -30,15 +30,21 @@ class CompiledStep:
         self.forward = jax.jit(loop.step, out_shardings=(carry, None))
         lowered = [self.forward.lower(*inputs)]
         if activity is not None:
-            consts = list(map(sharding_of, pick(inputs.consts, activity.consts)))
-            shardings = consts, pick(carry, activity.carry), None
+            places = list(map(sharding_of, inputs.consts))
+            shardings = pick(places, activity.consts), pick(carry, activity.carry), None
             self.pull: Any = jax.jit(self._pull, donate_argnums=3, out_shardings=shardings)
             # This also makes a step without a pullback an error before the loop runs.
-            lowered.append(self.pull.lower(inputs, *jax.eval_shape(self._zeros, inputs)))
+            _, ys = loop.results(loop.jaxpr.out_avals)
+            cotangents = (
+                _cotangent_types(map(jax.typeof, inputs.carry), carry, activity.carry),
+                _cotangent_types(ys, [None] * len(ys), activity.ys),
+                _cotangent_types(map(jax.typeof, inputs.consts), places, activity.consts),
+            )
+            lowered.append(self.pull.lower(inputs, *cotangents))
         self.text = digest(*(program.as_text() for program in lowered))
         """The digest of the programs."""
-        self.functions = [f for program in lowered for f in functions_called(program)]
-        """The Python functions whose results the programs use."""
+        self.calls = [call for program in lowered for call in python_calls(program)]
+        """The Python functions that the programs call."""
 
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
         """The cotangents before a step: of the active consts, with contributions of later steps,
@@ -51,12 +57,11 @@ class CompiledStep:
         pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
         return add(ct_consts, pulled.consts), pulled.carry, pulled.xs
 
-    def _zeros(self, inputs: Operands) -> Any:
-        """Cotangents that a step may be pulled back with."""
-        carry, y = self._loop.step(*inputs)
-        active = self.activity
-        pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)
-        return [zero_cotangents(*pair) for pair in pairs]
+
+def _cotangent_types(types: Iterable[Any], shardings: Values, active: Mask) -> Values:
+    """The types of the active values' cotangents, which lie where the values do."""
+    pairs = zip((t.to_tangent_aval() for t in types), shardings, strict=True)
+    return pick([jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in pairs], active)
 
 
 MOST_KNOWN = 16
@@ -74,7 +79,7 @@ def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None
     """
     step = CompiledStep(loop, inputs, activity)
     placed = tuple(map(sharding_of, (*inputs.consts, *inputs.carry)))
-    key = step.text, tuple(map(_identity, step.functions)), placed, inputs.types, activity
+    key = step.text, tuple(map(_identity, step.calls)), placed, inputs.types, activity
     try:
         step = _known.pop(key, step)
     except TypeError:  # a function that cannot be compared with others
@@ -85,9 +90,11 @@ def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None
     return step
 
 
-def _identity(function: Any) -> Hashable:
+def _identity(call: Any) -> Hashable:
     """What is equal for functions that are one object, which the kept program keeps alive, or
     partial applications of one."""
-    if isinstance(function, partial):
-        return _identity(function.func), function.args, tuple(sorted(function.keywords.items()))
-    return function
+    if isinstance(call, PythonCall):
+        return _identity(call.function), call.is_used
+    if isinstance(call, partial):
+        return _identity(call.func), call.args, tuple(sorted(call.keywords.items()))
+    return call
