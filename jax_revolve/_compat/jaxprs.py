@@ -207,6 +207,28 @@ def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     return False
 
 
+def structure(jaxpr: Any) -> Any:
+    """What is equal for jaxprs, open or closed, with the same equations on the same types, whatever
+    their constants. Functions among the parameters are the same only if they are one object."""
+    numbers: dict[Any, int] = {}
+
+    def of_atoms(atoms: Sequence[Any]) -> Any:
+        numbered = (None if is_literal(a) else numbers.setdefault(a, len(numbers)) for a in atoms)
+        return tuple(zip(numbered, (a.aval for a in atoms), strict=True))
+
+    def of(value: Any) -> Any:
+        if hasattr(value, "eqns"):
+            return structure(value)
+        return tuple(map(of, value)) if isinstance(value, tuple) else value
+
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    equations = [
+        (e.primitive, of_atoms(e.invars), of(tuple(sorted(e.params.items()))), of_atoms(e.outvars))
+        for e in inner.eqns
+    ]
+    return of_atoms([*inner.constvars, *inner.invars]), *equations, of_atoms(inner.outvars)
+
+
 def num_equations(closed: ClosedJaxpr) -> int:
     """The equations in it, at any depth."""
     return sum(1 + sum(map(num_equations, inner_jaxprs(eqn))) for eqn in closed.eqns)
