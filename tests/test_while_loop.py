@@ -332,6 +332,22 @@ def test_throw() -> None:
             call()
 
 
+@pytest.mark.parametrize("is_rewritten", [False, True])
+def test_only_the_condition_in_the_loop_counts(is_rewritten: bool) -> None:
+    """After the loop, XLA may round the condition differently: here it holds again."""
+    answers = iter([*[True] * 3, False, *[True] * 9])
+
+    def going(x: Any) -> Any:
+        answer = lambda _: np.bool_(next(answers))  # noqa: E731
+        return jax.pure_callback(answer, jax.ShapeDtypeStruct((), jnp.bool_), x)
+
+    double = lambda x: 2 * x  # noqa: E731
+    run: Any = partial(bounded_while_loop, going, double, max_steps=4, throw=True)
+    if is_rewritten:
+        run = checkpoint_loops(lambda x: lax.while_loop(going, double, x), max_steps=4)
+    assert jax.jit(run)(1.0) == 8.0
+
+
 def test_throw_leaves_infinities_as_they_are() -> None:
     for start in (complex(np.inf, 0), complex(1, -np.inf), -np.inf):
         state = 0, jnp.asarray(start)

@@ -4,10 +4,10 @@
 of it is another one.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     asked: AnyPlan | Request | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
-    directory: str | os.PathLike[str] | None = None
+    directory: Path | None = None
     save_every: float = 0.0
     version: str | int | None = None
 
@@ -147,7 +147,7 @@ class Problem(NamedTuple):
         check_known(self.step.calls, self.version)
         assert plan is not None
         if isinstance(plan.storage, Disk):  # which is the directory of the run
-            plan = replace(plan, storage=replace(plan.storage, directory=""))
+            plan = replace(plan, storage=replace(plan.storage, directory="/"))
         return {
             "step": self.step.text,
             "inputs": digest_of_arrays([*operands.consts, *operands.carry, *operands.xs]),

@@ -137,7 +137,7 @@ def host_scan(
         asked=asked.plan_for(call.length, is_while=False),
         consume=consume,
         listener=listener_of(progress),
-        directory=directory,
+        directory=None if directory is None else Path(directory).absolute(),
         save_every=inf if directory is None else save_every,
         version=version,
     )
