@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from parity.loops import masked_while_loop, scan_as_while
 
-from jax_revolve import bounded_while_loop, checkpointed_fori_loop
+from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_fori_loop
 from jax_revolve.schedule import online
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
