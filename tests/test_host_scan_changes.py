@@ -423,10 +423,10 @@ def test_the_process_and_its_hashes_change(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     command = [sys.executable, "-c", program, str(tmp_path / "other")]
     subprocess.run(command, check=True, env={**environment(), "PYTHONHASHSEED": "1"})
-    before = contents(tmp_path)
+    before = contents(tmp_path / "other" / "run")
     assert before
     in_any_process(tmp_path / "other")
-    assert before == contents(tmp_path)
+    assert before == contents(tmp_path / "other" / "run")
 
 
 def in_any_process(folder: Path) -> None:
