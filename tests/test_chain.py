@@ -354,21 +354,26 @@ class Doubled(eqx.nn.Sequential):
         return 2 * super().__call__(x, *args, **named)
 
 
+OF_ITS_OWN = Doubled([jnp.sin])  # pyright: ignore[reportCallIssue]
+
+
 class Renamed(eqx.nn.Sequential):
     """A model that is its layers."""
 
 
 def test_a_sequential_with_another_call() -> None:
     layers = [jnp.sin, jnp.tanh]
-    close(checkpointed_chain([Doubled([eqx.nn.Lambda(jnp.sin)])], 0.3), 2 * jnp.sin(0.3))
-    close(checkpointed_chain(Renamed(layers), 0.3), jnp.tanh(jnp.sin(0.3)))
+    doubled: Any = Doubled
+    renamed: Any = Renamed
+    close(checkpointed_chain([doubled([eqx.nn.Lambda(jnp.sin)])], 0.3), 2 * jnp.sin(0.3))
+    close(checkpointed_chain(renamed(layers), 0.3), jnp.tanh(jnp.sin(0.3)))
 
 
 BAD: list[tuple[Any, Any, dict[str, Any], Any, str]] = [
     ([], 1.0, {}, ValueError, "layers must be at least one layer"),
     ([jnp.sin, 3], 1.0, {}, TypeError, "layers must be callables, but layer 1 is 3"),
     (jnp.sin, 1.0, {}, TypeError, "layers must be a list or tuple of callables"),
-    (Doubled([jnp.sin]), 1.0, {}, TypeError, r"without a __call__.* Pass \[layers\] to run it as"),
+    (OF_ITS_OWN, 1.0, {}, TypeError, r"without a __call__.* Pass \[layers\] to run it as"),
     ([LINEAR, jnp.sin, LINEAR], X, {}, TypeError, TWO_LINEAR),
     ([LINEAR], jnp.ones(5), {}, TypeError, r"layer 0 \(Linear\) of a chain.* x, f64\[5\]"),
     ([eqx.nn.Dropout(0.5)], X, {}, RuntimeError, "Dropout requires a key"),

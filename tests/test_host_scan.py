@@ -354,8 +354,6 @@ def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"jit": False}, TypeError, "jit is gone. .*jax.pure_callback"),
-        ({"block_size": 2}, TypeError, "block_size is gone"),
         ({"plan": plan(3, 1, block_size=2)}, ValueError, "plan must have blocks of a single step"),
         ({"version": 1.0}, TypeError, "version must be a str, an int or None"),
         ({"storage": Disk("a"), "directory": "b"}, ValueError, "storage must be Disk.'b'."),

@@ -430,7 +430,7 @@ def test_a_relative_directory_is_found_when_it_is_given(monkeypatch: Patch, tmp_
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    storage, options = Disk("."), {"checkpoints": 2, "length": 9}
+    storage, options = Disk("."), dict[str, Any](checkpoints=2, length=9)
     _, pullback = jax.vjp(lambda x: run(Path("run"), start=x, is_value=True), 1.0)
     _, on_disk = jax.vjp(lambda x: run(None, start=x, is_value=True, storage=storage), 1.0)
     scan = jax.jit(

@@ -40,7 +40,6 @@ def host_scan(
     save_every: float = 60.0,
     version: str | int | None = None,
     progress: bool | ProgressMeter = False,
-    **removed: Any,
 ) -> tuple[Carry, Any]:
     """`jax.lax.scan` as a loop in Python over a compiled step, whose reverse pass stores
     `checkpoints` carries and recomputes the rest. A run with a `directory` goes on where it
@@ -123,7 +122,6 @@ def host_scan(
             jax.grad(energy)(0.5, directory)
         ```
     """
-    _check_removed(removed)
     _check(consume, directory, save_every, version)
     asked = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
     if directory is not None and version is None and is_function(xs):
@@ -173,18 +171,4 @@ def _check_plan(plan: AnyPlan | None, storage: Storage | None, directory: Any) -
         raise ValueError(
             f"storage must be Disk({os.fspath(directory)!r}) where that is the directory of the "
             f"run, but is {storage!r}: the checkpoints are a part of the run. Pass one directory."
-        )
-
-
-def _check_removed(arguments: dict[str, Any]) -> None:
-    """Say what to write instead of arguments that are no longer there."""
-    instead = {
-        "jit": "Steps are always compiled: call a solver that is not JAX by jax.pure_callback, "
-        "with a jax.custom_vjp for its derivative.",
-        "block_size": "Blocks have a single step: pass more checkpoints.",
-    }
-    for name in arguments:
-        says = instead.get(name)
-        raise TypeError(
-            f"host_scan has no argument {name!r}." if says is None else f"{name} is gone. {says}"
         )
