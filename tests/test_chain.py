@@ -291,6 +291,23 @@ def test_jacobians_of_jacobians() -> None:
     close(ours, twice(lambda x: plain(layers, x).sum())(jnp.ones(2)))
 
 
+@quick
+def test_layers_that_are_the_same_program_are_compiled_as_one() -> None:
+    """Not those that are nearly the same: constants, signs of zeros, types, rules."""
+    layers = [eqx.nn.Lambda(jax.nn.gelu) for _ in range(9)]
+    text = jax.jit(partial(checkpointed_chain, layers)).lower(jnp.ones(3)).as_text()
+    assert text.count("tanh") < 5
+
+    def ruled(by: float) -> Any:
+        return with_reverse_rule(lambda x: x, lambda _, ct: by * ct)
+
+    table = [np.full(3, by) for by in (1.0, 2.0)]
+    unlike = [lambda x: x * 1.0, lambda x: x * 2.0, lambda x: x + 0.0, lambda x: x * -0.0 + x]
+    unlike += [ruled(2.0), ruled(3.0), *(jax.jit(lambda x, t=t: x * t) for t in table)]
+    for run in (lambda x: checkpointed_chain(unlike, x), lambda x: plain(unlike, x)):
+        close(jax.jit(jax.grad(lambda x, run=run: run(x).sum()))(jnp.ones(3)), 24 * jnp.ones(3))
+
+
 # What changes between two calls
 
 

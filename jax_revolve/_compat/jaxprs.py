@@ -1,6 +1,6 @@
 """Jaxprs: what a function computes, what depends on what, and parts of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
+import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
@@ -207,26 +208,48 @@ def _any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
     return False
 
 
-def structure(jaxpr: Any) -> Any:
-    """What is equal for jaxprs, open or closed, with the same equations on the same types, whatever
-    their constants. Functions among the parameters are the same only if they are one object."""
+def structure(jaxpr: Any) -> Hashable:
+    """What is equal only for jaxprs that are the same program, open or closed, as long as both
+    exist. Functions and constants in them are the same if they are one object, other parameters if
+    they say so, which JAX relies on, too. It has no hash if a parameter has none."""
     numbers: dict[Any, int] = {}
 
-    def of_atoms(atoms: Sequence[Any]) -> Any:
-        numbered = (None if is_literal(a) else numbers.setdefault(a, len(numbers)) for a in atoms)
-        return tuple(zip(numbered, (a.aval for a in atoms), strict=True))
+    def of_atoms(atoms: Sequence[Any]) -> Hashable:
+        return tuple(
+            (
+                of(np.asarray(a.val)) if is_literal(a) else numbers.setdefault(a, len(numbers)),
+                a.aval,
+            )
+            for a in atoms
+        )
 
-    def of(value: Any) -> Any:
+    def of(value: Any) -> Hashable:
         if hasattr(value, "eqns"):
             return structure(value)
-        return tuple(map(of, value)) if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            return type(value), *map(of, value)
+        if isinstance(value, float | complex | np.generic | np.ndarray):  # 0.0 == -0.0
+            return (
+                type(value),
+                np.shape(value),
+                np.asarray(value).dtype,
+                np.asarray(value).tobytes(),
+            )
+        return type(value), value  # 1 == True
+
+    def params_of(eqn: Any) -> Hashable:
+        return of(tuple(sorted(eqn.params.items())))
 
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    equations = [
-        (e.primitive, of_atoms(e.invars), of(tuple(sorted(e.params.items()))), of_atoms(e.outvars))
-        for e in inner.eqns
-    ]
-    return of_atoms([*inner.constvars, *inner.invars]), *equations, of_atoms(inner.outvars)
+    return (
+        of_atoms([*inner.constvars, *inner.invars]),
+        tuple(map(id, getattr(jaxpr, "consts", ()))),
+        *(
+            (e.primitive, of_atoms(e.invars), params_of(e), e.ctx, of_atoms(e.outvars))
+            for e in inner.eqns
+        ),
+        of_atoms(inner.outvars),
+    )
 
 
 def num_equations(closed: ClosedJaxpr) -> int:

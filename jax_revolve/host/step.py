@@ -1,7 +1,7 @@
 """The step as compiled programs: forward, and pulled back."""
 
 from collections.abc import Hashable, Iterable
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import jax
@@ -80,21 +80,14 @@ def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None
     step = CompiledStep(loop, inputs, activity)
     placed = tuple(map(sharding_of, (*inputs.consts, *inputs.carry)))
     key = step.text, tuple(map(_identity, step.calls)), placed, inputs.types, activity
-    try:
-        step = _known.pop(key, step)
-    except TypeError:  # a function that cannot be compared with others
-        return step
+    step = _known.pop(key, step)
     _known[key] = step
     for oldest in list(_known)[:-MOST_KNOWN]:
         _known.pop(oldest, None)
     return step
 
 
-def _identity(call: Any) -> Hashable:
-    """What is equal for functions that are one object, which the kept program keeps alive, or
-    partial applications of one."""
-    if isinstance(call, PythonCall):
-        return _identity(call.function), call.is_used
-    if isinstance(call, partial):
-        return _identity(call.func), call.args, tuple(sorted(call.keywords.items()))
-    return call
+def _identity(call: PythonCall) -> Hashable:
+    """What is equal for calls of one and the same function, which a kept step keeps alive."""
+    is_method = isinstance(call.function, MethodType)  # another object each time
+    return (call.function if is_method else id(call.function)), call.is_used

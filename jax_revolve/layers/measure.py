@@ -1,6 +1,6 @@
 """Layers as programs: their work, and the bytes of their residuals."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -19,8 +19,9 @@ from jax_revolve.step.work import work_of
 def trace(
     layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any
 ) -> tuple[list[TracedLayer], Layers]:
-    """The layers, each traced once, and their work and sizes. Nothing runs."""
-    known: dict[Any, tuple[int, int]] = {}
+    """The layers, each traced once, and their work and sizes. Those that are the same program are
+    measured once, and run as one function. Nothing runs."""
+    known: dict[Any, tuple[TracedLayer, tuple[int, int]]] = {}
     sizes: list[tuple[int, int]] = []
     carries: list[int] = []
     traced: list[TracedLayer] = []
@@ -31,33 +32,33 @@ def trace(
             own = state.substate(layer.call) if layer.is_stateful else None
             try:
                 one = TracedLayer.of(layer, carry, key, own)
-                operands = [*one.consts, *arrays_of((layer.call, carry, key, own))]
-                sizes.append(_sizes(one.program, operands, known))
+                alike = _key_of(one.program)
+                if alike not in known:
+                    operands = [*one.consts, *arrays_of((layer.call, carry, key, own))]
+                    known[alike] = one, _work_and_residuals(one.program, operands)
             except Exception as error:
                 types = eqx.tree_pformat(carry, short_arrays=True)
                 error.add_note(f"Raised by {layer.name} of a chain, called with {before}, {types}.")
                 raise
-            traced.append(one)
+            same, size = known[alike]
+            traced.append(one._replace(run=same.run))
+            sizes.append(size)
             carries.append(bytes_of(map(jax.typeof, arrays_of(carry))))
-            (carry, _), before = one(layer.call, carry, key, own), f"what {layer.name} returns"
+            carry, _ = traced[-1](layer.call, carry, key, own)
+            before = f"what {layer.name} returns"
 
     jax.make_jaxpr(run)()
     work, residuals = zip(*sizes, strict=True)
     return traced, Layers(work, tuple(carries), residuals)
 
 
-def _sizes(
-    closed: ClosedJaxpr, operands: list[Any], known: dict[Any, tuple[int, int]]
-) -> tuple[int, int]:
-    """Layers with equal programs are measured once."""
-    alike = structure(closed)
+def _key_of(program: ClosedJaxpr) -> Hashable:
+    key = structure(program)
     try:
-        hash(alike)
-    except TypeError:  # an array among the parameters, for example
-        return _work_and_residuals(closed, operands)
-    if alike not in known:
-        known[alike] = _work_and_residuals(closed, operands)
-    return known[alike]
+        hash(key)
+    except TypeError:  # of a parameter: the program is only equal to itself
+        return program
+    return key
 
 
 def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, int]:
