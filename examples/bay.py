@@ -119,6 +119,7 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_wind(folder, STEPS)
         options = {"checkpoints": 100, "directory": directory, "save_every": 5.0, "progress": True}
+        options["version"] = "wind-1"  # the function for the wind, and its files
         gradient = jax.value_and_grad(level_at_the_quay, has_aux=True)
         (level, surface), found = gradient(sea_floor(), reader(folder), **options)
     print(f"The water at the quay is {100 * level:.1f} cm high after an hour.")

@@ -73,23 +73,10 @@ _MODULES = {
     "TwoLevelPlan": "schedule.two_level",
 }
 
-_GONE = {
-    "explain_scan": "explain(partial(checkpointed_scan, f, **options))(init, xs).loops[0]",
-    "explain_while_loop": "explain(partial(bounded_while_loop, cond_fun, body_fun, **options))"
-    "(init_val).loops[0]",
-    "explain_fori_loop": "explain(partial(checkpointed_fori_loop, lower, upper, body_fun, "
-    "**options))(init_val).loops[0]",
-    "explain_loops": "explain(checkpoint_loops(fun, **options))(*args), or explain(fun)(*args)",
-    "LoopsReport": "Explanation",
-}
-"""Names of 0.1, and what to write instead."""
-
 __all__ = list(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _GONE:
-        raise AttributeError(f"jax_revolve.{name} is gone. Write {_GONE[name]} instead.")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -34,7 +34,7 @@ def recurrent(directory: Any, scan: Any = host_scan, save_every: float = 0.0) ->
             return (h, jax.random.fold_in(key, count), count + 1), (jnp.sin(h), count)
 
         init, options = (jnp.zeros(4), jax.random.key(0), 0), {"checkpoints": 5}
-        saved = {"directory": directory, "save_every": save_every}
+        saved = {"directory": directory, "save_every": save_every, "version": 1}
         (h, _, _), (ys, _) = scan(step, init, xs, **options, **saved)
         return jnp.sum(h**2) + jnp.sum(ys**2)
 
@@ -52,7 +52,7 @@ def forced(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> An
             return u + 0.1 * (x - friction * u * jnp.abs(u)), None
 
         options = {"checkpoints": 2, "storage": Disk(directory, transfer=0.5)}
-        saved = {"directory": directory, "save_every": save_every}
+        saved = {"directory": directory, "save_every": save_every, "version": 1}
         u, _ = scan(step, start, forcing, STEPS, reverse=True, **options, **saved)
         return jnp.sum(u**3)
 
@@ -79,7 +79,7 @@ def called(directory: Any, scan: Any = host_scan, save_every: float = 0.0) -> An
             return u, {"norm": jnp.sum(u**2)}
 
         options = {"checkpoints": 0, "storage": HostMemory(checkpoints=4)}
-        saved = {"directory": directory, "save_every": save_every}
+        saved = {"directory": directory, "save_every": save_every, "version": 1}
         u, ys = scan(step, start, length=STEPS, **options, **saved)
         return jnp.sum(jnp.sin(u)) + jnp.sum(ys["norm"])
 

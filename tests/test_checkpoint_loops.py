@@ -299,6 +299,39 @@ def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
 
 
 @quick
+def test_loops_of_the_library_take_their_part_of_the_memory() -> None:
+    """One after the loops of lax, and one around a loop of lax, with their own options."""
+
+    def step(u: Any, _: Any) -> Any:
+        return jnp.sin(u), None
+
+    def after(u: Any) -> Any:
+        u, _ = checkpointed_scan(step, u, length=100, checkpoints=20)
+        return jnp.sum(lax.scan(step, u, length=100)[0])
+
+    def around(u: Any) -> Any:
+        inner = lambda u, _: lax.scan(step, u, length=100)  # noqa: E731
+        return jnp.sum(checkpointed_scan(inner, u, length=10, checkpoints=4, block_size=2)[0])
+
+    def alone(u: Any) -> Any:
+        return jnp.sum(checkpointed_scan(step, u, length=100, checkpoints=20)[0])
+
+    u = jnp.ones(100)  # 800 bytes
+    for fun, budget in ((after, 26_000), (around, 40_000)):
+        report = explain(checkpoint_loops(fun, memory=budget))(u)
+        assert 0.5 * budget < report.memory <= budget
+        assert (20 if fun is after else 4) in [loop.plan.checkpoints for loop in report.loops]
+        same = jax.grad(checkpoint_loops(fun, memory=budget))(u)
+        np.testing.assert_allclose(same, jax.grad(fun)(u), rtol=1e-12)
+        assert explain(checkpoint_loops(fun, memory="1MB"))(u).memory > 2 * budget
+    refused = (
+        r"memory must be at least \d+ .*scan of .*, or give less memory to those of jax_revolve"
+    )
+    for fun in (after, alone):
+        with pytest.raises(ValueError, match=refused):
+            checkpoint_loops(fun, memory=15_000)(u)
+
+
 def test_too_little_memory_names_the_loops() -> None:
     needed = r"memory must be at least \d+ bytes here, but is 100: .*"
     with pytest.raises(ValueError, match=needed) as info:

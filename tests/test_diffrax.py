@@ -131,6 +131,23 @@ def final(adjoint: Any, x: Any, **arguments: Any) -> Any:
     return solution.ts[-1] + jnp.sum(solution.ys[-1] ** 2)
 
 
+def test_an_event_sees_the_solver_of_the_user() -> None:
+    """As with Diffrax's own adjoints: a condition may depend on its type and its tolerances."""
+    seen: list[Any] = []
+
+    def condition(t: Any, y: Any, args: Any, *, solver: Any, **_: Any) -> Any:
+        seen.append(solver)
+        return y[0] < 0.8
+
+    event = diffrax.Event({"first": condition, "never": lambda t, *_, **__: t > 9})
+    found = []
+    for adjoint in (RevolveAdjoint(), diffrax.ForwardMode()):
+        solution = solve(adjoint, "Tsit5", X, event=event)
+        found.append((solution.ts, solution.ys, solution.event_mask))
+    assert {type(solver) for solver in seen} == {diffrax.Tsit5}
+    jax.tree.map(close, *found)
+
+
 @slow
 def test_events() -> None:
     event = diffrax.Event(lambda t, y, args, **_: y[0] - 0.8, optimistix.Newton(1e-8, 1e-8))

@@ -14,7 +14,6 @@ from asked import explained_scan, explained_while, for_bound, for_scan
 from jax import lax
 from matplotlib import pyplot
 
-import jax_revolve
 from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.selection import Request
@@ -245,12 +244,6 @@ def test_a_loop_around_a_while_loop_of_lax_has_no_gradient() -> None:
     assert [loop.name for loop in explanation.left_alone] == ["scan", "scan/while"]
     assert "no gradient" in str(explanation)
     assert "needs max_steps" in str(explanation)
-
-
-def test_the_old_names_say_what_to_write() -> None:
-    for name in ("scan", "while_loop", "fori_loop", "loops"):
-        with pytest.raises(AttributeError, match=rf"explain_{name} is gone. Write explain\("):
-            getattr(jax_revolve, f"explain_{name}")
 
 
 # Errors

@@ -28,7 +28,7 @@ from test_errors import REJECTED, check_same_error
 
 from jax_revolve import Disk, HostMemory, Plan, ProgressMeter, host_scan, plan
 from jax_revolve.host import arrays, problem
-from jax_revolve.host.fingerprint import digest_of_array
+from jax_revolve.host.identity import digest_of_array
 from jax_revolve.host.problem import trace
 from jax_revolve.host.watch import Watch
 
@@ -354,8 +354,6 @@ def test_a_step_without_a_derivative_is_an_error_before_the_loop_runs() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"jit": False}, TypeError, "jit is gone. .*jax.pure_callback"),
-        ({"block_size": 2}, TypeError, "block_size is gone"),
         ({"plan": plan(3, 1, block_size=2)}, ValueError, "plan must have blocks of a single step"),
         ({"version": 1.0}, TypeError, "version must be a str, an int or None"),
         ({"storage": Disk("a"), "directory": "b"}, ValueError, "storage must be Disk.'b'."),

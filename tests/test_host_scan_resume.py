@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -25,9 +26,10 @@ import numpy as np
 import pytest
 from host_scan_program import WORKLOADS
 
-from jax_revolve import HostMemory, host_scan
+from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
+from jax_revolve.storage import lock as lock_module
 
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -303,7 +305,7 @@ def test_a_pullback_that_failed_can_be_called_again(is_saved: bool, tmp_path: Pa
 
     def loss(directory: Path | None, a: Any) -> Any:
         options: dict[str, Any] = {"directory": directory, "save_every": 0}
-        options |= {"checkpoints": 2, "storage": HostMemory(checkpoints=2)}
+        options |= {"checkpoints": 2, "storage": HostMemory(checkpoints=2), "version": 1}
         step: Any = lambda u, x: (jnp.sin(a * u + x), None)  # noqa: E731
         return host_scan(step, 1.0, read, 9, **options)[0]
 
@@ -394,6 +396,53 @@ def test_another_process_in_the_directory(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert bits(run(tmp_path / "run")) == bits(run(tmp_path / "whole"))
+
+
+def test_a_worker_that_was_forked_meanwhile_locks_nothing(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """A worker of `multiprocessing`, for example, which outlives the run."""
+    ends, (goes_on, go_on), (answers, answer) = list[int](), os.pipe(), os.pipe()
+
+    def fork() -> None:
+        with warnings.catch_warnings(action="ignore"):  # of threads, which this worker does without
+            ends.append(os.fork())
+        if ends[0] == 0:
+            held = [lock for lock in lock_module._held.values() if lock.is_held]
+            os.write(answer, b"n" if held else b"y")
+            os.read(goes_on, 1)
+            os._exit(0)
+
+    try:
+        with acting(3, fork, monkeypatch, steps_only=True):
+            expected = bits(run(tmp_path))
+        assert os.read(answers, 1) == b"y"
+        with (tmp_path / "process-0" / "lock").open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert bits(run(tmp_path)) == expected
+    finally:
+        os.write(go_on, b".")
+        os.waitpid(ends[0], 0)
+
+
+def test_a_relative_directory_is_found_when_it_is_given(monkeypatch: Patch, tmp_path: Path) -> None:
+    """Though the working directory changes between the sweeps, and between two calls."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    storage, options = Disk("."), dict[str, Any](checkpoints=2, length=9)
+    _, pullback = jax.vjp(lambda x: run(Path("run"), start=x, is_value=True), 1.0)
+    _, on_disk = jax.vjp(lambda x: run(None, start=x, is_value=True, storage=storage), 1.0)
+    scan = jax.jit(
+        lambda x: checkpointed_scan(lambda u, _: (jnp.sin(u), None), x, storage=storage, **options)[
+            0
+        ]
+    )
+    monkeypatch.chdir(tmp_path / "there")
+    assert bits(pullback(1.0)) == bits(on_disk(1.0))
+    jax.block_until_ready(jax.grad(scan)(1.0))
+    assert [path.name for path in tmp_path.glob("*/*")] == ["run"]
+    assert str(tmp_path / "here") in str(storage)
 
 
 @pytest.mark.parametrize("ends", [False, True])

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from parity.loops import masked_while_loop, scan_as_while
 
-from jax_revolve import bounded_while_loop, checkpointed_fori_loop
+from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_fori_loop
 from jax_revolve.schedule import online
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
@@ -330,6 +330,22 @@ def test_throw() -> None:
     for call in (lambda: run(1.0, 3), steps_alone, lambda: gradient(starts, 3), of_a_key):
         with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
             call()
+
+
+@pytest.mark.parametrize("is_rewritten", [False, True])
+def test_only_the_condition_in_the_loop_counts(is_rewritten: bool) -> None:
+    """After the loop, XLA may round the condition differently: here it holds again."""
+    answers = iter([*[True] * 3, False, *[True] * 9])
+
+    def going(x: Any) -> Any:
+        answer = lambda _: np.bool_(next(answers))  # noqa: E731
+        return jax.pure_callback(answer, jax.ShapeDtypeStruct((), jnp.bool_), x)
+
+    double = lambda x: 2 * x  # noqa: E731
+    run: Any = partial(bounded_while_loop, going, double, max_steps=4, throw=True)
+    if is_rewritten:
+        run = checkpoint_loops(lambda x: lax.while_loop(going, double, x), max_steps=4)
+    assert jax.jit(run)(1.0) == 8.0
 
 
 def test_throw_leaves_infinities_as_they_are() -> None:

@@ -1,7 +1,8 @@
 """Calls of Python functions from compiled programs."""
 
 from functools import cache
-from typing import Any
+from inspect import getclosurevars
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,30 @@ def callback_effects() -> frozenset[Any]:
     """The effects of a program that calls `jax.debug.callback`."""
     with jax.disable_jit(False):
         return frozenset(jax.make_jaxpr(lambda: jax.debug.callback(lambda: None))().effects)
+
+
+class PythonCall(NamedTuple):
+    """A call of a Python function: the function, or an object that differs from all others if it
+    cannot be found out, and whether the program has results of it."""
+
+    function: Any
+    is_used: bool
+
+
+def python_calls(lowered: jax.stages.Lowered) -> list[PythonCall]:
+    """The calls of Python functions in a program, at any depth."""
+    parameters = lowered._lowering.compile_args  # pyright: ignore[reportAttributeAccessIssue]
+    return list(map(_python_call, (*parameters["host_callbacks"], *parameters["keepalive"])))
+
+
+def _python_call(wrapped: Any) -> PythonCall:
+    """The call of a function that JAX has wrapped in its own, whose closures have the function."""
+    try:
+        outer = getclosurevars(wrapped).nonlocals
+        inner = getclosurevars(outer["callback"]).nonlocals
+        return PythonCall(inner["callback"].callback_func, bool(outer["result_avals"]))
+    except (TypeError, KeyError, AttributeError):
+        return PythonCall(object(), True)
 
 
 def is_first_device() -> jax.Array | None:

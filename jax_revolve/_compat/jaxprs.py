@@ -1,6 +1,6 @@
 """Jaxprs: what a function computes, what depends on what, and parts of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import jax
+import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
@@ -221,6 +222,50 @@ def any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
                 return True
             rest += inner_jaxprs(eqn)
     return False
+
+
+def structure(jaxpr: Any) -> Hashable:
+    """What is equal only for jaxprs that are the same program, open or closed, as long as both
+    exist. Functions and constants in them are the same if they are one object, other parameters if
+    they say so, which JAX relies on, too. It has no hash if a parameter has none."""
+    numbers: dict[Any, int] = {}
+
+    def of_atoms(atoms: Sequence[Any]) -> Hashable:
+        return tuple(
+            (
+                of(np.asarray(a.val)) if is_literal(a) else numbers.setdefault(a, len(numbers)),
+                a.aval,
+            )
+            for a in atoms
+        )
+
+    def of(value: Any) -> Hashable:
+        if hasattr(value, "eqns"):
+            return structure(value)
+        if isinstance(value, tuple):
+            return type(value), *map(of, value)
+        if isinstance(value, float | complex | np.generic | np.ndarray):  # 0.0 == -0.0
+            return (
+                type(value),
+                np.shape(value),
+                np.asarray(value).dtype,
+                np.asarray(value).tobytes(),
+            )
+        return type(value), value  # 1 == True
+
+    def params_of(eqn: Any) -> Hashable:
+        return of(tuple(sorted(eqn.params.items())))
+
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return (
+        of_atoms([*inner.constvars, *inner.invars]),
+        tuple(map(id, getattr(jaxpr, "consts", ()))),
+        *(
+            (e.primitive, of_atoms(e.invars), params_of(e), e.ctx, of_atoms(e.outvars))
+            for e in inner.eqns
+        ),
+        of_atoms(inner.outvars),
+    )
 
 
 def num_equations(closed: ClosedJaxpr) -> int:

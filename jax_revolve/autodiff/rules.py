@@ -58,6 +58,7 @@ from jax_revolve._compat.values import (
     is_symbolic,
     is_zero,
     tangent_type,
+    vary,
     varying_axes,
     with_weak_type,
     zeros,
@@ -125,6 +126,8 @@ def run_loop(loop: Loop, operands: list[Any]) -> Flat:
 def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
     """The steps that a while loop takes, of each example under `vmap`, and the loop's results."""
     consts, init, _ = loop.operands(operands)
+    assert loop.condition is not None
+    none = vary(jnp.int32(0), varying_axes(loop.condition.out_avals[0]))
 
     def count(loop: Loop) -> tuple[jax.Array, list[Any]]:
         def go_on(state: tuple[jax.Array, list[Any]]) -> jax.Array:
@@ -133,7 +136,7 @@ def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
         def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
             return state[0] + 1, loop.step(consts, state[1], [])[0]
 
-        return lax.while_loop(go_on, step, (jnp.int32(0), init))
+        return lax.while_loop(go_on, step, (none, init))
 
     return _as_loop(loop, count)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
-from jax_revolve.host.fingerprint import of_operands
+from jax_revolve.host.identity import digest_of_arrays
 from jax_revolve.host.problem import Cotangents, Position, Problem
 from jax_revolve.host.rows import Rows
 from jax_revolve.host.watch import Processes, Watch
@@ -19,19 +19,19 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
 from jax_revolve.storage.states import ArrayFile, DamagedError, States
 
-LAYOUT = 2
+LAYOUT = 3
 """The version of what a state has."""
 
 
 class RunDirectory:
     """The directory of a run, which goes on at the newest state there. A state has
 
-    - the `fingerprint` of the run;
+    - the `identity` of the run;
     - the `plan`, the version of the schedule by which the plan's actions are counted, and the
         version of the layout of states;
     - the `position`, and `ys`: the files with the ys;
     - after the forward sweep, the `final` carry;
-    - in the reverse sweep, `given`: the fingerprint of the results' cotangents, and the
+    - in the reverse sweep, `given`: the digest of the results' cotangents, and the
         `cotangents` of the carry and the consts so far, and files with the ones of `xs`;
     - at the end, `is_over`.
 
@@ -41,9 +41,9 @@ class RunDirectory:
     """
 
     def __init__(self, path: Path, problem: Problem, processes: Processes) -> None:
-        path.mkdir(exist_ok=True)
         self._path, self._problem, self._processes = path, problem, processes
-        self._fingerprint = problem.fingerprint(processes.count)
+        self._identity = problem.identity(processes.count)
+        path.mkdir(exist_ok=True)
         self._states = States(path / f"process-{processes.index}")
         self._state: dict[str, Any] = {}
         carry = problem.operands.carry
@@ -97,12 +97,12 @@ class RunDirectory:
                 "processes. Nothing was changed. Remove the directory, or pass another one, to "
                 "begin again."
             )
-        begun = {"fingerprint": self._fingerprint, "position": None, "ys": [], "xs": []}
+        begun = {"identity": self._identity, "position": None, "ys": [], "xs": []}
         self._state = begun | _versions()
         if number:
             state = self._states.read_state(number)
-            self._check(state["fingerprint"], self._fingerprint)
             self._check(state, _versions())
+            self._check(state["identity"], self._identity)
             self._states.go_on(number, state)
             self._state = state
 
@@ -153,7 +153,7 @@ class RunDirectory:
     def begin_reverse(self, cotangents: Cotangents, *, is_first: bool) -> bool:
         """Restore the cotangents so far. Returns false if the results' cotangents differ, which is
         another run if it `is_first` that they are given, or if another call has begun again."""
-        ours = {"cotangents of the results": of_operands([*cotangents.carry, *cotangents.ys])}
+        ours = {"cotangents of the results": digest_of_arrays([*cotangents.carry, *cotangents.ys])}
         given = self._state.get("given", ours)
         is_ours = "final" in self._state and self._state["plan"] == _saved_plan(self._problem.plan)
         if not is_ours or (not is_first and self._differ(given, ours)):

@@ -4,10 +4,10 @@
 of it is another one.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +20,8 @@ from jax_revolve._compat.jaxprs import without_consts, without_dead_code
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Checkpoint, Values
-from jax_revolve.host.fingerprint import Contents, of_operands, of_platform
-from jax_revolve.host.rows import Fetched, Rows, slices_of
+from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
+from jax_revolve.host.rows import Fetched, Rows, is_function, slices_of
 from jax_revolve.host.step import compiled_step
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
     asked: AnyPlan | Request | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
-    directory: str | os.PathLike[str] | None = None
+    directory: Path | None = None
     save_every: float = 0.0
     version: str | int | None = None
 
@@ -60,11 +60,11 @@ class Problem(NamedTuple):
     plan: AnyPlan | None = None
     """None for a loop that is not differentiated."""
     derivatives: str = "value"
-    """Which derivatives are taken, for the fingerprint."""
+    """Which derivatives are taken, for the identity of the run."""
 
     def value(self, operands: Operands) -> "Problem":
         """With operands that are not differentiated: one sweep, which keeps nothing."""
-        step = compiled_step(self.loop, operands._replace(xs=[]))
+        step = compiled_step(self.loop, self._inputs(operands))
         return self._replace(operands=operands, step=step, restart=(True,) * len(operands.carry))
 
     def gradient(self, operands: Operands, differentiated: Operands) -> "Problem":
@@ -89,11 +89,16 @@ class Problem(NamedTuple):
             plan = plan.resolve(sizes._replace(residuals=uncut, **none))
         return self._replace(
             operands=operands,
-            step=compiled_step(loop, one, activity),
+            step=compiled_step(loop, self._inputs(operands), activity),
             restart=restart,
             plan=plan,
             derivatives=f"gradient {differentiated} {restart}",
         )
+
+    def _inputs(self, operands: Operands) -> Operands:
+        """What a step takes, with a slice of the xs for example."""
+        fetched = self.fetched
+        return operands._replace(xs=fetched.example if fetched else slices_of(operands.xs)(0))
 
     @property
     def length(self) -> int:
@@ -136,22 +141,21 @@ class Problem(NamedTuple):
             take = lambda at, y: consume(at, jax.tree.unflatten(self.y_tree, y))  # noqa: E731
         return Rows(self.length, types, take)
 
-    def fingerprint(self, processes: int) -> dict[str, str]:
+    def identity(self, processes: int) -> dict[str, str]:
         """What has to be the same for a saved run to go on."""
-        operands, contents = self.operands, Contents(self.version)
-        plan, fetched = self.asked, self.fetched
+        operands, plan, fetched = self.operands, self.asked, self.fetched
+        check_known(self.step.calls, self.version)
         assert plan is not None
         if isinstance(plan.storage, Disk):  # which is the directory of the run
-            plan = replace(plan, storage=replace(plan.storage, directory=""))
+            plan = replace(plan, storage=replace(plan.storage, directory="/"))
         return {
-            "step": contents.of("the step", *self.step.programs),
-            "inputs": of_operands([*operands.consts, *operands.carry, *operands.xs]),
-            "function for xs": contents.of("xs", fetched and fetched.function),
-            "slices of xs": of_operands(fetched.example if fetched else ()),
+            "step": self.step.text,
+            "inputs": digest_of_arrays([*operands.consts, *operands.carry, *operands.xs]),
+            "slices of xs": digest_of_arrays(fetched.example if fetched else ()),
             "derivatives": self.derivatives,
             "options": repr((self.length, self.loop.reverse, self.consume is None, plan)),
             "version": repr(self.version),
-            "versions of JAX or the devices": of_platform(processes),
+            "versions of JAX or the devices": digest_of_platform(processes),
         }
 
 
@@ -193,7 +197,7 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
     its types, and once for a jaxpr that returns each carry and each y, which
     `jax.lax.scan`'s may not."""
     fetched, traced = None, length
-    if callable(xs) and jax.tree.leaves(xs) == [xs]:
+    if is_function(xs):
         allowed = "an int >= 1 where xs is a function"
         length, traced = check_integer("length", length, least=1, allowed=allowed), 1
         fetched = Fetched(xs, length - 1 if reverse else 0)

@@ -40,6 +40,11 @@ def _slices(arrays: Values, entry: Any) -> Values:
     ]
 
 
+def is_function(xs: Any) -> bool:
+    """Whether xs are a function, rather than a pytree, of which some can be called."""
+    return callable(xs) and jax.tree.leaves(xs) == [xs]
+
+
 class Fetched:
     """Slices that a function returns. NumPy arrays are copied, so that the function may fill and
     return one buffer each time."""

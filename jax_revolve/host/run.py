@@ -4,7 +4,6 @@ and the reverse sweep of each pullback, action by action."""
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -196,7 +195,7 @@ def _run_forward(problem: Problem) -> tuple[Results, _Run]:
         final = sweep(problem, position, ys, watch, keep)
         return (final, ys.result()), _Run(problem, watch, None, position)
     processes = Processes([x for part in problem.operands for x in part])
-    directory = RunDirectory(Path(problem.directory), problem, processes)
+    directory = RunDirectory(problem.directory, problem, processes)
     with directory.running(watch):
         problem = directory.begin(ys)
         final, position = directory.final(), directory.position()

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
+from jax_revolve.host.identity import needs_version
 from jax_revolve.host.problem import trace
+from jax_revolve.host.rows import is_function
 from jax_revolve.host.run import run
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter, listener_of
@@ -38,7 +40,6 @@ def host_scan(
     save_every: float = 60.0,
     version: str | int | None = None,
     progress: bool | ProgressMeter = False,
-    **removed: Any,
 ) -> tuple[Carry, Any]:
     """`jax.lax.scan` as a loop in Python over a compiled step, whose reverse pass stores
     `checkpoints` carries and recomputes the rest. A run with a `directory` goes on where it
@@ -72,9 +73,9 @@ def host_scan(
         returns the result of a run that is over. A `storage=Disk(...)` must name the same one.
     - `save_every`: the seconds between two saves, a number >= 0. A killed run repeats about as
         many seconds.
-    - `version`: a `str` or an `int` to be changed when the run does in a way that cannot be seen.
-        It is needed where a function for `xs`, a callback or a derivative rule uses an object that
-        cannot be pickled, such as an open file, and stands for such objects.
+    - `version`: a `str` or an `int` that stands for the Python code that the run calls, to be
+        changed whenever that, or what it reads, does. A run with a `directory` needs it if `xs` is
+        a function, or if `f` calls one, by `jax.pure_callback` for example.
     - `progress`: as [`jax_revolve.checkpointed_scan`][].
 
     **Returns:**
@@ -86,7 +87,7 @@ def host_scan(
 
     Whatever `jax.lax.scan` raises, what `f`, `xs` and `consume` raise, and:
 
-    - `TypeError` or `ValueError` if an argument is not as above;
+    - `TypeError` or `ValueError` if an argument is not as above, such as a missing `version`;
     - `NotImplementedError` inside `jax.jit`, `jax.vmap` and loops of JAX, in forward mode, and if
         `f` has effects that cannot be repeated;
     - `ValueError` if the `directory` has another run: the error says whether the step, the inputs,
@@ -113,17 +114,18 @@ def host_scan(
             def step(speed, force):
                 return speed + 0.01 * (force - friction * speed), None
 
-            options = {"length": 100, "checkpoints": 5, "directory": directory}
-            speed, _ = host_scan(step, jnp.zeros(3), wind, **options)
+            options = {"checkpoints": 5, "directory": directory, "version": "wind-1"}
+            speed, _ = host_scan(step, jnp.zeros(3), wind, 100, **options)
             return jnp.sum(speed**2)
 
         with tempfile.TemporaryDirectory() as directory:
             jax.grad(energy)(0.5, directory)
         ```
     """
-    _check_removed(removed)
     _check(consume, directory, save_every, version)
     asked = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
+    if directory is not None and version is None and is_function(xs):
+        raise needs_version("xs is a function")
     _check_plan(plan, storage if plan is None else plan.storage, directory)
     call = trace(f, init, xs, length, reverse)
     if call.length == 0:
@@ -133,7 +135,7 @@ def host_scan(
         asked=asked.plan_for(call.length, is_while=False),
         consume=consume,
         listener=listener_of(progress),
-        directory=directory,
+        directory=None if directory is None else Path(directory).absolute(),
         save_every=inf if directory is None else save_every,
         version=version,
     )
@@ -169,18 +171,4 @@ def _check_plan(plan: AnyPlan | None, storage: Storage | None, directory: Any) -
         raise ValueError(
             f"storage must be Disk({os.fspath(directory)!r}) where that is the directory of the "
             f"run, but is {storage!r}: the checkpoints are a part of the run. Pass one directory."
-        )
-
-
-def _check_removed(arguments: dict[str, Any]) -> None:
-    """Say what to write instead of arguments that are no longer there."""
-    instead = {
-        "jit": "Steps are always compiled: call a solver that is not JAX by jax.pure_callback, "
-        "with a jax.custom_vjp for its derivative.",
-        "block_size": "Blocks have a single step: pass more checkpoints.",
-    }
-    for name in arguments:
-        says = instead.get(name)
-        raise TypeError(
-            f"host_scan has no argument {name!r}." if says is None else f"{name} is gone. {says}"
         )

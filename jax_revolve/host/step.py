@@ -1,17 +1,17 @@
 """The step as compiled programs: forward, and pulled back."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from types import MethodType
 from typing import Any
 
 import jax
-import numpy as np
 
+from jax_revolve._compat.callbacks import PythonCall, python_calls
 from jax_revolve._compat.values import laid_out_as
 from jax_revolve.host.arrays import Values, sharding_of
-from jax_revolve.host.fingerprint import program
-from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step, zero_cotangents
-from jax_revolve.step.loop import Loop, Operands, pick
-from jax_revolve.storage.buffers import read
+from jax_revolve.host.identity import digest
+from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step
+from jax_revolve.step.loop import Loop, Mask, Operands, pick
 
 
 class CompiledStep:
@@ -21,23 +21,30 @@ class CompiledStep:
     up in place.
     """
 
-    def __init__(self, loop: Loop, operands: Operands, activity: Activity | None) -> None:
+    def __init__(self, loop: Loop, inputs: Operands, activity: Activity | None) -> None:
+        """`inputs` has a slice of the xs."""
         self._loop = loop
         self.activity: Any = activity
         """What is differentiated; `None` of a step without a pullback."""
-        carry = list(map(sharding_of, operands.carry))
+        carry = list(map(sharding_of, inputs.carry))
         self.forward = jax.jit(loop.step, out_shardings=(carry, None))
-        self.programs = [loop.jaxpr]
-        """What is run, for a fingerprint: with rules of `custom_vjp` functions as they are used."""
-        if activity is None:
-            return
-        consts = list(map(sharding_of, pick(operands.consts, activity.consts)))
-        carry: Any = pick(carry, activity.carry)
-        shardings = consts, carry, None
-        self.pull = jax.jit(self._pull, donate_argnums=3, out_shardings=shardings)
-        # Tracing it now makes a step without a pullback an error before the loop runs.
-        one = operands._replace(xs=read(operands.xs, 0))
-        self.programs.append(jax.make_jaxpr(self._pull_zeros)(one))
+        lowered = [self.forward.lower(*inputs)]
+        if activity is not None:
+            places = list(map(sharding_of, inputs.consts))
+            shardings = pick(places, activity.consts), pick(carry, activity.carry), None
+            self.pull: Any = jax.jit(self._pull, donate_argnums=3, out_shardings=shardings)
+            # This also makes a step without a pullback an error before the loop runs.
+            _, ys = loop.results(loop.jaxpr.out_avals)
+            cotangents = (
+                _cotangent_types(map(jax.typeof, inputs.carry), carry, activity.carry),
+                _cotangent_types(ys, [None] * len(ys), activity.ys),
+                _cotangent_types(map(jax.typeof, inputs.consts), places, activity.consts),
+            )
+            lowered.append(self.pull.lower(inputs, *cotangents))
+        self.text = digest(*(program.as_text() for program in lowered))
+        """The digest of the programs."""
+        self.calls = [call for program in lowered for call in python_calls(program)]
+        """The Python functions that the programs call."""
 
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
         """The cotangents before a step: of the active consts, with contributions of later steps,
@@ -50,11 +57,11 @@ class CompiledStep:
         pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
         return add(ct_consts, pulled.consts), pulled.carry, pulled.xs
 
-    def _pull_zeros(self, inputs: Operands) -> Any:
-        carry, y = self._loop.step(*inputs)
-        active = self.activity
-        pairs = (carry, active.carry), (y, active.ys), (inputs.consts, active.consts)
-        return self._pull(inputs, *(zero_cotangents(*pair) for pair in pairs))
+
+def _cotangent_types(types: Iterable[Any], shardings: Values, active: Mask) -> Values:
+    """The types of the active values' cotangents, which lie where the values do."""
+    pairs = zip((t.to_tangent_aval() for t in types), shardings, strict=True)
+    return pick([jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in pairs], active)
 
 
 MOST_KNOWN = 16
@@ -63,38 +70,24 @@ MOST_KNOWN = 16
 _known: dict[Any, CompiledStep] = {}
 
 
-def compiled_step(loop: Loop, operands: Operands, activity: Activity | None = None) -> CompiledStep:
-    """The step of a loop with operands like these, which may have a single slice of the xs. A step
-    without activity has no pullback.
+def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None) -> CompiledStep:
+    """The step of a loop with inputs like these. A step without activity has no pullback.
 
-    An earlier one is used again if it is the same program, so that an optimization compiles it
-    once, even if it makes another function `f` for each gradient.
+    An earlier one is used again if its text is the same, and so are the very functions that it
+    calls in Python: an optimization compiles it once, even if it makes another function `f` for
+    each gradient.
     """
-    placed = tuple(map(sharding_of, (*operands.consts, *operands.carry)))
-    types = tuple(jax.typeof(x) for part in operands for x in part)
-    counts = loop.num_consts, loop.num_carry, len(operands.xs)
-    key = (program(loop.jaxpr, _identity), counts, placed, types, activity)
-    step = _known.pop(key, None) or CompiledStep(loop, operands, activity)
+    step = CompiledStep(loop, inputs, activity)
+    placed = tuple(map(sharding_of, (*inputs.consts, *inputs.carry)))
+    key = step.text, tuple(map(_identity, step.calls)), placed, inputs.types, activity
+    step = _known.pop(key, step)
     _known[key] = step
     for oldest in list(_known)[:-MOST_KNOWN]:
         _known.pop(oldest, None)
     return step
 
 
-def _identity(value: Any) -> Hashable:
-    """A key that only values with the same meaning have while the step is kept, which keeps its
-    values. Those that cannot be compared have it only if they are one object, such as the functions
-    of two traces of a `custom_jvp` function."""
-    if hasattr(value, "eqns"):
-        return program(value, _identity)
-    if isinstance(value, tuple | list):
-        return type(value), tuple(map(_identity, value))
-    if isinstance(value, dict):
-        return tuple((str(name), _identity(part)) for name, part in value.items())
-    if isinstance(value, float | complex | np.generic):  # 0.0 == -0.0, and NaN != NaN
-        return type(value), np.asarray(value).dtype, np.asarray(value).tobytes()
-    try:
-        hash(value)
-    except TypeError:
-        return "one object", id(value)
-    return type(value), value
+def _identity(call: PythonCall) -> Hashable:
+    """What is equal for calls of one and the same function, which a kept step keeps alive."""
+    is_method = isinstance(call.function, MethodType)  # another object each time
+    return (call.function if is_method else id(call.function)), call.is_used

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import equinox as eqx
 import equinox.internal as eqxi
 import jax
 
@@ -109,6 +110,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         self,
         *,
         solver: Any,
+        event: Any,
         max_steps: int | None,
         terms: Any,
         throw: bool,
@@ -129,6 +131,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
 
         final_state = self._loop(
             solver=with_scanned_stages(solver),
+            event=_as_seen_with(solver, event),
             max_steps=max_steps,
             terms=terms,
             inner_while_loop=_save_loop,
@@ -139,6 +142,24 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         if any(map(is_unsafe, jax.tree.leaves(terms, is_leaf=is_unsafe))):
             return eqxi.nondifferentiable_backward(final_state, msg=UNSAFE_PATH, symbolic=True)
         return final_state
+
+
+class _Condition(eqx.Module):
+    """The condition of an event, which is given the solver that the user chose."""
+
+    condition: Callable[..., Any]
+    solver: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.condition(*args, **{**kwargs, "solver": self.solver})
+
+
+def _as_seen_with(solver: Any, event: Any) -> Any:
+    if event is None:
+        return None
+    seen = lambda condition: _Condition(condition, solver)  # noqa: E731
+    conditions = jax.tree.map(seen, event.cond_fn, is_leaf=callable)
+    return eqx.tree_at(lambda e: e.cond_fn, event, conditions, is_leaf=callable)
 
 
 def _save_loop(

@@ -8,7 +8,7 @@ import jax
 
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.layers.layer import Layer, check_state
-from jax_revolve.layers.measure import measure
+from jax_revolve.layers.measure import trace
 from jax_revolve.layers.segment import run_segment
 from jax_revolve.layers.stack import run_stack
 from jax_revolve.loops.options import Options
@@ -126,6 +126,12 @@ def checkpointed_chain(
     """
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
     if isinstance(layers, eqx.nn.Sequential):
+        if type(layers).__call__ is not eqx.nn.Sequential.__call__:
+            raise TypeError(
+                f"layers must be an equinox.nn.Sequential without a __call__ of its own, but is of "
+                f"type {type(layers).__name__}, which has one. Pass [layers] to run it as one "
+                "layer, or layers.layers to run its layers one by one."
+            )
         layers = layers.layers
     if isinstance(layers, list | tuple):
         result, new_state = _run_list(layers, x, asked, key, state)
@@ -158,8 +164,10 @@ def _run_list(
     check_state(layers, state)
     keys = [None] * len(layers) if key is None else list(jax.random.split(key, len(layers)))
     schedule: Schedule = tuple(range(len(layers)))
+    runs: list[Any] = [lambda _, *inputs, run=layer.run: run(*inputs) for layer in layers]
     if not is_jit_disabled():
-        schedule = _schedule(measure(layers, x, keys, state), asked)
+        runs, sizes = trace(layers, x, keys, state)
+        schedule = _schedule(sizes, asked)
 
     def run(entries: Schedule, carry: Carry) -> Carry:
         for entry in entries:
@@ -173,7 +181,7 @@ def _run_list(
         stateful = [layers[i].call for i in numbers if layers[i].is_stateful]
         own = state.substate(stateful) if stateful else None
         if isinstance(entry, int):
-            x, own = layers[entry].run(x, keys[entry], own)
+            x, own = runs[entry](layers[entry].call, x, keys[entry], own)
         else:
             x, own = run_segment(lambda carry: run(entry, carry), (x, own))
         return x, state.update(own) if stateful else state

@@ -1,52 +1,15 @@
 """A layer: any callable, called as `equinox.nn.Sequential` calls its own."""
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, without_consts
+from jax_revolve._compat.values import as_array
 from jax_revolve.layers.checkpointed import Checkpointed
-
-
-@jax.tree_util.register_static
-class Rest:
-    """The rest of a pytree without its arrays. Two are equal if a function that is traced with one
-    can be used for the other: `1`, `1.0` and `True` are different, and so are `0.0` and `-0.0`, in
-    static fields too, which the text of the structure shows."""
-
-    def __init__(self, tree: Any) -> None:
-        self._tree = tree
-        leaves, treedef = jax.tree.flatten(tree)
-        signs = (str(x) if isinstance(x, float | complex) else None for x in leaves)
-        text = re.sub(" at 0x[0-9a-f]+", "", str(treedef))  # equal objects have other addresses
-        self._key = treedef, text, tuple(zip(map(type, leaves), leaves, signs, strict=True))
-
-    @classmethod
-    def of(cls, tree: Any) -> tuple[Any, "Rest"]:
-        """The arrays, with `None` for all else, and the rest."""
-        arrays, rest = eqx.partition(tree, eqx.is_array)
-        return arrays, cls(rest)
-
-    def with_arrays(self, arrays: Any) -> Any:
-        return eqx.combine(arrays, self._tree)
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Rest) and self._key == other._key
-
-    @property
-    def is_hashable(self) -> bool:
-        try:
-            hash(self)
-        except TypeError:
-            return False
-        return True
 
 
 class Layer(NamedTuple):
@@ -86,15 +49,7 @@ class Layer(NamedTuple):
         return f"layer {self.number} ({own or type(inner).__name__})"
 
     def run(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
-        """The next carry and the state, which is `None` for a stateless layer. Equal layers with
-        inputs of equal types are traced once."""
-        arrays, rest = Rest.of((self.call, x, key, state))
-        if not rest.is_hashable:
-            return self.run_untraced(x, key, state)
-        arrays, rest = _traced_once(self._replace(number=0, call=len), rest, arrays)
-        return rest.with_arrays(arrays)
-
-    def run_untraced(self, x: Any, key: Any, state: Any) -> tuple[Any, Any]:
+        """The next carry and the state, which is `None` for a stateless layer."""
         given = self.requires_key or (self.takes_key and key is not None)
         keywords = {"key": key} if given else {}
         if not self.is_stateful:
@@ -103,11 +58,32 @@ class Layer(NamedTuple):
         return x, state
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _traced_once(like: Layer, rest: Rest, arrays: Any) -> tuple[Any, Rest]:
-    """A run of a layer with the arguments of `like`, whose number and callable do not matter."""
-    call, x, key, state = rest.with_arrays(arrays)
-    return Rest.of(like._replace(call=call).run_untraced(x, key, state))
+class TracedLayer(NamedTuple):
+    """A layer that was traced for one chain, however often the chain runs it: its program as a
+    function of `consts` and the arrays of its inputs, and what else it returns."""
+
+    program: ClosedJaxpr
+    run: Callable[..., list[Any]]
+    consts: list[Any]
+    results: Any
+    rest: Any
+
+    @classmethod
+    def of(cls, layer: Layer, *inputs: Any) -> "TracedLayer":
+        """A layer with inputs of these types. Its weights are inputs, too."""
+        fun = lambda call, *others: layer._replace(call=call).run(*others)  # noqa: E731
+        closed, types, rest = eqx.filter_make_jaxpr(fun)(layer.call, *inputs)
+        program, consts = without_consts(closed)
+        run = jax.jit(call_jaxpr(program))
+        return cls(program, run, list(map(as_array, consts)), jax.tree.structure(types), rest)
+
+    def __call__(self, *inputs: Any) -> Any:
+        results = self.run(*self.consts, *arrays_of(inputs))
+        return eqx.combine(jax.tree.unflatten(self.results, results), self.rest)
+
+
+def arrays_of(tree: Any) -> list[Any]:
+    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
 
 
 def check_state(layers: Sequence[Layer], state: Any) -> None:

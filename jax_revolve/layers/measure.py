@@ -1,65 +1,64 @@
-"""The work of the layers of a chain, and the bytes of their residuals, found by tracing them."""
+"""Layers as programs: their work, and the bytes of their residuals."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, variables
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, structure, variables
 from jax_revolve._compat.values import bytes_of
-from jax_revolve.layers.layer import Layer, Rest
+from jax_revolve.layers.layer import Layer, TracedLayer, arrays_of
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.chain import Layers
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.work import work_of
 
 
-def measure(layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any) -> Layers:
-    """The work and the sizes of all layers. Equal layers are measured once, and nothing runs."""
-    known: dict[Any, tuple[int, int]] = {}
+def trace(
+    layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any
+) -> tuple[list[TracedLayer], Layers]:
+    """The layers, each traced once, and their work and sizes. Those that are the same program are
+    measured once, and run as one function. Nothing runs."""
+    known: dict[Any, tuple[TracedLayer, tuple[int, int]]] = {}
     sizes: list[tuple[int, int]] = []
     carries: list[int] = []
+    traced: list[TracedLayer] = []
 
-    def trace() -> None:
+    def run() -> None:
         carry, before = x, "x"
         for layer, key in zip(layers, keys, strict=True):
             own = state.substate(layer.call) if layer.is_stateful else None
             try:
-                following, _ = layer.run(carry, key, own)
-                sizes.append(_sizes(layer, carry, key, own, known))
+                one = TracedLayer.of(layer, carry, key, own)
+                alike = _key_of(one.program)
+                if alike not in known:
+                    operands = [*one.consts, *arrays_of((layer.call, carry, key, own))]
+                    known[alike] = one, _work_and_residuals(one.program, operands)
             except Exception as error:
                 types = eqx.tree_pformat(carry, short_arrays=True)
                 error.add_note(f"Raised by {layer.name} of a chain, called with {before}, {types}.")
                 raise
-            arrays = jax.tree.leaves(eqx.filter(carry, eqx.is_array))
-            carries.append(bytes_of(map(jax.typeof, arrays)))
-            carry, before = following, f"what {layer.name} returns"
+            same, size = known[alike]
+            traced.append(one._replace(run=same.run))
+            sizes.append(size)
+            carries.append(bytes_of(map(jax.typeof, arrays_of(carry))))
+            carry, _ = traced[-1](layer.call, carry, key, own)
+            before = f"what {layer.name} returns"
 
-    jax.make_jaxpr(trace)()
+    jax.make_jaxpr(run)()
     work, residuals = zip(*sizes, strict=True)
-    return Layers(work, tuple(carries), residuals)
+    return traced, Layers(work, tuple(carries), residuals)
 
 
-def _sizes(
-    layer: Layer, carry: Any, key: Any, state: Any, known: dict[Any, tuple[int, int]]
-) -> tuple[int, int]:
-    inputs = (layer.call, carry, key, state)
-    arrays, rest = Rest.of(inputs)
-    leaves, treedef = jax.tree.flatten(arrays)
-
-    def find() -> tuple[int, int]:
-        run = lambda call, *others: layer._replace(call=call).run_untraced(*others)  # noqa: E731
-        closed, *_ = eqx.filter_make_jaxpr(run)(*inputs)
-        return _work_and_residuals(closed, leaves)
-
-    if not rest.is_hashable:
-        return find()
-    alike = (layer[2:], rest, treedef, tuple(map(jax.typeof, leaves)))
-    if alike not in known:
-        known[alike] = find()
-    return known[alike]
+def _key_of(program: ClosedJaxpr) -> Hashable:
+    key = structure(program)
+    try:
+        hash(key)
+    except TypeError:  # of a parameter: the program is only equal to itself
+        return program
+    return key
 
 
 def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, int]:

@@ -23,7 +23,7 @@ def run_stack(stack: eqx.Module, x: Any, asked: Options, key: Any, state: Any) -
     def step(carry: Any, inputs: Any) -> tuple[Any, Any]:
         weights, key, state = inputs
         one = layer._replace(call=eqx.combine(weights, rest))
-        after, state = one.run_untraced(eqx.combine(carry, rest_of_carry), key, state)
+        after, state = one.run(eqx.combine(carry, rest_of_carry), key, state)
         after, rest_after = eqx.partition(after, eqx.is_array)
         if not eqx.tree_equal(rest_after, rest_of_carry):
             raise ValueError(

@@ -10,7 +10,7 @@ from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options, check_bound
-from jax_revolve.loops.while_loop import raise_if_stopped, run_from
+from jax_revolve.loops.while_loop import run_from, run_or_raise
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -84,8 +84,9 @@ def checkpointed_fori_loop(
         if equation.length is not None:
             check_steps(equation.length)
         loop = asked.loop(equation, max_steps)
-        results = run_loop(loop, operands)
-        return raise_if_stopped(loop, operands, results, results)
+        if loop.condition is None:
+            return run_loop(loop, operands)
+        return run_or_raise(loop, operands)[1]
 
     def check_steps(steps: int) -> None:
         if max_steps is not None and steps > max_steps:

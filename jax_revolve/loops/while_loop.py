@@ -1,6 +1,6 @@
 """`bounded_while_loop`: `lax.while_loop` with a bound, differentiable in both modes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar, overload
 
@@ -186,12 +186,12 @@ def bounded_while_loop(
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         nonlocal steps
         loop = asked.loop(equation, max_steps)
-        if with_steps:
+        if throw:
+            steps, results = run_or_raise(loop, operands)
+        elif with_steps:
             steps, results = run_counted(loop, operands)
         else:
             results = run_loop(loop, operands)
-        if throw:
-            steps, results = raise_if_stopped(loop, operands, results, (steps, results))
         return results
 
     value = run_from(init_val, lambda init: lax.while_loop(cond_fun, body_fun, init), run)
@@ -228,11 +228,18 @@ def run_from(
         return run_around_loop(lambda: fun(start), run)
 
 
-def raise_if_stopped(loop: Loop, operands: list[Any], results: Any, value: Any) -> Any:
-    """The value, with an error at run time if the loop's condition still holds for its results."""
-    if loop.condition is None or loop.length is None:
-        return value
-    return _raise_if(loop.holds(loop.operands(operands).consts, results), value, loop.length)
+def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[Any]]:
+    """The steps that a while loop takes, and its results, with an error at run time if its bound
+    stops it.
+
+    After fewer steps than the bound, the loop's own condition has stopped it. Evaluated once more
+    for the results, it may be rounded differently, and hold.
+    """
+    steps, results = run_counted(loop, operands)
+    if loop.length is None:
+        return steps, results
+    holds = loop.holds(loop.operands(operands).consts, list(results))
+    return _raise_if((steps >= loop.length) & holds, (steps, results), loop.length)
 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:

@@ -16,6 +16,7 @@ from jax_revolve.programs.share import (
 )
 from jax_revolve.progress.meters import listener_of
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
+from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.selection import candidates
@@ -71,11 +72,10 @@ class Choice:
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
         """The replacements of the loops that are checkpointed."""
-        loops = [loop for loop in loops if not loop.is_own]
         sharing: dict[Key, tuple[Replacement, int | None]] = {}
         own: dict[Key, Replacement] = {}
         for loop in loops:
-            if (options := self._options(loop)) is None:
+            if loop.is_own or (options := self._options(loop)) is None:
                 continue
             replacement = options.replacement(loop)
             given = (options.checkpoints, options.memory, options.plan, options.storage)
@@ -84,7 +84,9 @@ class Choice:
                 sharing[loop.key] = replacement, options.block_size
             else:
                 own[loop.key] = replacement
-        return own | _shared(loops, sharing, own, parse_bytes(self.memory)) if sharing else own
+        if self.memory is None or not (sharing or any(loop.is_own for loop in loops)):
+            return own
+        return own | _shared(loops, sharing, own, parse_bytes(self.memory))
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
         """`None` for a loop that is left alone."""
@@ -125,7 +127,12 @@ def _shared(
     memory: int,
 ) -> dict[Key, Replacement]:
     """The replacements of the loops that share the memory, which fit together with the least
-    predicted time, from their default ones and block sizes. The others have their `own` ones."""
+    predicted time, from their default ones and block sizes. The others have their `own` ones. A
+    loop of this library keeps its plan, and takes its part of the memory."""
+
+    def with_more(sizes: Sizes, held: int) -> Sizes:
+        """With checkpoints of the loops inside among the residuals."""
+        return sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
 
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
         return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
@@ -135,6 +142,8 @@ def _shared(
         if key in own and own[key].plan is not None:
             # It has its own memory for the loops inside its steps.
             return [replace(o, time=o.time * steps) for o in inside]
+        if loop.is_own:
+            return with_plan_of(loop, inside)
         if key not in sharing:
             return [of_each_step(o, steps) for o in inside]
         default, block_size = sharing[key]
@@ -147,8 +156,7 @@ def _shared(
 
         def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
             """With the default plan if there is none."""
-            s, more = report.sizes, inner.held - inside[0].held
-            sizes = s._replace(residuals=s.residuals + more, alone=s.alone + more)
+            sizes = with_more(report.sizes, inner.held - inside[0].held)
             if plan is None:
                 assert default.plan is not None
                 plan = resolved(default.plan, sizes)
@@ -159,14 +167,34 @@ def _shared(
         every = [outlay(plan, inner) for inner in inside for plan in plans]
         return [outlay(fewest, inside[0]), outlay(None, inside[1]), *every]
 
+    def with_plan_of(loop: FoundLoop, inside: Outlays) -> Outlays:
+        """The outlays of a loop of this library, whose own memory may be too little for some."""
+        report, plan = loop.measure({**own, **with_plans(inside[0])}), loop.loop({}).plan
+        if report is None or plan is None:
+            return [of_each_step(o, loop.length or 1) for o in inside]
+
+        def outlay(inner: Outlay) -> Outlay | None:
+            sizes = with_more(report.sizes, inner.held - inside[0].held)
+            try:
+                found = of_plan(resolved(plan, sizes), sizes, inner, is_while=report.is_while)
+            except TooLittleMemory:
+                return None
+            return replace(found, plans=inner.plans)
+
+        least, *others = map(outlay, inside)
+        assert least is not None
+        return [least, *(other or least for other in others)]
+
     outlays = of_program(loops, outlays_of)
     chosen = quickest(outlays, memory)
     if chosen is None:
-        names = ", ".join(f"{r.of.name} of {r.of.source}" for r, _ in sharing.values())
+        sharers = [loop for loop in loops if loop.is_own or loop.key in sharing]
+        names = ", ".join(f"{loop.name} of {loop.source}" for loop in sharers)
         raise TooLittleMemory(
             outlays[0].memory,
             f"memory must be at least {outlays[0].memory} bytes here, but is {memory}: with "
             f"less, the loops that share it cannot be checkpointed ({names}). Pass at least "
-            "that much, or leave out loops with where.",
+            "that much, leave out loops of jax.lax with where, or give less memory to those of "
+            "jax_revolve, which keep their plans.",
         )
     return with_plans(chosen)

@@ -31,10 +31,10 @@ from jax_revolve._compat.jaxprs import with_equations
 from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
-from jax_revolve.autodiff.rules import loop_p, run_loop
+from jax_revolve.autodiff.rules import loop_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.loops.options import LARGEST_BOUND
-from jax_revolve.loops.while_loop import raise_if_stopped
+from jax_revolve.loops.while_loop import run_or_raise
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
@@ -306,8 +306,7 @@ class Replacement:
             return eqn.replace(primitive=loop_p, params={"function": loop})
 
         def run(*operands: Any) -> Any:
-            results = run_loop(loop, list(operands))
-            return raise_if_stopped(loop, list(operands), results, results)
+            return run_or_raise(loop, list(operands))[1]
 
         return call_in_place(run, eqn, self.of.enclosing)
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from jax_revolve.schedule.arguments import (
@@ -67,7 +68,8 @@ class Disk:
 
     **Arguments:**
 
-    - `directory`: the directory for the files: a `str` or an `os.PathLike`.
+    - `directory`: the directory for the files: a `str` or an `os.PathLike`. A relative path is
+        resolved when it is given, not when the loop runs.
     - `checkpoints`, `memory`, `transfer`: as [`jax_revolve.HostMemory`][]. The device must hold at
         least one checkpoint.
 
@@ -94,6 +96,7 @@ class Disk:
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str | os.PathLike):
             raise mistyped("directory", self.directory, "a str or an os.PathLike")
+        object.__setattr__(self, "directory", os.fspath(Path(self.directory).absolute()))
         _check(self)
 
     def __str__(self) -> str:

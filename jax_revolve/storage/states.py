@@ -46,7 +46,8 @@ class States:
 
     def lock(self) -> FolderLock:
         """Keep other processes out. `BlockingIOError` if one is there."""
-        self._lock = self._lock or lock_folder(self._folder)
+        if self._lock is None or not self._lock.is_held:
+            self._lock = lock_folder(self._folder)
         return self._lock
 
     def unlock(self) -> None:

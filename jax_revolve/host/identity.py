@@ -1,0 +1,86 @@
+"""What makes a saved run the same run: the program, its inputs, and the machine.
+
+A program is identified by the text that XLA is given, which has every constant in full and no
+source locations, never by Python objects. What it calls in Python is not in the text, so a run that
+depends on that has a `version`.
+"""
+
+import hashlib
+from collections.abc import Hashable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_revolve._compat.callbacks import PythonCall
+from jax_revolve.host.arrays import on_host
+
+_KNOWN = ("equinox._errors", "jax_revolve.storage.stores")
+"""The modules whose callbacks change no result: they raise an error, or read what they wrote."""
+
+
+def check_known(calls: Iterable[PythonCall], version: object) -> None:
+    """Refuse a program that has results of Python functions, unless a `version` stands for them."""
+    for call in calls:
+        is_partial = isinstance(call.function, partial)
+        function: Any = call.function.func if is_partial else call.function
+        module = getattr(function, "__globals__", {}).get("__name__")
+        if version is None and call.is_used and module not in _KNOWN:
+            name = getattr(function, "__qualname__", "a Python function")
+            raise needs_version(f"the step calls {name}, for example by jax.pure_callback")
+
+
+def needs_version(because: str) -> ValueError:
+    return ValueError(
+        f"version must not be None here, but a str or an int: {because}, and whether a Python "
+        "function is the same in two calls of host_scan with one directory cannot be known. Pass a "
+        "version, and another one whenever the function or anything it reads changes."
+    )
+
+
+def digest_of_array(value: Any) -> str:
+    """Of an array's data. A memory-mapped array is not read: it counts as its file, with the time
+    at which that changed, and the place in it. Copy on write does not change the file."""
+    if isinstance(value, np.memmap) and value.filename is not None and value.mode != "c":
+        return digest(*_place(value))
+    found = hashlib.sha256()
+    for data in on_host([value]):
+        content: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        found.update(content)
+    return found.hexdigest()
+
+
+def digest_of_arrays(values: Iterable[Any]) -> str:
+    """Of types, data and places; `None` stands for itself."""
+    return digest(*(x if x is None else (_type(x), digest_of_array(x)) for x in values))
+
+
+def digest_of_platform(processes: int) -> str:
+    """Of what the bits of a result depend on otherwise."""
+    devices = tuple((d.id, d.platform, d.device_kind) for d in jax.devices())
+    return digest(jax.__version__, devices, processes)
+
+
+def digest(*values: Hashable) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()
+
+
+def _type(value: Any) -> tuple[Hashable, ...]:
+    """The type of an array and, if it is on several devices, what is where."""
+    places = ()
+    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
+        found = value.sharding.devices_indices_map(value.shape).items()
+        places = tuple((device.id, repr(index)) for device, index in found)
+    return str(value.dtype), value.shape, bool(getattr(value, "weak_type", False)), places
+
+
+def _place(value: Any) -> tuple[Hashable, ...]:
+    root: Any = value
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    path = Path(value.filename)
+    status = path.stat()
+    at = root.offset + value.ctypes.data - root.ctypes.data
+    return str(path), status.st_size, status.st_mtime_ns, status.st_ino, at, value.strides
