@@ -11,13 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from jax_revolve._compat.equations import (
-    call_in_place,
-    inner_programs,
-    is_shard_map,
-    with_inner_programs,
-)
-from jax_revolve._compat.jaxprs import with_equations
+from jax_revolve._compat.equations import call_in_place, is_shard_map
+from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 
 
 def with_single_predicates(jaxpr: Any, enclosing: Sequence[Any] = ()) -> Any:

@@ -20,15 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.equations import call_in_place
-from jax_revolve._compat.jaxprs import (
-    ClosedJaxpr,
-    has_equation,
-    kept_whole,
-    run_equation,
-    variables,
-    with_equations,
-)
+from jax_revolve._compat.jaxprs import ClosedJaxpr, kept_whole, run_equation, variables
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
+from jax_revolve._compat.walk import has_equation, with_equations
 from jax_revolve.step.loop import Loop
 
 SET = "maybe_set"

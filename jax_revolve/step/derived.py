@@ -9,14 +9,13 @@ from jax_revolve._compat.equations import run_each, run_in_place
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     call_jaxpr,
-    has_equation,
     is_literal,
     variables,
-    with_equations,
     with_outputs,
     without_dead_code,
 )
 from jax_revolve._compat.values import tangent_type, with_weak_type, zeros
+from jax_revolve._compat.walk import has_equation, with_equations
 from jax_revolve.step.linearized import Activity, active_results
 from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
 
