@@ -112,7 +112,7 @@ def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
             in_specs=(),
             out_specs=jax.P(),
             check_vma=eqn.params["check_vma"],
-            axis_names=eqn.params["manual_axes"],
+            axis_names=eqn.params["newly_manual_axes"],
         )
     jax.eval_shape(run)
     return result[0]

@@ -38,13 +38,13 @@ from jax_revolve._compat.jaxprs import (
     without_consts,
 )
 from jax_revolve._compat.memories import is_host_type
-from jax_revolve._compat.updates import Uses, updated, with_slices
 from jax_revolve._compat.values import bytes_of, varying_axes, zeros
 from jax_revolve._compat.walk import has_equation, with_equations
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.equations import run_each, run_in_place
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_collective
-from jax_revolve._compat.updates import Uses, reads, with_slices, write_unless
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute
+from jax_revolve.step.updates import Uses, reads, with_slices, write_unless
 
 
 @custom_vmap

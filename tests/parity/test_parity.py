@@ -5,7 +5,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
@@ -126,9 +125,6 @@ def test_same_as_lax(
     """`lax.scan` is the oracle, and a masked one that of while loops."""
     if case.name in IN_DEFAULT_PRECISION:
         request.getfixturevalue("default_precision")
-    in_cond = transformation in ("inside_cond", "inside_batched_cond")
-    if case.name in ("random", "examples") and in_cond and jax.__version_info__ < (0, 8):
-        pytest.skip("this JAX cannot keep a PRNG key for the derivative of a cond")
     loops = KINDS[kind]
     if kind == "disk":
         loops = partial(ours, {"storage": Disk(tmp_path, transfer=0), "checkpoints": 2})
