@@ -3,9 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import Literal, Var
 
-from jax_revolve._compat.walk import CALLS
+from jax_revolve._compat.walk import CALLS, ClosedJaxpr
 
 _INLINED = ("jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
 

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import jax
 from jax import lax
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.values import as_array
-from jax_revolve._compat.walk import any_equation, inner_jaxprs, name_of
+from jax_revolve._compat.walk import ClosedJaxpr, any_equation, inner_jaxprs, name_of
 
 T = TypeVar("T")
 

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
 from jax_revolve._compat.jaxprs import variables
 from jax_revolve._compat.values import AbstractValue, as_array
+from jax_revolve._compat.walk import ClosedJaxpr
 
 
 class LoopEquation(NamedTuple):

@@ -10,7 +10,7 @@ class Names(NamedTuple):
     names: str
     why: str
     lost: str = "ImportError or AttributeError on import"
-    since: str = "0.10"
+    since: str = "0.10.2"
 
 
 NAMES = (

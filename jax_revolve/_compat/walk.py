@@ -9,11 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr
+
+if TYPE_CHECKING:  # JAX 0.12 has one class, and does not export its other name
+    from jax.extend.core import Jaxpr as ClosedJaxpr
+else:
+    from jax.extend.core import ClosedJaxpr
 
 CALLS = {
     "jit": "jaxpr",
@@ -60,7 +66,7 @@ _DEPTH = 3
 
 _DATA = (
     *(bool, int, float, complex, str, bytes, type(None), type, np.ndarray, np.generic, np.dtype),
-    *(FunctionType, ModuleType, Enum, jax.Array, jax.core.ShapedArray),
+    *(FunctionType, ModuleType, Enum, jax.Array, ShapedArray),
     *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.Sharding),
 )
 """What holds no program, or only ones that are not run. A function may trace one, later."""
