@@ -133,7 +133,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     values between memories outside branches alone.
     """
     traced = jax.make_jaxpr(residuals)()
-    outvars: Sequence[Any] = traced.jaxpr.outvars
+    outvars: list[Any] = list(traced.jaxpr.outvars)
     if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
         return with_outputs(traced, outvars)([])
     filled = filled_with_a_number(traced)
