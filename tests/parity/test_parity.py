@@ -5,13 +5,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
 from parity.loops import Loops, assert_same, ours, reference, scan_as_while
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
-from jax_revolve import Disk, HostMemory
+from jax_revolve import Disk, HostMemory, explain
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -133,3 +134,10 @@ def test_same_as_lax(
     rtol = SINGLE_RTOL if case.name in IN_DEFAULT_PRECISION else case.rtol
     assert_same(found, theirs, rtol, weak_types=kind != "as_while")
     assert not list(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_loops_of_lax_are_found(case: Case) -> None:
+    report = explain(jax.checkpoint(case.program(reference())))(*map(jnp.asarray, case.arguments))
+    assert report.loops or report.left_alone
+    assert not report.not_entered
