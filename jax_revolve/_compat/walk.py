@@ -91,13 +91,15 @@ def _is_high(eqn: Any) -> bool:
 def changed(eqn: Any, change: Callable[[str, Any], Any]) -> Any:
     """The equation with `change(place, jaxpr)` instead of each jaxpr in its parameters, at any
     depth. The place is the name of the parameter, with the names of fields and keys appended.
-    Returns the same object if nothing changes, which objects of unknown classes never do."""
+    Returns the same object if nothing changes, and objects of unknown classes never do."""
     old = parameters_of(eqn)
     new = {name: _changed(value, change, name) for name, value in old.items()}
     if all(new[name] is value for name, value in old.items()):
         return eqn
     if not _is_high(eqn):
         return eqn.replace(params=new)
+    if name_of(eqn) not in _ENTERED:  # nothing is known of how it is made
+        return eqn
     return eqn.replace(params={"_prim": type(eqn.params["_prim"])(**new)})
 
 
