@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jax import lax
 from jax.experimental.compute_on import compute_on
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
+from parity.loops import assert_like_lax
 from test_memory import compiled
 
 from jax_revolve import checkpoint_loops, checkpointed_scan, explain
@@ -211,6 +213,30 @@ def test_derivative_rules_are_left_alone(kind: str, new: bool) -> None:
             check()
     else:
         check()
+
+
+@pytest.mark.parametrize("kind", ["generic_batching", "jax_custom_vjp3"])
+@pytest.mark.usefixtures("compile_quickly")
+def test_second_derivatives_of_steps_with_new_rules(kind: str) -> None:
+    def check() -> None:
+        clipped = jax.custom_vjp(jnp.sin)
+        options = {"generic_batching": True} if kind == "generic_batching" else {}
+        clipped.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x) * x,), **options)
+
+        def program(scan: Any, a: Any) -> Any:
+            return jnp.sum(scan(lambda c, _: (clipped(c * a), c**2), a, None, 5)[1])
+
+        loops = partial(checkpointed_scan, checkpoints=2)
+        for derivative in (jax.hessian, lambda f: jax.grad(lambda a: jnp.sum(jax.grad(f)(a) ** 2))):
+            assert_like_lax(program, derivative, X[::80], scan=loops)
+
+    if kind != "generic_batching":
+        with option(kind):
+            check()
+    elif NEW:
+        check()
+    else:
+        pytest.skip("an argument, of jax 0.12")
 
 
 def test_new_scans_are_named() -> None:
