@@ -18,6 +18,11 @@ NAMES = (
         "jax.extend.core: Primitive ClosedJaxpr Jaxpr Literal Var jaxpr_as_fun",
         "a loop is a primitive with jaxprs as parameters; JAX extends itself the same way",
     ),
+    Names(
+        "jax.extend.core.Jaxpr: eqns is_high replace",
+        "programs are changed without tracing them again",
+        "AttributeError in checkpoint_loops",
+    ),
     Names("jax.core: ShapedArray Tracer eval_jaxpr", "types of values, and open jaxprs to run"),
     Names(
         "jax.interpreters.ad: Zero instantiate_zeros is_undefined_primal primitive_jvps "

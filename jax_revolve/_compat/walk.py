@@ -191,8 +191,12 @@ def with_equations(jaxpr: Any, equations: Sequence[Any]) -> Any:
     if [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
         return jaxpr
 
+    # JAX lowers the objects with rules as methods only where the jaxpr says that there are some.
+    high = (e.primitive.is_high(*(v.aval for v in e.invars), **e.params) for e in equations)
+    is_high = any(high)
+
     def replace(jaxpr: Any) -> Any:
-        return jaxpr.replace(eqns=list(equations))
+        return jaxpr.replace(eqns=list(equations), is_high=is_high)
 
     return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
 
