@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jax.interpreters import mlir
 from parity.loops import assert_like_lax
 from test_memory import compiled
 
-from jax_revolve import checkpoint_loops, checkpointed_scan, explain
+from jax_revolve import checkpoint_loops, checkpointed_chain, checkpointed_scan, explain
 
 X = jnp.linspace(0.1, 1.0, 200)
 LENGTH = 400
@@ -237,6 +237,17 @@ def test_second_derivatives_of_steps_with_new_rules(kind: str) -> None:
         check()
     else:
         pytest.skip("an argument, of jax 0.12")
+
+
+@pytest.mark.parametrize("name", ["jax_custom_jvp3", "jax_remat3"])
+def test_chains_of_functions_with_new_rules(name: str) -> None:
+    with option(name):
+        functions = [jax.checkpoint(lambda x: jnp.sin(jax.nn.relu(x) * x))] * 4
+        ours = lambda x: jnp.sum(checkpointed_chain(functions, x, checkpoints=1))  # noqa: E731
+        plain = lambda x: jnp.sum(reduce(lambda x, f: f(x), functions, x))  # noqa: E731
+        for derivative in (jax.grad, lambda f: jax.grad(lambda x: jnp.sum(jax.grad(f)(x) ** 2))):
+            results = (jax.jit(derivative(f))(X) for f in (ours, plain))
+            np.testing.assert_allclose(*results, rtol=1e-10)
 
 
 def test_new_scans_are_named() -> None:
