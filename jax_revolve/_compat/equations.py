@@ -1,47 +1,43 @@
-"""Programs that are already written: the loops in a jaxpr, at any depth, and putting other
-equations in their places."""
+"""Equations of programs: which loops they are, and other equations in their places."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.core import eval_jaxpr
 
-from jax_revolve._compat.jaxprs import function_of, has_equation, is_literal
+from jax_revolve._compat.jaxprs import is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
 from jax_revolve._compat.references import like
 from jax_revolve._compat.values import is_array_type, varying_axes
+from jax_revolve._compat.walk import function_of, inner_jaxprs, name_of, others, parameters_of
 
 T = TypeVar("T")
 
-_INNER = {
-    "jit": ("jaxpr",),
-    "closed_call": ("call_jaxpr",),
-    "remat2": ("jaxpr",),
-    "cond": ("branches",),
-    "shard_map": ("jaxpr",),
-    "scan": ("jaxpr",),
-    "while": ("body_jaxpr",),
+_OWN_RULE = "a derivative rule of its own determines its residuals"
+
+_EXPECTED = {
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "linear_call"), _OWN_RULE),
+    **dict.fromkeys(("remat_opt", "OptRemat", "CustomRoot"), _OWN_RULE),
+    "pallas_call": "a kernel keeps no residuals",
 }
-"""The parameters of equations that hold what is differentiated along with them. Conditions are not,
-nor are functions with a derivative rule of their own: they are opaque, because a rule may refuse a
-tangent that tracing it here would give it, and determines the residuals."""
+"""Equations whose programs are meant to stay as they are, and why. To trace a derivative rule here
+might give it a tangent that it refuses."""
 
-_LOOPS = ("scan", "while", "checkpointed_loop")
-
-_FUNCTIONS = ("checkpointed_loop", "checkpointed_segment")
-"""This library's equations that are differentiated: `function_of` holds the jaxpr."""
+_UNREADABLE = {
+    "Scan3": "JAX's new scans, with jax_scan3, have no reverse mode",
+    "scan": "jax_revolve cannot checkpoint a loop over references",
+    "while": "jax_revolve cannot checkpoint a loop over references",
+}
+"""Loops of lax that `read_loop` does not read."""
 
 _RECOMPUTED = ("remat2", "checkpointed_segment")
 """Equations that are run again when they are transposed."""
 
 _IN_PLACE = "checkpointed_in_place"
 """The name of a function that is called in place of an equation."""
-
-_MANUAL = ("newly_manual_axes", "manual_axes")
-"""The parameter of a `shard_map` equation for its axes, from jax 0.8 and before."""
 
 _JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
 
@@ -54,37 +50,41 @@ def read_loop(eqn: Any) -> LoopEquation | None:
     return read(eqn)
 
 
-def rule_with_loops(eqn: Any) -> str | None:
-    """The name of a function with a derivative rule of its own that runs loops, if an equation is
-    one."""
-    if not eqn.primitive.name.startswith(("custom_jvp", "custom_vjp")):
+class NotEntered(NamedTuple):
+    """An equation with loops of `jax.lax` that stay as they are: what it is, why they stay, the
+    length of the longest of them, `None` if a loop has none, and whether that is meant to be so."""
+
+    name: str
+    reason: str
+    longest: int | None
+    is_expected: bool
+
+
+def not_entered(eqn: Any, name: str) -> NotEntered | None:
+    """The loops that an equation runs and that no walk enters, if there are any."""
+    kind = name_of(eqn)
+    if kind.startswith(("checkpointed_", "apart")):
+        return None  # this library's own, and derivatives of its loops, which are checkpointed
+    lengths, programs = [], others(eqn)
+    if kind in _UNREADABLE and read_loop(eqn) is None:
+        lengths.append(parameters_of(eqn).get("length"))
+    lengths += [length for program in programs for length in _lengths(program)]
+    if not lengths:
         return None
-    for program in eqn.params.values():
-        if hasattr(program, "eqns") and has_equation(program, *_LOOPS):
-            return getattr(program, "jaxpr", program).debug_info.func_name
-    return None
+    if kind in _EXPECTED:
+        name = getattr(programs[0], "jaxpr", programs[0]).debug_info.func_name
+    reasons = {**_UNREADABLE, **_EXPECTED}
+    reason = reasons.get(kind, f"jax_revolve does not know what the equation {kind} does")
+    longest = None if None in lengths else max(lengths)
+    return NotEntered(name, reason, longest, kind in _EXPECTED)
 
 
-def inner_programs(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation runs, as far as they are differentiated."""
-    if eqn.primitive.name in _FUNCTIONS:
-        return [function_of(eqn).jaxpr]
-    values = [eqn.params[name] for name in _INNER.get(eqn.primitive.name, ())]
-    return [p for value in values for p in (value if isinstance(value, tuple) else (value,))]
-
-
-def with_inner_programs(eqn: Any, programs: Sequence[Any]) -> Any:
-    """The equation with others for its `inner_programs`."""
-    if eqn.primitive.name in _FUNCTIONS:
-        function = function_of(eqn)._replace(jaxpr=programs[0])
-        return eqn.replace(params={**eqn.params, "function": function})
-    rest = iter(programs)
-    changed = {
-        name: tuple(next(rest) for _ in value) if isinstance(value, tuple) else next(rest)
-        for name in _INNER[eqn.primitive.name]
-        for value in (eqn.params[name],)
-    }
-    return eqn.replace(params={**eqn.params, **changed})
+def _lengths(program: Any) -> list[int | None]:
+    """The lengths of lax's loops in it, at any depth."""
+    loops = [eqn for eqn in program.eqns if name_of(eqn) in _UNREADABLE]
+    inside = [inner for eqn in program.eqns for inner in inner_jaxprs(eqn)]
+    found = [parameters_of(eqn).get("length") for eqn in loops]
+    return found + [length for inner in inside for length in _lengths(inner)]
 
 
 def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequence[Any]) -> Any:
@@ -113,7 +113,7 @@ def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
             in_specs=(),
             out_specs=jax.P(),
             check_vma=eqn.params["check_vma"],
-            axis_names=next(eqn.params[name] for name in _MANUAL if name in eqn.params),
+            axis_names=eqn.params["newly_manual_axes"],
         )
     jax.eval_shape(run)
     return result[0]
@@ -121,7 +121,7 @@ def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
 
 def is_recomputed(eqn: Any) -> bool:
     """Whether an equation is run again when it is transposed, and holds but its operands before."""
-    return eqn.primitive.name in _RECOMPUTED
+    return name_of(eqn) in _RECOMPUTED
 
 
 def varies_unevenly(eqn: Any) -> bool:
@@ -138,12 +138,12 @@ def name_in(eqn: Any) -> list[str]:
     """Where an equation stands in the function that it belongs to: the names of `jax.named_scope`
     and of transformations around it, and the name of the function or the primitive it runs."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
-    name = eqn.params.get("name", eqn.primitive.name)
+    name = eqn.params.get("name", name_of(eqn))
     if name == _IN_PLACE:
         return scopes
     if eqn.primitive.name == "checkpointed_loop":
         return [*scopes, "scan" if function_of(eqn).condition is None else "while"]
-    return [*scopes, str(name) if eqn.primitive.name == "jit" else eqn.primitive.name]
+    return [*scopes, str(name) if eqn.primitive.name == "jit" else name_of(eqn)]
 
 
 def source_of(eqn: Any) -> str:

@@ -3,20 +3,16 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal, Var
+from jax.extend.core import Literal, Var
 
-_CALLS = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
-"""The parameter that holds what a call computes."""
+from jax_revolve._compat.walk import CALLS, ClosedJaxpr
+
+_INLINED = ("jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
 
 _LAYOUTS = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
 
 
-def inlined(closed: ClosedJaxpr, calls: Collection[str] = tuple(_CALLS)) -> ClosedJaxpr:
+def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJaxpr:
     """The jaxpr with what its calls compute in their places, the same one if it has none. A call
     that lays its operands or results out over devices stays. Functions lose derivative rules of
     their own if they are among the `calls`: the result is then to be run, not differentiated."""
@@ -58,7 +54,7 @@ def _called(eqn: Any, calls: Collection[str]) -> ClosedJaxpr | None:
     shardings = (s for layout in _LAYOUTS for s in eqn.params.get(layout, ()))
     if name not in calls or not all(s is None or _is_unspecified(s) for s in shardings):
         return None
-    return eqn.params[_CALLS[name]]
+    return eqn.params[CALLS.get(name, "call_jaxpr")]
 
 
 def _is_unspecified(sharding: Any) -> bool:

@@ -12,10 +12,11 @@ import jax
 import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.values import as_array
+from jax_revolve._compat.walk import ClosedJaxpr, any_equation, inner_jaxprs, name_of
 
 T = TypeVar("T")
 
@@ -125,19 +126,6 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
-def inner_jaxprs(eqn: Any) -> list[ClosedJaxpr]:
-    """The jaxprs among the parameters of an equation, and in tuples among them, which it runs."""
-    params = eqn.params.values()
-    values = [v for p in params for v in (p if isinstance(p, tuple) else (p,))]
-    return [value for value in values if hasattr(value, "eqns")]
-
-
-def function_of(eqn: Any) -> Any:
-    """What an equation of this library's computes, a tuple that begins with a jaxpr; `None` for
-    JAX's own equations."""
-    return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
-
-
 def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """The jaxpr with its consts as its first inputs, and those."""
     jaxpr = closed.jaxpr
@@ -164,7 +152,7 @@ def has_rule_of_user(closed: ClosedJaxpr) -> bool:
     """
 
     def is_of_user(eqn: Any) -> bool:
-        name = eqn.primitive.name
+        name = name_of(eqn)
         is_jvp = name.startswith("custom_jvp")
         return name.startswith("custom_vjp") or (is_jvp and not _has_jax_rule(eqn))
 
@@ -207,21 +195,6 @@ _CLOSURES = {
     for name in ("custom_derivatives.py", "linear_util.py", "interpreters/partial_eval.py")
 }
 """The files of the closures around a rule."""
-
-
-def has_equation(closed: ClosedJaxpr, *names: str) -> bool:
-    """Whether the name of a primitive anywhere in it starts with one of these."""
-    return any_equation(closed, lambda eqn: eqn.primitive.name.startswith(names))
-
-
-def any_equation(closed: ClosedJaxpr, test: Callable[[Any], bool]) -> bool:
-    rest: list[Any] = [closed]
-    while rest:
-        for eqn in rest.pop().eqns:
-            if test(eqn):
-                return True
-            rest += inner_jaxprs(eqn)
-    return False
 
 
 def structure(jaxpr: Any) -> Hashable:
@@ -271,38 +244,3 @@ def structure(jaxpr: Any) -> Hashable:
 def num_equations(closed: ClosedJaxpr) -> int:
     """The equations in it, at any depth."""
     return sum(1 + sum(map(num_equations, inner_jaxprs(eqn))) for eqn in closed.eqns)
-
-
-def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
-    """The jaxpr, open or closed, with other equations for its own, and perhaps other variables. The
-    same one if nothing changes."""
-    if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
-        return jaxpr
-
-    def replace(jaxpr: Any) -> Any:
-        return jaxpr.replace(eqns=list(equations), **changed)
-
-    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
-
-
-def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """The jaxpr, open or closed, with each `function_of` an equation in it changed, however deep.
-    The same one if nothing changes."""
-    return with_equations(jaxpr, [_with_functions(eqn, change) for eqn in jaxpr.eqns])
-
-
-def _with_functions(eqn: Any, change: Callable[[Any], Any]) -> Any:
-    def inside(value: Any) -> Any:
-        if hasattr(value, "eqns"):
-            return with_functions(value, change)
-        if isinstance(value, tuple):
-            new = tuple(map(inside, value))
-            if any(a is not b for a, b in zip(new, value, strict=True)):
-                return new if type(value) is tuple else type(value)(*new)
-        return value
-
-    params = {name: inside(value) for name, value in eqn.params.items()}
-    if function_of(eqn) is not None:
-        params["function"] = change(params["function"])
-    same = all(params[name] is value for name, value in eqn.params.items())
-    return eqn if same else eqn.replace(params=params)

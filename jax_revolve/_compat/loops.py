@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
 from jax_revolve._compat.interpreters import LATE, eager_constant_folding, register_late
 from jax_revolve._compat.jaxprs import variables
 from jax_revolve._compat.references import run_on_contents
 from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
+from jax_revolve._compat.walk import ClosedJaxpr
 
 
 class LoopEquation(NamedTuple):

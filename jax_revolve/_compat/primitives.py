@@ -49,6 +49,7 @@ def new_primitive(
 
     primitive = Primitive(name)
     primitive.multiple_results = True
+    primitive.is_high = lambda *_, **__: False  # its lowering traces what has methods for rules
 
     def run(*operands: Any, **params: Any) -> Sequence[Any]:
         # Under `jax.disable_jit` a `cond` is the branch that is taken, and steps differ in kind.

@@ -103,18 +103,14 @@ def bytes_of(avals: Iterable[AbstractValue]) -> int:
 
 def varying_axes(aval: AbstractValue) -> frozenset[str]:
     """The axes of a mesh over which values of this type may differ, inside `jax.shard_map`."""
-    manual = getattr(aval, "manual_axis_type", None)
-    return getattr(aval, "vma", frozenset()) if manual is None else manual.varying
+    manual = getattr(aval, "manual_axis_type", None)  # references and tokens have none
+    return frozenset() if manual is None else manual.varying
 
 
 def vary(value: Any, axes: frozenset[str]) -> Any:
     """The value, as one that may differ over these axes, too."""
     missing = tuple(axes - varying_axes(jax.typeof(value)))
-    if not missing:
-        return value
-    if hasattr(lax, "pcast"):
-        return lax.pcast(value, missing, to="varying")
-    return lax.pvary(value, missing)  # jax 0.7  # pyright: ignore[reportAttributeAccessIssue]
+    return lax.pcast(value, missing, to="varying") if missing else value
 
 
 def explicit_mesh(avals: Iterable[AbstractValue]) -> Any | None:

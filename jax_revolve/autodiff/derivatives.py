@@ -32,6 +32,7 @@ from jax_revolve._compat.values import (
     with_weak_type,
     zeros,
 )
+from jax_revolve._compat.walk import jaxprs_in
 from jax_revolve.autodiff.batching import Batched, batch, batch_once
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.loop import Mask, pick, spread, substitute
@@ -194,7 +195,7 @@ def _jvp_batching(
     """Several directions at the same point, as in `jax.jacfwd`, share the values, unless these tell
     examples apart."""
     at_same_point = all(dim is None for dim in dims[: len(activity.operands)])
-    is_same = at_same_point and not tells_examples_apart(function)
+    is_same = at_same_point and not any(map(tells_examples_apart, jaxprs_in(function)))
     same = len(function.output_types) if is_same else 0
     run = partial(_jvp_impl, rules, function=function, activity=activity)
     rule = partial(batch, axis, run, dims, same)

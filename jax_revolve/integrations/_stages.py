@@ -20,15 +20,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.equations import call_in_place
-from jax_revolve._compat.jaxprs import (
-    ClosedJaxpr,
-    has_equation,
-    kept_whole,
-    run_equation,
-    variables,
-    with_equations,
-)
+from jax_revolve._compat.jaxprs import ClosedJaxpr, kept_whole, run_equation, variables
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
+from jax_revolve._compat.walk import has_equation, with_equations
 from jax_revolve.step.loop import Loop
 
 SET = "maybe_set"
@@ -116,7 +110,7 @@ def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list
 def _stage_number(loop: Loop, carry: list[Any]) -> Any:
     """The number of the next stage, which is the index of its slope in the buffer. A solve of an
     empty state has no slopes, and any number of stages will do."""
-    jaxpr = loop.jaxpr.jaxpr
+    jaxpr: Any = loop.jaxpr.jaxpr
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     number = next((eqn.invars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == SET), None)
     while number in makers:

@@ -7,6 +7,7 @@ each, and runs the jaxpr with these loops replaced.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
 - `find`: the loops in a jaxpr, at any depth, their sizes, and others in their places.
 - `choice`: which loops are checkpointed, and with which options.
+- `batched`: while loops that `jax.vmap` has made of others.
 - `share`: one memory budget for several loops, after or inside one another.
 - `fit`: the largest budget with which a compiled program fits.
 

@@ -8,14 +8,15 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.equations import inner_programs, is_shard_map, run_each, run_in_place
+from jax_revolve._compat.equations import run_each, run_in_place
+from jax_revolve._compat.walk import CALLS, inner_programs, name_of
 from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import (
     FoundLoop,
     Key,
     Replacements,
-    find_rules,
+    find_not_entered,
     is_in,
     takes_derivatives,
 )
@@ -36,8 +37,8 @@ class Explanation:
         run. A loop of `jax.lax` has the plan that [`jax_revolve.checkpoint_loops`][] would give it.
     - `left_alone`: the other loops, each a [`jax_revolve.FoundLoop`][]: short scans, while loops
         without a bound, and loops without a derivative.
-    - `rules`: the names of functions that run loops but are left alone, because they have a
-        `jax.custom_jvp` or `jax.custom_vjp` rule.
+    - `not_entered`: the names of functions and equations whose loops are neither shown nor changed,
+        each with the reason, such as a `jax.custom_jvp` or `jax.custom_vjp` rule.
     - `memory`: the bytes that the gradients of all loops hold together with these plans.
     - `memory_now`: as `memory`, of the function as it stands, where loops of `jax.lax` keep the
         residuals of all their steps.
@@ -47,7 +48,7 @@ class Explanation:
 
     loops: tuple[Report, ...]
     left_alone: tuple[FoundLoop, ...]
-    rules: tuple[str, ...]
+    not_entered: dict[str, str]
     memory: int
     memory_now: int
     evaluations: int
@@ -113,14 +114,8 @@ class Explanation:
                 "The function takes a derivative itself, of loops that are not shown or cannot be "
                 "changed any more: explain, or checkpoint, the function that is differentiated."
             )
-        names = ", ".join(self.rules)
-        if len(self.rules) == 1:
-            yield f"A function with a derivative rule of its own is left alone: {names}."
-        elif self.rules:
-            yield (
-                f"{len(self.rules)} functions with derivative rules of their own are left alone: "
-                f"{names}."
-            )
+        for name, reason in self.not_entered.items():
+            yield f"The loops in {name} are left alone: {reason}."
 
 
 def explain(
@@ -207,7 +202,7 @@ def explain(
         return Explanation(
             tuple(report for report in shown.values() if report is not None),
             tuple(loop for loop, report in shown.items() if report is None),
-            find_rules(closed),
+            {name: reason for name, reason, *_ in find_not_entered(closed)},
             memory_of(then, replacements),
             memory_of(now, refused),
             sum(runs for _, report, runs in rows if report is not None),
@@ -301,10 +296,8 @@ def _operands(closed: Any, inputs: Sequence[Any], keys: Any) -> dict[Key, list[A
             key = (*around, next(numbers))
             if key in keys:
                 found[key] = operands
-            elif not is_shard_map(eqn) and any(is_in(k, key) for k in keys):
-                programs = inner_programs(eqn)
-                if len(programs) == 1:  # others are branches
-                    return evaluate(programs[0], operands, (*key, 0))
+            elif name_of(eqn) in CALLS and any(is_in(k, key) for k in keys):
+                return evaluate(inner_programs(eqn)[0], operands, (*key, 0))
             return run_in_place(eqn, operands)
 
         return run_each(program, inputs, run)

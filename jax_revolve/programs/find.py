@@ -4,7 +4,7 @@ A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the pat
 of an equation, the number of a jaxpr in it, the number of an equation there, and so on.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -13,23 +13,22 @@ from typing import Any, TypeAlias
 import jax
 
 from jax_revolve._compat.equations import (
+    NotEntered,
     call_in_place,
-    inner_programs,
     is_recomputed,
     is_shard_map,
     name_in,
+    not_entered,
     operands_like,
     read_loop,
-    rule_with_loops,
     run_in_place,
     source_of,
     varies_unevenly,
-    with_inner_programs,
     within,
 )
-from jax_revolve._compat.jaxprs import with_equations
 from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
+from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
@@ -190,7 +189,7 @@ def find_loops(jaxpr: Any) -> list[FoundLoop]:
         loops.append(
             FoundLoop(
                 name="/".join(_names((*around, eqn))),
-                source=next(filter(None, map(source_of, (eqn, *reversed(around)))), ""),
+                source=_source((*around, eqn)),
                 kind="scan" if equation.condition is None else "while",
                 length=equation.length,
                 depth=len(outer),
@@ -213,11 +212,19 @@ def _names(equations: Iterable[Any]) -> list[str]:
     return [name for eqn in equations for name in name_in(eqn)]
 
 
-def find_rules(jaxpr: Any) -> tuple[str, ...]:
-    """The functions of a program that run loops and have a derivative rule of their own, which
-    determines their residuals."""
-    found = (rule_with_loops(eqn) for eqn, _, _ in _equations(jaxpr))
-    return tuple(dict.fromkeys(name for name in found if name is not None))
+def _source(equations: Sequence[Any]) -> str:
+    """Where the innermost of these equations that comes from a file does."""
+    return next(filter(None, map(source_of, reversed(equations))), "")
+
+
+def find_not_entered(jaxpr: Any) -> list[NotEntered]:
+    """What runs loops of lax that `find_loops` does not find."""
+    found = []
+    for eqn, _, around in _equations(jaxpr):
+        source = _source((*around, eqn))
+        name = "/".join(_names((*around, eqn)))
+        found.append(not_entered(eqn, f"{name} of {source}" if source else name))
+    return [each for each in found if each is not None]
 
 
 def takes_derivatives(jaxpr: Any) -> bool:

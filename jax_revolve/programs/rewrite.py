@@ -2,29 +2,24 @@
 function."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.batched import with_single_predicates
-from jax_revolve._compat.equations import (
-    call_in_place,
-    inner_programs,
-    is_shard_map,
-    source_of,
-    with_inner_programs,
-)
+from jax_revolve._compat.equations import NotEntered, call_in_place, is_shard_map, source_of
 from jax_revolve._compat.interpreters import filtered_traceback
-from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables, with_equations
+from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables
 from jax_revolve._compat.loops import READ, LoopEquation
 from jax_revolve._compat.references import run_on_contents, uses_references
 from jax_revolve._compat.values import is_jit_disabled
+from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.engine.plain import run_plain
+from jax_revolve.programs.batched import with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
-from jax_revolve.programs.find import FoundLoop, find_loops, replace_loops
+from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.step.loop import Loop
@@ -80,7 +75,7 @@ def checkpoint_loops(
     Apply it to the function that is differentiated, inside `jax.grad`: a function that takes
     gradients itself has no loops left to checkpoint, but arrays of residuals. Functions with a
     `jax.custom_jvp` or `jax.custom_vjp` rule are left alone, with the loops in them, because the
-    rule determines the residuals.
+    rule determines the residuals. A warning names any other equation whose loops stay as they are.
 
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
     and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be
@@ -149,6 +144,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
         closed, loops, types, static = trace(fun, args, kwargs)
+        _warn(find_not_entered(closed), choice.min_length)
         replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), static)
@@ -164,6 +160,16 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
         return compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
 
     return checkpointed
+
+
+def _warn(found: Sequence[NotEntered], min_length: int) -> None:
+    for name, reason, longest, is_expected in found:
+        if not is_expected and (longest is None or longest >= min_length):
+            warnings.warn(
+                f"checkpoint_loops leaves the loops in {name} as they are, so their gradient keeps "
+                f"the residuals of all steps, because {reason}.",
+                stacklevel=2,
+            )
 
 
 def _kinds(tree: Any) -> Any:

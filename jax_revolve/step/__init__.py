@@ -15,6 +15,7 @@ These files run steps in a reverse pass:
 
 - `steps`: from the start, with their ys, and from one restart state to a later one.
 - `examples`: steps under `jax.vmap`, where some examples of a while loop are done.
+- `updates`: equations that read and write entries of arrays.
 - `cpu`: what is there because of how XLA compiles for CPUs.
 
 May import `storage`, `progress`, `schedule` and `_compat`. `engine`, `autodiff` and the rooms above

@@ -30,22 +30,21 @@ from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     call_jaxpr,
     filled_with_a_number,
-    has_equation,
     is_literal,
     part_of,
     pruned,
     run_equation,
-    with_equations,
     with_outputs,
     without_consts,
 )
 from jax_revolve._compat.memories import is_host_type
-from jax_revolve._compat.updates import Uses, updated, with_slices
 from jax_revolve._compat.values import bytes_of, varying_axes, zeros
+from jax_revolve._compat.walk import has_equation, with_equations
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
 
@@ -134,7 +133,7 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     values between memories outside branches alone.
     """
     traced = jax.make_jaxpr(residuals)()
-    outvars = traced.jaxpr.outvars
+    outvars: list[Any] = list(traced.jaxpr.outvars)
     if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
         return with_outputs(traced, outvars)([])
     filled = filled_with_a_number(traced)

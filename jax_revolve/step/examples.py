@@ -29,11 +29,12 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.equations import run_each, run_in_place
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, up_to, with_equations
-from jax_revolve._compat.updates import Uses, reads, with_slices, write_unless
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, up_to
 from jax_revolve._compat.values import varying_axes
+from jax_revolve._compat.walk import with_equations
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute
 from jax_revolve.step.mixing import mixes_examples
+from jax_revolve.step.updates import Uses, reads, with_slices, write_unless
 
 
 @custom_vmap

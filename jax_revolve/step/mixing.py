@@ -8,8 +8,9 @@ that is not on it is taken to mix examples: then every example computes it from 
 in `jax.lax`.
 """
 
-from collections.abc import Iterator
 from typing import Any
+
+from jax_revolve._compat.walk import any_equation, inner_jaxprs, name_of
 
 INDEPENDENT = {
     *("abs", "acos", "acosh", "add", "add_any", "and", "approx_top_k", "argmax", "argmin", "asin"),
@@ -40,8 +41,8 @@ INDEPENDENT = {
 """Primitives that compute each example by itself, whatever `jax.vmap` maps over."""
 
 ENTERED = {
-    *("closed_call", "cond", "core_call", "custom_jvp_call", "custom_lin", "custom_linear_solve"),
-    *("custom_vjp_call", "jit", "remat2", "scan", "while"),
+    *("closed_call", "cond", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call"),
+    *("eval_jaxpr", "jit", "remat2", "scan", "while"),
 }
 """Primitives that compute what the jaxprs among their parameters compute, or derivatives of it, and
 nothing else. So do this library's own."""
@@ -55,30 +56,12 @@ DIFFERENT = {"axis_index"}
 
 def mixes_examples(eqn: Any) -> bool:
     """Whether an equation's results may depend on other examples than their own."""
-    name = eqn.primitive.name
+    name = name_of(eqn)
     if name in ENTERED or name.startswith(OWN):
-        return any(mixes_examples(inner) for jaxpr in _jaxprs(eqn.params) for inner in jaxpr.eqns)
+        return any(mixes_examples(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
     return name not in INDEPENDENT or (name not in DIFFERENT and bool(eqn.effects))
 
 
-def tells_examples_apart(programs: Any) -> bool:
-    """Whether the results of jaxprs, in tuples at any depth, may be different for examples of equal
-    inputs."""
-    return any(
-        mixes_examples(eqn)
-        or eqn.primitive.name in DIFFERENT
-        or tells_examples_apart(list(eqn.params.values()))
-        for jaxpr in _jaxprs(programs)
-        for eqn in jaxpr.eqns
-    )
-
-
-def _jaxprs(value: Any) -> Iterator[Any]:
-    """The jaxprs in a value, and in tuples, lists and dicts in it."""
-    if hasattr(value, "eqns"):
-        yield value
-    elif isinstance(value, dict):
-        yield from _jaxprs(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _jaxprs(each)
+def tells_examples_apart(jaxpr: Any) -> bool:
+    """Whether the results of a jaxpr may be different for examples of equal inputs."""
+    return any_equation(jaxpr, lambda eqn: mixes_examples(eqn) or eqn.primitive.name in DIFFERENT)

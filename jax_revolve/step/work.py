@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, function_of, inner_jaxprs
+from jax_revolve._compat.jaxprs import ClosedJaxpr
 from jax_revolve._compat.values import bytes_of, shape_on_a_device
+from jax_revolve._compat.walk import function_of, inner_jaxprs
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
 

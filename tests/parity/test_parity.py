@@ -12,7 +12,7 @@ from parity.cases import SCAN_CASES, WHILE_CASES, Case
 from parity.loops import Loops, assert_same, ours, reference, scan_as_while
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
 
-from jax_revolve import Disk, HostMemory
+from jax_revolve import Disk, HostMemory, explain
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -126,9 +126,6 @@ def test_same_as_lax(
     """`lax.scan` is the oracle, and a masked one that of while loops."""
     if case.name in IN_DEFAULT_PRECISION:
         request.getfixturevalue("default_precision")
-    in_cond = transformation in ("inside_cond", "inside_batched_cond")
-    if case.name in ("random", "examples") and in_cond and jax.__version_info__ < (0, 8):
-        pytest.skip("this JAX cannot keep a PRNG key for the derivative of a cond")
     loops = KINDS[kind]
     if kind == "disk":
         loops = partial(ours, {"storage": Disk(tmp_path, transfer=0), "checkpoints": 2})
@@ -137,3 +134,10 @@ def test_same_as_lax(
     rtol = SINGLE_RTOL if case.name in IN_DEFAULT_PRECISION else case.rtol
     assert_same(found, theirs, rtol, weak_types=kind != "as_while")
     assert not list(tmp_path.glob("*/*"))
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_loops_of_lax_are_found(case: Case) -> None:
+    report = explain(jax.checkpoint(case.program(reference())))(*map(jnp.asarray, case.arguments))
+    assert report.loops or report.left_alone
+    assert not report.not_entered

@@ -125,6 +125,12 @@ def test_citation_and_changelog_are_of_the_version() -> None:
     assert headings == re.findall(r"^\[(.+)\]: https://", changelog, re.MULTILINE)
 
 
+def test_the_oldest_jax_is_the_same_everywhere() -> None:
+    (oldest,) = {d.partition(">=")[2] for d in PROJECT["dependencies"] if d.startswith("jax")}
+    for page in ("README.md", "docs/index.md", "docs/faq.md"):
+        assert f"JAX {oldest}" in (ROOT / page).read_text(), page
+
+
 def test_workflow_tests_the_versions_of_python_that_are_supported() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     tested = workflow["jobs"]["tests"]["strategy"]["matrix"]["python"]

@@ -100,7 +100,8 @@ class WeightGradients:
     def of_piece(self, stored: list[Any], kept: list[Any], fixed: list[Any]) -> list[Any]:
         """The deferred cotangents, from buffers with an entry for each step, and the inputs that do
         not vary. What is kept of steps that do not count must be zero."""
-        jaxpr, cotangents = self._pullback.jaxpr, pick(self._consts, self.deferred)
+        jaxpr: Any = self._pullback.jaxpr
+        cotangents = pick(self._consts, self.deferred)
         values = {v: stored[i] for v, i in self._stored.items()}
         values.update(zip(self._kept, kept, strict=True))
         made = {
@@ -130,7 +131,8 @@ class WeightGradients:
         """The variables that are sums of products, each with the operands of its products. Each
         equation is looked at once: there may be many ways from a cotangent to a product."""
         found: dict[Variable, list[Variable]] = {}
-        for eqn in self._pullback.jaxpr.eqns:
+        eqns: list[Any] = self._pullback.jaxpr.eqns
+        for eqn in eqns:
             name = eqn.primitive.name
             varying = [not is_literal(v) and v in self._varying for v in eqn.invars]
             if name == "dot_general":

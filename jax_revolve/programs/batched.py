@@ -9,15 +9,10 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 
-from jax_revolve._compat.equations import (
-    call_in_place,
-    inner_programs,
-    is_shard_map,
-    with_inner_programs,
-)
-from jax_revolve._compat.jaxprs import with_equations
+from jax_revolve._compat.equations import call_in_place, is_shard_map
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 
 
 def with_single_predicates(jaxpr: Any, enclosing: Sequence[Any] = ()) -> Any:
@@ -46,7 +41,7 @@ def _run(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
     of_condition, of_body, init = operands[:first], operands[first:last], operands[last:]
 
     def going(carry: Sequence[Any]) -> Any:
-        return jaxpr_as_fun(params["cond_jaxpr"])(*of_condition, *carry)[0]
+        return call_jaxpr(params["cond_jaxpr"])(*of_condition, *carry)[0]
 
     # An example that is done is computed all the same, from where one began that was not: where it
     # stopped there may be no derivative, and zero times infinity is not zero.
@@ -57,7 +52,7 @@ def _run(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
     def step(carry: Sequence[Any]) -> list[Any]:
         on = going(carry)
         inputs = [_select(on, x, s) for x, s in zip(carry, safe, strict=True)]
-        new = jaxpr_as_fun(params["body_jaxpr"])(*of_body, *inputs)
+        new = call_jaxpr(params["body_jaxpr"])(*of_body, *inputs)
         return [_select(on, n, x) for n, x in zip(new, carry, strict=True)]
 
     return lax.while_loop(lambda carry: jnp.any(going(carry)), step, list(init))

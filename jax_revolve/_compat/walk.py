@@ -1,0 +1,228 @@
+"""Programs in programs: the one walk over the equations of a jaxpr and the jaxprs that they hold.
+
+Whatever walks programs does it with these functions, so nothing is passed over: an equation's
+jaxprs are found in any of its parameters, and each is either entered by a rule below or reported as
+not entered (`equations.not_entered`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend.core import Jaxpr
+
+if TYPE_CHECKING:  # JAX 0.12 has one class, and does not export its other name
+    from jax.extend.core import Jaxpr as ClosedJaxpr
+else:
+    from jax.extend.core import ClosedJaxpr
+
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "program_order": "call_jaxpr",
+    "compute_on": "jaxpr",
+    "xla_metadata_call": "jaxpr",
+    "custom_vmap_call": "call",
+    "remat2": "jaxpr",
+    "checkpointed_segment": "function.jaxpr",
+}
+"""Equations that call a program on their operands and return its results, with the parameter that
+holds it."""
+
+_ENTERED = {
+    **CALLS,
+    "cond": "branches",
+    "shard_map": "jaxpr",
+    "scan": "jaxpr",
+    "while": "body_jaxpr",
+    "custom_linear_solve": "jaxprs.matvec",
+    "checkpointed_loop": "function.jaxpr",
+}
+"""Equations that are differentiated by differentiating the programs in this parameter."""
+
+_NOT_DIFFERENTIATED = {
+    "while": ("cond_jaxpr",),
+    "checkpointed_loop": ("function.condition",),
+    "custom_linear_solve": ("jaxprs.vecmat", "jaxprs.solve", "jaxprs.transpose_solve"),
+}
+"""The parameters of these equations with programs of which no residuals are kept."""
+
+_HIGH = {
+    "CustomJVPTraced": "custom_jvp_call",
+    "CustomVJPTraced": "custom_vjp_call",
+    "RematTraced": "remat2",
+}
+"""JAX 0.12 is about to replace primitives by objects with rules as methods. The old names of those
+for which old code here is right."""
+
+_DEPTH = 3
+"""How many objects of unknown classes, one in another, are looked into. There may be cycles."""
+
+_DATA = (
+    *(bool, int, float, complex, str, bytes, type(None), type, np.ndarray, np.generic, np.dtype),
+    *(FunctionType, ModuleType, Enum, jax.Array, ShapedArray),
+    *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.Sharding),
+)
+"""What holds no program, or only ones that are not run. A function may trace one, later."""
+
+
+def name_of(eqn: Any) -> str:
+    """The name of what an equation does."""
+    if eqn.primitive.name != "call_hi_primitive":
+        return eqn.primitive.name
+    name = type(eqn.params["_prim"]).__name__
+    return _HIGH.get(name, name)
+
+
+def parameters_of(eqn: Any) -> Mapping[str, Any]:
+    return eqn.params["_prim"].params if _is_high(eqn) else eqn.params
+
+
+def _is_high(eqn: Any) -> bool:
+    return eqn.primitive.name == "call_hi_primitive"
+
+
+def changed(eqn: Any, change: Callable[[str, Any], Any]) -> Any:
+    """The equation with `change(place, jaxpr)` instead of each jaxpr in its parameters, at any
+    depth. The place is the name of the parameter, with the names of fields and keys appended.
+    Returns the same object if nothing changes, and objects of unknown classes never do."""
+    old = parameters_of(eqn)
+    new = {name: _changed(value, change, name) for name, value in old.items()}
+    if all(new[name] is value for name, value in old.items()):
+        return eqn
+    if not _is_high(eqn):
+        return eqn.replace(params=new)
+    if name_of(eqn) not in _ENTERED:  # nothing is known of how it is made
+        return eqn
+    return eqn.replace(params={"_prim": type(eqn.params["_prim"])(**new)})
+
+
+def _changed(value: Any, change: Callable[[str, Any], Any], place: str, depth: int = 0) -> Any:
+    if isinstance(value, _DATA):
+        return value
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        return change(place, value)
+    if isinstance(value, tuple | list):
+        names = getattr(value, "_fields", None)
+        places = [f"{place}.{name}" for name in names] if names else [place] * len(value)
+        new = [_changed(v, change, p, depth) for v, p in zip(value, places, strict=True)]
+        if all(a is b for a, b in zip(new, value, strict=True)):
+            return value
+        return type(value)(*new) if names else type(value)(new)
+    if isinstance(value, dict):
+        new = {k: _changed(v, change, f"{place}.{k}", depth) for k, v in value.items()}
+        return new if any(new[k] is not v for k, v in value.items()) else value
+    if depth < _DEPTH:
+        for name, part in _parts(value).items():
+            _changed(part, change, f"{place}.{name}", depth + 1)
+    return value
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """What an object of an unknown class holds."""
+    if isinstance(value, jax.stages.Traced):
+        return {"jaxpr": value.jaxpr}
+    if isinstance(value, partial):
+        return {"args": value.args, "keywords": value.keywords}
+    return dict(getattr(value, "__dict__", {}))
+
+
+def places(eqn: Any) -> list[tuple[str, Any]]:
+    """The jaxprs that an equation holds, each with its place."""
+    found: list[tuple[str, Any]] = []
+
+    def add(place: str, jaxpr: Any) -> Any:
+        found.append((place, jaxpr))
+        return jaxpr
+
+    changed(eqn, add)
+    return found
+
+
+def inner_jaxprs(eqn: Any) -> list[Any]:
+    """The jaxprs that an equation holds."""
+    return [jaxpr for _, jaxpr in places(eqn)]
+
+
+def jaxprs_in(value: Any) -> list[Any]:
+    """The jaxprs that a parameter of an equation holds."""
+    found: list[Any] = []
+    _changed(value, lambda _, jaxpr: found.append(jaxpr) or jaxpr, "")
+    return found
+
+
+def inner_programs(eqn: Any) -> list[Any]:
+    """The jaxprs that an equation runs, as far as they are differentiated along with it."""
+    entered = _ENTERED.get(name_of(eqn))
+    return [jaxpr for place, jaxpr in places(eqn) if place == entered]
+
+
+def with_inner_programs(eqn: Any, programs: Sequence[Any]) -> Any:
+    """The equation with others for its `inner_programs`."""
+    entered, rest = _ENTERED[name_of(eqn)], iter(programs)
+    return changed(eqn, lambda place, jaxpr: next(rest) if place == entered else jaxpr)
+
+
+def others(eqn: Any) -> list[Any]:
+    """The jaxprs of which residuals may be kept, although they are not entered."""
+    name = name_of(eqn)
+    known = (_ENTERED.get(name), *_NOT_DIFFERENTIATED.get(name, ()))
+    return [jaxpr for place, jaxpr in places(eqn) if place not in known]
+
+
+def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
+    """Whether an equation anywhere in a jaxpr passes a test."""
+    rest = [jaxpr]
+    while rest:
+        for eqn in rest.pop().eqns:
+            if test(eqn):
+                return True
+            rest += inner_jaxprs(eqn)
+    return False
+
+
+def has_equation(jaxpr: Any, *names: str) -> bool:
+    """Whether the name of an equation anywhere in it starts with one of these."""
+    return any_equation(jaxpr, lambda eqn: name_of(eqn).startswith(names))
+
+
+def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
+    """The jaxpr, open or closed, with other equations for its own, and perhaps other variables. The
+    same one if nothing changes."""
+    if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
+        return jaxpr
+
+    # JAX lowers the objects with rules as methods only where the jaxpr says that there are some.
+    high = (e.primitive.is_high(*(v.aval for v in e.invars), **e.params) for e in equations)
+    is_high = any(high)
+
+    def replace(jaxpr: Any) -> Any:
+        return jaxpr.replace(eqns=list(equations), is_high=is_high, **changed)
+
+    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
+
+
+def function_of(eqn: Any) -> Any:
+    """What an equation of this library's computes, a tuple that begins with a jaxpr; `None` for
+    JAX's own equations."""
+    return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
+
+
+def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
+    """The jaxpr, open or closed, with each `function_of` an equation in it changed, however deep.
+    The same one if nothing changes."""
+
+    def with_function(eqn: Any) -> Any:
+        eqn = changed(eqn, lambda _, inner: with_functions(inner, change))
+        function = function_of(eqn)
+        if function is None or (new := change(function)) is function:
+            return eqn
+        return eqn.replace(params={**eqn.params, "function": new})
+
+    return with_equations(jaxpr, list(map(with_function, jaxpr.eqns)))
