@@ -15,7 +15,8 @@ from jax._src import checkify, config, core, source_info_util, traceback_util
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
-from jax.extend.core import ClosedJaxpr
+
+from jax_revolve._compat.walk import ClosedJaxpr
 
 T = TypeVar("T")
 

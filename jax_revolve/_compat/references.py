@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-from jax.extend.core import ClosedJaxpr
 from jax.extend.core.primitives import convert_element_type_p
 
 from jax_revolve._compat.interpreters import (
@@ -25,6 +24,7 @@ from jax_revolve._compat.interpreters import (
 )
 from jax_revolve._compat.jaxprs import any_equation, call_jaxpr
 from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type, zeros
+from jax_revolve._compat.walk import ClosedJaxpr
 
 if TYPE_CHECKING:
     from jax_revolve._compat.loops import LoopEquation
@@ -134,7 +134,8 @@ class _Pure:
         are_references = [is_reference(v.aval) for v in invars]
         self.types = [contents_type(v.aval) for v in invars]
         self.keys = [id(x) for x, r in zip(operands, are_references, strict=True) if r]
-        changed = {e.input for e in closed.effects if is_reference_effect(e, written=True)}
+        effects: Any = closed.effects
+        changed = {e.input for e in effects if is_reference_effect(e, written=True)}
         self.written = {id(x) for x, v in zip(operands, invars, strict=True) if v in changed}
         try:
             self.pure = discharged(closed, are_references)

@@ -75,14 +75,14 @@ class Problem(NamedTuple):
             one = one._replace(xs=[x[None] for x in fetched.example])
             differentiated = differentiated._replace(xs=[False] * len(one.xs))
         activity = find_activity(loop, [flag for part in differentiated for flag in part])
-        needed = linearized(loop, activity, one).restart
+        linear = linearized(loop, activity, one)
         carry, _ = loop.results(loop.jaxpr.jaxpr.outvars)
         before = loop.operands(loop.jaxpr.jaxpr.invars).carry
         is_changed = [new is not old for new, old in zip(carry, before, strict=True)]
-        restart = tuple(n and c for n, c in zip(needed, is_changed, strict=True))
+        restart = tuple(n and c for n, c in zip(linear.restart, is_changed, strict=True))
         plan = self.asked
         if isinstance(plan, Request):
-            sizes = sizes_of(loop, activity, needed, one)
+            sizes = sizes_of(loop, linear, one)
             # All residuals of a step are there at once, and cotangents of weights are added up.
             uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
             none = {"weights": 0, "again": 0, "again_work": 0.0, "factors": 0}

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 
 from jax_revolve._compat.callbacks import PythonCall, python_calls
+from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import laid_out_as
 from jax_revolve.host.arrays import Values, sharding_of
 from jax_revolve.host.identity import digest
-from jax_revolve.step.linearized import Activity, Cotangents, add, pull_back_step
+from jax_revolve.step.linearized import Activity, Cotangents, add, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick
 
 
@@ -26,8 +27,11 @@ class CompiledStep:
         self._loop = loop
         self.activity: Any = activity
         """What is differentiated; `None` of a step without a pullback."""
-        carry = list(map(sharding_of, inputs.carry))
-        self.forward = jax.jit(loop.step, out_shardings=(carry, None))
+        carry, step = list(map(sharding_of, inputs.carry)), loop.step
+        if activity is not None:
+            one = inputs._replace(xs=[x[None] for x in inputs.xs])
+            self._linearized, step = linearized(loop, activity, one), self._advance
+        self.forward = jax.jit(step, out_shardings=(carry, None))
         lowered = [self.forward.lower(*inputs)]
         if activity is not None:
             places = list(map(sharding_of, inputs.consts))
@@ -46,6 +50,9 @@ class CompiledStep:
         self.calls = [call for program in lowered for call in python_calls(program)]
         """The Python functions that the programs call."""
 
+    def _advance(self, consts: Values, carry: Values, x: Values) -> tuple[Values, Values]:
+        return self._loop.results(self._linearized.advance([*consts, *consts, *carry, *carry, *x]))
+
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
         """The cotangents before a step: of the active consts, with contributions of later steps,
         of the active carries, and of the slices of the active xs."""
@@ -53,9 +60,13 @@ class CompiledStep:
         pairs = zip(ct_y, pick(y, self.activity.ys), strict=True)
         # ys are in the host's memory, and their cotangents on no mesh.
         laid_out = [None if ct is None else laid_out_as(ct, aval) for ct, aval in pairs]
-        cotangents = Cotangents(ct_carry, laid_out)
-        pulled = pull_back_step(self._loop.step, self.activity, inputs, cotangents)
-        return add(ct_consts, pulled.consts), pulled.carry, pulled.xs
+        consts, carry, x = inputs
+        step, cotangents = self._linearized, Cotangents(ct_carry, laid_out)
+        flat = call_jaxpr(step.code)(*consts, *consts, *carry, *carry, *x)
+        residuals, cts = flat[len(step.results) :], cotangents.filled(step.types)
+        flat = call_jaxpr(step.transposed)(*residuals, *cts)
+        first, last = len(ct_consts), len(ct_consts) + len(ct_carry)
+        return add(ct_consts, flat[:first]), flat[first:last], flat[last:]
 
 
 def _cotangent_types(types: Iterable[Any], shardings: Values, active: Mask) -> Values:

@@ -6,8 +6,7 @@ found once for each signature, and no step runs for it:
 
 - `linearized`: which values have derivatives, the residuals and the pullback of a step, and which
   leaves of the carry a checkpoint holds.
-- `derived`: the loop of values and tangents, which derivatives of gradients run, and the part of a
-  linearized step that runs before the cotangents are known.
+- `derived`: the loop of values and tangents, which derivatives of gradients run.
 - `dead_code`: which part of a loop is left if some results are unused.
 - `work`: how long a step takes, as an estimate.
 
@@ -15,6 +14,7 @@ These files run steps in a reverse pass:
 
 - `steps`: from the start, with their ys, and from one restart state to a later one.
 - `examples`: steps under `jax.vmap`, where some examples of a while loop are done.
+- `mixing`: which operations compute each example by itself.
 - `updates`: equations that read and write entries of arrays.
 - `cpu`: what is there because of how XLA compiles for CPUs.
 

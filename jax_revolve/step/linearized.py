@@ -308,14 +308,6 @@ def _vjp(
     return results, pullback, [tangent_type(r) for r in active]
 
 
-def pull_back_step(
-    step: Step, activity: Activity, inputs: Operands, cotangents: Cotangents
-) -> Operands:
-    """The cotangents of a step's active inputs, from its active results'."""
-    _, pullback, types = _vjp(step, activity, inputs)
-    return Operands(*pullback(cotangents.filled(types)))
-
-
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
     """What a jaxpr computes once it is differentiated in its active inputs: the same, with its
     derivative rules applied. The same jaxpr if all rules in it are JAX's own."""
