@@ -470,6 +470,28 @@ def test_a_while_loop_under_vmap_in_the_program() -> None:
         jax.grad(without_bound)(x)
 
 
+def test_a_while_loop_under_vmap_whose_examples_see_each_other() -> None:
+    """Examples that are done count in the sum with their own values, as in lax."""
+
+    def grow(x: Any) -> Any:
+        body = lambda s: (s[0] - 1, s[1] + 0.1 * lax.psum(s[1], "i"))  # noqa: E731
+        return lax.while_loop(lambda s: s[0] > 0, body, (x, jnp.cos(x)))[1]
+
+    def by_scan(x: Any) -> Any:
+        def step(state: Any, _: Any) -> Any:
+            left, s = state
+            more = s + 0.1 * lax.psum(s, "i")
+            return (left - 1, jnp.where(left > 0, more, s)), None
+
+        return lax.scan(step, (x, jnp.cos(x)), length=4)[0][1]
+
+    x = jnp.array([3.0, 1.0, 0.0])
+    ours = checkpoint_loops(jax.vmap(grow, axis_name="i"), max_steps=4)
+    theirs = jax.vmap(by_scan, axis_name="i")
+    close(ours(x), jax.vmap(grow, axis_name="i")(x))
+    close(jax.jacrev(ours)(x), jax.jacrev(theirs)(x))
+
+
 def test_a_while_loop_that_devices_leave_at_different_steps() -> None:
     """With a counter that is typed as the same on all devices, it was an error of JAX's about axes.
     Found by a random program."""

@@ -163,21 +163,6 @@ def test_an_unknown_equation_without_long_loops_is_not_named() -> None:
         checkpoint_loops(lambda x: nobody_knows(short, HOLDERS["itself"], x), min_length=2)(X)
 
 
-def test_loops_over_references_are_named() -> None:
-    def fun(x: Any) -> Any:
-        sums = jax.new_ref(jnp.zeros_like(x))
-
-        def step(c: Any, _: Any) -> Any:
-            sums[...] += c
-            return jnp.sin(c), None
-
-        return lax.scan(step, x, length=LENGTH)[0] + sums[...]
-
-    with pytest.warns(UserWarning, match="scan of test_walk.*because .*over references"):
-        result = checkpoint_loops(fun)(X)
-    np.testing.assert_allclose(result, fun(X))
-
-
 # Options that JAX is about to turn on
 
 

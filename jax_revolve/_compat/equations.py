@@ -28,8 +28,8 @@ might give it a tangent that it refuses."""
 
 _UNREADABLE = {
     "Scan3": "JAX's new scans, with jax_scan3, have no reverse mode",
-    "scan": "jax_revolve cannot checkpoint a loop over references",
-    "while": "jax_revolve cannot checkpoint a loop over references",
+    "scan": "jax_revolve cannot checkpoint a loop over values that are not arrays",
+    "while": "jax_revolve cannot checkpoint a loop over values that are not arrays",
 }
 """Loops of lax that `read_loop` does not read."""
 

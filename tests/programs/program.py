@@ -108,7 +108,8 @@ class Operation(NamedTuple):
 @dataclass(frozen=True)
 class Program:
     """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
-    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision.
+    `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision;
+    `named` gives the axis of the examples a name; `by_host` is for `host_scan`.
     Defaults are the simplest."""
 
     seed: int
@@ -129,6 +130,7 @@ class Program:
     inner: str = "grad"
     single: bool = False
     named: bool = False
+    by_host: bool = False
 
     @classmethod
     def random(cls, seed: int) -> "Program":
@@ -181,9 +183,9 @@ class Program:
     @property
     def has_references(self) -> bool:
         """Whether the steps also read and write mutable references. Not those of a while loop:
-        the oracle runs steps after its end, and drops their results."""
+        the oracle runs steps after its end, and drops their results. `host_scan` refuses them."""
         has_oracle = self.loop.removeprefix("rewritten ") in ("scan", "fori", "nest")
-        return has_oracle and self.seed % 4 == 0
+        return has_oracle and self.seed % 4 == 0 and not self.by_host
 
     @property
     def forgets(self) -> bool:

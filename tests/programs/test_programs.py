@@ -75,6 +75,7 @@ def test_a_random_program_by_host_scan(seed: int) -> None:
         loop="nest" if seed % 4 == 0 else "scan",
         transformation="value" if seed % 5 == 0 else "grad",
         mode="double",
+        by_host=True,
         under_jit=False,
         setting="much memory" if small else program.setting,
     )
