@@ -13,6 +13,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve.engine.tape.tape import TapedStep
 from jax_revolve.step.linearized import Linearized
 
@@ -270,10 +271,13 @@ def test_a_check_of_each_reverse_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_REVOLVE_CHECK", "1")
     run = lambda: jax.grad(partial(loss, jnp.sin, checkpointed_scan))(jnp.ones(2))  # noqa: E731
     run()
-    right = Linearized.transposed.func
-    wrong = lambda self: jax.make_jaxpr(  # noqa: E731
-        lambda *flat: [x * 1.01 for x in jax.core.eval_jaxpr(right(self).jaxpr, [], *flat)]
-    )(*right(self).in_avals)
+    right = Linearized.__dict__["transposed"].func
+
+    def wrong(step: Linearized) -> Any:
+        closed = right(step)
+        run = lambda *flat: [1.01 * x for x in call_jaxpr(closed)(*flat)]  # noqa: E731
+        return jax.make_jaxpr(run)(*closed.in_avals)
+
     monkeypatch.setattr(Linearized, "transposed", property(wrong))
     with pytest.raises(Exception, match=r"(?s)JAX_REVOLVE_CHECK: carry\[0\] of the loop over .*"):
         jax.block_until_ready(run())
