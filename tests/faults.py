@@ -119,6 +119,48 @@ an example that is done writes: test_while_loop.py -k write_nothing
 - return [write_unless(is_done, eqn, operands)]
 + return [write_unless(is_done & False, eqn, operands)]
 
+# Derivative rules, and examples
+
+advances run the function, not what its derivative rule computes: test_linearized.py -k values_and
+- if self.linearized is not None:
++ if self.linearized is not None and self.linearized.derived:
+
+what a rule computes is the function: test_linearized.py -k values_and
+- if not any(active) or not has_rule_of_user(jaxpr):
++ if not any(active) or jaxpr:
+
+a gradient that is differentiated in another direction forgets that: test_linearized.py -k another_direction
+- return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
++ return sweep._replace(later=sweep.later) if sweep.has_rule and any(mask) else sweep
+
+a sweep serves the derivative of another loop: test_derivatives.py -k rules_of_functions
+- serves &= not (sweep.has_rule or sweep.vmaps)
++ serves &= not sweep.vmaps
+
+examples at one point share values that tell them apart: test_linearized.py -k axis_alone
+- is_same = at_same_point and not any(map(tells_examples_apart, jaxprs_in(function)))
++ is_same = at_same_point
+
+a sweep is traced where its axes are not bound: test_linearized.py -k axis_alone
+- activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
++ activity = find_activity(sweep.loop, directed)
+
+others see made-up values of examples that are done: test_linearized.py -k examples_that_are_done
+- return seen[id(eqn)] if id(eqn) in seen else run_in_place(eqn, operands)
++ return run_in_place(eqn, operands)
+
+what others see of an example has no derivative: test_linearized.py -k examples_that_are_done
+- return _run_mixing(loop, [*(_at(*pair) for pair in pairs), *own, *x], inputs)
++ return _run_mixing(loop, [*(_at(*pair) for pair in pairs), *carry, *x], inputs)
+
+examples that see each other are taken to be independent: test_checkpoint_loops.py -k see_each_other
+- is_independent = keeps_examples(params["body_jaxpr"], start.ndim, len(of_body))
++ is_independent = True
+
+loops are folded while a function is traced: test_linearized.py -k while_a_function_is_traced
+- with eager_constant_folding(False):  # `jax.ensure_compile_time_eval` would run the loop
++ with eager_constant_folding(eager_constant_folding.value):
+
 # Bytes
 
 a plan counts one checkpoint too few: test_planning.py -k plan_in_blocks
