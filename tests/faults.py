@@ -129,13 +129,17 @@ what a rule computes is the function: test_linearized.py -k values_and
 - if not any(active) or not has_rule_of_user(jaxpr):
 + if not any(active) or jaxpr:
 
-a gradient that is differentiated in another direction forgets that: test_linearized.py -k another_direction
+a gradient forgets that it is differentiated: test_linearized.py -k another_direction
 - return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
 + return sweep._replace(later=sweep.later) if sweep.has_rule and any(mask) else sweep
 
 a sweep serves the derivative of another loop: test_derivatives.py -k rules_of_functions
 - serves &= not (sweep.has_rule or sweep.vmaps)
 + serves &= not sweep.vmaps
+
+an inner loop stores checkpoints where an outer one advances: test_linearized.py -k store_nothing
+- as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
++ as_loop = False
 
 examples at one point share values that tell them apart: test_linearized.py -k axis_alone
 - is_same = at_same_point and not any(map(tells_examples_apart, jaxprs_in(function)))

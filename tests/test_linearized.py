@@ -128,6 +128,38 @@ def test_advances_and_tapes_run_the_same_jaxpr(monkeypatch: pytest.MonkeyPatch) 
     assert len(closed["tape"]) == 1
 
 
+@pytest.mark.parametrize("inner", ["scan", "while"])
+def test_advances_of_an_outer_loop_store_nothing_of_an_inner_one(
+    inner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[set[str]] = []
+    advance = Linearized.__dict__["advance"].func
+
+    def note(step: Linearized) -> Any:
+        run = advance(step)
+        eqns = jax.make_jaxpr(lambda *flat: run(flat))(*step.closed.in_avals).eqns
+        found.append({eqn.primitive.name for eqn in eqns})
+        return run
+
+    monkeypatch.setattr(Linearized, "advance", property(note))
+
+    def step(c: Any, _: Any) -> Any:
+        if inner == "scan":
+            c, ys = checkpointed_scan(lambda c, _: (jnp.sin(c), c**2), c, None, 4, checkpoints=2)
+            return c, ys.sum()
+        grow = lambda s: (s[0] + 1, jnp.sin(s[1]))  # noqa: E731
+        return bounded_while_loop(lambda s: s[0] < 3, grow, (0, c), max_steps=4)[1], c
+
+    def loss(x: Any) -> Any:
+        c, ys = checkpointed_scan(step, x, None, 6, checkpoints=2, block_size=2)
+        return c + ys.sum()
+
+    jax.jit(jax.grad(loss)).lower(0.5)
+    loops = [{name for name in names if "checkpointed" in name} for names in found]
+    assert {"checkpointed_loop"} in loops
+    assert all(names <= {"checkpointed_loop"} for names in loops)
+
+
 # Named axes
 
 

@@ -34,8 +34,9 @@ def new_primitive(
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
     `prune(used, **params)` says which results to keep computing, given which are used, from which
-    operands, and the parameters to that end. `known(given, **params)` does so for the results that
-    depend on given operands alone. `split` is for a primitive that is linear in its last operands.
+    operands, the parameters to that end, and perhaps another primitive. `known(given, **params)`
+    does so for the results that depend on given operands alone. `split` is for a primitive that is
+    linear in its last operands.
     `keys(*operands, **params)` uses the PRNG keys among the operands as the primitive does; without
     it, they were used before. `interpret(run, params)` is `run(params)`, in which an interpreter of
     programs runs the implementation.
@@ -95,7 +96,9 @@ def _transpose_nonzero(
     return rule(cotangents, *operands, **params)
 
 
-Prune: TypeAlias = Callable[..., tuple[Sequence[bool], Sequence[bool], dict[str, Any]]]
+Prune: TypeAlias = Callable[..., Any]
+"""Which results are kept, which operands are taken, the parameters and, if it is another one, the
+primitive."""
 
 
 class Split(NamedTuple):
@@ -177,7 +180,9 @@ def _remove_dead_code(prune: Prune, used: list[bool], *rest: Any) -> tuple[list[
     eqn = rest[-1]  # jax 0.12 also passes which inputs are live
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None
-    results, operands, params = prune(used, **eqn.params)
+    results, operands, params, *other = prune(used, **eqn.params)
     outvars = [v for v, keep in zip(eqn.outvars, results, strict=True) if keep]
     invars = [v for v, keep in zip(eqn.invars, operands, strict=True) if keep]
-    return list(operands), eqn.replace(outvars=outvars, invars=invars, params=params)
+    (primitive,) = other or [eqn.primitive]
+    new = eqn.replace(primitive=primitive, outvars=outvars, invars=invars, params=params)
+    return list(operands), new

@@ -534,6 +534,16 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
 
 
 def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
+    """A sweep whose checkpoints nobody takes is the loop. So are inner loops where an outer loop
+    advances."""
+    count = len(used) - function.num_held
+    as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
+    if as_loop and not any(used[count:]):
+        carry, ys = used[: function.loop.num_carry], used[function.loop.num_carry : count]
+        wanted = [*carry, *map(bool, spread(ys, function.ys))]
+        results, operands, params = prune_loop(wanted, function.loop)
+        kept = [*function.of_results(results), *[False] * function.num_held]
+        return kept, operands, params, loop_p
     kept, smaller = _without_unused(function, used)
     return kept, [True] * len(function.activity.operands), {"function": smaller}
 
