@@ -261,6 +261,10 @@ def test_a_function_with_a_batching_rule_sees_all_examples_as_in_lax() -> None:
 # Other places where loops run
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12),
+    reason="JAX 0.10 transposes the solve, whose matrix is a gradient at the linear operand",
+)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_loop_in_a_function_whose_root_is_found(options: dict[str, Any]) -> None:
     """`tangent_solve` takes a Jacobian of the loop, linearized, as a linear function."""
