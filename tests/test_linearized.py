@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve.engine.tape.tape import TapedStep
 from jax_revolve.step.linearized import Linearized
@@ -256,6 +256,21 @@ def test_a_function_with_a_batching_rule_sees_all_examples_as_in_lax() -> None:
     starts = jnp.array([1.0, 3.0, 0.0])
     ours = partial(run, partial(bounded_while_loop, max_steps=6))
     equal(jax.vmap(ours)(starts), jax.vmap(partial(run, lax.while_loop))(starts))
+
+
+def test_a_batch_of_no_examples() -> None:
+    def run(x: Any) -> Any:
+        body = lambda s: (s[0] - 1, s[1] * jnp.sin(s[0]))  # noqa: E731
+        return bounded_while_loop(lambda s: s[0] > 0, body, (x, x), max_steps=6)[1]
+
+    def by_lax(x: Any) -> Any:
+        return lax.while_loop(lambda s: s[0] > 0, lambda s: (s[0] - 1, s[1] * 2), (x, x))[1]
+
+    none = jnp.zeros((0,))
+    for f in (run, checkpoint_loops(jax.vmap(by_lax), max_steps=6)):
+        mapped = jax.vmap(f) if f is run else f
+        assert mapped(none).shape == jax.grad(lambda x, f=mapped: f(x).sum())(none).shape == (0,)
+    assert jax.vmap(jax.grad(run))(none).shape == (0,)
 
 
 # Other places where loops run

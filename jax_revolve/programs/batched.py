@@ -53,6 +53,8 @@ def _run(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
     # stopped there may be no derivative, and zero times infinity is not zero. If others may see
     # what it computes, it goes on from its own carry, as in lax.
     start = going(init)
+    if not start.size:
+        return list(init)
     safe = list(init)
     is_independent = keeps_examples(params["body_jaxpr"], start.ndim, len(of_body))
     if is_independent:

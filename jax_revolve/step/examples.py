@@ -70,10 +70,11 @@ def _donate(going: jax.Array, values: list[jax.Array]) -> list[tuple[jax.Array, 
 
 @_donate.def_vmap
 def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -> Any:
-    del axis_size
     going_batched, values_batched = batched
     if not going_batched:  # then the axis is one more axis of the values
         return _donate(going, values), [(False, b) for b in values_batched]
+    if axis_size == 0:
+        return _donate(going, values), [(True, b) for b in values_batched]
     donor = jnp.argmax(going)
     rows = [v[donor] if b else v for v, b in zip(values, values_batched, strict=True)]
     outer = _donate(jnp.any(going), rows)
