@@ -16,7 +16,13 @@ from jax.extend.core import Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.values import as_array
-from jax_revolve._compat.walk import ClosedJaxpr, any_equation, inner_jaxprs, name_of
+from jax_revolve._compat.walk import (
+    ClosedJaxpr,
+    any_equation,
+    inner_jaxprs,
+    name_of,
+    parameters_of,
+)
 
 T = TypeVar("T")
 
@@ -165,7 +171,9 @@ def _has_jax_rule(eqn: Any) -> bool:
     The function tells nothing: a user may write a rule for one of JAX's. So the rule is looked for
     in what the equation keeps of it, which is wrapped in JAX's closures.
     """
-    rules, seen, rest = set[Path](), set[int](), [eqn.params.get("jvp_jaxpr_fun")]
+    params = parameters_of(eqn)
+    rules, seen = set[Path](), set[int]()
+    rest = [params.get("jvp_jaxpr_fun", params.get("jvp_rule"))]
     while rest:
         each = rest.pop()
         if id(each) in seen:
@@ -192,7 +200,10 @@ _UNKNOWN = compile("0", "unknown", "eval")
 _JAX = Path(jax.__file__).parent
 _CLOSURES = {
     _JAX / "_src" / name
-    for name in ("custom_derivatives.py", "linear_util.py", "interpreters/partial_eval.py")
+    for name in (
+        *("custom_derivatives.py", "hijax.py", "linear_util.py"),
+        *("interpreters/partial_eval.py", "traceback_util.py", "api.py"),
+    )
 }
 """The files of the closures around a rule."""
 
