@@ -191,7 +191,7 @@ def test_whose_rule_it_is(function: Any) -> None:
     in_doubt = getattr(jax.config, "jax_custom_jvp3", False) and function in OF_JAX
     assert in_doubt or has_rule_of_user(traced) == (function in OF_USERS)
     again = jax.make_jaxpr(jax.jit(call_jaxpr(traced)))(jnp.ones(3))
-    assert has_rule_of_user(again) == (function in OF_USERS)
+    assert in_doubt or has_rule_of_user(again) == (function in OF_USERS)
 
 
 SCAN = partial(checkpointed_scan, checkpoints=3)
