@@ -123,8 +123,9 @@ def test_checks_of_examples_are_refused() -> None:
     for fun in (jax.vmap(run), jax.vmap(jax.grad(run))):
         with pytest.raises(ValueError, match="checkify-of-vmap-of-while"):
             errors(fun, [0.0, 1.0])
-    checked = jax.vmap(checkify.checkify(run))
-    assert checked(jnp.array([0.0, 1.0]))[0].get() is None
+    if jax.__version_info__ >= (0, 12):  # before, it is an error of lax's loop, too
+        checked = jax.vmap(checkify.checkify(run))
+        assert checked(jnp.array([0.0, 1.0]))[0].get() is None
 
 
 # Key reuse
