@@ -140,3 +140,10 @@ def test_a_step_is_linearized_once(
     assert len(steps) <= most
     assert len(splits) <= 1
     assert splits or options != {"checkpoints": 4}
+
+
+def test_a_batched_scan_is_linearized_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    derivatives = counted(linearized, "_vjp", monkeypatch)
+    loss = lambda a: checkpointed_scan(lambda u, _: (jnp.sin(u) * a, None), a, length=9)[0]  # noqa: E731
+    jax.jit(jax.vmap(jax.grad(loss))).lower(jnp.ones(3))
+    assert len(derivatives) == 1

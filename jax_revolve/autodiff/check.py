@@ -10,7 +10,6 @@ that this library saves.
 import os
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -45,6 +44,8 @@ def checked(
 ) -> Operands:
     """The result of a reverse sweep, with an error at run time if it is not the plain pullback's.
     `is_plain` tells whether the loop stands for itself, not for one that is linearized again."""
+    import equinox as eqx  # not needed where nothing is checked
+
     loop = steps.loop
     if loop.condition is None and is_plain:
         expected = _pull_back_plain(steps, cotangents)

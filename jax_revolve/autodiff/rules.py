@@ -342,7 +342,7 @@ class Sweep(NamedTuple):
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
     is_mapped: bool = False
-    """Whether `jax.vmap` maps it, so that examples of a while loop may be done before others."""
+    """Whether `jax.vmap` maps a while loop, whose examples may be done before others."""
     later: tuple[Mask, ...] = ()
     """If the sweep was linearized itself, the operands of the loop that were differentiated."""
 
@@ -404,6 +404,10 @@ class Sweep(NamedTuple):
         step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
         return Steps.of(loop, self.restart, inputs, step)
 
+    def when_mapped(self) -> "Sweep":
+        """The sweep under `jax.vmap`. A scan has the same steps there, and is not traced again."""
+        return self._replace(is_mapped=self.loop.condition is not None)
+
     @property
     def primal(self) -> Loop:
         """The loop whose derivatives are the derivatives of the forward sweep's results."""
@@ -430,7 +434,7 @@ def _sweep_primitive(
 
     def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
-        flat, function = list(map(as_array, flat)), function._replace(is_mapped=True)
+        flat, function = list(map(as_array, flat)), function.when_mapped()
 
         def find() -> tuple[Vmap, tuple[Any, ...]]:
             run_all = partial(run, function=function)
@@ -859,7 +863,7 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, as the nested engine computes them."""
     operands, _, cotangents = sweep.take_apart(flat)
     # JAX may map it without a rule of ours.
-    steps = sweep._replace(is_mapped=True).steps(operands, again=True)
+    steps = sweep.when_mapped().steps(operands, again=True)
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 
