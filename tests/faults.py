@@ -133,7 +133,7 @@ a gradient forgets that it is differentiated: test_linearized.py -k another_dire
 - return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
 + return sweep._replace(later=sweep.later) if sweep.has_rule and any(mask) else sweep
 
-a sweep serves the derivative of another loop: test_derivatives.py -k rules_of_functions
+a sweep serves the derivative of another loop: test_linearized.py -k values_and
 - serves &= not (sweep.has_rule or sweep.vmaps)
 + serves &= not sweep.vmaps
 
