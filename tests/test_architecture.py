@@ -14,12 +14,13 @@ PACKAGE = Path(jax_revolve.__path__[0])
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "examples" not in p.parts)
 
 BELOW = {"schedule", "profiles", "_compat"}
-STEP = BELOW | {"progress", "storage"}
+STEP = BELOW | {"progress", "storage", "jaxprs"}
 ENGINE = STEP | {"step"}
 AUTODIFF = ENGINE | {"engine"}
 LOOPS = AUTODIFF | {"autodiff"}
 ROOMS: dict[str, set[str]] = {
     "_compat": set(),
+    "jaxprs": {"_compat"},
     "profiles": {"_compat"},
     "schedule": {"profiles"},
     "progress": set(),

@@ -15,8 +15,9 @@ from parity.loops import with_reverse_rule
 from test_walk import CALLS, option, ruled
 
 from jax_revolve._compat import names
+from jax_revolve._compat.jaxprs import parameters_of
 from jax_revolve._compat.names import NAMES, Names
-from jax_revolve._compat.walk import inner_jaxprs, parameters_of
+from jax_revolve.jaxprs.walk import inner_jaxprs
 
 X = jnp.ones(3)
 COMPAT = Path(names.__file__).parent

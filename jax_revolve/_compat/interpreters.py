@@ -16,7 +16,7 @@ from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
 
-from jax_revolve._compat.walk import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr
 
 T = TypeVar("T")
 

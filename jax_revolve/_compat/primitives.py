@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.interpreters import Program, register, without_key_checks
-from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
+from jax_revolve._compat.jaxprs import call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, is_zero
 
 
@@ -65,7 +65,8 @@ def new_primitive(
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
         # As under `jax.jit`: an unused value may not even have a lowering.
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
-        return call_jaxpr(without_dead_code(traced))(*operands)
+        used, given = ([True] * len(ts) for ts in (traced.out_avals, operands))
+        return call_jaxpr(pruned(traced, used, given)[0])(*operands)
 
     register(primitive, Program(implementation, keys, interpret))
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))

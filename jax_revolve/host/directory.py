@@ -11,13 +11,13 @@ from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
 from jax_revolve.host.identity import digest_of_arrays
 from jax_revolve.host.problem import Cotangents, Position, Problem
 from jax_revolve.host.rows import Rows
+from jax_revolve.host.states import ArrayFile, DamagedError, States
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
-from jax_revolve.storage.states import ArrayFile, DamagedError, States
 
 LAYOUT = 3
 """The version of what a state has."""

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, without_consts
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import as_array
+from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.layers.checkpointed import Checkpointed
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, structure, variables
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, variables
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.layers.layer import Layer, TracedLayer, arrays_of
 from jax_revolve.profiles.in_force import profile_in_force
@@ -80,3 +81,47 @@ def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, 
     residuals = dict.fromkeys(variables(jaxpr.outvars[counts[0] :]))
     there = {*jaxpr.invars, *jaxpr.constvars, *variables(jaxpr.outvars[: counts[0]])}
     return max(round(work), 1), bytes_of(v.aval for v in residuals if v not in there)
+
+
+def structure(jaxpr: Any) -> Hashable:
+    """What is equal only for jaxprs that are the same program, open or closed, as long as both
+    exist. Functions and constants in them are the same if they are one object, other parameters if
+    they say so, which JAX relies on, too. It has no hash if a parameter has none."""
+    numbers: dict[Any, int] = {}
+
+    def of_atoms(atoms: Sequence[Any]) -> Hashable:
+        return tuple(
+            (
+                of(np.asarray(a.val)) if is_literal(a) else numbers.setdefault(a, len(numbers)),
+                a.aval,
+            )
+            for a in atoms
+        )
+
+    def of(value: Any) -> Hashable:
+        if hasattr(value, "eqns"):
+            return structure(value)
+        if isinstance(value, tuple):
+            return type(value), *map(of, value)
+        if isinstance(value, float | complex | np.generic | np.ndarray):  # 0.0 == -0.0
+            return (
+                type(value),
+                np.shape(value),
+                np.asarray(value).dtype,
+                np.asarray(value).tobytes(),
+            )
+        return type(value), value  # 1 == True
+
+    def params_of(eqn: Any) -> Hashable:
+        return of(tuple(sorted(eqn.params.items())))
+
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return (
+        of_atoms([*inner.constvars, *inner.invars]),
+        tuple(map(id, getattr(jaxpr, "consts", ()))),
+        *(
+            (e.primitive, of_atoms(e.invars), params_of(e), e.ctx, of_atoms(e.outvars))
+            for e in inner.eqns
+        ),
+        of_atoms(inner.outvars),
+    )

@@ -10,10 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.equations import call_in_place, is_shard_map
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
-from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.engine.tape.cut import ELEMENTWISE
+from jax_revolve.jaxprs.equations import is_shard_map
+from jax_revolve.jaxprs.evaluate import call_in_place
+from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.step.loop import pick
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL
 

@@ -8,9 +8,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.equations import run_each, run_in_place
-from jax_revolve._compat.walk import CALLS, inner_programs, name_of
-from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
+from jax_revolve._compat.jaxprs import name_of
+from jax_revolve.jaxprs.evaluate import run_each, run_in_place
+from jax_revolve.jaxprs.walk import CALLS, inner_programs
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import (
     FoundLoop,
@@ -20,6 +20,7 @@ from jax_revolve.programs.find import (
     is_in,
     takes_derivatives,
 )
+from jax_revolve.programs.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.rewrite import check_function, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import readable

@@ -12,33 +12,28 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jax_revolve._compat.equations import (
-    NotEntered,
-    call_in_place,
-    is_recomputed,
-    is_shard_map,
-    name_in,
-    not_entered,
-    operands_like,
-    read_loop,
-    run_in_place,
-    source_of,
-    varies_unevenly,
-    within,
-)
-from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
-from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
+from jax_revolve.jaxprs.equations import (
+    is_recomputed,
+    is_shard_map,
+    name_in,
+    source_of,
+    varies_unevenly,
+)
+from jax_revolve.jaxprs.evaluate import call_in_place, operands_like, run_in_place, within
+from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import run_or_raise
+from jax_revolve.programs.not_entered import NotEntered, not_entered
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.equation import LoopEquation, read_loop
 from jax_revolve.step.linearized import Activity, find_activity, linearized
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 

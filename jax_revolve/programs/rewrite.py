@@ -9,20 +9,22 @@ from typing import Any, ParamSpec, TypeVar, overload
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.equations import NotEntered, call_in_place, is_shard_map, source_of
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables
-from jax_revolve._compat.loops import READ, LoopEquation
-from jax_revolve._compat.references import run_on_contents, uses_references
 from jax_revolve._compat.values import is_jit_disabled
-from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.engine.plain import run_plain
+from jax_revolve.jaxprs.equations import is_shard_map, source_of
+from jax_revolve.jaxprs.evaluate import call_in_place
+from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.programs.batched import with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
+from jax_revolve.programs.not_entered import NotEntered
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.step.equation import READ, LoopEquation
 from jax_revolve.step.loop import Loop
+from jax_revolve.step.references import run_on_contents, uses_references
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jax.extend.core import Literal, Var
-
-from jax_revolve._compat.walk import CALLS, ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, Var, is_literal
+from jax_revolve.jaxprs.walk import CALLS
 
 _INLINED = ("jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
 
@@ -26,7 +25,7 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJax
         are added to. Returns the results."""
 
         def read(atoms: Sequence[Any]) -> list[Any]:
-            return [atom if isinstance(atom, Literal) else values[atom] for atom in atoms]
+            return [atom if is_literal(atom) else values[atom] for atom in atoms]
 
         for eqn in jaxpr.eqns:
             operands, call = read(eqn.invars), _called(eqn, calls)

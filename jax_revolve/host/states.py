@@ -17,8 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_revolve.host.lock import FolderLock, lock_folder
 from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_whole
-from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
 """The states that are kept."""

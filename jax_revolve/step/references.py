@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-from jax.extend.core.primitives import convert_element_type_p
 
 from jax_revolve._compat.interpreters import (
     contents_type,
@@ -22,12 +21,12 @@ from jax_revolve._compat.interpreters import (
     is_reference,
     is_reference_effect,
 )
-from jax_revolve._compat.jaxprs import any_equation, call_jaxpr
-from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type, zeros
-from jax_revolve._compat.walk import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.values import exactly_of_type, is_array_type
+from jax_revolve.jaxprs.walk import any_equation
 
 if TYPE_CHECKING:
-    from jax_revolve._compat.loops import LoopEquation
+    from jax_revolve.step.equation import LoopEquation
 
 RunLoop: TypeAlias = Callable[["LoopEquation", list[Any]], Sequence[Any]]
 
@@ -81,8 +80,8 @@ class _PureLoop:
 
         def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
             results, after = step([*with_carried(consts[num_condition:], own, carry), *x])
-            new = map(_of_type, (after[id(x)] for x in self.carried), types_carried)
-            ys = map(_of_type, (after[id(x)] for x in self.written_xs), types_xs)
+            new = map(exactly_of_type, (after[id(x)] for x in self.carried), types_carried)
+            ys = map(exactly_of_type, (after[id(x)] for x in self.written_xs), types_xs)
             return [*results[:num_carry], *new, *results[num_carry:], *ys]
 
         def run_condition(own: list[Any], carry: list[Any]) -> list[Any]:
@@ -170,18 +169,5 @@ def uses_references(eqn: Any) -> bool:
     return any(map(is_reference_effect, eqn.effects))
 
 
-def like(aval: AbstractValue) -> Any:
-    """A value of this type, for tracing: zeros, or a reference to them."""
-    value = with_weak_type(zeros(contents_type(aval)), contents_type(aval))
-    return jax.new_ref(value) if is_reference(aval) else value
-
-
 def _contents(reference: Any) -> Any:
-    return _of_type(reference[...], contents_type(jax.typeof(reference)))
-
-
-def _of_type(value: Any, aval: AbstractValue) -> Any:
-    """The value, weakly typed exactly if `aval` is."""
-    if aval.weak_type or not jax.typeof(value).weak_type:
-        return with_weak_type(value, aval)
-    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=False, sharding=None)
+    return exactly_of_type(reference[...], contents_type(jax.typeof(reference)))

@@ -5,14 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.core import eval_jaxpr
-from jax.extend.core import Literal
 
 from jax_revolve._compat.interpreters import LATE, eager_constant_folding, register_late
-from jax_revolve._compat.jaxprs import variables
-from jax_revolve._compat.references import run_on_contents
+from jax_revolve._compat.jaxprs import ClosedJaxpr, eval_jaxpr, is_literal, variables
 from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
-from jax_revolve._compat.walk import ClosedJaxpr
+from jax_revolve.step.references import run_on_contents
 
 
 class LoopEquation(NamedTuple):
@@ -68,7 +65,7 @@ def run_around_loop(
 
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
-    operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
+    operands = [v.val if is_literal(v) else values[v] for v in loop.invars]
     equation = READ[loop.primitive.name](loop)
     operands = list(map(as_array, operands))
     if equation.body_effects or not all(is_array_type(v.aval) for v in loop.outvars + loop.invars):
@@ -113,3 +110,11 @@ def _read_while(eqn: Any) -> LoopEquation:
 
 
 READ = {"scan": _read_scan, "while": _read_while}
+
+
+def read_loop(eqn: Any) -> LoopEquation | None:
+    """The loop that an equation is, if it is one of lax's over arrays."""
+    read = READ.get(eqn.primitive.name)
+    if read is None or not all(is_array_type(v.aval) for v in eqn.invars):
+        return None
+    return read(eqn)
