@@ -15,14 +15,8 @@ from jax.custom_derivatives import SymbolicZero
 from parity.loops import with_reverse_rule
 from test_memory import compiled, stencil_step
 
-from jax_revolve import (
-    FoundLoop,
-    checkpoint_loops,
-    checkpointed_chain,
-    checkpointed_scan,
-    explain,
-    plan,
-)
+from jax_revolve import checkpoint_loops, checkpointed_chain, checkpointed_scan, explain, plan
+from jax_revolve.typing import FoundLoop
 
 quick = pytest.mark.usefixtures("compile_quickly")
 

@@ -31,7 +31,7 @@ ArrayFile = dict[str, Any]
 
 
 class DamagedError(OSError):
-    """A file is not what was written."""
+    """A file of a saved run is missing, or is not what was written."""
 
 
 class States:

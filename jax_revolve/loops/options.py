@@ -59,7 +59,7 @@ class Options:
             return
         if not isinstance(self.plan, AnyPlan):
             raise TypeError(
-                "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
+                "plan must be a Plan, made with jax_revolve.plan(length, checkpoints), "
                 f"or None, but is {self.plan!r} of type {type(self.plan).__name__}."
             )
         for name in ("checkpoints", "block_size", "memory", "storage"):

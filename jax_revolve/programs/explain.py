@@ -34,10 +34,11 @@ Reports = Mapping[FoundLoop, Report | None]
 class Explanation:
     """The result of [`jax_revolve.explain`][]. Prints as a table; `plot()` draws a picture.
 
-    - `loops`: a [`jax_revolve.Report`][] on each loop that has a plan, in the order in which they
-        run. A loop of `jax.lax` has the plan that [`jax_revolve.checkpoint_loops`][] would give it.
-    - `left_alone`: the other loops, each a [`jax_revolve.FoundLoop`][]: short scans, while loops
-        without a bound, and loops without a derivative.
+    - `loops`: a [`jax_revolve.typing.Report`][] on each loop that has a plan, in the order in which
+        they run. A loop of `jax.lax` has the plan that [`jax_revolve.checkpoint_loops`][] would
+        give it.
+    - `left_alone`: the other loops, each a [`jax_revolve.typing.FoundLoop`][]: short scans, while
+        loops without a bound, and loops without a derivative.
     - `not_entered`: the names of functions and equations whose loops are neither shown nor changed,
         each with the reason, such as a `jax.custom_jvp` or `jax.custom_vjp` rule.
     - `memory`: the bytes that the gradients of all loops hold together with these plans.
@@ -57,7 +58,7 @@ class Explanation:
     _takes_derivatives: bool = field(repr=False)
 
     def plot(self) -> list[Any]:
-        """A picture with a panel for each of `loops`, drawn by [`jax_revolve.Report`][].
+        """A picture with a panel for each of `loops`, drawn by [`jax_revolve.typing.Report`][].
 
         **Returns:**
 
@@ -151,9 +152,9 @@ def explain(
     **Returns:**
 
     A function that takes the arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s, and returns an
-    [`jax_revolve.Explanation`][]. Printed, it is a table of the loops and their sums; if there is
-    one loop, also of every plan worth considering for it, which `print(explanation.loops[i])` shows
-    of any loop.
+    [`jax_revolve.typing.Explanation`][]. Printed, it is a table of the loops and their sums; if
+    there is one loop, also of every plan worth considering for it, which
+    `print(explanation.loops[i])` shows of any loop.
 
     **Raises:**
 

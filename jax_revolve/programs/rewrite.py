@@ -100,7 +100,7 @@ def checkpoint_loops(
         `throw=True`. While loops without a bound are left alone, and reverse mode raises an error
         that names them, unless `checkpoints` is an int: they can then be differentiated once in
         reverse.
-    - `where`: a function of each [`jax_revolve.FoundLoop`][] that is long enough. It returns
+    - `where`: a function of each [`jax_revolve.typing.FoundLoop`][] that is long enough. It returns
         whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
         `block_size`, `memory` (not part of the shared budget), `storage`, `plan`, `progress` and
         `max_steps`, which replace those given here.

@@ -127,8 +127,9 @@ def plan(
 
     **Returns:**
 
-    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With `storage`
-    and unless `checkpoints=0`, a [`jax_revolve.TwoLevelPlan`][], which has the same properties.
+    A [`jax_revolve.typing.Plan`][]: frozen, hashable, printable, and iterable into actions. With
+    `storage` and unless `checkpoints=0`, a [`jax_revolve.typing.TwoLevelPlan`][], which has the
+    same properties.
 
     **Raises:**
 
@@ -217,7 +218,7 @@ def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> 
 
     **Returns:**
 
-    A [`jax_revolve.Plan`][] with the length of that loop.
+    A [`jax_revolve.typing.Plan`][] with the length of that loop.
 
     **Raises:**
 

@@ -192,7 +192,7 @@ def plan_of(loop: Loop) -> AnyPlan:
 
 
 class NoReverseMode(ValueError):
-    """A while loop without a plan, which cannot be reversed."""
+    """A while loop has no bound or number of checkpoints, so it has no reverse mode."""
 
 
 def check_plan(loop: Loop) -> None:
