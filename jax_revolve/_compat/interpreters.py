@@ -78,8 +78,7 @@ class Program(NamedTuple):
 
 
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
-    """`checkify`, whose rules take the error, which errors are looked for, and operands. From jax
-    0.12, a context comes first."""
+    """`checkify`. Rules take the error, enabled errors and operands, from JAX 0.12 a context first."""
     function = params.get("function")
     loop = getattr(function, "loop", function)
     is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None

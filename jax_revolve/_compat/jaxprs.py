@@ -38,8 +38,7 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 def pruned(
     closed: ClosedJaxpr, outputs: Sequence[bool], inputs: Sequence[bool]
 ) -> tuple[ClosedJaxpr, list[bool]]:
-    """The jaxpr with these outputs alone, and which inputs it then takes: these, and those that the
-    outputs depend on."""
+    """The jaxpr with these outputs alone, and which inputs it takes: these, and those it needs."""
     jaxpr, used = pe.dce_jaxpr(closed.jaxpr, list(outputs), instantiate=list(inputs))
     return ClosedJaxpr(jaxpr, closed.consts), list(used)
 

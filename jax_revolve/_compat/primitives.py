@@ -137,8 +137,7 @@ def _split_values(
 def _split_results(
     primitive: Primitive, known: Prune, trace: Any, *tracers: Any, **params: Any
 ) -> Sequence[Any]:
-    """The rule for values of which some are known: results that depend on them alone are computed,
-    and later all of them again."""
+    """Computes the results that depend on known values alone; later, all of them again."""
     later = trace.default_process_primitive(primitive, tracers, params)
     given = [t.is_known() for t in tracers]
     if all(given) or not any(given):

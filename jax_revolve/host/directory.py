@@ -124,8 +124,7 @@ class RunDirectory:
     # Where a run goes on
 
     def begin(self, ys: Rows) -> Problem:
-        """The problem with the plan of the run, once the ys so far are filled in, if they are
-        kept."""
+        """Fill in the ys so far, if they are kept. Returns the problem with the plan of the run."""
         saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
         self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
         self._restore(ys, self._state["ys"])
@@ -183,8 +182,7 @@ class RunDirectory:
         *,
         is_over: bool = False,
     ) -> None:
-        """Write a state: where a sweep is, and what it has computed; with the final carry, after
-        the forward sweep."""
+        """Write a state: the position, the ys or cotangents so far, and perhaps the final carry."""
         for checkpoint in position.held.values():
             if checkpoint.file is None:
                 checkpoint.file = self._states.write(checkpoint.on_host())

@@ -129,8 +129,7 @@ class Problem(NamedTuple):
                 steps = 0
 
     def storage_of(self, name: str) -> Storage | None:
-        """Where the checkpoint with this name is. One-level plans have all slots in their storage,
-        two-level plans have them on the device."""
+        """The storage of a checkpoint. The slots of two-level plans are on the device."""
         is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
         return None if is_slot else getattr(self.plan, "storage", None)
 
@@ -184,8 +183,7 @@ class Position:
 
 @dataclass
 class Cotangents:
-    """Cotangents so far: of the active carries, of the active consts, and rows for the
-    active xs; and of all ys, `None` where they are zero."""
+    """Cotangents so far of the active carries, consts and xs; and of all ys, `None` if zero."""
 
     carry: Values
     consts: Values

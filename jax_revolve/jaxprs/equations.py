@@ -35,8 +35,7 @@ def is_shard_map(eqn: Any) -> bool:
 
 
 def name_in(eqn: Any) -> list[str]:
-    """Where an equation stands in the function that it belongs to: the names of `jax.named_scope`
-    and of transformations around it, and the name of the function or the primitive it runs."""
+    """The names of scopes and transformations around an equation, and of what it runs."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", name_of(eqn))
     if name == IN_PLACE:
@@ -47,8 +46,7 @@ def name_in(eqn: Any) -> list[str]:
 
 
 def source_of(eqn: Any) -> str:
-    """The file and line outside JAX and this library that an equation comes from, "model.py:42";
-    nothing if it is one that was made here, in place of another."""
+    """The user's file and line of an equation, "model.py:42"; "" for one that was made here."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         file = Path(frame.file_name)

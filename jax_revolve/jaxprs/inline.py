@@ -21,8 +21,7 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJax
     consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
 
     def add(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
-        """Append the equations of an open jaxpr, of whose inputs the values are given, and which
-        are added to. Returns the results."""
+        """Append the equations of an open jaxpr with these input values. Returns its results."""
 
         def read(atoms: Sequence[Any]) -> list[Any]:
             return [atom if is_literal(atom) else values[atom] for atom in atoms]

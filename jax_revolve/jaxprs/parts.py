@@ -24,8 +24,7 @@ def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:
 
 
 def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
-    """The function of the jaxpr's inputs whose results are these variables of it, without what
-    neither those nor effects need."""
+    """A function of the inputs that returns these variables, without what they do not need."""
     whole = ClosedJaxpr(closed.jaxpr.replace(outvars=list(outputs)), closed.consts)
     part, used = pruned(whole, [True] * len(outputs), [False] * len(closed.jaxpr.invars))
     return lambda values: call_jaxpr(part)(*(x for x, u in zip(values, used, strict=True) if u))
@@ -34,8 +33,7 @@ def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., l
 def part_of(
     closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """The function that computes the results, variables or literals of the jaxpr, from the values
-    of its variables `inputs`."""
+    """The function that computes results of the jaxpr from the values of the variables `inputs`."""
     jaxpr = closed.jaxpr.replace(
         invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
     )

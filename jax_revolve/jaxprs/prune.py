@@ -6,8 +6,7 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr without equations that nothing depends on, nested ones included: the same one each
-    time for the same jaxpr."""
+    """The jaxpr without dead code, nested or not: each time the same one for the same jaxpr."""
     if closed in _LIVE:
         return _LIVE[closed]
     outputs, inputs = ([True] * len(vs) for vs in (closed.jaxpr.outvars, closed.jaxpr.invars))

@@ -165,8 +165,7 @@ def has_equation(jaxpr: Any, *names: str) -> bool:
 
 
 def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
-    """The jaxpr, open or closed, with other equations for its own, and perhaps other variables. The
-    same one if nothing changes."""
+    """The jaxpr with other equations, and perhaps variables. The same one if nothing changes."""
     if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
         return jaxpr
 
@@ -181,14 +180,12 @@ def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
 
 
 def function_of(eqn: Any) -> Any:
-    """What an equation of this library's computes, a tuple that begins with a jaxpr; `None` for
-    JAX's own equations."""
+    """What an equation of this library computes, a tuple with a jaxpr first, or `None`."""
     return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
 
 
 def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """The jaxpr, open or closed, with each `function_of` an equation in it changed, however deep.
-    The same one if nothing changes."""
+    """The jaxpr with `change` applied to each `function_of` in it, at any depth."""
 
     def with_function(eqn: Any) -> Any:
         eqn = changed(eqn, lambda _, inner: with_functions(inner, change))

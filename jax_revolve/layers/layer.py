@@ -60,8 +60,7 @@ class Layer(NamedTuple):
 
 
 class TracedLayer(NamedTuple):
-    """A layer that was traced for one chain, however often the chain runs it: its program as a
-    function of `consts` and the arrays of its inputs, and what else it returns."""
+    """A layer traced once for one chain: its program, from `consts` and inputs to results."""
 
     program: ClosedJaxpr
     run: Callable[..., list[Any]]

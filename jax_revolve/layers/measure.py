@@ -20,8 +20,7 @@ from jax_revolve.step.work import work_of
 def trace(
     layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any
 ) -> tuple[list[TracedLayer], Layers]:
-    """The layers, each traced once, and their work and sizes. Those that are the same program are
-    measured once, and run as one function. Nothing runs."""
+    """The traced layers, their work and sizes. Equal programs are measured and compiled once."""
     known: dict[Any, tuple[TracedLayer, tuple[int, int]]] = {}
     sizes: list[tuple[int, int]] = []
     carries: list[int] = []
@@ -63,8 +62,7 @@ def _key_of(program: ClosedJaxpr) -> Hashable:
 
 
 def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, int]:
-    """The work of a run, and the bytes of the residuals that its linearization in all operands
-    keeps besides operands and results: a carry counts by itself, and weights are not copied."""
+    """The work of a run, and the residual bytes besides operands and results."""
     work, fun = work_of(closed, profile_in_force()), call_jaxpr(closed)
     mask = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in operands]
     counts: list[int] = []

@@ -102,8 +102,7 @@ class FoundLoop:
         return varies_unevenly(self._eqn)
 
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
-        """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
-        it has no gradient."""
+        """The bytes that `jax.lax` keeps of a step with these replacements inside, if any."""
         facts = self._facts(replacements)
         return None if facts is None else facts[0].uncut
 
@@ -114,8 +113,7 @@ class FoundLoop:
         return eqn.params["function"] if own is None else own.loop(eqn)
 
     def measure(self, replacements: Replacements) -> Report | None:
-        """The report on its gradient with these replacements. `None` if lax runs it, or if it has
-        no gradient."""
+        """The report on its gradient with these replacements; `None` without a plan or gradient."""
         other = replacements.get(self.key)
         loop = self._eqn.params.get("function") if other is None else other.loop(self._eqn)
         if loop is None or loop.plan is None or (facts := self._facts(replacements)) is None:
@@ -165,8 +163,7 @@ def _loop_in(eqn: Any) -> Loop | LoopEquation | None:
 def _equations(
     jaxpr: Any, around: tuple[Any, ...] = (), key: Key = ()
 ) -> Iterator[tuple[Any, Key, tuple[Any, ...]]]:
-    """The equations of a program, each before those inside it, with its key and the equations
-    around it."""
+    """The equations of a program, outer ones first, with their keys and what is around them."""
     for index, eqn in enumerate(jaxpr.eqns):
         yield eqn, (*key, index), around
         for part, inner in enumerate(inner_programs(eqn)):
@@ -314,8 +311,7 @@ class Replacement:
 
 
 def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> Any:
-    """The program with these loops replaced. A jaxpr that contains none of them stays the same
-    object."""
+    """The program with these loops replaced; the same object if it has none of them."""
     equations = []
     for index, eqn in enumerate(jaxpr.eqns):
         key = (*around, index)

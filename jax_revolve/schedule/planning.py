@@ -260,8 +260,7 @@ def _check_alternatives(**alternatives: object) -> None:
 
 
 def _on_levels(length: int, levels: object, block_size: int) -> Plan:
-    """The plan with these levels, of which the first may need fewer places. With one level, it has
-    a checkpoint for each block."""
+    """The plan with these levels, of which the first may need fewer places."""
     allowed = "a sequence of ints >= 2 (checkpoints on each level, the coarsest first)"
     if not isinstance(levels, Sequence) or isinstance(levels, str):
         raise mistyped("levels", levels, allowed)
