@@ -18,8 +18,8 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 from palette import small
 
-from jax_revolve import checkpointed_scan, explain, plan
-from jax_revolve.typing import Plan, Report
+from jax_revolve import Plan, checkpointed_scan, explain, plan
+from jax_revolve.typing import Report
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -97,7 +97,7 @@ def tsunami(folder: Path = FOLDER) -> None:
     """Writes tsunami.png, the picture of `python -m jax_revolve`."""
     from jax_revolve.__main__ import main as command
 
-    command(["demo", "--output", str(folder / "tsunami.png")])
+    command(["--output", str(folder / "tsunami.png")])
     _shrink(folder / "tsunami.png")
 
 

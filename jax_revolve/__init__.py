@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jax_revolve.programs.rewrite import checkpoint_loops as checkpoint_loops
     from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
     from jax_revolve.schedule.arguments import TooLittleMemory as TooLittleMemory
-    from jax_revolve.schedule.planning import longest_plan as longest_plan
+    from jax_revolve.schedule.plan import Plan as Plan
     from jax_revolve.schedule.planning import plan as plan
     from jax_revolve.schedule.storage import Disk as Disk
     from jax_revolve.schedule.storage import HostMemory as HostMemory
@@ -40,7 +40,7 @@ _MODULES = {
     "checkpoint_loops": "programs.rewrite",
     "ProgressMeter": "progress.meters",
     "TooLittleMemory": "schedule.arguments",
-    "longest_plan": "schedule.planning",
+    "Plan": "schedule.plan",
     "plan": "schedule.planning",
     "Disk": "schedule.storage",
     "HostMemory": "schedule.storage",

@@ -10,7 +10,6 @@ from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
 from jax_revolve.schedule import actions as actions
 from jax_revolve.schedule.arguments import Memory as Memory
 from jax_revolve.schedule.cost import Sizes as Sizes
-from jax_revolve.schedule.plan import Plan as Plan
 from jax_revolve.schedule.planning import Checkpoints as Checkpoints
 from jax_revolve.schedule.report import Measurement as Measurement
 from jax_revolve.schedule.report import Report as Report

@@ -3,23 +3,24 @@
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import combinations, pairwise
+from math import comb
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from asked import for_bound, for_scan
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_schedule import calls_of, optimal_advances, run_abstract_machine
 
 from jax_revolve import (
     Disk,
     HostMemory,
+    Plan,
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
-    longest_plan,
     plan,
 )
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
@@ -37,7 +38,6 @@ from jax_revolve.schedule.selection import (
     trade_off,
 )
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.typing import Plan
 
 lengths = st.integers(0, 10**6)
 short = st.integers(0, 64)
@@ -85,9 +85,6 @@ def test_plan_in_blocks() -> None:
         (plan(0, block_size=7), Plan(0, 1, 1)),
         (plan(10, repetitions=1, block_size=3), Plan(10, 3, 3)),
         (plan(10, repetitions=10**9), Plan(10, 1, 1)),
-        (plan(10, overhead=0, block_size=10), Plan(10, 1, 10)),
-        (plan(10, overhead=1e9), Plan(10, 1, 1)),
-        (plan(0, overhead=0), Plan(0, 1, 1)),
         (plan(10, memory=50, state_bytes=10, residual_bytes=10, block_size=3), Plan(10, 1, 3)),
         (plan(10, memory=10**9, state_bytes=10, residual_bytes=10), Plan(10, 1, 10)),
         (plan(0, memory=30, state_bytes=10, residual_bytes=10), Plan(0, 1, 1)),
@@ -98,33 +95,16 @@ def test_plan(made: Plan, expected: Plan) -> None:
     assert made == expected
 
 
-@given(lengths, st.integers(1, 10), st.floats(1, 20), blocks)
-def test_fewest_checkpoints(length: int, repetitions: int, overhead: float, k: int) -> None:
+@given(lengths, st.integers(1, 10), blocks)
+def test_fewest_checkpoints(length: int, repetitions: int, k: int) -> None:
     p = plan(length, repetitions=repetitions, block_size=k)
-    q = plan(length, overhead=overhead, block_size=k)
     assert p.repetitions <= repetitions
-    assert q.overhead <= overhead
     if p.checkpoints > 1:
         assert plan(length, p.checkpoints - 1, block_size=k).repetitions > repetitions
-    if q.checkpoints > 1:
-        assert plan(length, q.checkpoints - 1, block_size=k).overhead > overhead
-
-
-@given(st.integers(2, 10**6), blocks)
-def test_least_overhead(length: int, block_size: int) -> None:
-    """Storing everything: a block less than there are is advanced once. It is stated if not met."""
-    last = Plan(length, length, block_size).advances
-    assume(last > 0)
-    least = plan(length, overhead=last / length, block_size=block_size)
-    assert least.advances == last
-    with pytest.raises(ValueError, match=r"overhead must be at least (\S+) ") as caught:
-        plan(length, overhead=0.99 * last / length, block_size=block_size)
-    stated = float(str(caught.value).split()[5])
-    assert stated == pytest.approx(last / length, rel=1e-5)
 
 
 def test_at_most_one_alternative() -> None:
-    alternatives = {"checkpoints": 3, "repetitions": 2, "overhead": 1.5, "memory": "1kB"}
+    alternatives = {"checkpoints": 3, "repetitions": 2, "memory": "1kB"}
     for a, b in pairwise(alternatives.items()):
         both: dict[str, Any] = dict((a, b))
         with pytest.raises(ValueError, match="At most one of checkpoints, repetitions, ") as caught:
@@ -136,7 +116,6 @@ def test_at_most_one_alternative() -> None:
 NO_BYTES = ["much", "", "GB", "1 XB", "-1", "1e3", "1.", "1 GB 2", "1_000", "nan", "1,5 kB"]
 TEN: Any = partial(plan, length=10)
 IN_BYTES = partial(TEN, memory=100, state_bytes=1, residual_bytes=1)
-LONGEST_PLAN = partial(longest_plan, checkpoints=2, repetitions=2)
 FIELDS = [partial(kind, length=10, checkpoints=3) for kind in (Plan, TwoLevelPlan)]
 SCAN = partial(checkpointed_scan, lambda c, _: (c, None), 1.0, length=10)
 WHILE: Any = partial(bounded_while_loop, jnp.isfinite, jnp.sin, 1.0, max_steps=10)
@@ -148,12 +127,10 @@ FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
     [
         ([TEN, *FIELDS], "length", [-1], [2.0, None]),
         ([TEN, *FIELDS], "block_size", [0], [2.0, True]),
-        ([*FIELDS, LONGEST_PLAN, SCAN, WHILE, FORI], "checkpoints", [0], [3.0, True]),
+        ([*FIELDS, SCAN, WHILE, FORI], "checkpoints", [0], [3.0, True]),
         (FIELDS, "storage", [], ["host"]),
         ([TEN, SCAN, WHILE], "storage", [], ["pinned_host", HostMemory, 3]),
         ([TEN], "repetitions", [0], [1.5, False]),
-        ([LONGEST_PLAN], "repetitions", [-1], [1.5]),
-        ([TEN], "overhead", [-1, float("nan"), float("inf")], ["2", True]),
         ([IN_BYTES, SCAN, WHILE], "memory", [-1, *NO_BYTES], [1.5, True, {"device": 99}]),
         ([IN_BYTES], "state_bytes", [-1], [None, 1.0]),
         ([IN_BYTES], "residual_bytes", [-1], [None, True]),
@@ -161,7 +138,6 @@ FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
         ([partial(SCAN, storage=Disk("/tmp"))], "checkpoints", [0], [False]),
         ([WHILE, FORI], "max_steps", [-1, 2**31], [2.0, True]),
         ([SCAN, WHILE, FORI], "progress", [], [3]),
-        ([plan(10, 3).show], "width", [19, -1], [9.5]),
         ([HostMemory, partial(Disk, ".")], "checkpoints", [0], [2.0, "all", True]),
         ([HostMemory, partial(Disk, ".")], "memory", [-1, "many"], [1.5]),
         ([HostMemory, partial(Disk, ".")], "transfer", [-1, float("inf")], ["5", True]),
@@ -184,11 +160,10 @@ def test_fields_of_a_plan() -> None:
 
 
 @given(st.integers(1, 60), st.integers(0, 8), blocks)
-def test_longest_plan(checkpoints: int, repetitions: int, block_size: int) -> None:
-    p = longest_plan(checkpoints, repetitions, block_size=block_size)
-    assert (p.checkpoints, p.block_size, p.repetitions) == (checkpoints, block_size, repetitions)
-    assert p.length == p.blocks * block_size
-    assert Plan(p.length + 1, checkpoints, block_size).repetitions == repetitions + 1
+def test_the_longest_loop(checkpoints: int, repetitions: int, block_size: int) -> None:
+    length = block_size * comb(checkpoints + repetitions, checkpoints) - (block_size == 1)
+    assert Plan(length, checkpoints, block_size).repetitions == repetitions
+    assert Plan(length + 1, checkpoints, block_size).repetitions == repetitions + 1
 
 
 # Budgets of memory
@@ -400,7 +375,6 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
             partial(TEN, storage=HostMemory(), repetitions=2),
             "repetitions must be None where .* is 2",
         ),
-        (partial(TEN, storage=HostMemory(), overhead=1.5), "overhead must be None where .* is 1.5"),
         (partial(TwoLevelPlan, 10, 3, 1, HostMemory(memory=99)), "memory of the storage must be N"),
     ],
 )

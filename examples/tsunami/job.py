@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jax_revolve import checkpointed_scan, plan
-from jax_revolve.typing import Plan
+from jax_revolve import Plan, checkpointed_scan, plan
 
 from .bathymetry import Bathymetry, salish_sea
 from .inversion import Problem, recover, twin_problem

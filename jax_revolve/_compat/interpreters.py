@@ -78,7 +78,7 @@ class Program(NamedTuple):
 
 
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
-    """`checkify`. Rules take the error, enabled errors and operands, from JAX 0.12 a context first."""
+    """`checkify`. Rules take the error, enabled errors and operands; in JAX 0.12 a context first"""
     function = params.get("function")
     loop = getattr(function, "loop", function)
     is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None

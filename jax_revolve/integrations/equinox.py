@@ -1,43 +1,31 @@
 """The loops for carries, xs and ys with leaves that are not arrays, like Equinox's filtered
 transformations."""
 
+import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 import equinox as eqx
-import jax
 
 from jax_revolve.integrations._filter import run_with_variables
 from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop
-from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Memory
-from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan
 
-Carry = TypeVar("Carry")
-X = TypeVar("X")
-Y = TypeVar("Y")
-Value = TypeVar("Value")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def filter_checkpointed_scan(
-    f: Callable[[Carry, X], tuple[Carry, Y]],
-    init: Carry,
-    xs: X | None = None,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    _split_transpose: bool = False,
-    *,
-    checkpoints: Checkpoints = None,
-    block_size: int | None = None,
-    memory: Memory = None,
-    storage: Storage | None = None,
-    plan: AnyPlan | None = None,
-    progress: bool | ProgressMeter = False,
-) -> tuple[Carry, Y]:
+def _typed_as(loop: F) -> Callable[[Callable[..., Any]], F]:
+    """Gives a function the signature of a loop, for type checkers and at run time."""
+
+    def decorate(function: Any) -> Any:
+        function.__signature__ = inspect.signature(loop)
+        return function
+
+    return decorate
+
+
+@_typed_as(checkpointed_scan)
+def filter_checkpointed_scan(f: Any, init: Any, xs: Any = None, *args: Any, **options: Any) -> Any:
     """[`jax_revolve.checkpointed_scan`][] for carry, xs and ys with leaves that are not arrays,
     such as the activation function of an `equinox.Module`.
 
@@ -86,7 +74,7 @@ def filter_checkpointed_scan(
     """
     inputs, same_inputs = eqx.partition(xs, eqx.is_array)
 
-    def run(init: Any, whole: Any, variables_of: Any) -> tuple[Carry, Y]:
+    def run(init: Any, whole: Any, variables_of: Any) -> tuple[Any, Any]:
         same_outputs: list[Any] = []
 
         def step(variables: Any, x: Any) -> tuple[Any, Any]:
@@ -95,77 +83,16 @@ def filter_checkpointed_scan(
             same_outputs[:] = [same]
             return variables_of(carry), y
 
-        final, ys = checkpointed_scan(
-            step,
-            init,
-            inputs,
-            length,
-            reverse,
-            unroll,
-            _split_transpose,
-            checkpoints=checkpoints,
-            block_size=block_size,
-            memory=memory,
-            storage=storage,
-            plan=plan,
-            progress=progress,
-        )
+        final, ys = checkpointed_scan(step, init, inputs, *args, **options)
         return whole(final), eqx.combine(ys, same_outputs[0])
 
     return run_with_variables("init", init, run)
 
 
-@overload
+@_typed_as(bounded_while_loop)
 def filter_bounded_while_loop(
-    cond_fun: Callable[[Value], Any],
-    body_fun: Callable[[Value], Value],
-    init_val: Value,
-    *,
-    max_steps: int | None,
-    checkpoints: Checkpoints = None,
-    block_size: int | None = None,
-    memory: Memory = None,
-    storage: Storage | None = None,
-    plan: AnyPlan | None = None,
-    with_steps: Literal[False] = False,
-    throw: bool = False,
-    progress: bool | ProgressMeter = False,
-) -> Value: ...
-
-
-@overload
-def filter_bounded_while_loop(
-    cond_fun: Callable[[Value], Any],
-    body_fun: Callable[[Value], Value],
-    init_val: Value,
-    *,
-    max_steps: int | None,
-    checkpoints: Checkpoints = None,
-    block_size: int | None = None,
-    memory: Memory = None,
-    storage: Storage | None = None,
-    plan: AnyPlan | None = None,
-    with_steps: Literal[True],
-    throw: bool = False,
-    progress: bool | ProgressMeter = False,
-) -> tuple[Value, jax.Array]: ...
-
-
-def filter_bounded_while_loop(
-    cond_fun: Callable[[Value], Any],
-    body_fun: Callable[[Value], Value],
-    init_val: Value,
-    *,
-    max_steps: int | None,
-    checkpoints: Checkpoints = None,
-    block_size: int | None = None,
-    memory: Memory = None,
-    storage: Storage | None = None,
-    plan: AnyPlan | None = None,
-    with_steps: bool = False,
-    throw: bool = False,
-    progress: bool | ProgressMeter = False,
-) -> Value | tuple[Value, jax.Array]:
+    cond_fun: Any, body_fun: Any, init_val: Any, *, with_steps: bool = False, **options: Any
+) -> Any:
     """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
     be the same after every step. The bound stops the loop without an error, unless `throw=True`.
 
@@ -211,11 +138,8 @@ def filter_bounded_while_loop(
         def body(variables: Any) -> Any:
             return variables_of(body_fun(whole(variables)))
 
-        limits = {"max_steps": max_steps, "checkpoints": checkpoints, "block_size": block_size}
-        limits |= {"memory": memory, "storage": storage, "plan": plan}
-        limits |= {"throw": throw, "progress": progress}
         going = lambda variables: cond_fun(whole(variables))  # noqa: E731
-        final, steps = bounded_while_loop(going, body, init, with_steps=True, **limits)
+        final, steps = bounded_while_loop(going, body, init, with_steps=True, **options)
         return (whole(final), steps) if with_steps else whole(final)
 
     return run_with_variables("init_val", init_val, run)

@@ -5,8 +5,7 @@ program inside another.
 
 - `walk`: the programs inside equations, and equations with others in their places.
 - `equations`: what an equation is, and the file and line that it comes from.
-- `parts`: what depends on what, and the part of a program that computes some of its variables.
-- `prune`: programs without dead code.
+- `parts`: what depends on what, programs without dead code, and parts of them.
 - `inline`: programs without calls.
 - `evaluate`: running an equation, and calling a function in place of one.
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
@@ -12,6 +13,18 @@ from jax_revolve._compat.jaxprs import (
     variables,
 )
 from jax_revolve.jaxprs.walk import inner_jaxprs
+
+
+def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr without dead code, nested or not: each time the same one for the same jaxpr."""
+    if closed in _LIVE:
+        return _LIVE[closed]
+    outputs, inputs = ([True] * len(vs) for vs in (closed.jaxpr.outvars, closed.jaxpr.invars))
+    # Threads may find the same at once: all of them get what is stored first.
+    return _LIVE.setdefault(closed, pruned(closed, outputs, inputs)[0])
+
+
+_LIVE: WeakKeyDictionary[ClosedJaxpr, ClosedJaxpr] = WeakKeyDictionary()
 
 
 def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:

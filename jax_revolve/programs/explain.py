@@ -64,7 +64,7 @@ class Explanation:
 
         The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        from jax_revolve.schedule.show import new_axes
+        from jax_revolve.schedule.picture import new_axes
 
         if len(self.loops) < 2:
             return [report.plot() for report in self.loops]

@@ -21,7 +21,7 @@ Plans:
 - `storage`: `HostMemory` and `Disk`, the values of `storage=`.
 - `arguments`: checks of arguments, and amounts of memory such as "2GiB".
 - `report`: all plans that are worth considering, in a table or a picture, with measured times.
-- `show`: one schedule, as text or as a picture.
+- `picture`: one schedule as a picture.
 
 Imports the standard library, NumPy and `profiles.profile` only. All other rooms except `progress`,
 `_compat` and `profiles` import this one.

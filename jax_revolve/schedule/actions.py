@@ -1,6 +1,6 @@
 """The actions of a schedule, in the order in which they run.
 
-Iterating over a [`jax_revolve.typing.Plan`][] or a [`jax_revolve.typing.TwoLevelPlan`][] yields
+Iterating over a [`jax_revolve.Plan`][] or a [`jax_revolve.typing.TwoLevelPlan`][] yields
 them. Each is a named tuple that can be printed, compared and matched. Steps are numbered from 0;
 position `p` is the carry that enters step `p`.
 """

@@ -84,12 +84,6 @@ class Reversal:
         checkpoints = self.checkpoints_on_device * state_bytes
         return checkpoints + self.block_size * residual_bytes + carry_bytes
 
-    def show(self, width: int = 79) -> str:
-        """The schedule as text for a terminal, `width` characters wide."""
-        from jax_revolve.schedule.show import as_text
-
-        return as_text(self, width)  # pyright: ignore[reportArgumentType]
-
     def plot(self, ax: Any = None) -> Any:
         """A picture of the schedule, position over evaluations: advances, checkpoints held, and
         taped blocks.
@@ -102,7 +96,7 @@ class Reversal:
 
         The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        from jax_revolve.schedule.show import picture
+        from jax_revolve.schedule.picture import picture
 
         return picture(self, ax)  # pyright: ignore[reportArgumentType]
 

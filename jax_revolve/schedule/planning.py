@@ -10,8 +10,6 @@ from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import (
     Memory,
     check_integer,
-    check_number,
-    counted,
     mistyped,
     parse_bytes,
 )
@@ -37,7 +35,6 @@ def plan(
     *,
     block_size: int | None = None,
     repetitions: int | None = None,
-    overhead: float | None = None,
     memory: Memory = None,
     levels: Sequence[int] | None = None,
     state_bytes: int | None = None,
@@ -64,7 +61,6 @@ def plan(
     *,
     block_size: int | None = None,
     repetitions: int | None = None,
-    overhead: float | None = None,
     memory: Memory = None,
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
@@ -78,7 +74,6 @@ def plan(
     *,
     block_size: int | None = None,
     repetitions: int | None = None,
-    overhead: float | None = None,
     memory: Memory = None,
     levels: Sequence[int] | None = None,
     state_bytes: int | None = None,
@@ -104,8 +99,6 @@ def plan(
 
     - `repetitions`: the most times that a step may be advanced: an int >= 1. The plan has the
         fewest checkpoints that allow this.
-    - `overhead`: the most advances per step: a number. The plan has the fewest checkpoints that
-        allow this.
     - `memory`: the most bytes to hold: an int or a string such as `"512MB"` or `"2GiB"`. The plan
         has the fewest evaluations within this budget, with the best checkpoints and, unless it is
         given, the best `block_size`. It needs `state_bytes`, the size of a carry, and
@@ -127,7 +120,7 @@ def plan(
 
     **Returns:**
 
-    A [`jax_revolve.typing.Plan`][]: frozen, hashable, printable, and iterable into actions. With
+    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With
     `storage` and unless `checkpoints=0`, a [`jax_revolve.typing.TwoLevelPlan`][], which has the
     same properties.
 
@@ -143,7 +136,6 @@ def plan(
         p = plan(1000, checkpoints=30)
         assert (p.repetitions, p.advances, p.evaluations) == (3, 2475, 3475)
         assert plan(1000, checkpoints=84, block_size=12).evaluations == 1996
-        assert plan(1000, overhead=2).checkpoints == 43
         p = plan(1000, levels=(10, 10), block_size=10)
         assert (p.checkpoints, p.evaluations) == (19, 2800)
         p = plan(1000, memory="100kB", state_bytes=1000, residual_bytes=1000)
@@ -161,7 +153,7 @@ def plan(
     length = check_integer("length", length, least=0)
     k = 1 if block_size is None else check_integer("block_size", block_size, least=1)
     k = min(k, max(length, 1))
-    no_storage = {"repetitions": repetitions, "overhead": overhead, "levels": levels}
+    no_storage = {"repetitions": repetitions, "levels": levels}
     _check_alternatives(checkpoints=checkpoints, **no_storage, memory=memory)
     if storage is not None:
         storage = check_storage(storage)
@@ -187,9 +179,7 @@ def plan(
     if is_zero(checkpoints) and isinstance(storage, HostMemory):
         return all_stored(length, k, storage)
     blocks = scheduled_blocks(length, k)
-    if overhead is not None:
-        wanted = _fewest_for_overhead(length, k, overhead)
-    elif checkpoints is None:
+    if checkpoints is None:
         most = MOST_REPETITIONS_BY_DEFAULT
         if repetitions is not None:
             most = check_integer("repetitions", repetitions, least=1)
@@ -202,41 +192,6 @@ def plan(
         wanted = check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
     wanted = min(wanted, useful_checkpoints(length, k, is_while=True))
     return Plan(length, wanted, k) if storage is None else TwoLevelPlan(length, wanted, k, storage)
-
-
-def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> Plan:
-    """The plan of the longest loop that `checkpoints` stored carries reverse with no step advanced
-    more than `repetitions` times: C(s + r, s) blocks, or one step less if steps are taped one by
-    one.
-
-    **Arguments:**
-
-    - `checkpoints`: the most carries that are stored at once, an int >= 1. The initial carry
-        counts.
-    - `repetitions`: the most times that a step is advanced: an int >= 0.
-    - `block_size`: the number of steps that are taped together, an int >= 1.
-
-    **Returns:**
-
-    A [`jax_revolve.typing.Plan`][] with the length of that loop.
-
-    **Raises:**
-
-    `TypeError` or `ValueError` if an argument is not as above.
-
-    !!! Example
-
-        ```python
-        from jax_revolve import longest_plan
-
-        assert longest_plan(checkpoints=50, repetitions=3).length == 23425
-        ```
-    """
-    checkpoints = check_integer("checkpoints", checkpoints, least=1)
-    repetitions = check_integer("repetitions", repetitions, least=0)
-    block_size = check_integer("block_size", block_size, least=1)
-    longest = binomial.beta(checkpoints, repetitions)
-    return Plan(block_size * longest - (block_size == 1), checkpoints, block_size)
 
 
 def is_zero(checkpoints: Checkpoints) -> bool:
@@ -277,18 +232,6 @@ def _on_levels(length: int, levels: object, block_size: int) -> Plan:
         return Plan(length, max(blocks, 1), block_size)
     counts[0] = -(-blocks // prod(counts[1:]))
     return Plan(length, static.checkpoints(tuple(counts)), block_size, levels=tuple(counts))
-
-
-def _fewest_for_overhead(length: int, block_size: int, overhead: object) -> int:
-    least = Plan(length, max(-(-length // block_size), 1), block_size).overhead
-    allowed = (
-        f"at least {least!r} for blocks of {counted(block_size, 'step')}, the overhead with a "
-        "checkpoint for each (less with larger blocks)"
-    )
-    most = check_number("overhead", overhead, least=least, allowed=allowed)
-    return max(
-        1, binomial.smallest(lambda s: s >= 1 and Plan(length, s, block_size).overhead <= most)
-    )
 
 
 _ALLOWED = (

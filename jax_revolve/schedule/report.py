@@ -192,7 +192,7 @@ class Report:
 
         The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        from jax_revolve.schedule.show import new_axes
+        from jax_revolve.schedule.picture import new_axes
 
         ax = new_axes() if ax is None else ax
         single = trade_off(self.plan.length, self.sizes, block_size=1, is_while=self.is_while)

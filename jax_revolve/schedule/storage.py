@@ -1,7 +1,7 @@
 """`HostMemory` and `Disk`: where to store checkpoints beyond those on the device."""
 
 import os
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -17,8 +17,29 @@ TRANSFER = 5.0
 """The cost of writing or reading one carry, in steps, where the sizes of the loop are not known."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """The options of every storage."""
+
+    checkpoints: int | None = None
+    memory: Memory = None
+    transfer: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields. Numbers become Python's own, so that plans can be looked up by them."""
+        checkpoints, transfer, memory = self.checkpoints, self.transfer, self.memory
+        if checkpoints is not None:
+            allowed = "an int >= 1 (carries in the storage) or None"
+            checkpoints = check_integer("checkpoints", checkpoints, least=1, allowed=allowed)
+        if transfer is not None:
+            steps = "a number >= 0 of steps that take as long as writing or reading one carry"
+            transfer = check_number("transfer", transfer, least=0, allowed=f"None or {steps}")
+        memory = None if memory is None else parse_bytes(memory)
+        vars(self).update(checkpoints=checkpoints, memory=memory, transfer=transfer)
+
+
 @dataclass(frozen=True)
-class HostMemory:
+class HostMemory(_Options):
     """The memory of the host, for checkpoints beyond those on the device.
 
     With `checkpoints=0` on the device, all checkpoints are in the host's memory, and the schedule
@@ -50,20 +71,12 @@ class HostMemory:
         ```
     """
 
-    _: KW_ONLY
-    checkpoints: int | None = None
-    memory: Memory = None
-    transfer: float | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
-
     def __str__(self) -> str:
         return "host memory"
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(_Options):
     """A directory on a disk, for checkpoints beyond those on the device.
 
     **Arguments:**
@@ -88,16 +101,12 @@ class Disk:
     """
 
     directory: str | os.PathLike[str]
-    _: KW_ONLY
-    checkpoints: int | None = None
-    memory: Memory = None
-    transfer: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str | os.PathLike):
             raise mistyped("directory", self.directory, "a str or an os.PathLike")
-        object.__setattr__(self, "directory", os.fspath(Path(self.directory).absolute()))
-        _check(self)
+        vars(self).update(directory=os.fspath(Path(self.directory).absolute()))
+        super().__post_init__()
 
     def __str__(self) -> str:
         return f"the directory {os.fspath(self.directory)}"
@@ -140,19 +149,3 @@ def with_room(storage: AnyStorage, checkpoint: int, extra: int = 0) -> AnyStorag
         return replace(storage, memory=None)
     most = memory // checkpoint - extra
     return replace(storage, memory=None, checkpoints=min(most, storage.checkpoints or most))
-
-
-def _check(storage: Storage) -> None:
-    """Check the fields. Numbers become Python's own, so that plans can be looked up by them."""
-    checkpoints, transfer, memory = storage.checkpoints, storage.transfer, storage.memory
-    if checkpoints is not None:
-        allowed = "an int >= 1 (carries in the storage) or None"
-        checkpoints = check_integer("checkpoints", checkpoints, least=1, allowed=allowed)
-    if transfer is not None:
-        steps = "a number >= 0 of steps that take as long as writing or reading one carry"
-        transfer = check_number("transfer", transfer, least=0, allowed=f"None or {steps}")
-    if memory is not None:
-        memory = parse_bytes(memory)
-    object.__setattr__(storage, "memory", memory)
-    object.__setattr__(storage, "checkpoints", checkpoints)
-    object.__setattr__(storage, "transfer", transfer)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_revolve._compat.callbacks import callback_effects
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import AbstractValue, explicit_mesh, laid_out
-from jax_revolve.jaxprs.prune import without_dead_code
+from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_functions
 from jax_revolve.progress.listener import Progress, when_run_again
 from jax_revolve.schedule.selection import Request

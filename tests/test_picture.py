@@ -1,6 +1,5 @@
-"""Schedules as text and as pictures, against the actions that they stand for."""
+"""Schedules as pictures, against the actions that they stand for."""
 
-import re
 from collections.abc import Iterator
 
 import matplotlib
@@ -11,28 +10,10 @@ from test_schedule import plans
 
 from jax_revolve import HostMemory, plan
 from jax_revolve.schedule.actions import Advance, Discard, Free, Store, Tape, Write
-from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.show import MOST_BLOCKS, STYLES, as_text, drawn_lines
+from jax_revolve.schedule.picture import MOST_BLOCKS, STYLES, drawn_lines
 from jax_revolve.schedule.two_level import AnyPlan
 
 matplotlib.use("Agg")
-
-TEN_STEPS = """\
-10 steps, 3 checkpoints: 28 evaluations (1.80 extra forward passes, no step
-advanced more than 3 times)
-evaluations  |0  |1  |2  |3  |4  |5  |6  |7  |8  |9 steps
-         10  o>>>>>>>>>>>>>>>o>>>>>>>>>>>o>>>>>>>>>>>
-         13  o...............o...........o>>>>>>>####
-         15  o...............o...........o>>>####
-         16  o...............o...........o###
-         19  o...............o>>>o>>>####
-         20  o...............o...o###
-         21  o...............o###
-         25  o>>>o>>>o>>>####
-         26  o...o...o###
-         27  o...o###
-         28  o###
-o checkpoint held   > advanced   # taped, transposed   . waiting"""
 
 
 def sweeps(p: AnyPlan) -> Iterator[tuple[int, int, int, list[int], list[int]]]:
@@ -55,44 +36,10 @@ def sweeps(p: AnyPlan) -> Iterator[tuple[int, int, int, list[int], list[int]]]:
                 pass
 
 
-@given(plans.filter(lambda p: 0 < p.length <= 400))
-@settings(max_examples=50)
-def test_any_text_shows_the_actions(p: AnyPlan) -> None:
-    """A line sums up about as many sweeps as any other."""
-    lines = re.findall(r"^ *(\d+)  ([o@>#.]+)$", as_text(p), re.MULTILINE)
-    columns, ends = len(lines[0][1]), p.scheduled_blocks - p.blocks
-    rows, steps = len(lines) - ends, p.blocks * p.block_size
-    lows = [p.block_size * (p.blocks * i // rows) for i in range(rows)] + [p.length] * ends
-    end, ran = columns, [*sweeps(p)]
-    for (evaluations, line), low in zip(lines, reversed(lows), strict=True):
-        these = [s for s in ran if s[2] >= low]
-        ran = ran[len(these) :]
-        clock, _, _, held, stored = these[-1]
-        taped, left = -(-low * columns // steps), min(s[1] for s in these) * columns // steps
-        expected = list("." * left + ">" * (taped - left) + "#" * (end - taped))
-        for mark, positions in ("o", held), ("@", stored):
-            for column in {position * columns // steps for position in positions}:
-                if column < taped or taped + 1 < end:
-                    expected[column] = mark
-        assert (int(evaluations), line) == (clock, "".join(expected))
-        end = taped
-
-
-@pytest.mark.parametrize("p", [plan(0), plan(1), plan(1000, 10), Plan(10**5, 3, 7)], ids=str)
-def test_text_fits(p: Plan) -> None:
-    for width in (20, 33, 79):
-        text = as_text(p, width).splitlines()
-        assert max(map(len, text)) <= width
-        assert " ".join(text).startswith(str(p))
-        assert len(text) <= 42
-
-
-def test_text() -> None:
-    assert plan(10, 3).show() == TEN_STEPS
-    assert plan(1000, 10).show().endswith("\n1001 sweeps, summed up in 31 lines")
-    for draw in (plan(MOST_BLOCKS + 1).show, plan(10**9).plot):
+def test_long_plans_are_refused() -> None:
+    for p in (plan(MOST_BLOCKS + 1), plan(10**9)):
         with pytest.raises(ValueError, match=r"^blocks must be at most 100000 in a plan that is"):
-            draw()
+            p.plot()
 
 
 @given(plans.filter(lambda p: 0 < p.length <= 400))
@@ -125,6 +72,5 @@ def test_axes() -> None:
     assert ax.get_title().replace("\n", " ") == str(plan(100, 5))
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [*STYLES][1:]
     p = plan(1000, 10, storage=HostMemory())
-    assert "@ in storage (85 writes, 85 reads)" in p.show().splitlines()
     assert p.plot().get_legend().get_texts()[0].get_text() == "in storage (85 writes, 85 reads)"
     pyplot.close("all")
