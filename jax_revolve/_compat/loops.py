@@ -8,7 +8,12 @@ import jax
 from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 
-from jax_revolve._compat.interpreters import LATE, eager_constant_folding, register_late
+from jax_revolve._compat.interpreters import (
+    LATE,
+    eager_constant_folding,
+    is_reference_effect,
+    register_late,
+)
 from jax_revolve._compat.jaxprs import variables
 from jax_revolve._compat.references import run_on_contents
 from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
@@ -71,7 +76,8 @@ def run_around_loop(
     operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
     equation = READ[loop.primitive.name](loop)
     operands = list(map(as_array, operands))
-    if equation.body_effects or not all(is_array_type(v.aval) for v in loop.outvars + loop.invars):
+    are_arrays = all(is_array_type(v.aval) for v in loop.outvars + loop.invars)
+    if any(map(is_reference_effect, equation.body_effects)) or not are_arrays:
         results = run_on_contents(run_loop, equation, operands)
     else:
         results = run_loop(equation, operands)

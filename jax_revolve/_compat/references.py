@@ -19,8 +19,10 @@ from jax.extend.core.primitives import convert_element_type_p
 from jax_revolve._compat.interpreters import (
     contents_type,
     discharged,
+    has_own_rule,
     is_reference,
     is_reference_effect,
+    uses_references,
 )
 from jax_revolve._compat.jaxprs import any_equation, call_jaxpr
 from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type, zeros
@@ -155,19 +157,13 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
             raise NotPure(f"it has values of type {aval}, which are not arrays")
 
     def has_rule(eqn: Any) -> bool:
-        is_custom = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-        takes = any(is_reference(v.aval) for v in eqn.invars)
-        return is_custom and (takes or uses_references(eqn))
+        return has_own_rule(eqn) and uses_references(eqn)
 
     if any_equation(equation.jaxpr, has_rule):
         # The rule may write to them in the reverse pass, which discharging would forget.
         raise NotPure(
             "a function in it that has a derivative rule of its own uses mutable references"
         )
-
-
-def uses_references(eqn: Any) -> bool:
-    return any(map(is_reference_effect, eqn.effects))
 
 
 def like(aval: AbstractValue) -> Any:
