@@ -29,8 +29,9 @@ from benchmarks.runner.programs import bytes_of, sum_of_squares
 from benchmarks.runner.timing import interleave, spread
 from benchmarks.workloads.packages import training
 from benchmarks.workloads.recurrences import lstm, reaction_diffusion
-from jax_revolve import Fitted, checkpoint_loops, checkpointed_chain, checkpointed_scan, fit
+from jax_revolve import checkpoint_loops, checkpointed_chain, checkpointed_scan, fit
 from jax_revolve.integrations.diffrax import RevolveAdjoint
+from jax_revolve.typing import Fitted
 
 SHARES = (0.95, 0.5, 0.2)
 SECONDS = 4.0

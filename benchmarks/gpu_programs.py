@@ -30,10 +30,11 @@ from benchmarks.runner.hlo import ProgramText
 from benchmarks.runner.launches import A100, H100, Device, beside_transfers, launches
 from benchmarks.runner.programs import Compiler, Contender, Workload, bytes_of
 from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
-from jax_revolve import HostMemory, Plan, checkpointed_scan, plan
+from jax_revolve import HostMemory, checkpointed_scan, plan
 from jax_revolve.profiles import in_force
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import TooLittleMemory
+from jax_revolve.typing import Plan
 
 SHARES = {"H100": ("default", 0.3, 0.1, 0.05, 0.02), "A100": ("default", 0.1)}
 """Of the memory of `lax.scan`."""

@@ -18,7 +18,8 @@ from matplotlib import pyplot
 from matplotlib.patches import Rectangle
 from palette import small
 
-from jax_revolve import Plan, Report, checkpointed_scan, explain, plan
+from jax_revolve import checkpointed_scan, explain, plan
+from jax_revolve.typing import Plan, Report
 
 FOLDER = Path(__file__).parent / "pictures"
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from jax_revolve import Report, bounded_while_loop, checkpointed_scan, explain
+from jax_revolve import bounded_while_loop, checkpointed_scan, explain
 from jax_revolve.loops.options import Options
+from jax_revolve.typing import Report
 
 
 def for_scan(length: int, *options: Any, **more: Any) -> Any:

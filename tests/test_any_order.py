@@ -24,7 +24,8 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
-from jax_revolve._compat.jaxprs import call_jaxpr, has_rule_of_user
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve.jaxprs.equations import has_rule_of_user
 
 quick = pytest.mark.usefixtures("compile_quickly")
 

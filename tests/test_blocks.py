@@ -21,11 +21,12 @@ from test_memory import (
     temporaries,
 )
 
-from jax_revolve import Disk, Plan, bounded_while_loop, checkpointed_scan, plan
+from jax_revolve import Disk, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.step import cpu
+from jax_revolve.typing import Plan
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 

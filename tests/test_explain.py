@@ -14,9 +14,10 @@ from asked import explained_scan, explained_while, for_bound, for_scan
 from jax import lax
 from matplotlib import pyplot
 
-from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
+from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.selection import Request
+from jax_revolve.typing import Plan
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 

@@ -15,13 +15,14 @@ from asked import explained_scan, explained_while
 from jax import lax
 from matplotlib.figure import Figure
 
-from jax_revolve import Disk, Plan, Report, TwoLevelPlan, checkpointed_scan, explain
+from jax_revolve import Disk, checkpointed_scan, explain
 from jax_revolve._compat.values import is_traced
-from jax_revolve.loops import measure
-from jax_revolve.loops.measure import MOST_ROUNDS, TELLING_RUNS, Program
+from jax_revolve.programs import measure
+from jax_revolve.programs.measure import MOST_ROUNDS, TELLING_RUNS, Program
 from jax_revolve.schedule.selection import contenders
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
+from jax_revolve.typing import Plan, Report, TwoLevelPlan
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_revolve import Fitted, checkpointed_chain, checkpointed_scan, fit
+from jax_revolve import checkpointed_chain, checkpointed_scan, fit
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.programs import fit as module
 from jax_revolve.programs.fit import APART, MOST_COMPILED, UNLIMITED, _Attempt, _Search
+from jax_revolve.typing import Fitted
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 

@@ -27,9 +27,9 @@ import pytest
 from host_scan_program import WORKLOADS
 
 from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan
+from jax_revolve.host import lock as lock_module
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
-from jax_revolve.storage import lock as lock_module
 
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("default_precision")

@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax_names import NAMES, Names
 from parity.loops import with_reverse_rule
 from test_walk import CALLS, option, ruled
 
-from jax_revolve._compat import names
-from jax_revolve._compat.names import NAMES, Names
-from jax_revolve._compat.walk import inner_jaxprs, parameters_of
+from jax_revolve import _compat
+from jax_revolve._compat.jaxprs import parameters_of
+from jax_revolve.jaxprs.walk import inner_jaxprs
 
 X = jnp.ones(3)
-COMPAT = Path(names.__file__).parent
+COMPAT = Path(_compat.__path__[0])
 
 
 def scanned(x: Any) -> Any:

@@ -90,7 +90,7 @@ def test_plans_that_do_not_fit(loop: Any) -> None:
     for asked, error, message in (
         ({"plan": plan(9, 3)}, ValueError, r"plan must be for a loop of 12 steps, but is for 9: "),
         ({"plan": plan(N, 3), "memory": "1MB"}, ValueError, "memory must be None where a plan is"),
-        ({"plan": 3}, TypeError, r"plan must be a jax_revolve\.Plan"),
+        ({"plan": 3}, TypeError, r"plan must be a Plan"),
     ):
         with pytest.raises(error, match=message):
             loop(**asked)(X)

@@ -16,7 +16,6 @@ from test_schedule import calls_of, optimal_advances, run_abstract_machine
 from jax_revolve import (
     Disk,
     HostMemory,
-    Plan,
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
@@ -38,6 +37,7 @@ from jax_revolve.schedule.selection import (
     trade_off,
 )
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.typing import Plan
 
 lengths = st.integers(0, 10**6)
 short = st.integers(0, 64)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_revolve import Disk, HostMemory, Plan, Report, plan
+from jax_revolve import Disk, HostMemory, plan
 from jax_revolve.engine.split import SplitTable
 from jax_revolve.schedule import binomial, multistage
 from jax_revolve.schedule.actions import (
@@ -33,6 +33,7 @@ from jax_revolve.schedule.actions import (
 )
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.typing import Plan, Report
 
 ORACLES = [
     # length, checkpoints, repetitions, advances

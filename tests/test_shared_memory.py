@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
-from jax_revolve import FoundLoop, checkpoint_loops, checkpointed_chain, explain
+from jax_revolve import checkpoint_loops, checkpointed_chain, explain
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.explain import memory_of, reports_on
 from jax_revolve.programs.find import find_loops
 from jax_revolve.programs.share import MANY, Outlay, quickest, together
 from jax_revolve.schedule import cost
+from jax_revolve.typing import FoundLoop
 
 quick = pytest.mark.usefixtures("compile_quickly")
 

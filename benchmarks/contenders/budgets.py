@@ -10,8 +10,9 @@ from benchmarks.contenders.nested import TOLERANCE, beside, last_of_jax_revolve
 from benchmarks.contenders.scans import equinox
 from benchmarks.runner.comparison import Search
 from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
-from jax_revolve import Report, checkpointed_scan, explain
+from jax_revolve import checkpointed_scan, explain
 from jax_revolve.schedule.arguments import TooLittleMemory
+from jax_revolve.typing import Report
 
 ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
 TRIED = 4

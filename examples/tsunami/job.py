@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from jax_revolve import Plan, checkpointed_scan, plan
+from jax_revolve import checkpointed_scan, plan
+from jax_revolve.typing import Plan
 
 from .bathymetry import Bathymetry, salish_sea
 from .inversion import Problem, recover, twin_problem

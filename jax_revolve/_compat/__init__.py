@@ -1,1 +1,2 @@
-"""Every use of JAX outside its stable public API. `names` lists what that is, and why."""
+"""Every use of JAX outside its stable public API, and what differs between its versions.
+`tests/jax_names.py` lists the names, and why no public one serves."""

@@ -17,8 +17,7 @@ def callback_effects() -> frozenset[Any]:
 
 
 class PythonCall(NamedTuple):
-    """A call of a Python function: the function, or an object that differs from all others if it
-    cannot be found out, and whether the program has results of it."""
+    """A function that a program calls, any object if unknown, and whether its result counts."""
 
     function: Any
     is_used: bool
@@ -41,8 +40,7 @@ def _python_call(wrapped: Any) -> PythonCall:
 
 
 def is_first_device() -> jax.Array | None:
-    """Inside `jax.shard_map`, whether this is the first of the devices that run the same program;
-    `None` elsewhere."""
+    """Inside `jax.shard_map`, whether this is its first device; `None` elsewhere."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(getattr(mesh, "manual_axes", ()))
     return jnp.all(lax.axis_index(axes) == 0) if axes else None

@@ -15,9 +15,8 @@ from jax._src import checkify, config, core, source_info_util, traceback_util
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental.key_reuse import _core as key_reuse
-from jax.extend.core import Primitive
 
-from jax_revolve._compat.walk import ClosedJaxpr, changed, name_of, with_equations
+from jax_revolve._compat.jaxprs import ClosedJaxpr
 
 T = TypeVar("T")
 
@@ -54,55 +53,9 @@ def is_reference_effect(effect: Any, *, written: bool = False) -> bool:
 
 def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
     """The jaxpr as a pure one: inputs that are references are their contents, and their contents
-    afterwards are further results. References that are made in it disappear.
-
-    JAX discharges references once all derivatives are taken, and drops derivative rules on the way.
-    So equations that have one are hidden in others that JAX knows nothing of."""
-    hidden = _with_each(closed, _hidden)
-    pure = discharge.discharge_state(hidden, should_discharge=list(which), lower=False)
-    return _with_each(pure, _shown)
-
-
-def has_own_rule(eqn: Any) -> bool:
-    """Whether an equation calls a function that has a derivative rule of its own."""
-    return name_of(eqn).startswith(_OWN_RULES)
-
-
-def uses_references(eqn: Any) -> bool:
-    takes = any(is_reference(v.aval) for v in eqn.invars)
-    return takes or any(map(is_reference_effect, eqn.effects))
-
-
-_OWN_RULES = ("custom_jvp", "custom_vjp", "call_hi_primitive")
-_hidden_p = Primitive("hidden")
-_hidden_p.multiple_results = True
-
-
-@_hidden_p.def_effectful_abstract_eval
-def _(*_: Any, hidden: Any) -> tuple[list[Any], Any]:
-    return [v.aval for v in hidden.outvars], hidden.effects
-
-
-def _hidden(eqn: Any) -> Any:
-    if not has_own_rule(eqn) or uses_references(eqn):
-        return eqn
-    return eqn.replace(primitive=_hidden_p, params={"hidden": eqn})
-
-
-def _shown(eqn: Any) -> Any:
-    if eqn.primitive is not _hidden_p:
-        return eqn
-    return eqn.params["hidden"].replace(invars=eqn.invars, outvars=eqn.outvars)
-
-
-def _with_each(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """The jaxpr, open or closed, with `change(eqn)` for each equation in it, however deep."""
-
-    def of(eqn: Any) -> Any:
-        new = change(eqn)
-        return new if new is not eqn else changed(eqn, lambda _, inner: _with_each(inner, change))
-
-    return with_equations(jaxpr, [*map(of, jaxpr.eqns)])
+    afterwards are further results. References that are made in it disappear, and so do derivative
+    rules in calls, because JAX does this once all derivatives are taken."""
+    return discharge.discharge_state(closed, should_discharge=list(which), lower=False)
 
 
 # Tables of rules
@@ -126,8 +79,7 @@ class Program(NamedTuple):
 
 
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
-    """`checkify`, whose rules take the error, which errors are looked for, and operands. From jax
-    0.12, a context comes first."""
+    """`checkify`. Rules take the error, enabled errors and operands, from JAX 0.12 a context first."""
     function = params.get("function")
     loop = getattr(function, "loop", function)
     is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None

@@ -10,7 +10,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jax_revolve._compat.interpreters import Program, register, without_key_checks
-from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
+from jax_revolve._compat.jaxprs import call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, is_zero
 
 
@@ -65,7 +65,8 @@ def new_primitive(
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
         # As under `jax.jit`: an unused value may not even have a lowering.
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
-        return call_jaxpr(without_dead_code(traced))(*operands)
+        used, given = ([True] * len(ts) for ts in (traced.out_avals, operands))
+        return call_jaxpr(pruned(traced, used, given)[0])(*operands)
 
     register(primitive, Program(implementation, keys, interpret))
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
@@ -136,8 +137,7 @@ def _split_values(
 def _split_results(
     primitive: Primitive, known: Prune, trace: Any, *tracers: Any, **params: Any
 ) -> Sequence[Any]:
-    """The rule for values of which some are known: results that depend on them alone are computed,
-    and later all of them again."""
+    """Computes the results that depend on known values alone; later, all of them again."""
     later = trace.default_process_primitive(primitive, tracers, params)
     given = [t.is_known() for t in tracers]
     if all(given) or not any(given):

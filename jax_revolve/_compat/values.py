@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray, Tracer
+from jax.core import ShapedArray as ShapedArray
+from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad
@@ -140,6 +141,13 @@ def with_weak_type(value: Any, aval: AbstractValue) -> Any:
     if not aval.weak_type or jax.typeof(value).weak_type:
         return value
     return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
+
+
+def exactly_of_type(value: Any, aval: AbstractValue) -> Any:
+    """The value, weakly typed exactly if `aval` is."""
+    if aval.weak_type or not jax.typeof(value).weak_type:
+        return with_weak_type(value, aval)
+    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=False, sharding=None)
 
 
 def as_array(value: Any) -> Any:

@@ -32,8 +32,8 @@ from jax_revolve._compat.values import (
     with_weak_type,
     zeros,
 )
-from jax_revolve._compat.walk import jaxprs_in
 from jax_revolve.autodiff.batching import Batched, batch, batch_once
+from jax_revolve.jaxprs.walk import jaxprs_in
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.loop import Mask, pick, spread, substitute
 from jax_revolve.step.mixing import tells_examples_apart

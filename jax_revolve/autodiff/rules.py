@@ -48,8 +48,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, has_rule_of_user
-from jax_revolve._compat.loops import LoopEquation, run_around_loop
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.memories import moves_of
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import (
@@ -81,12 +80,14 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
+from jax_revolve.jaxprs.equations import has_rule_of_user
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import Paired, paired
+from jax_revolve.step.equation import LoopEquation, run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import (
     Activity,

@@ -15,6 +15,6 @@ Parts of the slots engine:
 
 All engines use `reports`, of their progress.
 
-May import `step`, `storage`, `progress`, `schedule` and `_compat`. `autodiff` and the rooms above
-import this one.
+May import `step`, `storage`, `progress`, `schedule`, `jaxprs` and `_compat`. `autodiff` and the
+rooms above import this one.
 """

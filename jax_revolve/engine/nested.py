@@ -31,7 +31,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import call_jaxpr, kept_whole, with_outputs
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve.jaxprs.evaluate import kept_whole
+from jax_revolve.jaxprs.parts import with_outputs
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.linearized import Cotangents, Linearized, add, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands, spread

@@ -142,8 +142,7 @@ class Checkpoint:
 
 
 def keep(storage: Storage | None, values: Values) -> Checkpoint:
-    """A checkpoint in this storage; on the device without one, as the arrays themselves, which no
-    step changes."""
+    """A checkpoint in this storage; without one, the arrays themselves, which no step changes."""
     if storage is None:
         nbytes = sum(x.nbytes for x in values)
         return Checkpoint("on the device", nbytes, lambda: values, partial(on_host, values))

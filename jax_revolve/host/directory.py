@@ -11,13 +11,13 @@ from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
 from jax_revolve.host.identity import digest_of_arrays
 from jax_revolve.host.problem import Cotangents, Position, Problem
 from jax_revolve.host.rows import Rows
+from jax_revolve.host.states import ArrayFile, DamagedError, States
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
-from jax_revolve.storage.states import ArrayFile, DamagedError, States
 
 LAYOUT = 3
 """The version of what a state has."""
@@ -124,8 +124,7 @@ class RunDirectory:
     # Where a run goes on
 
     def begin(self, ys: Rows) -> Problem:
-        """The problem with the plan of the run, once the ys so far are filled in, if they are
-        kept."""
+        """Fill in the ys so far, if they are kept. Returns the problem with the plan of the run."""
         saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
         self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
         self._restore(ys, self._state["ys"])
@@ -183,8 +182,7 @@ class RunDirectory:
         *,
         is_over: bool = False,
     ) -> None:
-        """Write a state: where a sweep is, and what it has computed; with the final carry, after
-        the forward sweep."""
+        """Write a state: the position, the ys or cotangents so far, and perhaps the final carry."""
         for checkpoint in position.held.values():
             if checkpoint.file is None:
                 checkpoint.file = self._states.write(checkpoint.on_host())

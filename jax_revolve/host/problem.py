@@ -16,13 +16,14 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.callbacks import callback_effects
-from jax_revolve._compat.jaxprs import without_consts, without_dead_code
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Checkpoint, Values
 from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
 from jax_revolve.host.rows import Fetched, Rows, is_function, slices_of
 from jax_revolve.host.step import compiled_step
+from jax_revolve.jaxprs.parts import without_consts
+from jax_revolve.jaxprs.prune import without_dead_code
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
@@ -128,8 +129,7 @@ class Problem(NamedTuple):
                 steps = 0
 
     def storage_of(self, name: str) -> Storage | None:
-        """Where the checkpoint with this name is. One-level plans have all slots in their storage,
-        two-level plans have them on the device."""
+        """The storage of a checkpoint. The slots of two-level plans are on the device."""
         is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
         return None if is_slot else getattr(self.plan, "storage", None)
 
@@ -183,8 +183,7 @@ class Position:
 
 @dataclass
 class Cotangents:
-    """Cotangents so far: of the active carries, of the active consts, and rows for the
-    active xs; and of all ys, `None` where they are zero."""
+    """Cotangents so far of the active carries, consts and xs; and of all ys, `None` if zero."""
 
     carry: Values
     consts: Values

@@ -46,8 +46,7 @@ def is_function(xs: Any) -> bool:
 
 
 class Fetched:
-    """Slices that a function returns. NumPy arrays are copied, so that the function may fill and
-    return one buffer each time."""
+    """Slices that a function returns. NumPy arrays are copied, because it may reuse a buffer."""
 
     def __init__(self, function: Callable[[int], Any], first: int) -> None:
         """The function is called for entry `first`, as the example of all others."""

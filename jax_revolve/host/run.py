@@ -91,8 +91,7 @@ class _Run:
         )
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
-        """The reverse sweep of a run that is saved, whose state belongs to its first pullback:
-        returns false for a second one with other cotangents."""
+        """The reverse sweep of a saved run; false for a second pullback with other cotangents."""
         with directory.running(self.watch) as is_known:
             left, self.left = self.left if is_known else None, None
             if not directory.begin_reverse(cotangents, is_first=not self.is_pulled_back):
@@ -138,8 +137,7 @@ def sweep(
     x: Any = next(xs, None)
 
     def between_steps(values: Values | None) -> None:
-        """The next slice is got while the device computes: in this thread, which has the JAX
-        settings of the caller."""
+        """Gets the next slice while the device computes, in the caller's thread and settings."""
         nonlocal x
         x = next(xs, None)
         watch.between_steps(position.reached, values, save)

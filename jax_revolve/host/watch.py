@@ -46,8 +46,7 @@ class Processes:
 
 
 class Watch:
-    """Looks after a sweep. Between two steps it waits for the device now and then, so that what it
-    reports is true, and saves the run if that is due."""
+    """Waits for the device now and then, so that reports are true, and saves the run when due."""
 
     def __init__(self, listener: Listener | None, save_every: float) -> None:
         """`save_every` is infinite for a run that is not saved."""
@@ -56,8 +55,7 @@ class Watch:
         self._processes, self._is_interrupted, self._note = Processes(()), False, ""
 
     def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
-        """A sweep of `total` steps begins, or goes on after `steps` of them. `describe` tells more
-        about its progress."""
+        """A sweep of `total` steps begins, or goes on after `steps`. `describe` adds a note."""
         self._sweep, self._total, self._describe = sweep, total, describe
         self._ahead, self._looked = 0, time.monotonic()
         for reached in sorted({0, steps}):

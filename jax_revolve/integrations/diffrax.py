@@ -180,8 +180,7 @@ def _save_loop(
 
 
 def check_interface() -> None:
-    """Refuse a version of Diffrax whose solve does not take loops from the adjoint as the versions
-    `TRIED` do."""
+    """Refuse a version of Diffrax whose adjoints take other loops than in the `TRIED` ones."""
     loop = getattr(diffrax.AbstractAdjoint, "_loop", None)
     arguments = set(inspect.signature(loop.fget(None)).parameters) if loop else set()
     if arguments != LOOP_ARGUMENTS:

@@ -149,8 +149,7 @@ def checkpointed_chain(
 def _run_list(
     calls: Sequence[Callable[..., Any]], x: Any, asked: Options, key: Any, state: Any
 ) -> Carry:
-    """The carry after the last of different layers, run by the cheapest schedule for their
-    sizes."""
+    """The carry after different layers, run by the cheapest schedule for their sizes."""
     if not calls:
         raise ValueError("layers must be at least one layer, but there is none.")
     for name in ("block_size", "storage", "plan", "progress"):

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, without_consts
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import as_array
+from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.layers.checkpointed import Checkpointed
 
 
@@ -59,8 +60,7 @@ class Layer(NamedTuple):
 
 
 class TracedLayer(NamedTuple):
-    """A layer that was traced for one chain, however often the chain runs it: its program as a
-    function of `consts` and the arrays of its inputs, and what else it returns."""
+    """A layer traced once for one chain: its program, from `consts` and inputs to results."""
 
     program: ClosedJaxpr
     run: Callable[..., list[Any]]

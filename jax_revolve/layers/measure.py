@@ -6,8 +6,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, structure, variables
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, variables
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.layers.layer import Layer, TracedLayer, arrays_of
 from jax_revolve.profiles.in_force import profile_in_force
@@ -19,8 +20,7 @@ from jax_revolve.step.work import work_of
 def trace(
     layers: Sequence[Layer], x: Any, keys: Sequence[Any], state: Any
 ) -> tuple[list[TracedLayer], Layers]:
-    """The layers, each traced once, and their work and sizes. Those that are the same program are
-    measured once, and run as one function. Nothing runs."""
+    """The traced layers, their work and sizes. Equal programs are measured and compiled once."""
     known: dict[Any, tuple[TracedLayer, tuple[int, int]]] = {}
     sizes: list[tuple[int, int]] = []
     carries: list[int] = []
@@ -62,8 +62,7 @@ def _key_of(program: ClosedJaxpr) -> Hashable:
 
 
 def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, int]:
-    """The work of a run, and the bytes of the residuals that its linearization in all operands
-    keeps besides operands and results: a carry counts by itself, and weights are not copied."""
+    """The work of a run, and the residual bytes besides operands and results."""
     work, fun = work_of(closed, profile_in_force()), call_jaxpr(closed)
     mask = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in operands]
     counts: list[int] = []
@@ -80,3 +79,47 @@ def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, 
     residuals = dict.fromkeys(variables(jaxpr.outvars[counts[0] :]))
     there = {*jaxpr.invars, *jaxpr.constvars, *variables(jaxpr.outvars[: counts[0]])}
     return max(round(work), 1), bytes_of(v.aval for v in residuals if v not in there)
+
+
+def structure(jaxpr: Any) -> Hashable:
+    """What is equal only for jaxprs that are the same program, open or closed, as long as both
+    exist. Functions and constants in them are the same if they are one object, other parameters if
+    they say so, which JAX relies on, too. It has no hash if a parameter has none."""
+    numbers: dict[Any, int] = {}
+
+    def of_atoms(atoms: Sequence[Any]) -> Hashable:
+        return tuple(
+            (
+                of(np.asarray(a.val)) if is_literal(a) else numbers.setdefault(a, len(numbers)),
+                a.aval,
+            )
+            for a in atoms
+        )
+
+    def of(value: Any) -> Hashable:
+        if hasattr(value, "eqns"):
+            return structure(value)
+        if isinstance(value, tuple):
+            return type(value), *map(of, value)
+        if isinstance(value, float | complex | np.generic | np.ndarray):  # 0.0 == -0.0
+            return (
+                type(value),
+                np.shape(value),
+                np.asarray(value).dtype,
+                np.asarray(value).tobytes(),
+            )
+        return type(value), value  # 1 == True
+
+    def params_of(eqn: Any) -> Hashable:
+        return of(tuple(sorted(eqn.params.items())))
+
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return (
+        of_atoms([*inner.constvars, *inner.invars]),
+        tuple(map(id, getattr(jaxpr, "consts", ()))),
+        *(
+            (e.primitive, of_atoms(e.invars), params_of(e), e.ctx, of_atoms(e.outvars))
+            for e in inner.eqns
+        ),
+        of_atoms(inner.outvars),
+    )

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, without_consts
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import AbstractValue, as_array, zeros
-from jax_revolve._compat.walk import has_equation
 from jax_revolve.autodiff.batching import batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import jvp_of_nonzero
+from jax_revolve.jaxprs.parts import without_consts
+from jax_revolve.jaxprs.walk import has_equation
 from jax_revolve.step.cpu import barrier
 
 

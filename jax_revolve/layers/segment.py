@@ -16,14 +16,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.jaxprs import (
-    ClosedJaxpr,
-    call_jaxpr,
-    is_literal,
-    pruned,
-    varying_variables,
-    without_consts,
-)
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, pruned
 from jax_revolve._compat.values import (
     AbstractValue,
     as_array,
@@ -33,6 +26,7 @@ from jax_revolve._compat.values import (
 )
 from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
+from jax_revolve.jaxprs.parts import varying_variables, without_consts
 from jax_revolve.layers.region import apart
 from jax_revolve.step.linearized import primal_half
 from jax_revolve.step.loop import Mask, is_inexact, pick, substitute

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.memories import HOST_MEMORY, default_device, has_host_memory
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.progress.meters import ProgressMeter, listener_of
@@ -22,6 +21,7 @@ from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
 from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.equation import LoopEquation, run_around_loop
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.files import check_directory
 
@@ -59,7 +59,7 @@ class Options:
             return
         if not isinstance(self.plan, AnyPlan):
             raise TypeError(
-                "plan must be a jax_revolve.Plan, made with jax_revolve.plan(length, checkpoints), "
+                "plan must be a Plan, made with jax_revolve.plan(length, checkpoints), "
                 f"or None, but is {self.plan!r} of type {type(self.plan).__name__}."
             )
         for name in ("checkpoints", "block_size", "memory", "storage"):

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 from jax import lax
 
 from jax_revolve._compat.interpreters import filtered_traceback
-from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options
@@ -15,6 +14,7 @@ from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.equation import LoopEquation, run_around_loop
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.interpreters import filtered_traceback
-from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.options import Options
@@ -18,6 +17,7 @@ from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.equation import LoopEquation, run_around_loop
 from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")

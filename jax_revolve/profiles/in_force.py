@@ -11,8 +11,7 @@ VARIABLE = "JAX_REVOLVE_PROFILE"
 
 
 def profile_in_force() -> Profile:
-    """The profile that plans are chosen by: the one that `JAX_REVOLVE_PROFILE` names, or the
-    profile of the device's platform."""
+    """The profile that `JAX_REVOLVE_PROFILE` names, or the one of the device's platform."""
     file = os.environ.get(VARIABLE)
     return read(Path(file)) if file else profile_of_platform()
 

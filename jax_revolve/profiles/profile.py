@@ -12,6 +12,9 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 
+MOST = 1e15
+"""More nanoseconds are a mistake, and products of such numbers are still finite."""
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -46,46 +49,29 @@ class Profile:
     disk_transfer: float  # the same for a file
     disk_byte: float
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, is_text = getattr(self, field.name), field.type is str
+            is_number = type(value) in (int, float) and 0 <= value <= MOST
+            if not (isinstance(value, str) if is_text else is_number):
+                allowed = "a text" if is_text else f"a number from 0 to {MOST:g}"
+                raise ValueError(f"{field.name} must be {allowed}, but is {value!r}")
+
     def __str__(self) -> str:
         return f"{self.device} ({self.origin})"
 
 
-TEXTS = ("device", "origin")
-MOST = 1e15
-"""More is a mistake, and products of such numbers are still finite."""
-
-
 @cache
 def read(path: Path) -> Profile:
-    """The profile in a file; a `ValueError` that names the file if it holds none. It is read once:
-    the plans of a program do not change while it runs."""
+    """The profile in a file, read once: the plans of a program do not change while it runs."""
     try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise _refusal(path, f"cannot be read: {error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _refusal(path, f"must be JSON, but is not: {error}") from error
-    if not isinstance(found, dict):
-        raise _refusal(path, f"must be a JSON object, but is a {type(found).__name__}")
-    names = {field.name for field in fields(Profile)}
-    for what, wrong in ("lacks", names - {*found}), ("has no use for", {*found} - names):
-        if wrong:
-            raise _refusal(path, f"{what} these entries: {', '.join(sorted(wrong))}")
-    values: dict[str, Any] = {}
-    for name, value in found.items():
-        is_text, is_number = isinstance(value, str), type(value) in (int, float)
-        if not (is_text if name in TEXTS else is_number and 0 <= value <= MOST):
-            allowed = "a text" if name in TEXTS else f"a number from 0 to {MOST:g}"
-            raise _refusal(path, f"must have {allowed} as {name}, but it is {value!r}")
-        values[name] = value if is_text else float(value)
-    return Profile(**values)
-
-
-def _refusal(path: Path, problem: str) -> ValueError:
-    return ValueError(
-        f"The profile {path} {problem}. Copy one of the profiles in {FOLDER} and change its "
-        "numbers, or unset JAX_REVOLVE_PROFILE to use the one of the platform."
-    )
+        return Profile(**json.loads(path.read_bytes()))
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"JAX_REVOLVE_PROFILE must name the JSON file of a profile, but {path} is none: "
+            f"{error}. Copy one of the profiles in {FOLDER} and change its numbers, or unset the "
+            "variable to use the one of the platform."
+        ) from error
 
 
 @cache

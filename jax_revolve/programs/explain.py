@@ -8,9 +8,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.equations import run_each, run_in_place
-from jax_revolve._compat.walk import CALLS, inner_programs, name_of
-from jax_revolve.loops.measure import check_arrays, check_limit, measured_report
+from jax_revolve._compat.jaxprs import name_of
+from jax_revolve.jaxprs.evaluate import run_each, run_in_place
+from jax_revolve.jaxprs.walk import CALLS, inner_programs
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import (
     FoundLoop,
@@ -20,6 +20,7 @@ from jax_revolve.programs.find import (
     is_in,
     takes_derivatives,
 )
+from jax_revolve.programs.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.rewrite import check_function, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import readable
@@ -33,10 +34,11 @@ Reports = Mapping[FoundLoop, Report | None]
 class Explanation:
     """The result of [`jax_revolve.explain`][]. Prints as a table; `plot()` draws a picture.
 
-    - `loops`: a [`jax_revolve.Report`][] on each loop that has a plan, in the order in which they
-        run. A loop of `jax.lax` has the plan that [`jax_revolve.checkpoint_loops`][] would give it.
-    - `left_alone`: the other loops, each a [`jax_revolve.FoundLoop`][]: short scans, while loops
-        without a bound, and loops without a derivative.
+    - `loops`: a [`jax_revolve.typing.Report`][] on each loop that has a plan, in the order in which
+        they run. A loop of `jax.lax` has the plan that [`jax_revolve.checkpoint_loops`][] would
+        give it.
+    - `left_alone`: the other loops, each a [`jax_revolve.typing.FoundLoop`][]: short scans, while
+        loops without a bound, and loops without a derivative.
     - `not_entered`: the names of functions and equations whose loops are neither shown nor changed,
         each with the reason, such as a `jax.custom_jvp` or `jax.custom_vjp` rule.
     - `memory`: the bytes that the gradients of all loops hold together with these plans.
@@ -56,7 +58,7 @@ class Explanation:
     _takes_derivatives: bool = field(repr=False)
 
     def plot(self) -> list[Any]:
-        """A picture with a panel for each of `loops`, drawn by [`jax_revolve.Report`][].
+        """A picture with a panel for each of `loops`, drawn by [`jax_revolve.typing.Report`][].
 
         **Returns:**
 
@@ -150,9 +152,9 @@ def explain(
     **Returns:**
 
     A function that takes the arguments of `fun`, arrays or `jax.ShapeDtypeStruct`s, and returns an
-    [`jax_revolve.Explanation`][]. Printed, it is a table of the loops and their sums; if there is
-    one loop, also of every plan worth considering for it, which `print(explanation.loops[i])` shows
-    of any loop.
+    [`jax_revolve.typing.Explanation`][]. Printed, it is a table of the loops and their sums; if
+    there is one loop, also of every plan worth considering for it, which
+    `print(explanation.loops[i])` shows of any loop.
 
     **Raises:**
 

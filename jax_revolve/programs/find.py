@@ -12,33 +12,28 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jax_revolve._compat.equations import (
-    NotEntered,
-    call_in_place,
-    is_recomputed,
-    is_shard_map,
-    name_in,
-    not_entered,
-    operands_like,
-    read_loop,
-    run_in_place,
-    source_of,
-    varies_unevenly,
-    within,
-)
-from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import bytes_of, zeros
-from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
+from jax_revolve.jaxprs.equations import (
+    is_recomputed,
+    is_shard_map,
+    name_in,
+    source_of,
+    varies_unevenly,
+)
+from jax_revolve.jaxprs.evaluate import call_in_place, operands_like, run_in_place, within
+from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import run_or_raise
+from jax_revolve.programs.not_entered import NotEntered, not_entered
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.equation import LoopEquation, read_loop
 from jax_revolve.step.linearized import Activity, find_activity, linearized
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 
@@ -107,8 +102,7 @@ class FoundLoop:
         return varies_unevenly(self._eqn)
 
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
-        """The bytes that `jax.lax` keeps of each step with these replacements inside, or `None` if
-        it has no gradient."""
+        """The bytes that `jax.lax` keeps of a step with these replacements inside, if any."""
         facts = self._facts(replacements)
         return None if facts is None else facts[0].uncut
 
@@ -119,8 +113,7 @@ class FoundLoop:
         return eqn.params["function"] if own is None else own.loop(eqn)
 
     def measure(self, replacements: Replacements) -> Report | None:
-        """The report on its gradient with these replacements. `None` if lax runs it, or if it has
-        no gradient."""
+        """The report on its gradient with these replacements; `None` without a plan or gradient."""
         other = replacements.get(self.key)
         loop = self._eqn.params.get("function") if other is None else other.loop(self._eqn)
         if loop is None or loop.plan is None or (facts := self._facts(replacements)) is None:
@@ -170,8 +163,7 @@ def _loop_in(eqn: Any) -> Loop | LoopEquation | None:
 def _equations(
     jaxpr: Any, around: tuple[Any, ...] = (), key: Key = ()
 ) -> Iterator[tuple[Any, Key, tuple[Any, ...]]]:
-    """The equations of a program, each before those inside it, with its key and the equations
-    around it."""
+    """The equations of a program, outer ones first, with their keys and what is around them."""
     for index, eqn in enumerate(jaxpr.eqns):
         yield eqn, (*key, index), around
         for part, inner in enumerate(inner_programs(eqn)):
@@ -319,8 +311,7 @@ class Replacement:
 
 
 def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> Any:
-    """The program with these loops replaced. A jaxpr that contains none of them stays the same
-    object."""
+    """The program with these loops replaced; the same object if it has none of them."""
     equations = []
     for index, eqn in enumerate(jaxpr.eqns):
         key = (*around, index)

@@ -69,8 +69,9 @@ def fit(
 
     **Returns:**
 
-    A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a [`jax_revolve.Fitted`][].
-    It takes at least 0.857 of the limit, unless more would not help, or plans jump by more.
+    A function from the arguments, arrays or `jax.ShapeDtypeStruct`s, to a
+    [`jax_revolve.typing.Fitted`][]. It takes at least 0.857 of the limit, unless more would not
+    help, or plans jump by more.
 
     **Raises:**
 

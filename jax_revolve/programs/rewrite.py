@@ -9,20 +9,21 @@ from typing import Any, ParamSpec, TypeVar, overload
 import equinox as eqx
 import jax
 
-from jax_revolve._compat.equations import NotEntered, call_in_place, is_shard_map, source_of
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables
-from jax_revolve._compat.loops import READ, LoopEquation
-from jax_revolve._compat.references import run_on_contents, uses_references
 from jax_revolve._compat.values import is_jit_disabled
-from jax_revolve._compat.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.programs.batched import with_single_predicates
+from jax_revolve.jaxprs.equations import is_shard_map, source_of
+from jax_revolve.jaxprs.evaluate import call_in_place
+from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
+from jax_revolve.programs.not_entered import NotEntered
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
+from jax_revolve.step.equation import READ, LoopEquation, is_batched
 from jax_revolve.step.loop import Loop
+from jax_revolve.step.references import run_on_contents, uses_references
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,7 +99,7 @@ def checkpoint_loops(
         `throw=True`. While loops without a bound are left alone, and reverse mode raises an error
         that names them, unless `checkpoints` is an int: they can then be differentiated once in
         reverse.
-    - `where`: a function of each [`jax_revolve.FoundLoop`][] that is long enough. It returns
+    - `where`: a function of each [`jax_revolve.typing.FoundLoop`][] that is long enough. It returns
         whether to checkpoint the loop, or a dict of options for it: any of `checkpoints`,
         `block_size`, `memory` (not part of the shared budget), `storage`, `plan`, `progress` and
         `max_steps`, which replace those given here.
@@ -173,8 +174,7 @@ def _warn(found: Sequence[NotEntered], min_length: int) -> None:
 
 
 def _kinds(tree: Any) -> Any:
-    """What tells Python numbers apart that are equal: `1`, `1.0` and `True`, and `0.0` and
-    `-0.0`."""
+    """What distinguishes equal Python numbers: `1`, `1.0` and `True`, and `0.0` and `-0.0`."""
     others = jax.tree.leaves(eqx.filter(tree, eqx.is_array, inverse=True))
     return [(type(x), str(x) if isinstance(x, float | complex) else None) for x in others]
 
@@ -182,7 +182,7 @@ def _kinds(tree: Any) -> Any:
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
     """What a function is traced to, its loops, and the types of its results and the others."""
     closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-    closed = _without_references(with_single_predicates(closed))
+    closed = _without_references(closed)
     return closed, find_loops(closed), types, static
 
 
@@ -190,7 +190,7 @@ def _without_references(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
     """The program with each loop that uses mutable references as a pure one, which can be found."""
 
     def pure(eqn: Any) -> Any:
-        if eqn.primitive.name in READ and uses_references(eqn):
+        if eqn.primitive.name in READ and uses_references(eqn) and not is_batched(eqn):
             return _on_contents(eqn, enclosing)
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         programs = inner_programs(eqn)

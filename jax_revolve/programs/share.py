@@ -70,8 +70,7 @@ def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Ou
 
 
 def of_each_step(inner: Outlay, steps: int) -> Outlay:
-    """The outlay of the loops inside a loop of lax, which keeps what each step holds, and reverses
-    a copy."""
+    """The outlay of loops in a loop of lax, which keeps all of them and reverses a copy."""
     return Outlay(inner.held * steps, inner.memory, inner.time * steps, inner.plans)
 
 
@@ -93,8 +92,7 @@ def _both(first: Outlays, second: Outlays) -> Outlays:
 
 
 def _quickest(outlays: Iterable[Outlay], most: int) -> list[Outlay]:
-    """The quickest outlays for about the same bytes, at most `most` of them, without those that are
-    no better than another one in anything."""
+    """At most `most` undominated outlays, the quickest one for about the same bytes each."""
     kept, closeness = sorted(outlays, key=_order), FINEST
     while True:
         unit, quickest = log(closeness), dict[tuple[int, int], Outlay]()
@@ -114,8 +112,7 @@ def _order(outlay: Outlay) -> tuple[float, int, int]:
 
 
 def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
-    """The keys of what is around a loop, outermost first: other loops, and equations that are
-    recomputed when they are transposed."""
+    """The keys of loops and recomputed equations around a loop, outermost first."""
     keys = (loop.key[:end] for end in range(1, len(loop.key)))
     return [key for key in keys if key in loops or key in loop.recomputed]
 
@@ -123,8 +120,7 @@ def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
 def of_program(
     loops: Sequence[FoundLoop], of_loop: Callable[[FoundLoop, Outlays], Outlays]
 ) -> Outlays:
-    """The outlays of a program, where `of_loop(loop, inside)` returns a loop's from the inner
-    outlays. What is recomputed when it is transposed holds nothing before that."""
+    """The outlays of a program. What is recomputed when it is transposed holds nothing before."""
     by_key = {loop.key: loop for loop in loops}
     inside = defaultdict[Key, dict[Key, None]](dict)
     for loop in loops:

@@ -106,8 +106,7 @@ def tqdm_bars() -> Any:
 
 @contextmanager
 def limit_bar() -> Iterator[Show]:
-    """A bar of tqdm on the standard error stream, for work that has a limit of seconds. Nothing is
-    shown where tqdm is not installed."""
+    """A bar of tqdm for work that has a limit of seconds, if tqdm is installed."""
     try:
         bars = tqdm_bars()
     except ImportError:
@@ -130,19 +129,15 @@ class TqdmMeter(ProgressMeter):
         self._tqdm = tqdm_bars()
 
     def start(self, name: str, total: int | None) -> Any:
-        """As [`jax_revolve.ProgressMeter`][]."""
         return self._tqdm(total=total, desc=name, unit=" steps")
 
     def update(self, bar: Any, steps: int) -> None:
-        """As [`jax_revolve.ProgressMeter`][]."""
         bar.update(steps - bar.n)
 
     def note(self, bar: Any, text: str) -> None:
-        """As [`jax_revolve.ProgressMeter`][]."""
         bar.set_postfix_str(text, refresh=False)
 
     def close(self, bar: Any) -> None:
-        """As [`jax_revolve.ProgressMeter`][]."""
         bar.close()
 
 
@@ -177,12 +172,10 @@ class TextMeter(ProgressMeter):
         self._width = 0
 
     def start(self, name: str, total: int | None) -> Any:
-        """As [`jax_revolve.ProgressMeter`][]."""
         self._open.append(_Line(name, total, time.monotonic()))
         return self._open[-1]
 
     def update(self, bar: Any, steps: int) -> None:
-        """As [`jax_revolve.ProgressMeter`][]."""
         bar.steps = steps
         now, in_place = time.monotonic(), sys.stderr.isatty()
         if bar is self._open[-1] and now - max(bar.shown, bar.started) >= (0.1 if in_place else 10):
@@ -190,11 +183,9 @@ class TextMeter(ProgressMeter):
             self._write(bar.text(), "" if in_place else "\n")
 
     def note(self, bar: Any, text: str) -> None:
-        """As [`jax_revolve.ProgressMeter`][]."""
         bar.note = f", {text}"
 
     def close(self, bar: Any) -> None:
-        """As [`jax_revolve.ProgressMeter`][]."""
         self._open.remove(bar)
         self._write(bar.text(), "\n")
 
@@ -213,8 +204,7 @@ def _clock(seconds: float) -> str:
 
 @dataclass
 class _Run:
-    """A sweep that is running, with the times of its last report and, if it reported that, of its
-    begin."""
+    """A running sweep, with the times of its last report and, if it reported it, of its begin."""
 
     bar: Any
     began: int
@@ -244,7 +234,6 @@ class _Runs:
     _clock: Any = field(default_factory=count)
 
     def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
-        """As [`jax_revolve.progress.listener.Listener`][]."""
         steps, total = np.asarray(report).tolist()
         with self._lock:
             if self._is_given_up:

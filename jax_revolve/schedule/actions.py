@@ -1,8 +1,8 @@
 """The actions of a schedule, in the order in which they run.
 
-Iterating over a [`jax_revolve.Plan`][] or a [`jax_revolve.TwoLevelPlan`][] yields them. Each is a
-named tuple that can be printed, compared and matched. Steps are numbered from 0; position `p` is
-the carry that enters step `p`.
+Iterating over a [`jax_revolve.typing.Plan`][] or a [`jax_revolve.typing.TwoLevelPlan`][] yields
+them. Each is a named tuple that can be printed, compared and matched. Steps are numbered from 0;
+position `p` is the carry that enters step `p`.
 """
 
 from collections.abc import Iterator
@@ -77,8 +77,7 @@ Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discar
 
 
 def scheduled_blocks(length: int, block_size: int) -> int:
-    """The number of blocks in the schedule of `value_and_gradient`. With blocks of a single step,
-    the end of the loop counts as one more block."""
+    """The blocks that are scheduled: for single steps, the end of the loop counts as one more."""
     return length + 1 if block_size == 1 and length else -(-length // block_size)
 
 

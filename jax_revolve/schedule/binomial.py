@@ -59,8 +59,7 @@ def split(steps: int, checkpoints: int) -> int:
 
 
 def first_positions(steps: int, checkpoints: int) -> list[int]:
-    """The positions of the checkpoints that are stored before the last of `steps` steps is first
-    reached: 0, and those to which `split` leads one after the other."""
+    """The checkpoints stored before the last step is first reached: 0, and each next split."""
     positions = [0]
     while len(positions) < checkpoints:
         last = positions[-1]

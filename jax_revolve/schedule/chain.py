@@ -42,8 +42,7 @@ FEWEST_SLOTS = 40
 
 
 class Layers(NamedTuple):
-    """A chain: for each layer its work, the bytes of the carry that enters it, and the bytes of its
-    residuals, carries excluded."""
+    """For each layer its work, and the bytes of the carry before it and of its residuals alone."""
 
     work: tuple[int, ...]
     carry: tuple[int, ...]
@@ -51,8 +50,7 @@ class Layers(NamedTuple):
 
     @property
     def hold(self) -> list[int]:
-        """For each layer, the bytes held when it has been taped and the next one runs: residuals
-        and a carry."""
+        """For each layer, the bytes of its residuals and of the carry after it."""
         after = (*self.carry[1:], 0)
         return [r + a for r, a in zip(self.residuals, after, strict=True)]
 
@@ -84,8 +82,7 @@ def _most_slots(count: int) -> int:
 
 
 def within(layers: Layers, memory: int) -> Schedule:
-    """The least work within `memory` bytes for carries and residuals, the initial carry
-    included."""
+    """The least work within `memory` bytes for carries, the initial one too, and residuals."""
     least, count = least_memory(layers), len(layers.work)
     if memory < least:
         raise TooLittleMemory(
@@ -122,8 +119,7 @@ def layers_in(schedule: Schedule) -> Iterator[int]:
 
 
 def runs(schedule: Schedule) -> list[int]:
-    """The number of runs of each layer: one when it is taped, and one for each schedule that it is
-    advanced in."""
+    """How often each layer runs: once taped, and once for each schedule that it is advanced in."""
     return [depth + 1 for _, depth in _with_depths(schedule)]
 
 

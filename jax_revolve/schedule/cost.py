@@ -64,14 +64,12 @@ def memory(plan: Reversal, sizes: Sizes) -> int:
 
 
 def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
-    """The length of the pieces of a block, in each of which the cotangents of weights are one
-    product: at most `most` steps, and all pieces about as long."""
+    """The length of a block's pieces, each of which computes weight gradients by one product."""
     return -(-block_size // -(-block_size // most))
 
 
 def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
-    """The bytes held from the forward sweep to the reverse sweep. An inner loop's exist once
-    for each outer step that is taped."""
+    """The bytes held between the sweeps. An inner loop's exist once for each taped outer step."""
     if is_while:
         return plan.checkpoints * (sizes.checkpoint + STACK_LEVEL)
     tape = plan.block_size * sizes.residuals if plan.block_size > 1 else 0
@@ -130,8 +128,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
 
 
 def _waits(plan: Reversal, is_while: bool) -> float:
-    """About the iterations of loops whose end depends on data, without the forward sweep's:
-    advances, and for each block the loop that stores and the one that advances."""
+    """About the iterations of loops whose end depends on data, without the forward sweep's."""
     if not is_while and plan.static_levels:
         return 0
     return max(_runs(plan, is_while) - 2 * plan.length, 0) + 2 * plan.blocks

@@ -44,8 +44,7 @@ before which the part stops."""
 
 
 class Transfers(NamedTuple):
-    """The schedule with so many writes to the storage, one for each segment, and so many reads from
-    it, one for each part of a segment."""
+    """The schedule with a write for each segment, and a read for each part of a segment."""
 
     blocks: int
     slots: int
@@ -130,8 +129,7 @@ def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -
 def _with_reads(
     blocks: int, slots: int, transfer: Fraction, writes: int
 ) -> tuple[Fraction, Transfers]:
-    """The least cost with `writes` writes, and its transfers. The cost is convex in the number of
-    reads: each further read saves less."""
+    """The least cost with `writes` writes, which is convex in the number of reads."""
 
     def with_more(reads: int) -> Transfers:
         return Transfers(blocks, slots, writes, writes + reads)

@@ -56,8 +56,7 @@ class Reversal:
 
     @property
     def evaluations(self) -> int:
-        """The evaluations of `jax.value_and_grad` of a scan: the advances, and each step once when
-        it is taped."""
+        """The evaluations of `jax.value_and_grad`: the advances, and each step once to tape it."""
         return self.length + self.advances
 
     @property
@@ -174,8 +173,7 @@ class Plan(Reversal):
         return (self.blocks,) if every else self.levels
 
     def stores_every_block(self, *, is_while: bool) -> bool:
-        """Whether there is a slot for every block that the forward sweep does not tape. Both sweeps
-        then run without a schedule."""
+        """Whether every block that the forward sweep does not tape has a slot of its own."""
         every = useful_checkpoints(self.length, self.block_size, is_while=is_while)
         return not self.levels and self.checkpoints >= every
 

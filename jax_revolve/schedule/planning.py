@@ -127,8 +127,9 @@ def plan(
 
     **Returns:**
 
-    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With `storage`
-    and unless `checkpoints=0`, a [`jax_revolve.TwoLevelPlan`][], which has the same properties.
+    A [`jax_revolve.typing.Plan`][]: frozen, hashable, printable, and iterable into actions. With
+    `storage` and unless `checkpoints=0`, a [`jax_revolve.typing.TwoLevelPlan`][], which has the
+    same properties.
 
     **Raises:**
 
@@ -217,7 +218,7 @@ def longest_plan(checkpoints: int, repetitions: int, *, block_size: int = 1) -> 
 
     **Returns:**
 
-    A [`jax_revolve.Plan`][] with the length of that loop.
+    A [`jax_revolve.typing.Plan`][] with the length of that loop.
 
     **Raises:**
 
@@ -259,8 +260,7 @@ def _check_alternatives(**alternatives: object) -> None:
 
 
 def _on_levels(length: int, levels: object, block_size: int) -> Plan:
-    """The plan with these levels, of which the first may need fewer places. With one level, it has
-    a checkpoint for each block."""
+    """The plan with these levels, of which the first may need fewer places."""
     allowed = "a sequence of ints >= 2 (checkpoints on each level, the coarsest first)"
     if not isinstance(levels, Sequence) or isinstance(levels, str):
         raise mistyped("levels", levels, allowed)

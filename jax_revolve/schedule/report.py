@@ -49,21 +49,21 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """A loop in a [`jax_revolve.Explanation`][]. Prints as a table; sizes are in bytes.
+    """A loop in a [`jax_revolve.typing.Explanation`][]. Prints as a table; sizes are in bytes.
 
-    `name` and `source` say where the loop is, as in [`jax_revolve.FoundLoop`][], and `runs` how
-    often the function runs it, at most. A loop of `jax.lax` is not `is_own`. If `is_while`, it is a
-    while loop, and its plan is for one that reaches its bound.
+    `name` and `source` say where the loop is, as in [`jax_revolve.typing.FoundLoop`][], and `runs`
+    how often the function runs it, at most. A loop of `jax.lax` is not `is_own`. If `is_while`, it
+    is a while loop, and its plan is for one that reaches its bound.
 
     `sizes` are one step's: `checkpoint`, `residuals`, `carry`. `always` is the memory that
     every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
-    With `measure=True`, `measured` holds a [`jax_revolve.Measurement`][] of each plan that was run,
-    and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of seconds,
-    or an interrupt, left no time, and `too_large` are those that need more memory than the device
-    has.
+    With `measure=True`, `measured` holds a [`jax_revolve.typing.Measurement`][] of each plan that
+    was run, and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of
+    seconds, or an interrupt, left no time, and `too_large` are those that need more memory than the
+    device has.
     """
 
     plan: AnyPlan

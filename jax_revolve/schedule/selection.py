@@ -118,8 +118,7 @@ def quickest_with_storage(
 
 
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
-    """The one-level plan with all checkpoints in the host's memory: as many as the storage allows,
-    or by default the fewest with which no step is advanced more than twice."""
+    """The one-level plan in host memory: as many checkpoints as it allows, or the default."""
     blocks = scheduled_blocks(length, block_size)
     wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
     wanted = min(wanted, useful_checkpoints(length, block_size, is_while=True))
@@ -129,8 +128,7 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 def trade_off(
     length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
 ) -> list[Plan]:
-    """The best plans for budgets from the least possible to one that stores everything. Each has
-    less predicted time than all plans with less memory."""
+    """The plans worth considering: each is predicted faster than all with less memory."""
     k, all_steps = block_size or 1, max(length, 1)
     ends = Plan(length, 1, k), Plan(length, 1, all_steps), Plan(length, all_steps, k)
     least, *most = (cost.memory(plan, sizes) for plan in ends)
@@ -180,8 +178,7 @@ def _differ(a: Plan, b: Plan) -> bool:
 def candidates(
     length: int, *, block_size: int | None = None, is_while: bool = False
 ) -> tuple[Plan, ...]:
-    """Plans to choose from, for any sizes. The first takes the least memory; the others are
-    about a twelfth apart."""
+    """Plans to choose from, for any sizes, the smallest first, and the others a twelfth apart."""
     shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):

@@ -74,8 +74,7 @@ def _axis(plan: AnyPlan, columns: int, width: int) -> str:
 
 
 def _rows(plan: AnyPlan, rows: int, columns: int) -> Iterator[tuple[int, str]]:
-    """The rows, of about as many blocks each, and the evaluations up to the end of each. If the end
-    of the loop is a block of the schedule, it has a row and no columns."""
+    """The rows, of about as many blocks each, and the evaluations up to the end of each."""
     steps = plan.blocks * plan.block_size
 
     def column(step: int) -> int:
@@ -104,8 +103,7 @@ def _rows(plan: AnyPlan, rows: int, columns: int) -> Iterator[tuple[int, str]]:
 
 
 def picture(plan: AnyPlan, ax: Any = None) -> Any:
-    """The schedule in Matplotlib: steps over evaluations. Returns the axes, by default the axes of
-    a new figure."""
+    """The schedule in Matplotlib, steps over evaluations, in these axes or new ones."""
     layers = drawn_lines(plan)
     ax = new_axes() if ax is None else ax
     from matplotlib import collections, ticker

@@ -127,8 +127,7 @@ def with_transfer(storage: AnyStorage, steps: float = TRANSFER) -> AnyStorage:
 
 
 def with_room(storage: AnyStorage, checkpoint: int, extra: int = 0) -> AnyStorage:
-    """The storage with its limit of memory as a number of checkpoints of `checkpoint` bytes each,
-    of which the loop needs `extra` for itself."""
+    """The storage with its bytes as a number of checkpoints, `extra` of which the loop needs."""
     if storage.memory is None:
         return storage
     memory, least = parse_bytes(storage.memory), checkpoint * (1 + extra)

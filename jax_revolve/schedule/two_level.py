@@ -51,8 +51,7 @@ class TwoLevelPlan(Reversal):
 
     @cached_property
     def stores(self) -> tuple[int, ...]:
-        """The blocks whose entering carries the forward sweep writes to the storage, in ascending
-        order."""
+        """The blocks whose entering carries the forward sweep writes to the storage, in order."""
         stores, starts, _ = self.parts
         return tuple(starts[np.diff(stores, append=-1) != 0][::-1].tolist())
 

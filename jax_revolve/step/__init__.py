@@ -4,6 +4,8 @@ Begin with `loop`: a `Loop` is what `jax.lax` makes of a user's function, a jaxp
 of its consts, carry and xs, together with the plan of its reversal. What tracing a step tells is
 found once for each signature, and no step runs for it:
 
+- `equation`: loops of `jax.lax`, as their equations describe them.
+- `references`: mutable references of a loop, as values of a pure loop.
 - `linearized`: which values have derivatives, the residuals and the pullback of a step, and which
   leaves of the carry a checkpoint holds.
 - `derived`: the loop of values and tangents, which derivatives of gradients run.
@@ -18,6 +20,6 @@ These files run steps in a reverse pass:
 - `updates`: equations that read and write entries of arrays.
 - `cpu`: what is there because of how XLA compiles for CPUs.
 
-May import `storage`, `progress`, `schedule` and `_compat`. `engine`, `autodiff` and the rooms above
-import this one.
+May import `storage`, `progress`, `schedule`, `jaxprs` and `_compat`. `engine`, `autodiff` and
+the rooms above import this one.
 """

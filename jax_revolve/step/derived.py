@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat.jaxprs import call_jaxpr, without_dead_code
+from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import tangent_type, with_weak_type, zeros
+from jax_revolve.jaxprs.prune import without_dead_code
 from jax_revolve.step.linearized import Activity
 from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
 

@@ -9,18 +9,12 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jax_revolve._compat.inlining import inlined
-from jax_revolve._compat.jaxprs import (
-    ClosedJaxpr,
-    call_jaxpr,
-    has_rule_of_user,
-    num_equations,
-    pruned,
-    varying_variables,
-    with_outputs,
-    without_dead_code,
-)
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
+from jax_revolve.jaxprs.equations import has_rule_of_user
+from jax_revolve.jaxprs.inline import inlined
+from jax_revolve.jaxprs.parts import num_equations, varying_variables, with_outputs
+from jax_revolve.jaxprs.prune import without_dead_code
 from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import (
     Loop,

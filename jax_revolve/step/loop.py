@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.callbacks import callback_effects
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, without_dead_code
-from jax_revolve._compat.loops import LoopEquation
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import AbstractValue, explicit_mesh, laid_out
-from jax_revolve._compat.walk import with_functions
+from jax_revolve.jaxprs.prune import without_dead_code
+from jax_revolve.jaxprs.walk import with_functions
 from jax_revolve.progress.listener import Progress, when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.equation import LoopEquation
 
 T = TypeVar("T")
 Mask: TypeAlias = tuple[bool, ...]
@@ -191,7 +192,7 @@ def plan_of(loop: Loop) -> AnyPlan:
 
 
 class NoReverseMode(ValueError):
-    """A while loop without a plan, which cannot be reversed."""
+    """A while loop has no bound or number of checkpoints, so it has no reverse mode."""
 
 
 def check_plan(loop: Loop) -> None:

@@ -10,7 +10,8 @@ in `jax.lax`.
 
 from typing import Any
 
-from jax_revolve._compat.walk import any_equation, inner_jaxprs, name_of
+from jax_revolve._compat.jaxprs import name_of
+from jax_revolve.jaxprs.walk import any_equation, inner_jaxprs
 
 INDEPENDENT = {
     *("abs", "acos", "acosh", "add", "add_any", "and", "approx_top_k", "argmax", "argmin", "asin"),

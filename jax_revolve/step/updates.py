@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.inlining import inlined
 from jax_revolve._compat.jaxprs import is_literal, variables
 from jax_revolve._compat.values import explicit_mesh
+from jax_revolve.jaxprs.inline import inlined
 
 READS = ("dynamic_slice", "gather")
 WRITES = ("dynamic_update_slice", "scatter", "scatter-add")

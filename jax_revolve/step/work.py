@@ -11,7 +11,7 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
 from jax_revolve._compat.values import bytes_of, shape_on_a_device
-from jax_revolve._compat.walk import function_of, inner_jaxprs
+from jax_revolve.jaxprs.walk import function_of, inner_jaxprs
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
 

@@ -6,8 +6,6 @@ added.
 - `buffers`: arrays with a leading axis of slots or steps, on the device or in the host's memory.
 - `stores`: the storage of a two-level plan: buffers in the host's memory, or tickets of files.
 - `files`: one file for each checkpoint, written whole or not at all.
-- `states`: a directory with the states of a run, from the newest of which it can go on.
-- `lock`: one process at a time in a folder.
 
 The value of `storage=` is data in `schedule.storage`, because plans depend on it. May import
 `schedule` and `_compat`. `step`, `engine` and the rooms above import this one.

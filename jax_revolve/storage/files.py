@@ -71,8 +71,7 @@ def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) ->
 
 
 def write_whole(path: Path, what: str, content: Sequence[Any], *, sync: bool = False) -> None:
-    """Write a file beside its place, and rename it when it is complete. With `sync`, it is there
-    after a crash of the machine, once the folder is synced."""
+    """Write a file beside its place, and rename it when complete. `sync` makes it durable."""
     unfinished = path.with_suffix(".part")
     try:
         with open(unfinished, "wb") as file:
@@ -109,8 +108,7 @@ def read_file(
     *,
     is_last: bool,
 ) -> list[np.ndarray]:
-    """The arrays of a ticket, which have these shapes and dtypes. The file is removed if this read
-    `is_last`."""
+    """The arrays of a ticket, of these shapes and dtypes; the last read removes the file."""
     path = _path(directory, ticket)
     try:
         content = path.read_bytes()
@@ -144,8 +142,7 @@ def _folder() -> str:
 
 @atexit.register
 def _remove_folders() -> None:
-    """Remove files that were written and never read, such as the checkpoints of a gradient that was
-    not used."""
+    """Remove files that were never read, such as an unused gradient's checkpoints."""
     for folder in _folders:
         if folder.name == _folder():  # rather than the process's that this one was forked from
             shutil.rmtree(folder, ignore_errors=True)

@@ -21,9 +21,10 @@ from parity.transformations import ALL
 from test_counts import steps_executed
 
 import jax_revolve
-from jax_revolve import actions, checkpoint_loops, plan
+from jax_revolve import checkpoint_loops, plan, typing
 from jax_revolve.integrations import diffrax, equinox
 from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
+from jax_revolve.typing import actions
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -181,8 +182,9 @@ def test_what_the_page_of_benchmarks_says(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_public_name_and_action_has_a_place_among_the_pages() -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
-    described = set(re.findall(r"^::: jax_revolve\.(\w+)$", pages, re.MULTILINE))
-    assert described == {*dir(jax_revolve)}
+    described = set(re.findall(r"^::: jax_revolve\.((?:typing\.)?\w+)$", pages, re.MULTILINE))
+    types = {f"typing.{name}" for name in vars(typing) if not name.startswith("_")}
+    assert described == {*dir(jax_revolve)} | types
     table = dict(re.findall(r"^\| `([A-Z]\w+)\(([\w, ]+)\)` \|", pages, re.MULTILINE))
     fields = {name: ", ".join(getattr(actions, name)._fields) for name in actions.__all__}
     assert table == fields

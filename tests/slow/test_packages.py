@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import jax_revolve
+from jax_revolve import typing
 from jax_revolve.integrations import diffrax, equinox
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,7 @@ PAGES = [
 
 NAMES = {
     **{name: getattr(jax_revolve, name) for name in dir(jax_revolve)},
+    **{name: value for name, value in vars(typing).items() if not name.startswith("_")},
     **{name: getattr(equinox, name) for name in dir(equinox) if name.startswith("filter_")},
     "RevolveAdjoint": diffrax.RevolveAdjoint,
 }
@@ -115,7 +117,7 @@ def test_addresses_are_those_of_pyproject() -> None:
 
 def test_citation_and_changelog_are_of_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == PROJECT["version"]
+    assert citation["version"] == PROJECT["version"] == jax_revolve.__version__
     assert citation["license"] == PROJECT["license"]
     assert citation["repository-code"] == URLS["Repository"]
     assert citation["url"] == URLS["Documentation"]

@@ -34,7 +34,7 @@ from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan  # noqa: E402
-from jax_revolve.storage.states import States  # noqa: E402
+from jax_revolve.host.states import States  # noqa: E402
 
 EVERY = ("data", "model")
 

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_revolve._compat.jaxprs import between, variables
+from jax_revolve._compat.jaxprs import variables
 from jax_revolve._compat.values import bytes_of
+from jax_revolve.jaxprs.parts import between
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.linearized import Linearized, Variable
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations

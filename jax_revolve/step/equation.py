@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.core import eval_jaxpr
-from jax.extend.core import Literal
 
 from jax_revolve._compat.interpreters import (
     LATE,
@@ -14,10 +12,9 @@ from jax_revolve._compat.interpreters import (
     is_reference_effect,
     register_late,
 )
-from jax_revolve._compat.jaxprs import variables
-from jax_revolve._compat.references import run_on_contents
+from jax_revolve._compat.jaxprs import ClosedJaxpr, eval_jaxpr, is_literal, variables
 from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
-from jax_revolve._compat.walk import ClosedJaxpr
+from jax_revolve.step.references import run_on_contents
 
 
 class LoopEquation(NamedTuple):
@@ -73,7 +70,7 @@ def run_around_loop(
 
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
-    operands = [v.val if isinstance(v, Literal) else values[v] for v in loop.invars]
+    operands = [v.val if is_literal(v) else values[v] for v in loop.invars]
     equation = READ[loop.primitive.name](loop)
     operands = list(map(as_array, operands))
     are_arrays = all(is_array_type(v.aval) for v in loop.outvars + loop.invars)
@@ -119,3 +116,17 @@ def _read_while(eqn: Any) -> LoopEquation:
 
 
 READ = {"scan": _read_scan, "while": _read_while}
+
+
+def read_loop(eqn: Any) -> LoopEquation | None:
+    """The loop that an equation is, if it is one of lax's over arrays. A while loop that `jax.vmap`
+    has given a condition for each example is none."""
+    read = READ.get(eqn.primitive.name)
+    if read is None or is_batched(eqn) or not all(is_array_type(v.aval) for v in eqn.invars):
+        return None
+    return read(eqn)
+
+
+def is_batched(eqn: Any) -> bool:
+    """Whether an equation is a while loop whose condition has a value for each example."""
+    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)

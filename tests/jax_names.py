@@ -1,4 +1,5 @@
-"""The names of JAX that no release promises to keep, which `tests/test_names.py` looks up."""
+"""The names of JAX that `jax_revolve._compat` uses and that no release promises to keep, which
+`test_names` looks up."""
 
 from typing import NamedTuple
 

@@ -2,24 +2,20 @@
 
 Whatever walks programs does it with these functions, so nothing is passed over: an equation's
 jaxprs are found in any of its parameters, and each is either entered by a rule below or reported as
-not entered (`equations.not_entered`).
+not entered (`programs.not_entered`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
-from jax.extend.core import Jaxpr
 
-if TYPE_CHECKING:  # JAX 0.12 has one class, and does not export its other name
-    from jax.extend.core import Jaxpr as ClosedJaxpr
-else:
-    from jax.extend.core import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, Jaxpr, is_high, name_of, parameters_of
+from jax_revolve._compat.values import ShapedArray
 
 CALLS = {
     "jit": "jaxpr",
@@ -53,14 +49,6 @@ _NOT_DIFFERENTIATED = {
 }
 """The parameters of these equations with programs of which no residuals are kept."""
 
-_HIGH = {
-    "CustomJVPTraced": "custom_jvp_call",
-    "CustomVJPTraced": "custom_vjp_call",
-    "RematTraced": "remat2",
-}
-"""JAX 0.12 is about to replace primitives by objects with rules as methods. The old names of those
-for which old code here is right."""
-
 _DEPTH = 3
 """How many objects of unknown classes, one in another, are looked into. There may be cycles."""
 
@@ -72,22 +60,6 @@ _DATA = (
 """What holds no program, or only ones that are not run. A function may trace one, later."""
 
 
-def name_of(eqn: Any) -> str:
-    """The name of what an equation does."""
-    if eqn.primitive.name != "call_hi_primitive":
-        return eqn.primitive.name
-    name = type(eqn.params["_prim"]).__name__
-    return _HIGH.get(name, name)
-
-
-def parameters_of(eqn: Any) -> Mapping[str, Any]:
-    return eqn.params["_prim"].params if _is_high(eqn) else eqn.params
-
-
-def _is_high(eqn: Any) -> bool:
-    return eqn.primitive.name == "call_hi_primitive"
-
-
 def changed(eqn: Any, change: Callable[[str, Any], Any]) -> Any:
     """The equation with `change(place, jaxpr)` instead of each jaxpr in its parameters, at any
     depth. The place is the name of the parameter, with the names of fields and keys appended.
@@ -96,7 +68,7 @@ def changed(eqn: Any, change: Callable[[str, Any], Any]) -> Any:
     new = {name: _changed(value, change, name) for name, value in old.items()}
     if all(new[name] is value for name, value in old.items()):
         return eqn
-    if not _is_high(eqn):
+    if not is_high(eqn):
         return eqn.replace(params=new)
     if name_of(eqn) not in _ENTERED:  # nothing is known of how it is made
         return eqn
@@ -193,8 +165,7 @@ def has_equation(jaxpr: Any, *names: str) -> bool:
 
 
 def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
-    """The jaxpr, open or closed, with other equations for its own, and perhaps other variables. The
-    same one if nothing changes."""
+    """The jaxpr with other equations, and perhaps variables. The same one if nothing changes."""
     if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
         return jaxpr
 
@@ -209,14 +180,12 @@ def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
 
 
 def function_of(eqn: Any) -> Any:
-    """What an equation of this library's computes, a tuple that begins with a jaxpr; `None` for
-    JAX's own equations."""
+    """What an equation of this library computes, a tuple with a jaxpr first, or `None`."""
     return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
 
 
 def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """The jaxpr, open or closed, with each `function_of` an equation in it changed, however deep.
-    The same one if nothing changes."""
+    """The jaxpr with `change` applied to each `function_of` in it, at any depth."""
 
     def with_function(eqn: Any) -> Any:
         eqn = changed(eqn, lambda _, inner: with_functions(inner, change))

@@ -17,8 +17,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_revolve.host.lock import FolderLock, lock_folder
 from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_whole
-from jax_revolve.storage.lock import FolderLock, lock_folder
 
 KEPT = 2
 """The states that are kept."""
@@ -31,12 +31,11 @@ ArrayFile = dict[str, Any]
 
 
 class DamagedError(OSError):
-    """A file is not what was written."""
+    """A file of a saved run is missing, or is not what was written."""
 
 
 class States:
-    """The states in a folder, which is made if it does not exist, and which no other process may
-    use at the same time."""
+    """The states in a folder, which is made if needed, and which one process uses at a time."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -55,8 +54,7 @@ class States:
         self._lock = None
 
     def newest(self) -> int:
-        """The number of the newest state that is not damaged; 0 if there are no states, and -1 if
-        all of them are damaged."""
+        """The number of the newest undamaged state; 0 without states, -1 if all are damaged."""
         numbers = sorted(self._numbers(), reverse=True)
         return next(filter(self.is_whole, numbers), -1 if numbers else 0)
 

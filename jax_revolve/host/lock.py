@@ -65,8 +65,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """The lock of a folder, which all that lock it in this process share. `BlockingIOError` if
-    another process has it."""
+    """The folder's lock, shared in this process. `BlockingIOError` if another process has it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     with _guard:
         status = os.fstat(descriptor)

@@ -14,22 +14,20 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-from jax.extend.core.primitives import convert_element_type_p
 
 from jax_revolve._compat.interpreters import (
     contents_type,
     discharged,
-    has_own_rule,
     is_reference,
     is_reference_effect,
-    uses_references,
 )
-from jax_revolve._compat.jaxprs import any_equation, call_jaxpr
-from jax_revolve._compat.values import AbstractValue, is_array_type, with_weak_type, zeros
-from jax_revolve._compat.walk import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of
+from jax_revolve._compat.primitives import Primitive
+from jax_revolve._compat.values import exactly_of_type, is_array_type
+from jax_revolve.jaxprs.walk import any_equation, changed, with_equations
 
 if TYPE_CHECKING:
-    from jax_revolve._compat.loops import LoopEquation
+    from jax_revolve.step.equation import LoopEquation
 
 RunLoop: TypeAlias = Callable[["LoopEquation", list[Any]], Sequence[Any]]
 
@@ -83,8 +81,8 @@ class _PureLoop:
 
         def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
             results, after = step([*with_carried(consts[num_condition:], own, carry), *x])
-            new = map(_of_type, (after[id(x)] for x in self.carried), types_carried)
-            ys = map(_of_type, (after[id(x)] for x in self.written_xs), types_xs)
+            new = map(exactly_of_type, (after[id(x)] for x in self.carried), types_carried)
+            ys = map(exactly_of_type, (after[id(x)] for x in self.written_xs), types_xs)
             return [*results[:num_carry], *new, *results[num_carry:], *ys]
 
         def run_condition(own: list[Any], carry: list[Any]) -> list[Any]:
@@ -140,9 +138,10 @@ class _Pure:
         changed = {e.input for e in effects if is_reference_effect(e, written=True)}
         self.written = {id(x) for x, v in zip(operands, invars, strict=True) if v in changed}
         try:
-            self.pure = discharged(closed, are_references)
+            pure = discharged(_with_each(closed, _hidden), are_references)
         except NotImplementedError as error:  # of a primitive, such as a call of a kernel
             raise NotPure(f"its mutable references cannot be discharged: {error}") from error
+        self.pure = _with_each(pure, _shown)
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[int, Any]]:
         """The results, and the contents of each reference afterwards."""
@@ -157,7 +156,7 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
             raise NotPure(f"it has values of type {aval}, which are not arrays")
 
     def has_rule(eqn: Any) -> bool:
-        return has_own_rule(eqn) and uses_references(eqn)
+        return _has_own_rule(eqn) and uses_references(eqn)
 
     if any_equation(equation.jaxpr, has_rule):
         # The rule may write to them in the reverse pass, which discharging would forget.
@@ -166,18 +165,50 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
         )
 
 
-def like(aval: AbstractValue) -> Any:
-    """A value of this type, for tracing: zeros, or a reference to them."""
-    value = with_weak_type(zeros(contents_type(aval)), contents_type(aval))
-    return jax.new_ref(value) if is_reference(aval) else value
+def uses_references(eqn: Any) -> bool:
+    """Whether an equation reads, writes, makes or passes on references."""
+    takes = any(is_reference(v.aval) for v in eqn.invars)
+    return takes or any(map(is_reference_effect, eqn.effects))
+
+
+# JAX discharges references once all derivatives are taken, and drops derivative rules on the way.
+# So equations that have one are hidden in others that JAX knows nothing of.
+
+_hidden_p = Primitive("hidden")
+_hidden_p.multiple_results = True
+
+
+@_hidden_p.def_effectful_abstract_eval
+def _(*_: Any, hidden: Any) -> tuple[list[Any], Any]:
+    return [v.aval for v in hidden.outvars], hidden.effects
+
+
+def _has_own_rule(eqn: Any) -> bool:
+    """Whether it calls a function that may have a derivative rule of its own."""
+    return name_of(eqn).startswith(("custom_jvp", "custom_vjp", "call_hi_primitive"))
+
+
+def _hidden(eqn: Any) -> Any:
+    if not _has_own_rule(eqn) or uses_references(eqn):
+        return eqn
+    return eqn.replace(primitive=_hidden_p, params={"hidden": eqn})
+
+
+def _shown(eqn: Any) -> Any:
+    if eqn.primitive is not _hidden_p:
+        return eqn
+    return eqn.params["hidden"].replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+def _with_each(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
+    """The jaxpr, open or closed, with `change(eqn)` for each equation in it, however deep."""
+
+    def of(eqn: Any) -> Any:
+        new = change(eqn)
+        return new if new is not eqn else changed(eqn, lambda _, inner: _with_each(inner, change))
+
+    return with_equations(jaxpr, [*map(of, jaxpr.eqns)])
 
 
 def _contents(reference: Any) -> Any:
-    return _of_type(reference[...], contents_type(jax.typeof(reference)))
-
-
-def _of_type(value: Any, aval: AbstractValue) -> Any:
-    """The value, weakly typed exactly if `aval` is."""
-    if aval.weak_type or not jax.typeof(value).weak_type:
-        return with_weak_type(value, aval)
-    return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=False, sharding=None)
+    return exactly_of_type(reference[...], contents_type(jax.typeof(reference)))

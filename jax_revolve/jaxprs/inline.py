@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jax.extend.core import Literal, Var
-
-from jax_revolve._compat.walk import CALLS, ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, Var, is_literal
+from jax_revolve.jaxprs.walk import CALLS
 
 _INLINED = ("jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
 
@@ -22,11 +21,10 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJax
     consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
 
     def add(jaxpr: Any, values: dict[Any, Any]) -> list[Any]:
-        """Append the equations of an open jaxpr, of whose inputs the values are given, and which
-        are added to. Returns the results."""
+        """Append the equations of an open jaxpr with these input values. Returns its results."""
 
         def read(atoms: Sequence[Any]) -> list[Any]:
-            return [atom if isinstance(atom, Literal) else values[atom] for atom in atoms]
+            return [atom if is_literal(atom) else values[atom] for atom in atoms]
 
         for eqn in jaxpr.eqns:
             operands, call = read(eqn.invars), _called(eqn, calls)

@@ -1,0 +1,72 @@
+"""What an equation is, and where it comes from."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jax_revolve._compat.custom_rules import has_jax_rule
+from jax_revolve._compat.jaxprs import ClosedJaxpr, name_of
+from jax_revolve._compat.values import varying_axes
+from jax_revolve.jaxprs.walk import any_equation, function_of
+
+_RECOMPUTED = ("remat2", "checkpointed_segment")
+"""Equations that are run again when they are transposed."""
+
+IN_PLACE = "checkpointed_in_place"
+"""The name of a function that is called in place of an equation."""
+
+_JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
+
+
+def is_recomputed(eqn: Any) -> bool:
+    """Whether an equation is run again when it is transposed, and holds but its operands before."""
+    return name_of(eqn) in _RECOMPUTED
+
+
+def varies_unevenly(eqn: Any) -> bool:
+    """Whether a while loop's condition varies over axes that some of its carry does not."""
+    axes = varying_axes(eqn.params["cond_jaxpr"].out_avals[0])
+    return not all(axes <= varying_axes(v.aval) for v in eqn.outvars)
+
+
+def is_shard_map(eqn: Any) -> bool:
+    return eqn.primitive.name == "shard_map"
+
+
+def name_in(eqn: Any) -> list[str]:
+    """The names of scopes and transformations around an equation, and of what it runs."""
+    scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
+    name = eqn.params.get("name", name_of(eqn))
+    if name == IN_PLACE:
+        return scopes
+    if eqn.primitive.name == "checkpointed_loop":
+        return [*scopes, "scan" if function_of(eqn).condition is None else "while"]
+    return [*scopes, str(name) if eqn.primitive.name == "jit" else name_of(eqn)]
+
+
+def source_of(eqn: Any) -> str:
+    """The user's file and line of an equation, "model.py:42"; "" for one that was made here."""
+    traceback = eqn.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        file = Path(frame.file_name)
+        if file == _OURS / "jaxprs" / "evaluate.py":
+            return ""
+        if not file.is_relative_to(_JAX) and not file.is_relative_to(_OURS):
+            return f"{file.name}:{frame.line_num}"
+    return ""
+
+
+def has_rule_of_user(closed: ClosedJaxpr) -> bool:
+    """Whether a function with a derivative rule that is not JAX's own is called anywhere in it.
+
+    JAX's own `custom_jvp` rules are derivatives, which others need not be. A function with a
+    `custom_vjp` has no forward mode, whoever wrote it.
+    """
+
+    def is_of_user(eqn: Any) -> bool:
+        name = name_of(eqn)
+        is_jvp = name.startswith("custom_jvp")
+        return name.startswith("custom_vjp") or (is_jvp and not has_jax_rule(eqn))
+
+    return any_equation(closed, is_of_user)

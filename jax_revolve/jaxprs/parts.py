@@ -1,0 +1,85 @@
+"""What depends on what in a jaxpr, and parts of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax_revolve._compat.jaxprs import (
+    ClosedJaxpr,
+    call_jaxpr,
+    eval_jaxpr,
+    is_literal,
+    pruned,
+    variables,
+)
+from jax_revolve.jaxprs.walk import inner_jaxprs
+
+
+def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:
+    """The variables of a jaxpr that depend on these inputs, and the inputs."""
+    varying = set(inputs)
+    for eqn in jaxpr.eqns:
+        if not varying.isdisjoint(variables(eqn.invars)):
+            varying.update(eqn.outvars)
+    return varying
+
+
+def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
+    """A function of the inputs that returns these variables, without what they do not need."""
+    whole = ClosedJaxpr(closed.jaxpr.replace(outvars=list(outputs)), closed.consts)
+    part, used = pruned(whole, [True] * len(outputs), [False] * len(closed.jaxpr.invars))
+    return lambda values: call_jaxpr(part)(*(x for x, u in zip(values, used, strict=True) if u))
+
+
+def part_of(
+    closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """The function that computes results of the jaxpr from the values of the variables `inputs`."""
+    jaxpr = closed.jaxpr.replace(
+        invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
+    )
+    return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
+
+
+def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The equations that compute results from variables of the jaxpr."""
+    return _backwards(jaxpr, inputs, results, [])
+
+
+def up_to(jaxpr: Any, equations: Sequence[Any]) -> list[Any]:
+    """These equations and all that their operands depend on."""
+    return _backwards(jaxpr, [], [], equations)
+
+
+def _backwards(
+    jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
+) -> list[Any]:
+    wanted = set(variables(results)).difference(inputs)
+    kept, always = list[Any](), set(map(id, equations))
+    for eqn in reversed(jaxpr.eqns):
+        if id(eqn) in always or not wanted.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            wanted.update(variables(eqn.invars))
+            wanted.difference_update(inputs)
+    return kept[::-1]
+
+
+def filled_with_a_number(closed: ClosedJaxpr) -> list[bool]:
+    """Which results are arrays of one number that stands in the jaxpr, such as zeros."""
+    filled = {
+        eqn.outvars[0]
+        for eqn in closed.jaxpr.eqns
+        if eqn.primitive.name == "broadcast_in_dim" and not variables(eqn.invars)
+    }
+    return [not is_literal(v) and v in filled for v in closed.jaxpr.outvars]
+
+
+def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """The jaxpr with its consts as its first inputs, and those."""
+    jaxpr = closed.jaxpr
+    jaxpr = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
+    return ClosedJaxpr(jaxpr, []), list(closed.consts)
+
+
+def num_equations(closed: ClosedJaxpr) -> int:
+    """The equations in it, at any depth."""
+    return sum(1 + sum(map(num_equations, inner_jaxprs(eqn))) for eqn in closed.eqns)

@@ -1,0 +1,20 @@
+"""The types of arguments and results, the exceptions that calls raise, and two progress meters."""
+
+from jax_revolve.host.states import DamagedError as DamagedError
+from jax_revolve.programs.choice import Where as Where
+from jax_revolve.programs.explain import Explanation as Explanation
+from jax_revolve.programs.find import FoundLoop as FoundLoop
+from jax_revolve.programs.fit import Fitted as Fitted
+from jax_revolve.progress.meters import TextMeter as TextMeter
+from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
+from jax_revolve.schedule import actions as actions
+from jax_revolve.schedule.arguments import Memory as Memory
+from jax_revolve.schedule.cost import Sizes as Sizes
+from jax_revolve.schedule.plan import Plan as Plan
+from jax_revolve.schedule.planning import Checkpoints as Checkpoints
+from jax_revolve.schedule.report import Measurement as Measurement
+from jax_revolve.schedule.report import Report as Report
+from jax_revolve.schedule.storage import Storage as Storage
+from jax_revolve.schedule.two_level import AnyPlan as AnyPlan
+from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan
+from jax_revolve.step.loop import NoReverseMode as NoReverseMode
