@@ -79,7 +79,7 @@ class Program(NamedTuple):
 
 
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
-    """`checkify`. Rules take the error, enabled errors and operands, from JAX 0.12 a context first."""
+    """`checkify`, whose rules take the error, enabled errors and operands; from 0.12 a context."""
     function = params.get("function")
     loop = getattr(function, "loop", function)
     is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None

@@ -8,7 +8,6 @@ import json
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 FOLDER = Path(__file__).parent
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from jax_revolve._compat.jaxprs import name_of, parameters_of
 from jax_revolve.jaxprs.walk import inner_jaxprs, others
-from jax_revolve.step.equation import is_batched, read_loop
+from jax_revolve.step.equation import read_loop
 
 _OWN_RULE = "a derivative rule of its own determines its residuals"
 
@@ -22,11 +22,6 @@ _UNREADABLE = {
     "while": "jax_revolve cannot checkpoint a loop over values that are not arrays",
 }
 """Loops of lax that `read_loop` does not read."""
-
-_BATCHED = (
-    "jax.vmap has given it a condition for each example. Apply jax.vmap to the result of "
-    "checkpoint_loops instead"
-)
 
 
 class NotEntered(NamedTuple):
@@ -54,8 +49,6 @@ def not_entered(eqn: Any, name: str) -> NotEntered | None:
         name = getattr(programs[0], "jaxpr", programs[0]).debug_info.func_name
     reasons = {**_UNREADABLE, **_EXPECTED}
     reason = reasons.get(kind, f"jax_revolve does not know what the equation {kind} does")
-    if is_batched(eqn):
-        reason = _BATCHED
     longest = None if None in lengths else max(lengths)
     return NotEntered(name, reason, longest, kind in _EXPECTED)
 

@@ -16,12 +16,13 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
+from jax_revolve.programs.batched import with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
 from jax_revolve.programs.not_entered import NotEntered
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.step.equation import READ, LoopEquation, is_batched
+from jax_revolve.step.equation import READ, LoopEquation
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.references import run_on_contents, uses_references
 
@@ -182,7 +183,7 @@ def _kinds(tree: Any) -> Any:
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
     """What a function is traced to, its loops, and the types of its results and the others."""
     closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-    closed = _without_references(closed)
+    closed = _without_references(with_single_predicates(closed))
     return closed, find_loops(closed), types, static
 
 
@@ -190,7 +191,7 @@ def _without_references(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
     """The program with each loop that uses mutable references as a pure one, which can be found."""
 
     def pure(eqn: Any) -> Any:
-        if eqn.primitive.name in READ and uses_references(eqn) and not is_batched(eqn):
+        if eqn.primitive.name in READ and uses_references(eqn):
             return _on_contents(eqn, enclosing)
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         programs = inner_programs(eqn)

@@ -119,14 +119,8 @@ READ = {"scan": _read_scan, "while": _read_while}
 
 
 def read_loop(eqn: Any) -> LoopEquation | None:
-    """The loop that an equation is, if it is one of lax's over arrays. A while loop that `jax.vmap`
-    has given a condition for each example is none."""
+    """The loop that an equation is, if it is one of lax's over arrays."""
     read = READ.get(eqn.primitive.name)
-    if read is None or is_batched(eqn) or not all(is_array_type(v.aval) for v in eqn.invars):
+    if read is None or not all(is_array_type(v.aval) for v in eqn.invars):
         return None
     return read(eqn)
-
-
-def is_batched(eqn: Any) -> bool:
-    """Whether an equation is a while loop whose condition has a value for each example."""
-    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)
