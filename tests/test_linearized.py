@@ -364,9 +364,12 @@ class _ScaleRules:
         return lax.convert_element_type(lax.max(*both), dtype)
 
 
+SINGLE = np.dtype("float32")
+
+
 @dataclass(frozen=True)
 class _ScaleType(ExtendedDType):
-    inside: Any = np.dtype("float32")
+    inside: Any = SINGLE
     name: str = "scale"
     _rules: type = _ScaleRules
     type: type = _Scale
@@ -403,9 +406,11 @@ def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
     def times(u: Any, w: Any) -> Any:
         return u * w
 
-    times.defvjp(
-        lambda u, w: (u * w, (u, w)), lambda uw, ct: (ct * uw[1], jnp.bfloat16(ct * uw[0]))
-    )
+    def backward(residuals: Any, ct: Any) -> Any:
+        u, w = residuals
+        return ct * w, jnp.bfloat16(ct * u)
+
+    times.defvjp(lambda u, w: (u * w, (u, w)), backward)
     grad = jax.grad(lambda w: checkpointed_scan(lambda u, w: (times(u, w), None), 1.0, w)[0])
     found = grad(jnp.array([2.0, 4, 8]))
     assert found.dtype == jnp.float64
