@@ -12,7 +12,14 @@ from jax_revolve._compat.jaxprs import is_literal
 from jax_revolve._compat.loops import READ, LoopEquation
 from jax_revolve._compat.references import like
 from jax_revolve._compat.values import is_array_type, varying_axes
-from jax_revolve._compat.walk import function_of, inner_jaxprs, name_of, others, parameters_of
+from jax_revolve._compat.walk import (
+    function_of,
+    inner_jaxprs,
+    name_of,
+    not_differentiated,
+    others,
+    parameters_of,
+)
 
 T = TypeVar("T")
 
@@ -70,7 +77,9 @@ def not_entered(eqn: Any, name: str) -> NotEntered | None:
         lengths.append(parameters_of(eqn).get("length"))
     lengths += [length for program in programs for length in _lengths(program)]
     if not lengths:
-        return None
+        apart = [length for program in not_differentiated(eqn) for length in _lengths(program)]
+        reason = f"{kind} does not differentiate them, and keeps no residuals of them"
+        return NotEntered(name, reason, None, is_expected=True) if apart else None
     if kind in _EXPECTED:
         name = getattr(programs[0], "jaxpr", programs[0]).debug_info.func_name
     reasons = {**_UNREADABLE, **_EXPECTED}

@@ -43,8 +43,14 @@ class RunDirectory:
     def __init__(self, path: Path, problem: Problem, processes: Processes) -> None:
         self._path, self._problem, self._processes = path, problem, processes
         self._identity = problem.identity(processes.count)
-        path.mkdir(exist_ok=True)
-        self._states = States(path / f"process-{processes.index}")
+        try:
+            path.mkdir(exist_ok=True)
+            self._states = States(path / f"process-{processes.index}")
+        except OSError as error:
+            raise type(error)(
+                f"directory must be a folder, or the name of a new one in an existing folder, that "
+                f"this process may write to, but is {str(path)!r}: {error.strerror}."
+            ) from error
         self._state: dict[str, Any] = {}
         carry = problem.operands.carry
         self._carry, self._restart = Placed.of(carry), Placed.of(pick(carry, problem.restart))
@@ -113,12 +119,11 @@ class RunDirectory:
 
     def _check(self, saved: dict[str, Any], ours: dict[str, Any]) -> None:
         """Refuse to go on with a run that is not this one."""
-        differ = [f"the {name}" for name in self._differ(saved, ours)]
-        if differ:
+        if differ := self._differ(saved, ours):
             raise ValueError(
-                f"directory={str(self._path)!r} has another run: {' and '.join(differ)} differ "
-                "from this call's. Nothing was changed. Call host_scan as before to go on "
-                "with that run, or pass another directory to begin a new one."
+                f"directory={str(self._path)!r} has another run, which differs from this call in "
+                f"the {' and the '.join(differ)}. Nothing was changed. Call host_scan as before to "
+                "go on with that run, or pass another directory to begin a new one."
             )
 
     # Where a run goes on

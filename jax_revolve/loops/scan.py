@@ -1,6 +1,7 @@
 """`checkpointed_scan`: `lax.scan` whose reverse pass follows the optimal schedule."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, TypeVar
 
 from jax import lax
@@ -11,7 +12,7 @@ from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.arguments import Memory, mistyped
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
@@ -148,6 +149,8 @@ def checkpointed_scan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     del _split_transpose  # of the transposition of lax.scan, which never runs here
+    if not isinstance(unroll, Integral):  # lax looks at it where all steps run in order
+        raise mistyped("unroll", unroll, "a bool or an int >= 0")
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
 
     def scan() -> tuple[Carry, Y]:

@@ -181,7 +181,15 @@ def _kinds(tree: Any) -> Any:
 
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
     """What a function is traced to, its loops, and the types of its results and the others."""
-    closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+    try:
+        closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "checkpoint_loops and explain trace the whole function, as jax.jit does: write "
+            "Python's `while` and `if` over arrays as jax.lax.while_loop and jax.lax.cond, or pass "
+            "the function that such a loop calls."
+        )
+        raise
     closed = _without_references(with_single_predicates(closed))
     return closed, find_loops(closed), types, static
 

@@ -45,7 +45,12 @@ def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
 
 
 def masked_while_loop(
-    cond_fun: Any, body_fun: Any, init: Any, max_steps: int, scan: Any = lax.scan
+    cond_fun: Any,
+    body_fun: Any,
+    init: Any,
+    max_steps: int,
+    throw: bool = False,
+    scan: Any = lax.scan,
 ) -> Any:
     """A while loop for `max_steps` steps. Those after its end are computed from ones, where the
     programs here have all derivatives, and dropped."""
