@@ -1,6 +1,7 @@
 """The directory of a run that can be resumed."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +19,8 @@ from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
 from jax_revolve.storage.states import ArrayFile, DamagedError, States
+
+LOGGER = logging.getLogger("jax_revolve")
 
 LAYOUT = 3
 """The version of what a state has."""
@@ -111,6 +114,20 @@ class RunDirectory:
             self._check(state["identity"], self._identity)
             self._states.go_on(number, state)
             self._state = state
+            if self._processes.index == 0:
+                LOGGER.warning("host_scan: run in %s: %s.", self._path, self._skipped())
+
+    def _skipped(self) -> str:
+        """Where a saved run goes on, and what is not run again."""
+        if self.is_over:
+            return "over, so no step runs"
+        is_reverse, forward = "cotangents" in self._state, "the forward sweep is skipped"
+        if "final" in self._state and not is_reverse:
+            return forward
+        done = f"{self._state['position']['reached']} of {self._problem.length} steps"
+        if is_reverse:
+            return f"{forward}, the reverse sweep goes on after {done}"
+        return f"the forward sweep goes on after {done}"
 
     def _differ(self, saved: dict[str, Any], ours: dict[str, Any]) -> list[str]:
         """What is not the same in all of the processes."""

@@ -20,6 +20,7 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.programs.batched import with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
+from jax_revolve.programs.variables import change, trace_error, with_changes
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.step.loop import Loop
@@ -79,7 +80,9 @@ def checkpoint_loops(
 
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
     and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be
-    hashable, and each value is compiled for.
+    hashable, and each value is compiled for. Variables of Flax NNX modules among the arguments,
+    such as batch statistics and random counts, are updated as by `flax.nnx.jit`; a module that
+    `fun` closes over cannot change.
 
     **Arguments:**
 
@@ -143,7 +146,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
-        closed, loops, types, static = trace(fun, args, kwargs)
+        closed, loops, types, static = trace(with_changes(fun), args, kwargs)
         _warn(find_not_entered(closed), choice.min_length)
         replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
@@ -157,7 +160,9 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_jit_disabled():
             return fun(*args, **kwargs)
-        return compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
+        result, changes = compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
+        change((args, kwargs), changes)
+        return result
 
     return checkpointed
 
@@ -188,6 +193,12 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
             "checkpoint_loops and explain trace the whole function, as jax.jit does: write "
             "Python's `while` and `if` over arrays as jax.lax.while_loop and jax.lax.cond, or pass "
             "the function that such a loop calls."
+        )
+        raise
+    except trace_error() as error:
+        error.add_note(
+            "Pass the NNX module as an argument, as in checkpoint_loops(lambda model, x: "
+            "model(x))(model, x). The function can then change its variables."
         )
         raise
     closed = _without_references(with_single_predicates(closed))
