@@ -99,7 +99,7 @@ def _scan_as_while(
     ys = jax.tree.map(lambda y: jnp.broadcast_to(y, (steps, *jnp.shape(y))), y)
     state = (jnp.int32(0), init, ys)
     _, carry, ys = bounded_while_loop(
-        lambda state: state[0] < steps, body, state, max_steps=steps + 2, **options
+        lambda state: state[0] < steps, body, state, max_steps=steps + 2, throw=False, **options
     )
     return carry, ys
 
