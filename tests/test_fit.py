@@ -195,8 +195,10 @@ def test_by_default_the_limit_is_what_the_device_has_free(
 
 def test_what_make_must_be() -> None:
     """A gradient in its place was given the budget, which is too large for an int32."""
+    wrong: Any
+    expected = r"^make must be a function from a budget .* but make\("
     for wrong in (jax.grad(jnp.sum), jnp.sum, lambda: jnp.sum, lambda memory: memory):
-        with pytest.raises(TypeError, match=r"^make must be a function from a budget .* but make\("):
+        with pytest.raises(TypeError, match=expected):
             fit(wrong, "1MB")(STATE)
 
 

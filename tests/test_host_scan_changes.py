@@ -477,7 +477,7 @@ def test_python_functions_need_a_version(where: str, tmp_path: Path) -> None:
     if where == "lowering":  # whose text has a number that is never the same
         return
     assert run(1.0, version="1") == run(1.0, version="1")
-    with pytest.raises(ValueError, match="has another run, which differs .* in the version"):
+    with pytest.raises(ValueError, match=r"has another run, which differs .* in the version"):
         run(1.0, version="2")
 
 

@@ -135,7 +135,11 @@ def run_with(**options: Any) -> Any:
         (lambda: run_with(memory="5M"), ValueError, r"memory .* but is '5M'\. Units are B, kB, MB"),
         (lambda: cast(Any, HostMemory)(30), TypeError, r"Pass HostMemory\(checkpoints=30\)"),
         (lambda: cast(Any, Disk)("/", 3), TypeError, r"Pass Disk\(directory, checkpoints=3\)"),
-        (lambda: run_with(unroll=2.5), TypeError, r"unroll must be a bool or an int >= 0, but is 2"),
+        (
+            lambda: run_with(unroll=2.5),
+            TypeError,
+            r"unroll must be a bool or an int >= 0, but is 2",
+        ),
         (
             lambda: run_with(checkpoints=1, storage=Disk("/proc", transfer=0)),
             PermissionError,

@@ -230,7 +230,10 @@ class _Nothing:
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     def texts() -> list[str]:
         jax.clear_caches()
-        loops = [partial(scan, checkpoints=3), partial(while_loop, checkpoints=2, block_size=5, throw=False)]
+        loops = [
+            partial(scan, checkpoints=3),
+            partial(while_loop, checkpoints=2, block_size=5, throw=False),
+        ]
         found = []
         for silent in (partial(loop, progress=False) for loop in loops):
             found += [str(jax.make_jaxpr(f(silent))(0.5)) for f in (jax.grad, jax.hessian)]

@@ -79,13 +79,13 @@ def bounded_while_loop(
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
     any order. A loop that reaches its bound raises an error at run time, unless `throw=False`.
 
-    It runs the steps taken, however large the bound. Under `jax.vmap`, the loop runs until its
+    The bound adds no steps. Under `jax.vmap`, the loop runs until its
     longest example is done. The default for `checkpoints` depends on the bound, and with it the
     memory, which reverse mode allocates before the first step.
 
-    - Evaluated, it is `lax.while_loop` with a counter.
-    - Forward mode is `lax.while_loop`'s; reverse mode over it is first-order reverse mode again,
-        of a loop that carries the tangents too.
+    - Without differentiation, it runs as `lax.while_loop` with a counter.
+    - Forward mode is `lax.while_loop`'s; reverse mode over it is first-order reverse mode
+        of the loop that also carries tangents.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps. It places checkpoints while the number of steps is
         unknown. With `block_size=1`, it evaluates `body_fun` `plan(steps, checkpoints).evaluations`
@@ -97,14 +97,14 @@ def bounded_while_loop(
         run nested scans under `jax.checkpoint` instead, and hold about as many carries as the
         square root of the bound.
 
-    A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
+    A checkpoint holds only the leaves of the carry that are needed to recompute steps: no running
     sums, and no arrays that the body writes into but does not read.
 
     Under `jax.vmap`, finished examples are masked safely: they never make a derivative NaN, even if
     `body_fun` has none at the state where they stopped.
 
-    Like `jax.checkpoint`, it runs `body_fun` again to differentiate it: effects in it then happen
-    again. Under `jax.disable_jit` it is a Python loop that stores all.
+    Like `jax.checkpoint`, it recomputes `body_fun` to differentiate it, which repeats effects.
+    Under `jax.disable_jit` it is a Python loop that stores everything.
 
     **Arguments:**
 

@@ -114,8 +114,8 @@ class Explanation(Printed):
         of_lax = [loop.name for loop, report, _ in self._rows if report and not loop.is_own]
         if of_lax:
             yield (
-                f"Run by jax.lax: {', '.join(of_lax)}. The plan is the one that checkpoint_loops "
-                f"gives. As the function stands, all loops together take "
+                f"Run by jax.lax: {', '.join(of_lax)}. Their plans are the ones that "
+                f"checkpoint_loops would give. Without it, all loops together take "
                 f"{readable(self.memory_now)}."
             )
         if self.outside:
@@ -125,8 +125,8 @@ class Explanation(Printed):
             )
         if self._takes_derivatives:
             yield (
-                "The function takes a derivative itself, of loops that are not shown or cannot be "
-                "changed any more: explain, or checkpoint, the function that is differentiated."
+                "The function takes a derivative itself, so its loops are hidden or cannot change: "
+                "pass the function that is differentiated."
             )
         for name, reason in self.not_entered.items():
             yield f"The loops in {name} are left alone: {reason}."
@@ -143,7 +143,7 @@ def explain(
 
     Nothing runs unless `measure=True`: `fun` is traced, so arguments may be shapes, and `explain`
     also works inside `jax.jit`. Apply it to the function that is differentiated, not to its
-    gradient. Sizes are found as if everything were differentiated that can be; a gradient with
+    gradient. Sizes assume that everything differentiable is differentiated; a gradient with
     respect to less has fewer residuals. They are for one device inside `jax.shard_map`, and where
     types carry the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
 

@@ -187,13 +187,15 @@ class _Search:
             f"make must be a function from a budget in bytes to the function to compile, such as "
             f"lambda memory: jax.grad(partial(loss, memory=memory)), but make({memory})"
         )
+        fun: Any
         try:
-            fun: Any = self.make(memory)
+            fun = self.make(memory)
         except (OverflowError, TypeError) as error:  # as if it were the function to compile
             raise TypeError(f"{expected} raises {type(error).__name__}: {error}") from error
         if not callable(fun):
             raise TypeError(f"{expected} returns {type(fun).__name__} {fun}.")
-        return (fun if hasattr(fun, "trace") else jax.jit(fun)).trace(*self.args)
+        traceable: Any = fun if hasattr(fun, "trace") else jax.jit(fun)
+        return traceable.trace(*self.args)
 
     @cached_property
     def least(self) -> int:

@@ -89,11 +89,12 @@ def checkpoint_loops(
     - `fun`: the function. Without it, the result is a decorator.
     - `checkpoints`: for each loop, as [`jax_revolve.checkpointed_scan`][].
     - `memory`: instead of `checkpoints`, the most bytes for all loops together: an int or a string
-        such as `"512MB"`. The plans predicted to be fastest together are chosen. Loops of this
-        library in `fun` keep their plans, whose memory counts, too. The checkpoints of an inner
-        loop are multiplied by the outer block size or, in a loop that is left alone, by its length.
-        The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans are chosen as if
-        everything were differentiated that can be, and for one example under `jax.vmap` of the
+        such as `"512MB"`. The library chooses the plans with the smallest predicted time together.
+        Loops of this library in `fun` keep their plans, whose memory counts, too. The checkpoints
+        of an inner loop are multiplied by the outer block size or, in a loop that is left alone, by
+        its length.
+        The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans assume that
+        everything differentiable is differentiated, and are for one example under `jax.vmap` of the
         result.
     - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
         with it.

@@ -190,7 +190,9 @@ class Report(Printed):
                 yield f"no time: {len(self.unmeasured)} plans that may be faster ({why})"
             if self.too_large:
                 yield "too large: the device has too little memory"
-            if any(p not in {*self.measured, *self.unmeasured, *self.too_large} for p in self.choices):
+            if any(
+                p not in {*self.measured, *self.unmeasured, *self.too_large} for p in self.choices
+            ):
                 yield "not run: predicted to be slower"
         if self.sizes.work is not None:
             yield f"Predicted by the profile of {self.sizes.profile}."
