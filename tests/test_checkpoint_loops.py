@@ -142,7 +142,7 @@ def test_functions_with_a_forward_rule_keep_it() -> None:
 
 def test_a_gradient_that_is_already_taken() -> None:
     """The report once promised to reduce its memory."""
-    said = "The function takes a derivative itself, of loops that are not shown or cannot be"
+    said = "The function takes a derivative itself, so its loops are hidden"
     taken = lambda f: jax.grad(lambda x: f(x).sum())  # noqa: E731
     ours = checkpoint_loops(sines)
     for fun, is_said in [(sines, 0), (ours, 0), (forwards(sines), 0), (forwards(ours), 1)]:

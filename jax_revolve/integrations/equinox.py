@@ -128,7 +128,7 @@ def filter_bounded_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[False] = False,
-    throw: bool = False,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
 ) -> Value: ...
 
@@ -146,7 +146,7 @@ def filter_bounded_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[True],
-    throw: bool = False,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Value, jax.Array]: ...
 
@@ -163,11 +163,12 @@ def filter_bounded_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: bool = False,
-    throw: bool = False,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
     """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
-    be the same after every step. The bound stops the loop without an error, unless `throw=True`.
+    be the same after every step. A loop that reaches its bound raises an error at run time, unless
+    `throw=False`.
 
     Arrays and Python numbers are as in the carry of
     [`jax_revolve.integrations.equinox.filter_checkpointed_scan`][].

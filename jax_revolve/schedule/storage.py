@@ -3,7 +3,7 @@
 import os
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from jax_revolve.schedule.arguments import (
     Memory,
@@ -17,8 +17,23 @@ TRANSFER = 5.0
 """The cost of writing or reading one carry, in steps, where the sizes of the loop are not known."""
 
 
+class _Named:
+    """The base class of storages, whose limits have to be named."""
+
+    def __new__(cls, *given: Any, **limits: Any) -> Self:
+        del limits
+        is_disk = issubclass(cls, Disk)
+        if len(given) > is_disk:
+            limit, place = given[is_disk], "directory, " if is_disk else ""
+            raise TypeError(
+                f"{cls.__name__} must be given its limits by name, but is given {limit!r}. Pass "
+                f"{cls.__name__}({place}checkpoints={limit!r}), or memory={limit!r} for bytes."
+            )
+        return super().__new__(cls)
+
+
 @dataclass(frozen=True)
-class HostMemory:
+class HostMemory(_Named):
     """The memory of the host, for checkpoints beyond those on the device.
 
     With `checkpoints=0` on the device, all checkpoints are in the host's memory, and the schedule
@@ -63,7 +78,7 @@ class HostMemory:
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(_Named):
     """A directory on a disk, for checkpoints beyond those on the device.
 
     **Arguments:**
