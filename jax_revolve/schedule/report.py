@@ -71,10 +71,10 @@ class Report(Printed):
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
-    With `measure=True`, `measured` holds a [`jax_revolve.typing.Measurement`][] of each plan that was run,
-    and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of seconds,
-    or an interrupt, left no time, and `too_large` are those that need more memory than the device
-    has. Other plans are predicted to be slower, and were not tried.
+    With `measure=True`, `measured` holds a [`jax_revolve.typing.Measurement`][] of each plan that
+    was run, and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of
+    seconds, or an interrupt, left no time, and `too_large` are those that need more memory than the
+    device has. Other plans are predicted to be slower, and were not tried.
     """
 
     plan: AnyPlan
