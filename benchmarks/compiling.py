@@ -90,7 +90,7 @@ def of_while_loop(recurrence: Recurrence) -> list[Compilation]:
     n, workload = recurrence.length, until_limit(recurrence, recurrence.length)
     workload = replace(workload, family=f"{workload.family}, while")
     equinox = while_loops.equinox(n, while_loops.default_checkpoints(n))
-    by_default = Contender(names.JAX_REVOLVE, partial(bounded_while_loop, max_steps=n))
+    by_default = Contender(names.JAX_REVOLVE, partial(bounded_while_loop, max_steps=n, throw=False))
     return [Compilation(workload, contender) for contender in (equinox, by_default)]
 
 

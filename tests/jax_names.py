@@ -26,8 +26,8 @@ NAMES = (
     ),
     Names("jax.core: ShapedArray Tracer eval_jaxpr", "types of values, and open jaxprs to run"),
     Names(
-        "jax.interpreters.ad: Zero instantiate_zeros is_undefined_primal primitive_jvps "
-        "primitive_transposes zeros_like_aval",
+        "jax.interpreters.ad: Zero add_jaxvals instantiate_zeros is_undefined_primal "
+        "primitive_jvps primitive_transposes zeros_like_aval",
         "a custom_vjp has no forward mode, and a custom_jvp no reverse rule of its own",
     ),
     Names("jax.interpreters.batching: fancy_primitive_batchers", "custom_vmap has no derivatives"),
@@ -41,7 +41,8 @@ NAMES = (
     Names("jax.lax: cond_p", "lax.cond leaves out a conditional with one branch"),
     Names("jax.config: jax_default_device jax_disable_jit", "nothing else tells them"),
     Names(
-        "jax.core.ShapedArray: manual_axis_type sharding to_tangent_aval update weak_type",
+        "jax.core.ShapedArray: manual_axis_type sharding to_ct_aval to_tangent_aval update "
+        "weak_type",
         "jax.typeof is public, what a type tells is not",
         "AttributeError in the first loop",
     ),

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from functools import partial
+from html import escape
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from matplotlib import pyplot
 
 from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
 from jax_revolve.schedule import cost
+from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.selection import Request
 
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -94,7 +96,8 @@ def test_bytes() -> None:
     limit = jnp.full(7, 1e9, jnp.float32)  # what only the condition closes over has no cotangent
     bounded = lambda c: going(c) & (c[1][0] < limit[0])  # noqa: E731
     report = explained_while(bounded, body, start(), max_steps=100)
-    assert report.sizes.checkpoint == report.sizes.carry == 4 * (WIDTH + 1)
+    assert report.sizes.checkpoint == 4 * (WIDTH + 1)
+    assert report.sizes.carry == report.sizes.checkpoint + 4  # the number of steps
     # The predicate is left behind, too; to compute the sine again takes more than it saves.
     assert 0 <= report.sizes.residuals - 4 * 2 * WIDTH <= 8
     assert report.sizes.residuals == report.sizes.uncut
@@ -270,10 +273,47 @@ def test_pictures() -> None:
     assert ax.get_xscale() == ax.get_yscale() == "log"
     assert len(ax.get_legend().get_texts()) == 3
     ax.figure.canvas.draw()
-    axes = explain(nest)(jnp.ones(WIDTH, jnp.float32)).plot()
-    assert axes[1].get_title() == "Gradient of a loop of 20 steps: scan/scan"
-    assert len(axes) == 3
-    assert len(explain(partial(checkpointed_scan, step))(*arguments()).plot()) == 1
+    explanation = explain(nest)(jnp.ones(WIDTH, jnp.float32))
+    ax = explanation.plot()
+    assert [line.get_marker() for line in ax.lines] == ["o", "*"] * 3
+    labels = [text.get_text().split()[0] for text in ax.get_legend().get_texts()]
+    assert labels == [report.name for report in explanation.loops]
+    assert ax.lines[3].get_xdata() == [explanation.loops[1].memory(explanation.loops[1].plan)]
+    assert len(explain(partial(checkpointed_scan, step))(*arguments()).plot().lines) == 3
+
+
+def test_notebooks_show_text_and_a_short_repr() -> None:
+    explanation = explain(partial(checkpointed_scan, step))(*arguments())
+    assert re.fullmatch(r"<Explanation: 1 loop, .* kB, \d+ evaluations>", repr(explanation))
+    (report,) = explanation.loops
+    assert repr(report) == f"<Report: A loop of {LENGTH} steps.>"
+    for shown in (explanation, report):
+        assert escape(str(shown)) in shown._repr_html_()
+
+
+def test_the_bytes_outside_the_budget() -> None:
+    explanation = explain(partial(checkpointed_scan, step))(*arguments())
+    (report,) = explanation.loops
+    assert explanation.outside == sum(report.always.values()) > 0
+    assert f"Outside the budget: {readable(explanation.outside)} for" in str(explanation)
+
+
+def test_a_rule_that_hides_loops_is_named() -> None:
+    solve = lambda b: jax.scipy.sparse.linalg.cg(lambda x: 2 * x, b)[0]  # noqa: E731
+    text = str(explain(solve)(jnp.ones(3)))
+    assert "custom_linear_solve does not differentiate them" in text
+
+
+@pytest.mark.parametrize("wrap", [explain, checkpoint_loops])
+def test_a_python_loop_over_traced_values(wrap: Any) -> None:
+    def until_small(x: Any) -> Any:
+        while x > 1.0:
+            x = lax.while_loop(lambda x: x > 5.0, lambda x: x - 3.0, x) - 1.0
+        return x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as raised:
+        wrap(until_small)(jnp.ones(()))
+    assert any("write Python's `while`" in note for note in raised.value.__notes__)
 
 
 # What the loops really run

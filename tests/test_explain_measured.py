@@ -128,11 +128,11 @@ def test_the_quickest_is_chosen(machine: Machine) -> None:
     assert not report.unmeasured
     assert not report.is_interrupted
     assert {*report.measured} <= {*report.choices}
-    line = rf" {most} +{report.plan.block_size} .* {1000 / most:.3g} .*  <- measured quickest\n"
+    line = rf" {most} +{report.plan.block_size} .* {1000 / most:.3g} .*  <- measured fastest\n"
     assert re.search(line, str(report))
     assert f"  ms: the median of at least {TELLING_RUNS} runs" in str(report)
     legend = report.plot(Figure().subplots()).get_legend()
-    assert legend.get_texts()[-1].get_text() == "measured quickest"
+    assert legend.get_texts()[-1].get_text() == "measured fastest"
     assert (report.sizes, report.always) == (unmeasured.sizes, unmeasured.always)
 
 
@@ -164,8 +164,11 @@ def test_too_short_a_limit(machine: Machine, seconds: float) -> None:
     assert machine.compiled == list(report.measured) == [report.plan] == [chosen]
     assert report.unmeasured == others
     assert report.measured[chosen].runs >= 2
-    of = 1 + len(others)
-    assert f"  1 of {of} plans are measured: more seconds are needed for the others" in str(report)
+    assert f"  no time: {len(others)} plans that may be faster (pass more seconds)" in str(report)
+    rows = str(report).splitlines()
+    assert sum(" no time " in row for row in rows) == len(others)
+    assert sum("<- measured" in row for row in rows) == 1
+    assert sum(" not run " in row for row in rows) == len(report.choices) - 1 - len(others)
 
 
 def test_interrupted(machine: Machine) -> None:
@@ -178,7 +181,7 @@ def test_interrupted(machine: Machine) -> None:
     assert report.plan.checkpoints == most_checkpoints(report.measured)
     assert len(report.unmeasured) == n - 3
     assert report.is_interrupted
-    assert f"  Interrupted: 3 of {n} plans are measured" in str(report)
+    assert f"  no time: {n - 3} plans that may be faster (interrupted)" in str(report)
     machine.ran.clear()
     machine.interrupt_at = 4  # before anything is measured
     with pytest.raises(KeyboardInterrupt):
@@ -209,8 +212,8 @@ def test_too_large_for_the_device(machine: Machine, run: int) -> None:
     assert list(report.measured) == others
     assert report.plan.checkpoints == most_checkpoints(others)
     assert (report.too_large, report.unmeasured) == ([largest], [])
-    named = f"{largest.checkpoints} x {largest.block_size}"
-    assert f"too little memory for (checkpoints x block size): {named}." in str(report)
+    assert re.search(rf"\n +{largest.checkpoints} +{largest.block_size} .* too large ", str(report))
+    assert "too large: the device has too little memory" in str(report)
 
 
 @pytest.mark.parametrize("text", ["RESOURCE_EXHAUSTED: all", "INTERNAL: a fault"])

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -197,6 +198,22 @@ def test_a_run_that_is_over_runs_no_step(monkeypatch: Patch, tmp_path: Path) -> 
     with acting(None, end, monkeypatch, steps_only=True) as steps:
         assert bits(run(tmp_path)) == results
     assert not steps
+
+
+def test_what_is_skipped_is_logged(
+    monkeypatch: Patch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def resumed() -> str:
+        caplog.clear()
+        run(tmp_path)
+        return caplog.text
+
+    for at, sweep in ((5, "forward"), (12, "the forward sweep is skipped, the reverse")):
+        shutil.rmtree(tmp_path / "process-0", ignore_errors=True)
+        with acting(at, end, monkeypatch, steps_only=True), pytest.raises(Ended):
+            run(tmp_path)
+        assert re.search(rf"{sweep} sweep goes on after [1-9] of 9 steps\.", resumed())
+    assert "over, so no step runs." in resumed()
 
 
 def test_nothing_is_saved_more_often_than_asked(tmp_path: Path) -> None:

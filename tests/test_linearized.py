@@ -2,6 +2,7 @@
 checkpoints are; and examples of `jax.vmap` see of each other what they see in `jax.lax`."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax._src.dtypes import ExtendedDType
 from jax.custom_batching import custom_vmap
 
 from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan
@@ -335,3 +337,81 @@ def test_a_check_of_each_reverse_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_REVOLVE_CHECK", "yes")
     with pytest.raises(ValueError, match="must be 0 or 1, but is 'yes'"):
         run()
+
+
+class _Scale(jax.dtypes.extended):
+    """A scale of eight-bit numbers, whose cotangents are scales, and the larger one counts."""
+
+
+class _ScaleRules:
+    allow_conversion = True
+
+    @staticmethod
+    def physical_element_aval(dtype: Any) -> Any:
+        return jax.core.ShapedArray((), dtype.inside)
+
+    @staticmethod
+    def tangent_dtype(dtype: Any) -> Any:
+        return dtype
+
+    @staticmethod
+    def zero(dtype: Any) -> Any:
+        return lax.convert_element_type(np.float32(-np.inf), dtype)
+
+    @staticmethod
+    def add(dtype: Any, x: Any, y: Any) -> Any:
+        both = (lax.convert_element_type(value, dtype.inside) for value in (x, y))
+        return lax.convert_element_type(lax.max(*both), dtype)
+
+
+SINGLE = np.dtype("float32")
+
+
+@dataclass(frozen=True)
+class _ScaleType(ExtendedDType):
+    inside: Any = SINGLE
+    name: str = "scale"
+    _rules: type = _ScaleRules
+    type: type = _Scale
+
+
+def test_a_dtype_with_cotangents_of_its_own() -> None:
+    @jax.custom_vjp
+    def scaled(u: Any, scale: Any) -> Any:
+        del scale
+        return u
+
+    def backward(scale: Any, ct: Any) -> Any:
+        largest = jnp.max(ct) + 0.5 * lax.convert_element_type(scale, jnp.float32)
+        return ct, lax.convert_element_type(largest, _ScaleType())
+
+    scaled.defvjp(lambda u, scale: (u, scale), backward)
+
+    def run(scan: Any, u: Any, scale: Any) -> Any:
+        scale = lax.convert_element_type(scale, _ScaleType())
+        return scan(lambda u, _: (2 * scaled(u, scale), None), u, length=3)[0]
+
+    ours, theirs = (
+        jax.jit(jax.grad(partial(run, scan), (0, 1)))(jnp.float32(3), jnp.float32(1))
+        for scan in (checkpointed_scan, lax.scan)
+    )
+    assert ours == theirs
+    assert ours[1] == 8.5
+
+
+def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
+    """JAX lets that pass for xs. The gradient has the dtype of the xs here."""
+
+    @jax.custom_vjp
+    def times(u: Any, w: Any) -> Any:
+        return u * w
+
+    def backward(residuals: Any, ct: Any) -> Any:
+        u, w = residuals
+        return ct * w, jnp.bfloat16(ct * u)
+
+    times.defvjp(lambda u, w: (u * w, (u, w)), backward)
+    grad = jax.grad(lambda w: checkpointed_scan(lambda u, w: (times(u, w), None), 1.0, w)[0])
+    found = grad(jnp.array([2.0, 4, 8]))
+    assert found.dtype == jnp.float64
+    np.testing.assert_array_equal(found, [32, 16, 8])

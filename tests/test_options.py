@@ -16,12 +16,14 @@ from asked import explained_scan
 from test_while_loop import repeat
 
 from jax_revolve import (
+    Disk,
     HostMemory,
     bounded_while_loop,
     checkpointed_chain,
     checkpointed_fori_loop,
     checkpointed_scan,
     explain,
+    host_scan,
     plan,
 )
 from jax_revolve.integrations.diffrax import RevolveAdjoint
@@ -118,3 +120,38 @@ def test_a_list_of_layers_has_a_schedule_of_its_own() -> None:
     for name, value in given.items():
         with pytest.raises(ValueError, match=f"^{name} must not be given for a list of layers"):
             checkpointed_chain([jnp.sin, jnp.cos], X, **{name: cast(Any, value)})
+
+
+def run_with(**options: Any) -> Any:
+    step = lambda u, _: (jnp.sin(u), None)  # noqa: E731
+    return jax.grad(lambda u: jnp.sum(checkpointed_scan(step, u, length=N, **options)[0]))(X)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: run_with(memory=2e9), TypeError, r"memory .* but is 2\d+\.0 .* Pass 2000000000\."),
+        (lambda: run_with(memory="10%"), ValueError, r"memory .* but is '10%'\. .*\.fit finds"),
+        (lambda: run_with(memory="5M"), ValueError, r"memory .* but is '5M'\. Units are B, kB, MB"),
+        (lambda: cast(Any, HostMemory)(30), TypeError, r"Pass HostMemory\(checkpoints=30\)"),
+        (lambda: cast(Any, Disk)("/", 3), TypeError, r"Pass Disk\(directory, checkpoints=3\)"),
+        (
+            lambda: run_with(unroll=2.5),
+            TypeError,
+            r"unroll must be a bool or an int >= 0, but is 2",
+        ),
+        (
+            lambda: run_with(checkpoints=1, storage=Disk("/proc", transfer=0)),
+            PermissionError,
+            r"Disk\('/proc'\).* cannot be written to: .*\. Pass one in which",
+        ),
+        (
+            lambda: host_scan(lambda u, x: (u, None), X, length=N, directory="/none/run"),
+            FileNotFoundError,
+            r"directory must be a folder, .* but is '/none/run': No such file",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

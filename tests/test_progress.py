@@ -157,7 +157,7 @@ def test_lengths() -> None:
     assert meter.of(lambda: jax.grad(loss)(0.5, 0)) == []
     assert meter.of(lambda: jax.grad(loss)(0.5, 1)) == [("forward", 1, 1), ("reverse", 1, 1)]
     going: Any = lambda x: x > 0  # noqa: E731
-    stuck = partial(bounded_while_loop, going, jnp.sqrt, max_steps=5)
+    stuck = partial(bounded_while_loop, going, jnp.sqrt, max_steps=5, throw=False)
     for start, steps in ((1.0, 5), (-1.0, 0)):
         bars = meter.of(lambda x=start: jax.grad(partial(stuck, progress=meter))(x))
         assert bars == [("forward", None, steps), ("reverse", steps, steps)]
@@ -230,7 +230,10 @@ class _Nothing:
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     def texts() -> list[str]:
         jax.clear_caches()
-        loops = [partial(scan, checkpoints=3), partial(while_loop, checkpoints=2, block_size=5)]
+        loops = [
+            partial(scan, checkpoints=3),
+            partial(while_loop, checkpoints=2, block_size=5, throw=False),
+        ]
         found = []
         for silent in (partial(loop, progress=False) for loop in loops):
             found += [str(jax.make_jaxpr(f(silent))(0.5)) for f in (jax.grad, jax.hessian)]

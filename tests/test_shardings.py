@@ -293,3 +293,43 @@ def test_a_carry_without_a_mesh_beside_xs_that_have_one(
         return derivatives(loss)[derivative]
 
     _same(fun, weights, init, divided(xs, None, "data"), **options)
+
+
+def test_weights_that_are_reduced_over_a_mesh() -> None:
+    """Their cotangents are sums that are still to be taken over the devices."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def loss(scan: Any, weights: Any, x: Any) -> Any:
+        return jnp.sum(jnp.sin(scan(lambda u, w: (jnp.tanh(u @ w), None), x, weights)[0]))
+
+    def derivatives(scan: Any, weights: Any, x: Any) -> Any:
+        grad = jax.grad(partial(loss, scan))
+        return jax.jvp(lambda w: grad(w, x), (weights,), (weights,))
+
+    with jax.set_mesh(mesh):
+        weights = jax.device_put(jnp.linspace(0.0, 1, 48).reshape(3, 4, 4), P(reduced={"x"}))
+        x = jax.device_put(jnp.linspace(-1.0, 1, 16).reshape(4, 4), P("x", None))
+        scans = checkpointed_scan, lax.scan
+        ours, theirs = (jax.jit(partial(derivatives, scan))(weights, x) for scan in scans)
+        assert [*map(jax.typeof, ours)] == [*map(jax.typeof, theirs)]
+        _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
+
+
+def test_functions_whose_mesh_has_other_axes() -> None:
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    def inside(p: Any, u: Any) -> Any:
+        return jax.sharding.auto_axes(lambda p, u: p * u, out_sharding=P())(p, u)
+
+    def grad(scan: Any, f: Any) -> Any:
+        run = lambda p: scan(lambda u, _: (f(p, u), None), 2.0, length=3)[0]  # noqa: E731
+        return jax.jit(jax.grad(run))(1.5)
+
+    with jax.set_mesh(mesh):
+        recomputed = jax.checkpoint(inside)
+        np.testing.assert_allclose(grad(checkpointed_scan, recomputed), grad(lax.scan, recomputed))
+        with pytest.raises(NotImplementedError, match=r"Wrap each in jax\.checkpoint"):
+            grad(checkpointed_scan, inside)
+        closed = lambda p, u: jax.sharding.auto_axes(lambda u: p * u, out_sharding=P())(u)  # noqa: E731
+        with pytest.raises(NotImplementedError, match=r"step of .* no mesh .* as arguments"):
+            grad(checkpointed_scan, closed)

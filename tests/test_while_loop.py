@@ -153,7 +153,7 @@ def test_collectives_see_the_examples_that_are_done() -> None:
         gradient = jax.grad(lambda x, k: jnp.sum(of_all(x, k) * jnp.arange(3.0)), (0, 1))
         return jax.jit(lambda: (of_all(starts, 0.1), gradient(starts, 0.1), of_each(starts, 0.1)))()
 
-    ours = derivatives(partial(bounded_while_loop, checkpoints=2, block_size=2))
+    ours = derivatives(partial(bounded_while_loop, checkpoints=2, block_size=2, throw=False))
     _assert_close(ours, derivatives(masked))
 
 
@@ -295,10 +295,10 @@ def _double(x: Any = 1.0, **options: Any) -> Any:
 
 def test_the_bound_stops_the_loop() -> None:
     for bound, expected in ((2, 4.0), (2**31 - 1, 16.0), (None, 16.0), (0, 1.0)):
-        assert _double(max_steps=bound) == expected
-    value, steps = _double(max_steps=2, with_steps=True)
+        assert _double(max_steps=bound, throw=False) == expected
+    value, steps = _double(max_steps=2, with_steps=True, throw=False)
     assert (value, steps, steps.dtype) == (4.0, 2, jnp.int32)
-    assert _double(max_steps=0, with_steps=True) == (1.0, 0)
+    assert _double(max_steps=0, with_steps=True, throw=False) == (1.0, 0)
     with pytest.raises(TypeError, match="known when the loop is traced"):
         jax.jit(lambda n: _double(max_steps=n))(3)
     with pytest.raises(TypeError, match="max_steps"):
@@ -308,7 +308,7 @@ def test_the_bound_stops_the_loop() -> None:
 
 
 def test_steps_of_each_example() -> None:
-    run = partial(_double, max_steps=3, with_steps=True)
+    run = partial(_double, max_steps=3, with_steps=True, throw=False)
     starts = jnp.array([1.0, 2.0, 3.0, 11.0])
     values, steps = jax.vmap(run)(starts)
     assert values.tolist() == [8.0, 16.0, 12.0, 11.0]
@@ -317,15 +317,15 @@ def test_steps_of_each_example() -> None:
 
 
 def test_throw() -> None:
-    run = lambda x, max_steps: _double(x, max_steps=max_steps, throw=True)  # noqa: E731
+    run = lambda x, max_steps: _double(x, max_steps=max_steps)  # noqa: E731
     starts = jnp.array([1.0, 3.0])
     gradient = eqx.filter_jit(jax.vmap(jax.grad(run), (0, None)))
     assert run(1.0, 4) == run(1.0, None) == 16.0
     assert gradient(starts, 4).tolist() == [16.0, 4.0]
-    steps_alone = eqx.filter_jit(lambda: _double(max_steps=3, throw=True, with_steps=True)[1])
+    steps_alone = eqx.filter_jit(lambda: _double(max_steps=3, with_steps=True)[1])
     step = lambda key: jax.random.fold_in(key, 1)  # noqa: E731
     never = lambda key: jax.random.uniform(key) >= 0  # noqa: E731
-    key_alone = partial(bounded_while_loop, never, step, max_steps=3, throw=True)
+    key_alone = partial(bounded_while_loop, never, step, max_steps=3)
     of_a_key = lambda: eqx.filter_jit(key_alone)(jax.random.key(0))  # noqa: E731
     for call in (lambda: run(1.0, 3), steps_alone, lambda: gradient(starts, 3), of_a_key):
         with pytest.raises(eqx.EquinoxRuntimeError, match="max_steps=3"):
@@ -342,7 +342,7 @@ def test_only_the_condition_in_the_loop_counts(is_rewritten: bool) -> None:
         return jax.pure_callback(answer, jax.ShapeDtypeStruct((), jnp.bool_), x)
 
     double = lambda x: 2 * x  # noqa: E731
-    run: Any = partial(bounded_while_loop, going, double, max_steps=4, throw=True)
+    run: Any = partial(bounded_while_loop, going, double, max_steps=4)
     if is_rewritten:
         run = checkpoint_loops(lambda x: lax.while_loop(going, double, x), max_steps=4)
     assert jax.jit(run)(1.0) == 8.0

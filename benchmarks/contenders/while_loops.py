@@ -16,7 +16,7 @@ from jax_revolve import bounded_while_loop, plan
 
 def jax_revolve(max_steps: int, checkpoints: int | None = None) -> Contender:
     s = checkpoints or default_checkpoints(max_steps)
-    loop = partial(bounded_while_loop, max_steps=max_steps, checkpoints=s)
+    loop = partial(bounded_while_loop, max_steps=max_steps, checkpoints=s, throw=False)
     return Contender(names.JAX_REVOLVE, loop, s, max_steps)
 
 

@@ -53,8 +53,9 @@ def is_reference_effect(effect: Any, *, written: bool = False) -> bool:
 
 def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
     """The jaxpr as a pure one: inputs that are references are their contents, and their contents
-    afterwards are further results. References that are made in it disappear."""
-    return discharge.discharge_state(closed, should_discharge=list(which))
+    afterwards are further results. References that are made in it disappear, and so do derivative
+    rules in calls, because JAX does this once all derivatives are taken."""
+    return discharge.discharge_state(closed, should_discharge=list(which), lower=False)
 
 
 # Tables of rules
@@ -78,7 +79,7 @@ class Program(NamedTuple):
 
 
 def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
-    """`checkify`. Rules take the error, enabled errors and operands; in JAX 0.12 a context first"""
+    """`checkify`, whose rules take the error, enabled errors and operands; from 0.12 a context."""
     function = params.get("function")
     loop = getattr(function, "loop", function)
     is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None

@@ -43,9 +43,18 @@ instantiate = ad.instantiate_zeros
 """A tangent or cotangent as an array, whether or not it is a symbolic zero."""
 
 
+add_cotangents = ad.add_jaxvals
+"""The sum of two cotangents, as their dtype defines it."""
+
+
 def tangent_type(primal: Any) -> AbstractValue:
     """The type of the tangents of a value."""
     return jax.typeof(primal).to_tangent_aval()
+
+
+def cotangent_type(primal: Any) -> AbstractValue:
+    """The type of the cotangents of a value, unreduced over axes of a mesh where it is reduced."""
+    return jax.typeof(primal).to_ct_aval()
 
 
 def symbolic_zero(aval: AbstractValue) -> Any:
@@ -94,7 +103,9 @@ def shape_on_a_device(aval: AbstractValue) -> tuple[int, ...]:
         return prod(sizes[name] for name in names if name is not None)
 
     known = (n if isinstance(n, int) else SYMBOLIC_SIZE for n in aval.shape)
-    return tuple(-(-n // shards(s)) for n, s in zip(known, aval.sharding.spec, strict=True))
+    return tuple(
+        -(-n // shards(s)) for n, s in zip(known, aval.sharding.spec.partitions, strict=True)
+    )
 
 
 def bytes_of(avals: Iterable[AbstractValue]) -> int:
@@ -119,6 +130,13 @@ def explicit_mesh(avals: Iterable[AbstractValue]) -> Any | None:
     meshes = [aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty]
     explicit = jax.sharding.AxisType.Explicit
     return next((mesh for mesh in meshes if explicit in mesh.axis_types), None)
+
+
+def is_outside_the_mesh(avals: Iterable[AbstractValue]) -> bool:
+    """Whether one of these types has other kinds of axes than the mesh that is set."""
+    kinds = jax.sharding.get_abstract_mesh().axis_types
+    meshes = [aval.sharding.mesh for aval in avals]
+    return bool(kinds) and any(mesh.axis_types not in ((), kinds) for mesh in meshes)
 
 
 def laid_out(value: Any, mesh: Any, spec: Any) -> Any:

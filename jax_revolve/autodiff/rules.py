@@ -53,6 +53,7 @@ from jax_revolve._compat.memories import moves_of
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import (
     as_array,
+    cotangent_type,
     instantiate,
     is_symbolic,
     is_zero,
@@ -696,7 +697,7 @@ def _run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: C
         ys=tuple(ct is not None for ct in cotangents.ys),
         tapes=False,
         held=tree,
-        output_types=tuple(map(tangent_type, pick(operands, forward.activity.operands))),
+        output_types=tuple(map(cotangent_type, pick(operands, forward.activity.operands))),
         moves=moves_of(map(jax.typeof, arrays)),
         vmaps=(),
     )
@@ -713,7 +714,7 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
         if check.is_on():
             result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
         result = jax.tree.leaves(result)
-        types = map(tangent_type, pick(operands, sweep.activity.operands))
+        types = map(cotangent_type, pick(operands, sweep.activity.operands))
         return list(map(with_weak_type, result, types))
 
     key = ("reverse sweep", check.is_on(), sweep.held, *map(jax.typeof, flat))

@@ -1,6 +1,7 @@
 """The directory of a run that can be resumed."""
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +19,8 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
+
+LOGGER = logging.getLogger("jax_revolve")
 
 LAYOUT = 3
 """The version of what a state has."""
@@ -43,8 +46,14 @@ class RunDirectory:
     def __init__(self, path: Path, problem: Problem, processes: Processes) -> None:
         self._path, self._problem, self._processes = path, problem, processes
         self._identity = problem.identity(processes.count)
-        path.mkdir(exist_ok=True)
-        self._states = States(path / f"process-{processes.index}")
+        try:
+            path.mkdir(exist_ok=True)
+            self._states = States(path / f"process-{processes.index}")
+        except OSError as error:
+            raise type(error)(
+                f"directory must be a folder, or the name of a new one in an existing folder, that "
+                f"this process may write to, but is {str(path)!r}: {error.strerror}."
+            ) from error
         self._state: dict[str, Any] = {}
         carry = problem.operands.carry
         self._carry, self._restart = Placed.of(carry), Placed.of(pick(carry, problem.restart))
@@ -105,6 +114,20 @@ class RunDirectory:
             self._check(state["identity"], self._identity)
             self._states.go_on(number, state)
             self._state = state
+            if self._processes.index == 0:
+                LOGGER.warning("host_scan: run in %s: %s.", self._path, self._skipped())
+
+    def _skipped(self) -> str:
+        """Where a saved run goes on, and what is not run again."""
+        if self.is_over:
+            return "over, so no step runs"
+        is_reverse, forward = "cotangents" in self._state, "the forward sweep is skipped"
+        if "final" in self._state and not is_reverse:
+            return forward
+        done = f"{self._state['position']['reached']} of {self._problem.length} steps"
+        if is_reverse:
+            return f"{forward}, the reverse sweep goes on after {done}"
+        return f"the forward sweep goes on after {done}"
 
     def _differ(self, saved: dict[str, Any], ours: dict[str, Any]) -> list[str]:
         """What is not the same in all of the processes."""
@@ -113,12 +136,11 @@ class RunDirectory:
 
     def _check(self, saved: dict[str, Any], ours: dict[str, Any]) -> None:
         """Refuse to go on with a run that is not this one."""
-        differ = [f"the {name}" for name in self._differ(saved, ours)]
-        if differ:
+        if differ := self._differ(saved, ours):
             raise ValueError(
-                f"directory={str(self._path)!r} has another run: {' and '.join(differ)} differ "
-                "from this call's. Nothing was changed. Call host_scan as before to go on "
-                "with that run, or pass another directory to begin a new one."
+                f"directory={str(self._path)!r} has another run, which differs from this call in "
+                f"the {' and the '.join(differ)}. Nothing was changed. Call host_scan as before to "
+                "go on with that run, or pass another directory to begin a new one."
             )
 
     # Where a run goes on

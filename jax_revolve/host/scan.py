@@ -70,7 +70,8 @@ def host_scan(
         arrays, in the order of the steps. The result then has `None` for ys.
     - `directory`: where to save the run, so that it can be resumed: a `str` or an `os.PathLike`,
         one for each call. It is made if it does not exist. The same call goes on from there, or
-        returns the result of a run that is over. A `storage=Disk(...)` must name the same one.
+        returns the result of a run that is over; the logger "jax_revolve" says which steps are
+        skipped. A `storage=Disk(...)` must name the same one.
     - `save_every`: the seconds between two saves, a number >= 0. A killed run repeats about as
         many seconds.
     - `version`: a `str` or an `int` that stands for the Python code that the run calls, to be

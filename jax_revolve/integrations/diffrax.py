@@ -124,9 +124,10 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         def outer_while_loop(
             cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int | None, buffers: Any
         ) -> Any:
-            del buffers  # not needed: `find_restart` finds the leaves to store
+            # Diffrax has its own error at the bound. `find_restart` finds the leaves to store.
+            del buffers
             return filter_bounded_while_loop(
-                cond_fun, body_fun, init_val, max_steps=max_steps, **vars(self._asked)
+                cond_fun, body_fun, init_val, max_steps=max_steps, throw=False, **vars(self._asked)
             )
 
         final_state = self._loop(
@@ -175,7 +176,7 @@ def _save_loop(
     restart state is two indices, so all of its states are stored."""
     del buffers, checkpoints
     return filter_bounded_while_loop(
-        cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all"
+        cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all", throw=False
     )
 
 

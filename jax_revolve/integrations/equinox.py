@@ -94,7 +94,8 @@ def filter_bounded_while_loop(
     cond_fun: Any, body_fun: Any, init_val: Any, *, with_steps: bool = False, **options: Any
 ) -> Any:
     """[`jax_revolve.bounded_while_loop`][] for a value with leaves that are not arrays, which must
-    be the same after every step. The bound stops the loop without an error, unless `throw=True`.
+    be the same after every step. A loop that reaches its bound raises an error at run time, unless
+    `throw=False`.
 
     Arrays and Python numbers are as in the carry of
     [`jax_revolve.integrations.equinox.filter_checkpointed_scan`][].

@@ -148,6 +148,12 @@ def others(eqn: Any) -> list[Any]:
     return [jaxpr for place, jaxpr in places(eqn) if place not in known]
 
 
+def not_differentiated(eqn: Any) -> list[Any]:
+    """The jaxprs that an equation runs, and of which no residuals are kept."""
+    apart = _NOT_DIFFERENTIATED.get(name_of(eqn), ())
+    return [jaxpr for place, jaxpr in places(eqn) if place in apart]
+
+
 def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
     """Whether an equation anywhere in a jaxpr passes a test."""
     rest = [jaxpr]

@@ -1,6 +1,7 @@
 """`checkpointed_scan`: `lax.scan` whose reverse pass follows the optimal schedule."""
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, TypeVar
 
 from jax import lax
@@ -10,7 +11,7 @@ from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.arguments import Memory, mistyped
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
@@ -44,20 +45,20 @@ def checkpointed_scan(
     It behaves like `lax.scan`: results, dtypes, weak types, errors, and every transformation, in
     any order and nesting. Only the memory and the time of reverse-mode derivatives differ.
 
-    - Evaluated, it is `lax.scan`.
+    - Without differentiation, it runs as `lax.scan`.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps, and evaluates `f`
         `plan(n, checkpoints, block_size=block_size).evaluations` times. Cotangents of large weights
         are added up once for each block, by one matrix product.
-    - Forward mode is `lax.scan`'s; reverse mode over it is first-order reverse mode again, of a
-        loop that carries the tangents too.
+    - Forward mode is `lax.scan`'s; reverse mode over it is first-order reverse mode of the
+        loop that also carries tangents.
     - Derivatives of reverse-mode derivatives, of any order, follow the same schedule, with tangents
         beside each carry. If `f` calls a function with a `jax.custom_vjp`, or a `jax.custom_jvp`
         rule that is not JAX's own, or if its derivative has no reverse mode, they run nested scans
         under `jax.checkpoint` instead, and hold about as many carries as the square root of the
         length.
 
-    A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
+    A checkpoint holds only the leaves of the carry that are needed to recompute steps: no running
     sums, and no arrays that `f` writes into but does not read.
 
     Mutable references (`jax.new_ref`) that `f` reads and writes are parts of the carry, or of xs
@@ -81,8 +82,8 @@ def checkpointed_scan(
         closed-over values, and the temporaries of a single step. Under `jax.vmap` of a gradient it
         is for one example; in a gradient of `jax.vmap` it is for all of them together. It is for
         one device inside `jax.shard_map`, and where types carry the sharding (`AxisType.Explicit`);
-        elsewhere it counts whole arrays, sharded or not. Chosen is the plan predicted fastest;
-        `jax_revolve.explain` shows the choices.
+        elsewhere it counts whole arrays, sharded or not. The library chooses the plan with the
+        smallest predicted time; `jax_revolve.explain` shows the choices.
     - `storage`: where further checkpoints are stored: a [`jax_revolve.HostMemory`][], which can
         limit the `memory` that they take there, or a [`jax_revolve.Disk`][]. `checkpoints` and
         `memory` then count the device alone. With `checkpoints=0`, a `HostMemory` holds all
@@ -90,7 +91,7 @@ def checkpointed_scan(
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
         it is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows progress in
-        another way. Steps that run again, and derivatives of reverse-mode derivatives, show
+        another way. Recomputed steps, and derivatives of reverse-mode derivatives, show
         nothing. A bar counts steps, not examples or devices: `jax.vmap` and `jax.shard_map` show
         one bar. It has about a hundred updates, and fewer if steps are quick.
         `jax.effects_barrier()` waits for the last update.
@@ -148,6 +149,8 @@ def checkpointed_scan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     del _split_transpose  # of the transposition of lax.scan, which never runs here
+    if not isinstance(unroll, Integral):  # lax looks at it where all steps run in order
+        raise mistyped("unroll", unroll, "a bool or an int >= 0")
     asked = Options(checkpoints, block_size, memory, storage, plan, progress)
 
     def scan() -> tuple[Carry, Y]:

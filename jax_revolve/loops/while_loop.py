@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.interpreters import filtered_traceback
+from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.options import Options
@@ -36,7 +37,7 @@ def bounded_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[False] = False,
-    throw: bool = False,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
 ) -> Value: ...
 
@@ -54,7 +55,7 @@ def bounded_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: Literal[True],
-    throw: bool = False,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
 ) -> tuple[Value, jax.Array]: ...
 
@@ -72,19 +73,19 @@ def bounded_while_loop(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     with_steps: bool = False,
-    throw: bool = False,
+    throw: bool = True,
     progress: bool | ProgressMeter = False,
 ) -> Value | tuple[Value, jax.Array]:
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
-    any order. The bound stops the loop without an error, unless `throw=True`.
+    any order. A loop that reaches its bound raises an error at run time, unless `throw=False`.
 
-    It runs the steps taken, however large the bound. Under `jax.vmap`, the loop runs until its
+    The bound adds no steps. Under `jax.vmap`, the loop runs until its
     longest example is done. The default for `checkpoints` depends on the bound, and with it the
     memory, which reverse mode allocates before the first step.
 
-    - Evaluated, it is `lax.while_loop` with a counter.
-    - Forward mode is `lax.while_loop`'s; reverse mode over it is first-order reverse mode again,
-        of a loop that carries the tangents too.
+    - Without differentiation, it runs as `lax.while_loop` with a counter.
+    - Forward mode is `lax.while_loop`'s; reverse mode over it is first-order reverse mode
+        of the loop that also carries tangents.
     - First-order reverse mode (`jax.grad`, `jax.vjp`, `jax.linearize`) holds `checkpoints` carries
         and the residuals of `block_size` steps. It places checkpoints while the number of steps is
         unknown. With `block_size=1`, it evaluates `body_fun` `plan(steps, checkpoints).evaluations`
@@ -96,14 +97,14 @@ def bounded_while_loop(
         run nested scans under `jax.checkpoint` instead, and hold about as many carries as the
         square root of the bound.
 
-    A checkpoint holds only the leaves of the carry that are needed to run steps again: no running
+    A checkpoint holds only the leaves of the carry that are needed to recompute steps: no running
     sums, and no arrays that the body writes into but does not read.
 
     Under `jax.vmap`, finished examples are masked safely: they never make a derivative NaN, even if
     `body_fun` has none at the state where they stopped.
 
-    Like `jax.checkpoint`, it runs `body_fun` again to differentiate it: effects in it then happen
-    again. Under `jax.disable_jit` it is a Python loop that stores all.
+    Like `jax.checkpoint`, it recomputes `body_fun` to differentiate it, which repeats effects.
+    Under `jax.disable_jit` it is a Python loop that stores everything.
 
     **Arguments:**
 
@@ -125,8 +126,10 @@ def bounded_while_loop(
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of `max_steps`
         steps.
     - `with_steps`: whether to return the number of steps taken, as well.
-    - `throw`: whether to raise an error when the bound stops the loop, at run time, with
-        `equinox.error_if`.
+    - `throw`: whether to raise an error at run time if the bound stops the loop, with
+        `equinox.error_if`: one evaluation of `cond_fun`, one pass over the results and a callback
+        that runs only on failure. With `False` the loop returns its current value; the gradient is
+        the truncated loop's. `jax.export` cannot serialize the callback, and needs `False`.
     - `progress`: as [`jax_revolve.checkpointed_scan`][]. The forward bar does not show the time
         left, because the number of steps is unknown; the reverse bar does.
 
@@ -147,8 +150,8 @@ def bounded_while_loop(
         differentiated;
     - `NotImplementedError` if a budget is given for a loop that cannot recompute steps, as
         [`jax_revolve.checkpointed_scan`][], or if `cond_fun` writes to a mutable reference;
-    - with `throw=True`, an error at run time if the bound stops the loop: `jax.jit` passes it on as
-        a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
+    - an error at run time if the bound stops the loop, unless `throw=False`: `jax.jit` passes it on
+        as a `JaxRuntimeError`, `equinox.filter_jit` as an `EquinoxRuntimeError`.
 
     !!! Example
 
@@ -238,17 +241,33 @@ def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[A
     steps, results = run_counted(loop, operands)
     if loop.length is None:
         return steps, results
-    holds = loop.holds(loop.operands(operands).consts, list(results))
-    return _raise_if((steps >= loop.length) & holds, (steps, results), loop.length)
+    assert loop.condition is not None
+    is_full = steps >= loop.length
+
+    def holds() -> jax.Array:
+        return loop.holds(loop.operands(operands).consts, list(results))
+
+    if loop.condition.effects:  # repeated only where the error follows
+        from equinox.internal import unvmap_any  # not needed by other loops
+
+        going = lax.cond(unvmap_any(is_full), holds, lambda: jnp.zeros_like(is_full))
+    else:
+        going = holds()
+    where = source_of_function(loop.jaxpr)
+    return _raise_if(is_full & going, (steps, results), loop.length, where)
 
 
-def _raise_if(stopped: jax.Array, value: Any, max_steps: int) -> Any:
+def _raise_if(stopped: jax.Array, value: Any, max_steps: int, where: str) -> Any:
     """The value with an error at run time, which is raised if the value or a derivative of it is
-    used: a derivative of `equinox.error_if` itself does not check."""
-    import equinox  # not needed by other loops
+    used: a derivative of `equinox.error_if` itself does not check. Equinox shows the stack of the
+    first loop with this message, so the message says where the loop is."""
+    message = (
+        f"The loop over {where} did not finish within max_steps={max_steps} steps. Pass a larger "
+        "max_steps. With throw=False, bounded_while_loop returns the value that it has then."
+    )
+    import equinox as eqx  # not needed by other loops
 
-    message = f"The loop did not finish within max_steps={max_steps} steps. Pass a larger max_steps"
-    not_stopped = equinox.error_if(jnp.ones(jnp.shape(stopped)), stopped, f"{message}.")
+    not_stopped = eqx.error_if(jnp.ones(jnp.shape(stopped)), stopped, message)
 
     def check(x: Any) -> Any:
         aval = jax.typeof(x)
@@ -281,5 +300,6 @@ def _python_loop(
     while (max_steps is None or steps < max_steps) and cond_fun(value):
         value, steps = jax.tree.map(as_array, body_fun(value)), steps + 1
     if throw and max_steps == steps:
-        value = _raise_if(jnp.asarray(cond_fun(value)), value, steps)
+        where = getattr(body_fun, "__name__", repr(body_fun))
+        value = _raise_if(jnp.asarray(cond_fun(value)), value, steps, where)
     return (value, jnp.int32(steps)) if with_steps else value

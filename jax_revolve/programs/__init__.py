@@ -9,7 +9,9 @@ each, and runs the jaxpr with these loops replaced.
 - `find`: the loops in a jaxpr, at any depth, their sizes, and others in their places.
 - `not_entered`: equations with loops that stay as they are, and why.
 - `choice`: which loops are checkpointed, and with which options.
+- `batched`: while loops that `jax.vmap` has made of others.
 - `share`: one memory budget for several loops, after or inside one another.
+- `variables`: what a function changes in Flax NNX modules.
 - `fit`: the largest budget with which a compiled program fits.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.

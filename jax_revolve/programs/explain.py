@@ -1,13 +1,14 @@
 """`explain`: the plan, the memory and the evaluations of every loop that a function runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 import equinox as eqx
 import jax
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import name_of
 from jax_revolve.jaxprs.evaluate import run_each, run_in_place
 from jax_revolve.jaxprs.walk import CALLS, inner_programs
@@ -23,15 +24,15 @@ from jax_revolve.programs.find import (
 from jax_revolve.programs.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.rewrite import check_function, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
-from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.report import Report, aligned, checkpoints_of
+from jax_revolve.schedule.arguments import counted, readable
+from jax_revolve.schedule.report import Printed, Report, aligned, checkpoints_of, plot_reports
 
 Reports = Mapping[FoundLoop, Report | None]
 """The report on each loop; `None` if lax runs it, or if it has no reverse mode."""
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Printed):
     """The result of [`jax_revolve.explain`][]. Prints as a table; `plot()` draws a picture.
 
     - `loops`: a [`jax_revolve.typing.Report`][] on each loop that has a plan, in the order in which
@@ -44,6 +45,8 @@ class Explanation:
     - `memory`: the bytes that the gradients of all loops hold together with these plans.
     - `memory_now`: as `memory`, of the function as it stands, where loops of `jax.lax` keep the
         residuals of all their steps.
+    - `outside`: the bytes outside the budget: xs, ys, closed-over values and their cotangents, as
+        far as each loop's `always` lists them, of all loops that are in no other loop.
     - `evaluations`: the evaluations of steps, of all loops together, in a gradient of the function
         with these plans.
     """
@@ -54,25 +57,31 @@ class Explanation:
     memory: int
     memory_now: int
     evaluations: int
-    _rows: tuple[tuple[FoundLoop, Report | None, int], ...] = field(repr=False)
-    _takes_derivatives: bool = field(repr=False)
+    _rows: tuple[tuple[FoundLoop, Report | None, int], ...]
+    _takes_derivatives: bool
 
-    def plot(self) -> list[Any]:
-        """A picture with a panel for each of `loops`, drawn by [`jax_revolve.typing.Report`][].
+    @property
+    def outside(self) -> int:
+        outer = (report for loop, report, _ in self._rows if report and loop.depth == 0)
+        return sum(sum(report.always.values()) for report in outer)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Evaluations per step over memory: the choices of each of `loops`, with a star at its
+        plan. Of a single loop, as [`jax_revolve.typing.Report`][] draws it.
+
+        **Arguments:**
+
+        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
 
         **Returns:**
 
         The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        from jax_revolve.schedule.picture import new_axes
+        return plot_reports(self.loops, ax)
 
-        if len(self.loops) < 2:
-            return [report.plot() for report in self.loops]
-        figure = new_axes().figure
-        figure.clear()
-        figure.set_size_inches(6 * len(self.loops), 4.5)
-        axes = figure.subplots(1, len(self.loops))
-        return [report.plot(ax) for report, ax in zip(self.loops, axes, strict=True)]
+    def __repr__(self) -> str:
+        loops, bytes = counted(len(self._rows), "loop"), readable(self.memory)
+        return f"<Explanation: {loops}, {bytes}, {counted(self.evaluations, 'evaluation')}>"
 
     def __str__(self) -> str:
         lines = [*(self._table() if self._rows else ["No loops."]), *self._remarks()]
@@ -107,14 +116,19 @@ class Explanation:
         of_lax = [loop.name for loop, report, _ in self._rows if report and not loop.is_own]
         if of_lax:
             yield (
-                f"Run by jax.lax: {', '.join(of_lax)}. The plan is the one that checkpoint_loops "
-                f"gives. As the function stands, all loops together take "
+                f"Run by jax.lax: {', '.join(of_lax)}. Their plans are the ones that "
+                f"checkpoint_loops would give. Without it, all loops together take "
                 f"{readable(self.memory_now)}."
+            )
+        if self.outside:
+            yield (
+                f"Outside the budget: {readable(self.outside)} for xs, ys, closed-over values and "
+                "their cotangents."
             )
         if self._takes_derivatives:
             yield (
-                "The function takes a derivative itself, of loops that are not shown or cannot be "
-                "changed any more: explain, or checkpoint, the function that is differentiated."
+                "The function takes a derivative itself, so its loops are hidden or cannot change: "
+                "pass the function that is differentiated."
             )
         for name, reason in self.not_entered.items():
             yield f"The loops in {name} are left alone: {reason}."
@@ -131,7 +145,7 @@ def explain(
 
     Nothing runs unless `measure=True`: `fun` is traced, so arguments may be shapes, and `explain`
     also works inside `jax.jit`. Apply it to the function that is differentiated, not to its
-    gradient. Sizes are found as if everything were differentiated that can be; a gradient with
+    gradient. Sizes assume that everything differentiable is differentiated; a gradient with
     respect to less has fewer residuals. They are for one device inside `jax.shard_map`, and where
     types carry the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
 
@@ -183,6 +197,7 @@ def explain(
     check_function(fun)
     limit = check_limit(measure, seconds)
 
+    @filtered_traceback
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         is_input = lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
         inputs = jax.tree.leaves(eqx.filter((args, kwargs), is_input))

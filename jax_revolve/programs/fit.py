@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.memories import text_of
 from jax_revolve._compat.values import bytes_of
 from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
+from jax_revolve.schedule.report import Printed
 
 MEMINFO = Path("/proc/meminfo")
 UNLIMITED = 2**62
@@ -29,8 +31,8 @@ APART = 1.08  # a result takes more than APART**-2 = 0.857 of the limit
 FINEST, SMALL = 1.02, 1000  # the ratio of budgets that are tried; if small, they are 20 bytes apart
 
 
-@dataclass(frozen=True, eq=False)
-class Fitted:
+@dataclass(frozen=True, eq=False, repr=False)
+class Fitted(Printed):
     """The result of [`jax_revolve.fit`][]: the budget `memory`, the `bytes` that the program takes
     on a device, their `limit`, the program, `compiled`, and the bytes of all `attempts` by budget.
     """
@@ -38,7 +40,7 @@ class Fitted:
     memory: int
     bytes: int
     limit: int
-    compiled: Any = field(repr=False)
+    compiled: Any
     attempts: dict[int, float]
 
     def __str__(self) -> str:
@@ -97,6 +99,7 @@ def fit(
         raise mistyped("progress", progress, "True or False")
     most = None if limit is None else parse_bytes(limit, "limit")
 
+    @filtered_traceback
     def fitted(*args: Any) -> Fitted:
         with limit_bar() if progress else nullcontext(lambda share, now: None) as show:
             return _Search(make, args, usable_bytes(args) if most is None else most, show).result()
@@ -181,12 +184,19 @@ class _Search:
         return self.known[text]._replace(memory=memory)
 
     def trace(self, memory: int) -> Any:
+        expected = (
+            f"make must be a function from a budget in bytes to the function to compile, such as "
+            f"lambda memory: jax.grad(partial(loss, memory=memory)), but make({memory})"
+        )
+        fun: Any
         try:
-            fun: Any = self.make(memory)
-        except Exception as error:
-            error.add_note(f"fit called make({memory}): make takes a budget, returns a function.")
-            raise
-        return (fun if hasattr(fun, "trace") else jax.jit(fun)).trace(*self.args)
+            fun = self.make(memory)
+        except (OverflowError, TypeError) as error:  # as if it were the function to compile
+            raise TypeError(f"{expected} raises {type(error).__name__}: {error}") from error
+        if not callable(fun):
+            raise TypeError(f"{expected} returns {type(fun).__name__} {fun}.")
+        traceable: Any = fun if hasattr(fun, "trace") else jax.jit(fun)
+        return traceable.trace(*self.args)
 
     @cached_property
     def least(self) -> int:

@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 from jax_revolve._compat.jaxprs import name_of, parameters_of
-from jax_revolve.jaxprs.walk import inner_jaxprs, others
-from jax_revolve.step.equation import is_batched, read_loop
+from jax_revolve.jaxprs.walk import inner_jaxprs, not_differentiated, others
+from jax_revolve.step.equation import read_loop
 
 _OWN_RULE = "a derivative rule of its own determines its residuals"
 
@@ -22,11 +22,6 @@ _UNREADABLE = {
     "while": "jax_revolve cannot checkpoint a loop over values that are not arrays",
 }
 """Loops of lax that `read_loop` does not read."""
-
-_BATCHED = (
-    "jax.vmap has given it a condition for each example. Apply jax.vmap to the result of "
-    "checkpoint_loops instead"
-)
 
 
 class NotEntered(NamedTuple):
@@ -49,13 +44,13 @@ def not_entered(eqn: Any, name: str) -> NotEntered | None:
         lengths.append(parameters_of(eqn).get("length"))
     lengths += [length for program in programs for length in _lengths(program)]
     if not lengths:
-        return None
+        apart = [length for program in not_differentiated(eqn) for length in _lengths(program)]
+        reason = f"{kind} does not differentiate them, and keeps no residuals of them"
+        return NotEntered(name, reason, None, is_expected=True) if apart else None
     if kind in _EXPECTED:
         name = getattr(programs[0], "jaxpr", programs[0]).debug_info.func_name
     reasons = {**_UNREADABLE, **_EXPECTED}
     reason = reasons.get(kind, f"jax_revolve does not know what the equation {kind} does")
-    if is_batched(eqn):
-        reason = _BATCHED
     longest = None if None in lengths else max(lengths)
     return NotEntered(name, reason, longest, kind in _EXPECTED)
 

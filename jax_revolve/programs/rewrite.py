@@ -16,12 +16,14 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
+from jax_revolve.programs.batched import with_single_predicates
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
 from jax_revolve.programs.not_entered import NotEntered
+from jax_revolve.programs.variables import change, trace_error, with_changes
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.step.equation import READ, LoopEquation, is_batched
+from jax_revolve.step.equation import READ, LoopEquation
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.references import run_on_contents, uses_references
 
@@ -80,18 +82,21 @@ def checkpoint_loops(
 
     The result is compiled, as by `equinox.filter_jit`: once for all arguments of the same shapes
     and dtypes. Arguments that are not arrays, including Python numbers, are static: they must be
-    hashable, and each value is compiled for.
+    hashable, and each value is compiled for. Variables of Flax NNX modules among the arguments,
+    such as batch statistics and random counts, are updated as by `flax.nnx.jit`; a module that
+    `fun` closes over cannot change.
 
     **Arguments:**
 
     - `fun`: the function. Without it, the result is a decorator.
     - `checkpoints`: for each loop, as [`jax_revolve.checkpointed_scan`][].
     - `memory`: instead of `checkpoints`, the most bytes for all loops together: an int or a string
-        such as `"512MB"`. The plans predicted to be fastest together are chosen. Loops of this
-        library in `fun` keep their plans, whose memory counts, too. The checkpoints of an inner
-        loop are multiplied by the outer block size or, in a loop that is left alone, by its length.
-        The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans are chosen as if
-        everything were differentiated that can be, and for one example under `jax.vmap` of the
+        such as `"512MB"`. The library chooses the plans with the smallest predicted time together.
+        Loops of this library in `fun` keep their plans, whose memory counts, too. The checkpoints
+        of an inner loop are multiplied by the outer block size or, in a loop that is left alone, by
+        its length.
+        The budget covers the same as in [`jax_revolve.checkpointed_scan`][]. Plans assume that
+        everything differentiable is differentiated, and are for one example under `jax.vmap` of the
         result.
     - `min_length`: scans of fewer steps are left alone: an int >= 1. While loops are not compared
         with it.
@@ -144,7 +149,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
-        closed, loops, types, static = trace(fun, args, kwargs)
+        closed, loops, types, static = trace(with_changes(fun), args, kwargs)
         _warn(find_not_entered(closed), choice.min_length)
         replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
@@ -158,7 +163,9 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if is_jit_disabled():
             return fun(*args, **kwargs)
-        return compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
+        result, changes = compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
+        change((args, kwargs), changes)
+        return result
 
     return checkpointed
 
@@ -181,8 +188,22 @@ def _kinds(tree: Any) -> Any:
 
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
     """What a function is traced to, its loops, and the types of its results and the others."""
-    closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
-    closed = _without_references(closed)
+    try:
+        closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "checkpoint_loops and explain trace the whole function, as jax.jit does: write "
+            "Python's `while` and `if` over arrays as jax.lax.while_loop and jax.lax.cond, or pass "
+            "the function that such a loop calls."
+        )
+        raise
+    except trace_error() as error:
+        error.add_note(
+            "Pass the NNX module as an argument, as in checkpoint_loops(lambda model, x: "
+            "model(x))(model, x). The function can then change its variables."
+        )
+        raise
+    closed = _without_references(with_single_predicates(closed))
     return closed, find_loops(closed), types, static
 
 
@@ -190,7 +211,7 @@ def _without_references(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
     """The program with each loop that uses mutable references as a pure one, which can be found."""
 
     def pure(eqn: Any) -> Any:
-        if eqn.primitive.name in READ and uses_references(eqn) and not is_batched(eqn):
+        if eqn.primitive.name in READ and uses_references(eqn):
             return _on_contents(eqn, enclosing)
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         programs = inner_programs(eqn)

@@ -51,10 +51,15 @@ def parse_bytes(memory: object, name: str = "memory") -> int:
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b)?\s*", memory, re.IGNORECASE)
         if match is None or (match[3] and not match[2]):
-            raise ValueError(f"{name} must be {_ALLOWED}, but is {memory!r}.")
+            raise ValueError(
+                f"{name} must be {_ALLOWED}, but is {memory!r}. Units are B, kB, MB, GB and TB, or "
+                "KiB to TiB. jax_revolve.fit finds the budget for a share of a device's memory."
+            )
         number, prefix, binary = match.groups()
         power = _PREFIXES.index((prefix or " ").lower())
         return int(Fraction(number) * (1024 if binary else 1000) ** power)
+    if isinstance(memory, float) and memory.is_integer():
+        raise TypeError(f"{mistyped(name, memory, _ALLOWED)} Pass {int(memory)}.")
     return check_integer(name, memory, least=0, allowed=_ALLOWED)
 
 

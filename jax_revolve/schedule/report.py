@@ -4,6 +4,7 @@ and as a picture."""
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -47,8 +48,18 @@ class Measurement(NamedTuple):
         return cls(median(ms), (lower, upper), len(ms), temporaries, peak)
 
 
-@dataclass(frozen=True)
-class Report:
+class Printed:
+    """The base class of results that print as text, also in a notebook."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {str(self).splitlines()[0]}>"
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="overflow-x: auto; white-space: pre">{escape(str(self))}</pre>'
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Printed):
     """A loop in a [`jax_revolve.typing.Explanation`][]. Prints as a table; sizes are in bytes.
 
     `name` and `source` say where the loop is, as in [`jax_revolve.typing.FoundLoop`][], and `runs`
@@ -63,7 +74,7 @@ class Report:
     With `measure=True`, `measured` holds a [`jax_revolve.typing.Measurement`][] of each plan that
     was run, and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of
     seconds, or an interrupt, left no time, and `too_large` are those that need more memory than the
-    device has.
+    device has. Other plans are predicted to be slower, and were not tried.
     """
 
     plan: AnyPlan
@@ -82,7 +93,8 @@ class Report:
     @cached_property
     def choices(self) -> list[AnyPlan]:
         plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
-        chosen = dict.fromkeys((*plans, self.plan, *self.measured))
+        others = (*self.measured, *self.unmeasured, *self.too_large)
+        chosen = dict.fromkeys((*plans, self.plan, *others))
         return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
 
     def memory(self, plan: AnyPlan) -> int:
@@ -123,7 +135,7 @@ class Report:
             count = plan.writes if isinstance(plan, TwoLevelPlan) else plan.checkpoints
             size = plan.storage_bytes(sizes.checkpoint)
             rows.append(("in the storage", size, f"{count} checkpoints in {plan.storage}"))
-        rows += [(name, size, "with every plan") for name, size in self.always.items() if size]
+        rows += [(name, size, "outside the budget") for name, size in self.always.items() if size]
         width = max(len(name) for name, _, _ in rows)
         for name, size, meaning in rows:
             yield f"{name:<{width}}  {readable(size):>8}  {meaning}"
@@ -142,13 +154,18 @@ class Report:
             row["measured"] = known(its and its.temporaries)
             if self._has_peaks:
                 row["peak"] = known(its and its.peak)
-            row["ms"] = f"{its.ms:.3g}" if its else ""
+            row["ms"] = f"{its.ms:.3g}" if its else self._why_not_run(plan)
         runs = self.evaluations(plan)
         row |= {"evaluations": str(runs), "per step": f"{runs / max(plan.length, 1):.2f}"}
         if isinstance(self.plan, TwoLevelPlan):
             both = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
             row |= zip(("writes", "reads"), map(str, both), strict=True)
         return row
+
+    def _why_not_run(self, plan: AnyPlan) -> str:
+        if plan in self.too_large:
+            return "too large"
+        return "no time" if plan in self.unmeasured else "not run"
 
     @property
     def _has_peaks(self) -> bool:
@@ -157,7 +174,7 @@ class Report:
     @property
     def _mark(self) -> str:
         if len(self.measured) > 1:
-            return "measured quickest"
+            return "measured fastest"
         return "measured" if self.measured else "chosen"
 
     def _remarks(self) -> Iterator[str]:
@@ -168,15 +185,15 @@ class Report:
             yield f"ms: the median of at least {runs} runs"
             if self._has_peaks:
                 yield "peak: the most bytes that the device has held, operands and results too"
-            every = len(self.measured) + len(self.unmeasured)
-            of_all = f"{len(self.measured)} of {every} plans are measured"
-            if self.is_interrupted:
-                yield f"Interrupted: {of_all}."
-            elif self.unmeasured:
-                yield f"{of_all}: more seconds are needed for the others"
+            if self.unmeasured:
+                why = "interrupted" if self.is_interrupted else "pass more seconds"
+                yield f"no time: {len(self.unmeasured)} plans that may be faster ({why})"
             if self.too_large:
-                plans = ", ".join(f"{p.checkpoints} x {p.block_size}" for p in self.too_large)
-                yield f"The device has too little memory for (checkpoints x block size): {plans}."
+                yield "too large: the device has too little memory"
+            if any(
+                p not in {*self.measured, *self.unmeasured, *self.too_large} for p in self.choices
+            ):
+                yield "not run: predicted to be slower"
         if self.sizes.work is not None:
             yield f"Predicted by the profile of {self.sizes.profile}."
 
@@ -192,24 +209,37 @@ class Report:
 
         The axes. Needs Matplotlib, which `pip install matplotlib` installs.
         """
-        from jax_revolve.schedule.picture import new_axes
-
-        ax = new_axes() if ax is None else ax
-        single = trade_off(self.plan.length, self.sizes, block_size=1, is_while=self.is_while)
-        self._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
-        self._draw(ax, self.choices, color="#0072B2", marker="o", label="blocks of steps")
-        self._draw(ax, [self.plan], color="#D55E00", marker="*", markersize=16, label=self._mark)
-        _scale(ax)
-        ax.set_xlabel("memory of checkpoints and residuals")
-        ax.set_ylabel("evaluations per step")
-        ax.set_title(f"Gradient of a loop of {self.plan.length} steps{self._where}")
-        ax.legend()
-        return ax
+        return plot_reports([self], ax)
 
     def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:
         memory = [self.memory(plan) for plan in plans]
         runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
         ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)
+
+
+def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
+    """The choices of one loop, or of several, in axes, by default new ones."""
+    from jax_revolve.schedule.picture import new_axes
+
+    ax = new_axes() if ax is None else ax
+    for report in reports:
+        star: dict[str, Any] = {"marker": "*", "markersize": 16}
+        if len(reports) == 1:
+            length, how = report.plan.length, {"is_while": report.is_while}
+            single = trade_off(length, report.sizes, block_size=1, **how)
+            report._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
+            report._draw(ax, report.choices, color="#0072B2", marker="o", label="blocks of steps")
+            report._draw(ax, [report.plan], color="#D55E00", label=report._mark, **star)
+            ax.set_title(f"Gradient of a loop of {length} steps{report._where}")
+        else:
+            report._draw(ax, report.choices, marker="o", label=f"{report.name} of {report.source}")
+            report._draw(ax, [report.plan], color=ax.lines[-1].get_color(), **star)
+    if reports:
+        _scale(ax)
+        ax.legend()
+    ax.set_xlabel("memory of checkpoints and residuals")
+    ax.set_ylabel("evaluations per step")
+    return ax
 
 
 def checkpoints_of(plan: AnyPlan) -> str:

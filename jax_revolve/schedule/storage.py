@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from jax_revolve.schedule.arguments import (
     Memory,
@@ -19,11 +19,22 @@ TRANSFER = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """The options of every storage."""
+    """The limits of every storage, which have to be named."""
 
     checkpoints: int | None = None
     memory: Memory = None
     transfer: float | None = None
+
+    def __new__(cls, *given: Any, **limits: Any) -> Self:
+        del limits
+        is_disk = issubclass(cls, Disk)
+        if len(given) > is_disk:
+            limit, place = given[is_disk], "directory, " if is_disk else ""
+            raise TypeError(
+                f"{cls.__name__} must be given its limits by name, but is given {limit!r}. Pass "
+                f"{cls.__name__}({place}checkpoints={limit!r}), or memory={limit!r} for bytes."
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the fields. Numbers become Python's own, so that plans can be looked up by them."""

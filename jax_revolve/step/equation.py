@@ -6,7 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat.interpreters import LATE, eager_constant_folding, register_late
+from jax_revolve._compat.interpreters import (
+    LATE,
+    eager_constant_folding,
+    is_reference_effect,
+    register_late,
+)
 from jax_revolve._compat.jaxprs import ClosedJaxpr, eval_jaxpr, is_literal, variables
 from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
 from jax_revolve.step.references import run_on_contents
@@ -68,7 +73,8 @@ def run_around_loop(
     operands = [v.val if is_literal(v) else values[v] for v in loop.invars]
     equation = READ[loop.primitive.name](loop)
     operands = list(map(as_array, operands))
-    if equation.body_effects or not all(is_array_type(v.aval) for v in loop.outvars + loop.invars):
+    are_arrays = all(is_array_type(v.aval) for v in loop.outvars + loop.invars)
+    if any(map(is_reference_effect, equation.body_effects)) or not are_arrays:
         results = run_on_contents(run_loop, equation, operands)
     else:
         results = run_loop(equation, operands)
@@ -113,14 +119,8 @@ READ = {"scan": _read_scan, "while": _read_while}
 
 
 def read_loop(eqn: Any) -> LoopEquation | None:
-    """The loop that an equation is, if it is one of lax's over arrays. A while loop that `jax.vmap`
-    has given a condition for each example is none."""
+    """The loop that an equation is, if it is one of lax's over arrays."""
     read = READ.get(eqn.primitive.name)
-    if read is None or is_batched(eqn) or not all(is_array_type(v.aval) for v in eqn.invars):
+    if read is None or not all(is_array_type(v.aval) for v in eqn.invars):
         return None
     return read(eqn)
-
-
-def is_batched(eqn: Any) -> bool:
-    """Whether an equation is a while loop whose condition has a value for each example."""
-    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)

@@ -10,7 +10,14 @@ import jax
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned
-from jax_revolve._compat.values import AbstractValue, SymbolicZero, tangent_type, zeros
+from jax_revolve._compat.values import (
+    AbstractValue,
+    SymbolicZero,
+    add_cotangents,
+    cotangent_type,
+    tangent_type,
+    zeros,
+)
 from jax_revolve.jaxprs.equations import has_rule_of_user
 from jax_revolve.jaxprs.inline import inlined
 from jax_revolve.jaxprs.parts import (
@@ -209,9 +216,15 @@ class Linearized:
         """The cotangents of the active consts, carry and xs, from the residuals and the cotangents
         of the active results. Raises JAX's error if a part of the step has no reverse mode."""
 
+        num_consts = (len(self.shared) - len(self.carry)) // 2
+        inputs = Operands(self.shared[:num_consts], self.carry, self.x)
+        masks = (self.activity.consts, self.activity.carry, self.activity.xs)
+        wanted = [v.aval.to_ct_aval().dtype for vs in map(pick, inputs, masks) for v in vs]
+
         def pull_back(residuals: list[Any], cts: list[Any]) -> list[Any]:
             parts = jax.tree.unflatten(self._pullback, residuals)(cts)
-            return [x for part in parts for x in part]
+            # A user's rule may return another dtype, which JAX lets pass.
+            return list(map(_of_dtype, (x for part in parts for x in part), wanted))
 
         made = jax.make_jaxpr(pull_back)([v.aval for v in self.residuals], self.types)
         for residuals in self._later:
@@ -303,7 +316,7 @@ def _vjp(
         return pick(results, activity.results), results
 
     active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
-    return results, pullback, [tangent_type(r) for r in active]
+    return results, pullback, [cotangent_type(r) for r in active]
 
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
@@ -361,11 +374,17 @@ def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
 
 def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
     """Zero cotangents of the active values, to which cotangents are added."""
-    return [zeros(tangent_type(v)) for v in pick(values, active)]
+    return [zeros(cotangent_type(v)) for v in pick(values, active)]
 
 
 def add(total: list[Any], more: list[Any]) -> list[Any]:
-    return [lax.add(a, b) for a, b in zip(total, more, strict=True)]
+    return list(map(add_cotangents, total, more))
+
+
+def _of_dtype(cotangent: Any, dtype: Any) -> Any:
+    if cotangent.dtype == dtype:
+        return cotangent
+    return lax.convert_element_type(cotangent, dtype)
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:

@@ -21,9 +21,10 @@ from jax_revolve._compat.interpreters import (
     is_reference,
     is_reference_effect,
 )
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of
+from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import exactly_of_type, is_array_type
-from jax_revolve.jaxprs.walk import any_equation
+from jax_revolve.jaxprs.walk import any_equation, changed, with_equations
 
 if TYPE_CHECKING:
     from jax_revolve.step.equation import LoopEquation
@@ -137,9 +138,10 @@ class _Pure:
         changed = {e.input for e in effects if is_reference_effect(e, written=True)}
         self.written = {id(x) for x, v in zip(operands, invars, strict=True) if v in changed}
         try:
-            self.pure = discharged(closed, are_references)
+            pure = discharged(_with_each(closed, _hidden), are_references)
         except NotImplementedError as error:  # of a primitive, such as a call of a kernel
             raise NotPure(f"its mutable references cannot be discharged: {error}") from error
+        self.pure = _with_each(pure, _shown)
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[list[Any], dict[int, Any]]:
         """The results, and the contents of each reference afterwards."""
@@ -154,9 +156,7 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
             raise NotPure(f"it has values of type {aval}, which are not arrays")
 
     def has_rule(eqn: Any) -> bool:
-        is_custom = eqn.primitive.name.startswith(("custom_jvp", "custom_vjp"))
-        takes = any(is_reference(v.aval) for v in eqn.invars)
-        return is_custom and (takes or uses_references(eqn))
+        return _has_own_rule(eqn) and uses_references(eqn)
 
     if any_equation(equation.jaxpr, has_rule):
         # The rule may write to them in the reverse pass, which discharging would forget.
@@ -166,7 +166,48 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
 
 
 def uses_references(eqn: Any) -> bool:
-    return any(map(is_reference_effect, eqn.effects))
+    """Whether an equation reads, writes, makes or passes on references."""
+    takes = any(is_reference(v.aval) for v in eqn.invars)
+    return takes or any(map(is_reference_effect, eqn.effects))
+
+
+# JAX discharges references once all derivatives are taken, and drops derivative rules on the way.
+# So equations that have one are hidden in others that JAX knows nothing of.
+
+_hidden_p = Primitive("hidden")
+_hidden_p.multiple_results = True
+
+
+@_hidden_p.def_effectful_abstract_eval
+def _(*_: Any, hidden: Any) -> tuple[list[Any], Any]:
+    return [v.aval for v in hidden.outvars], hidden.effects
+
+
+def _has_own_rule(eqn: Any) -> bool:
+    """Whether it calls a function that may have a derivative rule of its own."""
+    return name_of(eqn).startswith(("custom_jvp", "custom_vjp", "call_hi_primitive"))
+
+
+def _hidden(eqn: Any) -> Any:
+    if not _has_own_rule(eqn) or uses_references(eqn):
+        return eqn
+    return eqn.replace(primitive=_hidden_p, params={"hidden": eqn})
+
+
+def _shown(eqn: Any) -> Any:
+    if eqn.primitive is not _hidden_p:
+        return eqn
+    return eqn.params["hidden"].replace(invars=eqn.invars, outvars=eqn.outvars)
+
+
+def _with_each(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
+    """The jaxpr, open or closed, with `change(eqn)` for each equation in it, however deep."""
+
+    def of(eqn: Any) -> Any:
+        new = change(eqn)
+        return new if new is not eqn else changed(eqn, lambda _, inner: _with_each(inner, change))
+
+    return with_equations(jaxpr, [*map(of, jaxpr.eqns)])
 
 
 def _contents(reference: Any) -> Any:

@@ -77,8 +77,9 @@ def _at(function: Any, axis: int = 0) -> Any:
 
 def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:
     """The buffer of such values along this axis, laid out as they are over an explicit mesh."""
-    mesh, spec = explicit_mesh([jax.typeof(value)]), list(jax.typeof(value).sharding.spec)
-    wanted = jax.P(*spec[:axis], None, *spec[axis:])
+    mesh, spec = explicit_mesh([jax.typeof(value)]), jax.typeof(value).sharding.spec
+    parts = spec.partitions
+    wanted = spec.update(partitions=(*parts[:axis], None, *parts[axis:]))
     if mesh is None or jax.typeof(buffer).sharding.spec == wanted:
         return buffer
     return jax.sharding.reshard(buffer, jax.NamedSharding(mesh, wanted))

@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import shutil
+import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,17 +30,21 @@ _folders: set[Path] = set()
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
-    """Refuse a directory that does not exist, or that cannot be written to."""
+    """Refuse a directory that does not exist, or in which no folder can be made. To ask for the
+    permission is not enough: the file system may be read-only."""
     path = Path(directory)
     if not path.is_dir():
         raise FileNotFoundError(
             f"storage=Disk({os.fspath(directory)!r}): there is no such directory. Create it, or "
             "pass another one; checkpoints are written to a folder of their own in it."
         )
-    if not os.access(path, os.W_OK | os.X_OK):
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix="jax_revolve-", dir=path))
+    except OSError as error:
         raise PermissionError(
-            f"storage=Disk({os.fspath(directory)!r}): the directory cannot be written to."
-        )
+            f"storage=Disk({os.fspath(directory)!r}): the directory cannot be written to: "
+            f"{error.strerror}. Pass one in which this process may make a folder."
+        ) from error
 
 
 def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -49,8 +54,9 @@ def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) 
         checksum = zlib.crc32(piece, checksum)
     ticket = np.array([secrets.randbits(32), secrets.randbits(32), checksum], np.uint32)
     path = _path(directory, ticket)
-    check_directory(directory)
-    path.parent.mkdir(exist_ok=True)
+    if not path.parent.exists():
+        check_directory(directory)
+        path.parent.mkdir(exist_ok=True)
     _folders.add(path.parent)
     write_whole(path, "A checkpoint", content)
     return ticket

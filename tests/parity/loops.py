@@ -45,7 +45,12 @@ def reference(checkpoints: Any = None, **scan_options: Any) -> Loops:
 
 
 def masked_while_loop(
-    cond_fun: Any, body_fun: Any, init: Any, max_steps: int, scan: Any = lax.scan
+    cond_fun: Any,
+    body_fun: Any,
+    init: Any,
+    max_steps: int,
+    throw: bool = False,
+    scan: Any = lax.scan,
 ) -> Any:
     """A while loop for `max_steps` steps. Those after its end are computed from ones, where the
     programs here have all derivatives, and dropped."""
@@ -94,7 +99,7 @@ def _scan_as_while(
     ys = jax.tree.map(lambda y: jnp.broadcast_to(y, (steps, *jnp.shape(y))), y)
     state = (jnp.int32(0), init, ys)
     _, carry, ys = bounded_while_loop(
-        lambda state: state[0] < steps, body, state, max_steps=steps + 2, **options
+        lambda state: state[0] < steps, body, state, max_steps=steps + 2, throw=False, **options
     )
     return carry, ys
 

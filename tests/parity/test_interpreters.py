@@ -240,7 +240,7 @@ def test_a_batched_condition_prints_as_in_lax() -> None:
         jax.effects_barrier()
         return len(counts)
 
-    assert count(partial(bounded_while_loop, max_steps=9)) == count(lax.while_loop)
+    assert count(partial(bounded_while_loop, max_steps=9)) == count(lax.while_loop) > 0
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -71,7 +71,10 @@ two steps, the last of which may be shorter, and with checkpoints beside the dev
 
 def _outcome(case: Case, transformation: str, loops: Callable[..., Loops]) -> Any:
     arguments = tuple(map(jnp.asarray, case.arguments))
-    return ALL[transformation](case.program(loops(**case.options)), arguments)
+    scan, while_loop = loops(**case.options)
+    if transformation == "exported":  # JAX cannot export a program that calls Python
+        while_loop = partial(while_loop, throw=False)
+    return ALL[transformation](case.program(Loops(scan, while_loop)), arguments)
 
 
 @cache

@@ -135,7 +135,7 @@ def test_a_condition_reads_what_the_body_writes(max_steps: int) -> None:
             total[...] *= 2
             return n + 1
 
-        n = bounded_while_loop(lambda _: total[...] < 20, body, 0, max_steps=max_steps)
+        n = bounded_while_loop(lambda _: total[...] < 20, body, 0, max_steps=max_steps, throw=False)
         return total[...], n
 
     steps = min(max_steps, 5)
@@ -199,7 +199,7 @@ def test_a_condition_that_writes_is_as_in_lax() -> None:
         return n < 9
 
     with pytest.warns(UserWarning, match="its condition writes to a mutable reference"):
-        n = bounded_while_loop(cond, lambda n: n + 1, 0, max_steps=4)
+        n = bounded_while_loop(cond, lambda n: n + 1, 0, max_steps=4, throw=False)
     assert n == 4
     assert count[...] > 0
 
@@ -220,3 +220,47 @@ def test_gradients_are_accumulated_into_references() -> None:
     expected = accumulated(lax.scan)
     for scan in (checkpointed_scan, CHECKPOINTED):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10), accumulated(scan), expected)
+
+
+@jax.custom_jvp
+def rounded(x: Any) -> Any:
+    return x
+
+
+rounded.defjvp(lambda primals, tangents: (jnp.round(primals[0]), 3 * tangents[0]))
+
+
+@jax.custom_vjp
+def rounded_in_reverse(x: Any) -> Any:
+    return x
+
+
+rounded_in_reverse.defvjp(lambda x: (jnp.round(x), x), lambda _, ct: (3 * ct,))
+
+INSIDE = {
+    "step": lambda f, u: f(u),
+    "jit": lambda f, u: jax.jit(f)(u),
+    "scan": lambda f, u: lax.scan(lambda u, _: (f(u), None), u, length=2)[0],
+    "fori_loop": lambda f, u: lax.fori_loop(0, 2, lambda _, u: f(u), u),
+    "checkpointed_scan": lambda f, u: CHECKPOINTED(lambda u, _: (f(u), None), u, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("function", [rounded, rounded_in_reverse])
+@pytest.mark.parametrize("where", INSIDE)
+def test_derivative_rules_stay(where: str, function: Any) -> None:
+    """However deep the functions with these rules are in what uses the references."""
+
+    def run(scan: Any, x: Any) -> Any:
+        total = jax.new_ref(x)
+
+        def add(u: Any) -> Any:
+            total[...] += 0.5 * (v := function(1.3 * u))
+            return 0.9 * v
+
+        u, _ = scan(lambda u, _: (INSIDE[where](add, u), None), x, length=3)
+        return u + total[...]
+
+    expected = jax.value_and_grad(partial(run, lax.scan))(1.9)
+    for scan in (checkpointed_scan, CHECKPOINTED):
+        np.testing.assert_allclose(jax.value_and_grad(partial(run, scan))(1.9), expected, rtol=1e-6)

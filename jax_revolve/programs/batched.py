@@ -1,0 +1,136 @@
+"""While loops that `jax.vmap` has made of others: their predicate has a value for each example.
+
+lax stops such a loop when the last example is done, and selects what of each step is kept. Here the
+same is written out, as a loop whose predicate is one value: that is a loop that can be reversed.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
+from jax_revolve.engine.tape.cut import ELEMENTWISE
+from jax_revolve.jaxprs.equations import is_shard_map
+from jax_revolve.jaxprs.evaluate import call_in_place
+from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
+from jax_revolve.step.loop import pick
+from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL
+
+ONE_BY_ONE = {"copy", "stop_gradient"} | TRANSCENDENTAL | SLOW | ELEMENTWISE - FREE - {"iota"}
+"""Operations that compute each entry from the entries at the same place."""
+
+
+def with_single_predicates(jaxpr: Any, enclosing: Sequence[Any] = ()) -> Any:
+    """The program with each batched while loop in it written out. The same if there is none."""
+    return with_equations(jaxpr, [_written_out(eqn, enclosing) for eqn in jaxpr.eqns])
+
+
+def _written_out(eqn: Any, enclosing: Sequence[Any]) -> Any:
+    within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
+    programs = inner_programs(eqn)
+    new = [with_single_predicates(program, within) for program in programs]
+    if any(a is not b for a, b in zip(new, programs, strict=True)):
+        eqn = with_inner_programs(eqn, new)
+    if eqn.primitive.name != "while" or not eqn.params["cond_jaxpr"].out_avals[0].shape:
+        return eqn
+
+    def vmap(*operands: Any) -> Any:
+        return _run(eqn.params, operands)
+
+    return call_in_place(vmap, eqn, enclosing)
+
+
+def _run(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+    first = params["cond_nconsts"]
+    last = first + params["body_nconsts"]
+    of_condition, of_body, init = operands[:first], operands[first:last], operands[last:]
+
+    def going(carry: Sequence[Any]) -> Any:
+        return call_jaxpr(params["cond_jaxpr"])(*of_condition, *carry)[0]
+
+    # An example that is done is computed all the same, from where one began that was not: where it
+    # stopped there may be no derivative, and zero times infinity is not zero. If others may see
+    # what it computes, it goes on from its own carry, as in lax.
+    start = going(init)
+    if not start.size:
+        return list(init)
+    safe = list(init)
+    is_independent = keeps_examples(params["body_jaxpr"], start.ndim, len(of_body))
+    if is_independent:
+        donor = jnp.unravel_index(jnp.argmax(start), start.shape)
+        rows = [jnp.broadcast_to(x[donor], x.shape) for x in init]
+        safe = [lax.stop_gradient(_select(start, x, r)) for x, r in zip(init, rows, strict=True)]
+
+    def step(carry: Sequence[Any]) -> list[Any]:
+        on, inputs = going(carry), carry
+        if is_independent:
+            inputs = [_select(on, x, s) for x, s in zip(carry, safe, strict=True)]
+        new = call_jaxpr(params["body_jaxpr"])(*of_body, *inputs)
+        return [_select(on, n, x) for n, x in zip(new, carry, strict=True)]
+
+    return lax.while_loop(lambda carry: jnp.any(going(carry)), step, list(init))
+
+
+def _select(which: Any, new: Any, old: Any) -> Any:
+    """Of each example, one or the other. The axes of the examples are the first ones."""
+    axes = tuple(range(which.ndim))
+    return lax.select(lax.broadcast_in_dim(which, jnp.shape(new), axes), new, old)
+
+
+def keeps_examples(jaxpr: Any, rank: int, num_consts: int) -> bool:
+    """Whether each example of a batched step is computed from its own carry alone. The axes of the
+    examples are the first `rank` axes of all carries. Operations that are not known here, such as a
+    sum over examples, are taken to mix them."""
+    outputs = _rows(jaxpr, rank, [False] * num_consts + [True] * (len(jaxpr.in_avals) - num_consts))
+    return outputs is not None
+
+
+def _rows(jaxpr: Any, rank: int, inputs: Sequence[bool]) -> list[bool] | None:
+    """Which results have the examples' axes first, given which inputs have them; the others are the
+    same for all. `None` if an operation may have moved or mixed them."""
+    variables = getattr(jaxpr, "jaxpr", jaxpr)
+    rows = {v for v, has_rows in zip(variables.invars, inputs, strict=True) if has_rows}
+    for eqn in jaxpr.eqns:
+        has_rows = [not is_literal(v) and v in rows for v in eqn.invars]
+        if not any(has_rows):
+            continue
+        if eqn.primitive.name in ("jit", "closed_call"):
+            (inner,) = inner_programs(eqn)
+            results = _rows(inner, rank, has_rows)
+        else:
+            results = [True] * len(eqn.outvars) if _keeps_rows(eqn, rank, has_rows) else None
+        if results is None:
+            return None
+        rows.update(pick(eqn.outvars, results))
+    return [not is_literal(v) and v in rows for v in variables.outvars]
+
+
+def _keeps_rows(eqn: Any, rank: int, has_rows: Sequence[bool]) -> bool:
+    name, params, first = eqn.primitive.name, eqn.params, tuple(range(rank))
+    shapes = [v.aval.shape for v in pick(eqn.invars, has_rows)]
+    out = eqn.outvars[0].aval.shape
+    match name:
+        case "broadcast_in_dim":
+            return params["broadcast_dimensions"][:rank] == first and out[:rank] == shapes[0][:rank]
+        case (
+            "reduce_sum" | "reduce_max" | "reduce_min" | "reduce_prod" | "reduce_and" | "reduce_or"
+        ):
+            return min(params["axes"], default=rank) >= rank
+        case "squeeze":
+            return min(params["dimensions"], default=rank) >= rank
+        case "reshape":
+            return params["dimensions"] is None and out[:rank] == shapes[0][:rank]
+        case "transpose":
+            return tuple(params["permutation"][:rank]) == first
+        case "concatenate":
+            return params["dimension"] >= rank and all(has_rows)
+        case "dot_general":
+            (contracted, _), (batch, other) = params["dimension_numbers"]
+            if all(has_rows):
+                return tuple(batch[:rank]) == first == tuple(other[:rank])
+            return has_rows[0] and not batch and min(contracted, default=rank) >= rank
+    # Other axes of size one may be broadcast.
+    have_rank = (len(shape) == len(out) and shape[:rank] == out[:rank] for shape in shapes)
+    return name in ONE_BY_ONE and all(have_rank)

@@ -1,0 +1,69 @@
+"""`checkpoint_loops` and Flax NNX modules, whose variables change in place, against `nnx.jit`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax.errors import TraceContextError
+from jax import lax
+
+from jax_revolve import checkpoint_loops
+
+pytestmark = pytest.mark.usefixtures("default_precision")
+
+X = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+
+
+class Model(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        x = self.dropout(self.norm(x))
+        return lax.scan(lambda u, _: (jnp.tanh(self.linear(u)), None), x, length=20)[0]
+
+
+def loss(model: Any, x: Any) -> Any:
+    return jnp.sum(model(x) ** 2)
+
+
+def trained(fun: Any) -> list[Any]:
+    """The losses of two steps of training, and the state after them."""
+    model, losses = Model(), []
+    for _ in range(2):
+        value, gradient = nnx.value_and_grad(fun)(model, X)
+        parameters = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradient))
+        losses.append(value)
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    key_data = lambda x: jax.random.key_data(x) if is_key(x) else x  # noqa: E731
+    return [*losses, *map(key_data, jax.tree.leaves(nnx.state(model)))]
+
+
+def test_training_with_batch_norm_and_dropout() -> None:
+    """State used to be frozen, without a word."""
+    for ours, theirs in zip(trained(checkpoint_loops(loss)), trained(nnx.jit(loss)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_recurrent_network() -> None:
+    network = nnx.RNN(nnx.GRUCell(4, 5, rngs=nnx.Rngs(0)))
+    xs = jnp.tile(X, (2, 8, 1))
+    expected = nnx.grad(loss)(network, xs)
+    ours = nnx.grad(checkpoint_loops(loss))(network, xs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), ours, expected)
+
+
+def test_what_cannot_change_is_refused() -> None:
+    model = Model()
+    with pytest.raises(TraceContextError) as raised:
+        checkpoint_loops(lambda x: loss(model, x))(X)
+    assert any("Pass the NNX module as an argument" in note for note in raised.value.__notes__)
+    with pytest.raises(ValueError, match=r"more than once: .* Pass the module once"):
+        checkpoint_loops(lambda pair, x: loss(pair[0], x))((model, model), X)
