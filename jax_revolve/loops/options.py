@@ -51,9 +51,17 @@ class Options:
     storage: Storage | None = None
     plan: AnyPlan | None = None
     progress: bool | ProgressMeter = False
+    is_reversible: bool = False
+    """Whether the step has an inverse, so that blocks are walked back."""
 
     def __post_init__(self) -> None:
         self._chosen(0, is_while=False)
+        block_size = self.block_size if self.plan is None else self.plan.block_size
+        if self.is_reversible and block_size == 1 and (self.plan is None or self.plan.length > 1):
+            raise ValueError(
+                "block_size must be at least 2 where an inverse is given, but is 1: nothing is "
+                "walked back then. Leave the inverse out, or pass a larger block_size."
+            )
         listener_of(self.progress)
         if self.plan is None:
             return
@@ -165,10 +173,17 @@ class Options:
         k = self.block_size
         if k is not None:
             k = min(check_integer("block_size", k, least=1), max(length, 1))
+        elif self.is_reversible and memory is None:
+            # As many equal blocks as carries are stored, so that no step is recomputed.
+            wanted = checkpoints if isinstance(checkpoints, int) else 0
+            k = walked_block_size(length, wanted or walked_blocks(length))
+            checkpoints = "all" if checkpoints is None else checkpoints
         if checkpoints is None:
             most = MOST_REPETITIONS_TO_A_BOUND if is_while else MOST_REPETITIONS_BY_DEFAULT
             blocks = scheduled_blocks(length, k if k and memory is None else 1)
             checkpoints = binomial.fewest_checkpoints(blocks, most)
+            if self.is_reversible and k is None:
+                checkpoints = walked_blocks(length)
             if k is None or memory is not None:
                 budget = None if memory is None else parse_bytes(memory)
                 return Request(length, budget, checkpoints, k, is_while, storage)
@@ -180,6 +195,16 @@ class Options:
         if not (none and isinstance(storage, HostMemory)):
             on_device = plan(length, checkpoints, block_size=k).checkpoints
         return Request(length, None, on_device, k or 1, is_while, storage, is_fixed=True)
+
+
+def walked_blocks(length: int) -> int:
+    """The number of blocks that are walked back by default, about `(6 * length) ** (1 / 3)`."""
+    return binomial.fewest_checkpoints(max(length, 1), MOST_REPETITIONS_TO_A_BOUND)
+
+
+def walked_block_size(length: int, blocks: int) -> int:
+    """The steps of so many equal blocks, at least two."""
+    return min(max(-(-length // max(blocks, 1)), 2), max(length, 1))
 
 
 def check_bound(max_steps: int | None) -> int | None:

@@ -9,6 +9,7 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
+from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
@@ -37,6 +38,9 @@ def checkpointed_scan(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Carry, X, Y], Carry] | None = None,
+    inverse_tol: float | None = None,
+    throw: bool = False,
 ) -> tuple[Carry, Y]:
     """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
     as few evaluations of `f` as any schedule that stores carries.
@@ -148,13 +152,22 @@ def checkpointed_scan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     del _split_transpose  # of the transposition of lax.scan, which never runs here
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    asked = Options(checkpoints, block_size, memory, storage, plan, progress, inverse is not None)
+    both = Reversible.of(f, inverse, inverse_tol, throw)
 
     def scan() -> tuple[Carry, Y]:
-        return lax.scan(f, init, xs, length, reverse, unroll)
+        if both is None or is_jit_disabled():
+            return lax.scan(f, init, xs, length, reverse, unroll)
+        carry, (ys, *_) = lax.scan(both.step, init, xs, length, reverse, unroll)
+        return carry, ys
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        return run_loop(asked.loop(equation), operands)
+        if both is None:
+            return run_loop(asked.loop(equation), operands)
+        bare, inverse, trust = both.take_apart(equation)
+        loop = asked.loop(bare)._replace(inverse=inverse, trust=trust)
+        results = run_loop(loop, operands)
+        return [*results, *[None] * (len(equation.output_types) - len(results))]
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()

@@ -1,0 +1,118 @@
+"""The step of a scan and its inverse, traced together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from math import isinf
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.loops import LoopEquation
+from jax_revolve._compat.values import as_array, vary, varying_axes
+from jax_revolve.schedule.arguments import check_number, mistyped
+from jax_revolve.step.loop import Trust, is_inexact
+
+
+@dataclass(eq=False)
+class Reversible:
+    """A step with its inverse. Both are traced as one step of `lax.scan`, so they share what they
+    close over: first `f`; a mark on each of its results, so that lax passes none of them on; then
+    the inverse, from the same carry, and the marked ys."""
+
+    f: Callable[..., Any]
+    inverse: Callable[..., Any]
+    tolerance: float | None
+    throw: bool
+    leaves: tuple[str, ...] = ()
+    num_ys: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, f: Any, inverse: Any, inverse_tol: Any, throw: bool) -> "Reversible | None":
+        """Checks the arguments. `None` without an inverse."""
+        if inverse is None:
+            if inverse_tol is not None or throw:
+                raise ValueError(
+                    "inverse_tol must be None and throw False where no inverse is given, but they "
+                    f"are {inverse_tol!r} and {throw!r}."
+                )
+            return None
+        if not callable(inverse):
+            raise mistyped("inverse", inverse, "a function of carry, x and y, or None")
+        allowed = "a number >= 0, math.inf included, or None"
+        if inverse_tol is not None and not (isinstance(inverse_tol, float) and isinf(inverse_tol)):
+            inverse_tol = check_number("inverse_tol", inverse_tol, least=0, allowed=allowed)
+        return cls(f, inverse, inverse_tol, throw)
+
+    @property
+    def step(self) -> Callable[..., Any]:
+        """Both, under the name of `f`."""
+        return wraps(self.f)(lambda carry, x: self._run(carry, x))
+
+    def _run(self, carry: Any, x: Any) -> Any:
+        results = self.f(carry, x)
+        if not (isinstance(results, tuple) and len(results) == 2):
+            return results  # for the error of lax
+        after, y = jax.tree.map(lambda leaf: checkpoint_name(leaf, _MARK), results)
+        paths, structure = jax.tree.flatten_with_path(carry)
+        self.leaves = tuple(f"carry{jax.tree_util.keystr(path)}" for path, _ in paths)
+        self.num_ys = len(jax.tree.leaves(y))
+        before = self.inverse(carry, x, y)
+        if jax.tree.structure(before) != structure:
+            raise TypeError(
+                f"inverse must return a carry of the structure {structure}, but returns "
+                f"{jax.tree.structure(before)}."
+            )
+
+        def like(leaf: Any, before: Any) -> Any:
+            return vary(as_array(before), varying_axes(jax.typeof(leaf)))
+
+        return after, (y, *jax.tree.leaves(jax.tree.map(like, carry, before)))
+
+    def take_apart(self, equation: LoopEquation) -> tuple[LoopEquation, ClosedJaxpr, Trust]:
+        """The scan of `f` alone, and the inverse."""
+        closed, num_carry = equation.jaxpr, equation.num_carry
+        outputs, count = closed.jaxpr.outvars, num_carry + self.num_ys
+        marks = {v: eqn for eqn in closed.eqns for v in eqn.outvars if v in outputs[:count]}
+        if equation.obstacle or num_carry != len(self.leaves) or len(marks) != count:
+            raise NotImplementedError(
+                "inverse must be None for a step that uses mutable references or values that are "
+                "not arrays. Carry arrays instead."
+            )
+        self._check(equation.output_types[:num_carry], [v.aval for v in outputs[count:]])
+        is_mark = [any(eqn is mark for mark in marks.values()) for eqn in closed.eqns]
+        end = max((i for i, mark in enumerate(is_mark, 1) if mark), default=0)
+        step = closed.jaxpr.replace(
+            eqns=[eqn for eqn, mark in zip(closed.eqns[:end], is_mark, strict=False) if not mark],
+            outvars=[marks[v].invars[0] for v in outputs[:count]],
+        )
+        inverse = closed.jaxpr.replace(
+            eqns=closed.eqns[end:],
+            invars=[*closed.jaxpr.invars, *outputs[num_carry:count]],
+            outvars=outputs[count:],
+        )
+        step, inverse = (ClosedJaxpr(jaxpr, closed.consts) for jaxpr in (step, inverse))
+        bare = equation._replace(jaxpr=step, output_types=equation.output_types[:count])
+        trust = Trust(self.tolerance, self.throw, self.leaves, (0,) * num_carry)
+        return bare, inverse, trust
+
+    def _check(self, carry: Any, before: Any) -> None:
+        for name, own, found in zip(self.leaves, carry, before, strict=True):
+            if (own.shape, own.dtype) != (found.shape, found.dtype):
+                raise TypeError(
+                    f"inverse must return a carry of the types of init, but {name} is {found.str_short()} "
+                    f"rather than {own.str_short()}."
+                )
+            is_half = is_inexact(own) and jnp.finfo(own.dtype).bits <= 16
+            if is_half and self.tolerance is None:
+                raise ValueError(
+                    f"inverse_tol must be given where the carry has half precision, as {name} has, "
+                    f"of dtype {own.dtype}: the square root of its epsilon, "
+                    f"{float(jnp.finfo(own.dtype).eps) ** 0.5:.2g}, would show nothing."
+                )
+
+
+_MARK = "jax_revolve: a result of the step"
