@@ -201,7 +201,8 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
 def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batched:
     """The loop of the batched step and the batched inverse. A leaf of the carry is batched if
     either of them makes it so."""
-    assert loop.inverse is not None and loop.trust is not None
+    assert loop.inverse is not None
+    assert loop.trust is not None
     runs = call_jaxpr(loop.jaxpr), call_jaxpr(loop.inverse)
     consts, carry, xs = loop.operands([d is not None for d in dims])
     moved = [

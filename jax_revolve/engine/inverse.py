@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, part_of, source_of_function
+from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, part_of
 from jax_revolve._compat.values import varying_axes, zeros
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.step.cpu import in_a_branch
@@ -145,7 +145,7 @@ class WalkBack:
             name = pick(self._trust.leaves, steps.restart)[leaf]
             off = float(drift[leaf]) * (tolerance or 1.0)
             raise FloatingPointError(
-                f"inverse must reverse the step of {source_of_function(steps.loop.jaxpr)} within "
+                f"inverse must reverse the step of {self._trust.source} within "
                 f"inverse_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, {name} "
                 f"differs from the exact one by {off:.2g} of its largest entry. Mend the inverse "
                 "or pass a smaller block_size: jax_revolve.inverse_drift shows which."

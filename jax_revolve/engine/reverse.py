@@ -104,7 +104,8 @@ class _Sweep:
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start
             if is_walked_back(self._steps.loop, plan):
-                assert held.last is not None and held.end is not None
+                assert held.last is not None
+                assert held.end is not None
                 self._back = WalkBack(self._steps, self._step, self._pullback, held.record or [])
                 at_end = Walk(held.end)
                 gradient, walk = self._back.of_block(start, count, held.last, gradient, at_end, loop)

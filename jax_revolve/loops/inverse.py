@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
 from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.schedule.arguments import check_number, mistyped
@@ -96,15 +96,16 @@ class Reversible:
         )
         step, inverse = (ClosedJaxpr(jaxpr, closed.consts) for jaxpr in (step, inverse))
         bare = equation._replace(jaxpr=step, output_types=equation.output_types[:count])
-        trust = Trust(self.tolerance, self.throw, self.leaves, (0,) * num_carry)
+        source, examples = source_of_function(closed), (0,) * num_carry
+        trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
         return bare, inverse, trust
 
     def _check(self, carry: Any, before: Any) -> None:
         for name, own, found in zip(self.leaves, carry, before, strict=True):
             if (own.shape, own.dtype) != (found.shape, found.dtype):
                 raise TypeError(
-                    f"inverse must return a carry of the types of init, but {name} is {found.str_short()} "
-                    f"rather than {own.str_short()}."
+                    f"inverse must return a carry of the types of init, but {name} is "
+                    f"{found.str_short()} rather than {own.str_short()}."
                 )
             is_half = is_inexact(own) and jnp.finfo(own.dtype).bits <= 16
             if is_half and self.tolerance is None:

@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
-from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request
+from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request, equal_blocks
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import Loop
@@ -51,7 +51,7 @@ class Options:
     storage: Storage | None = None
     plan: AnyPlan | None = None
     progress: bool | ProgressMeter = False
-    is_reversible: bool = False
+    is_reversible: ClassVar[bool] = False
     """Whether the step has an inverse, so that blocks are walked back."""
 
     def __post_init__(self) -> None:
@@ -174,9 +174,8 @@ class Options:
         if k is not None:
             k = min(check_integer("block_size", k, least=1), max(length, 1))
         elif self.is_reversible and memory is None:
-            # As many equal blocks as carries are stored, so that no step is recomputed.
             wanted = checkpoints if isinstance(checkpoints, int) else 0
-            k = walked_block_size(length, wanted or walked_blocks(length))
+            k = equal_blocks(length, wanted or walked_blocks(length)).block_size
             checkpoints = "all" if checkpoints is None else checkpoints
         if checkpoints is None:
             most = MOST_REPETITIONS_TO_A_BOUND if is_while else MOST_REPETITIONS_BY_DEFAULT
@@ -184,6 +183,11 @@ class Options:
             checkpoints = binomial.fewest_checkpoints(blocks, most)
             if self.is_reversible and k is None:
                 checkpoints = walked_blocks(length)
+                if storage is not None:
+                    raise ValueError(
+                        f"block_size must be given where inverse, memory and storage are, but is "
+                        f"None for memory={memory!r} and storage={storage!r}."
+                    )
             if k is None or memory is not None:
                 budget = None if memory is None else parse_bytes(memory)
                 return Request(length, budget, checkpoints, k, is_while, storage)
@@ -197,14 +201,15 @@ class Options:
         return Request(length, None, on_device, k or 1, is_while, storage, is_fixed=True)
 
 
+class ReversibleOptions(Options):
+    """The options of a loop whose step has an inverse."""
+
+    is_reversible: ClassVar[bool] = True
+
+
 def walked_blocks(length: int) -> int:
     """The number of blocks that are walked back by default, about `(6 * length) ** (1 / 3)`."""
     return binomial.fewest_checkpoints(max(length, 1), MOST_REPETITIONS_TO_A_BOUND)
-
-
-def walked_block_size(length: int, blocks: int) -> int:
-    """The steps of so many equal blocks, at least two."""
-    return min(max(-(-length // max(blocks, 1)), 2), max(length, 1))
 
 
 def check_bound(max_steps: int | None) -> int | None:

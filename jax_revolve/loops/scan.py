@@ -10,7 +10,7 @@ from jax_revolve._compat.loops import LoopEquation, run_around_loop
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.inverse import Reversible
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -152,7 +152,8 @@ def checkpointed_scan(
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
     del _split_transpose  # of the transposition of lax.scan, which never runs here
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress, inverse is not None)
+    options = Options if inverse is None else ReversibleOptions
+    asked = options(checkpoints, block_size, memory, storage, plan, progress)
     both = Reversible.of(f, inverse, inverse_tol, throw)
 
     def scan() -> tuple[Carry, Y]:

@@ -39,12 +39,13 @@ class Trust(NamedTuple):
     """How far a carry that an inverse computes may be from the exact one: the `tolerance`, by
     default the square root of each leaf's epsilon, and whether to `throw` an error beyond it.
 
-    `leaves` are the names of the carry's leaves, and `examples` the number of leading axes of each
-    that `jax.vmap` mapped over.
+    `source` says where the step is, `leaves` are the names of the carry's leaves, and `examples`
+    the number of leading axes of each that `jax.vmap` mapped over.
     """
 
     tolerance: float | None
     throw: bool
+    source: str
     leaves: tuple[str, ...]
     examples: tuple[int, ...]
 
