@@ -151,7 +151,8 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
 
     def run(equation: LoopEquation, operands: list[Any]) -> Flat:
         own = Loop.of(equation, loop.length, loop.plan, loop.progress)
-        return run_loop(own._replace(has_examples=loop.has_examples), operands)
+        own = own._replace(has_examples=loop.has_examples, trust=loop.trust)
+        return run_loop(own, operands)
 
     length = None if loop.condition is not None else loop.length
     bare = loop._replace(length=length, progress=None)
@@ -193,7 +194,7 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
         return results, dims_out
 
     rule = batch_loop
-    if function.inverse is not None:
+    if function.inverse is not None and function.condition is None:
         rule = partial(_batch_reversible, axis, function, dims)
     return batch_once(function, ("loop", axis), rule, operands, dims)
 

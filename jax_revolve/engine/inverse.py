@@ -20,11 +20,13 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, part_of
 from jax_revolve._compat.values import varying_axes, zeros
+from jax_revolve.engine.slots import Held
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.step.cpu import in_a_branch
+from jax_revolve.step.examples import done
 from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
-from jax_revolve.storage.buffers import Buffers, read
+from jax_revolve.storage.buffers import read
 
 
 class Walk(NamedTuple):
@@ -33,18 +35,16 @@ class Walk(NamedTuple):
     the block starts with in which it was found."""
 
     end: list[Any]
-    drift: Any = 0.0
-    step: Any = 0
+    drift: jax.Array
+    step: jax.Array
 
 
 class WalkBack:
     """How the steps of a loop are walked back and transposed."""
 
-    def __init__(
-        self, steps: Steps, step: TapedStep, pullback: Pullback, record: Buffers
-    ) -> None:
+    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, held: Held) -> None:
         assert steps.loop.trust is not None
-        self._steps, self._pullback, self._record = steps, pullback, record
+        self._steps, self._pullback, self._held = steps, pullback, held
         self._trust, traced = steps.loop.trust, step.step
         inputs = [*traced.shared, *traced.carry, *traced.x]
         after = pick(traced.results[: steps.loop.num_carry], steps.restart)
@@ -53,6 +53,12 @@ class WalkBack:
         ]
         known = pick(after, self._is_known)
         self._kept = part_of(traced.closed, [*inputs, *known], step.cut.kept)
+
+    def begin(self) -> Walk:
+        """At the end of the loop."""
+        end = self._held.end or []
+        drift = self._drift(end, end, end)
+        return Walk(end, drift, jnp.zeros_like(drift, jnp.int32))
 
     def of_block(
         self,
@@ -66,14 +72,21 @@ class WalkBack:
         """The cotangents before the `count` steps from `start` on, from those after them, given the
         checkpoint before them; and how far that is walked back."""
 
-        def step_back(i: Any, state: tuple[list[Any], Operands]) -> tuple[list[Any], Operands]:
-            after, gradient = state
+        own = self._held.own
+
+        def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
+            after, gradient, is_wrong = state
             step = start + count - 1 - i
             before, kept = self._before(after, step)
-            return before, self._pullback.of_step(kept, step, gradient)[0]
+            if own is not None:
+                is_wrong |= self._is_over(step) != done(self._goes_on(before))
+            return before, self._pullback.of_step(kept, step, gradient)[0], is_wrong
 
-        found, gradient = loop(0, count, step_back, (walk.end, gradient))
+        is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
+        found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
         drift = self._drift(found, exact, walk.end)
+        if is_wrong is not None:
+            drift = jnp.where(is_wrong, jnp.inf, drift)
         is_new = ~(drift <= walk.drift)  # NaN is never less
         step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
         return gradient, Walk(exact, jnp.maximum(drift, walk.drift), step)
@@ -84,17 +97,30 @@ class WalkBack:
         consts, carry, x = steps.inputs(steps.whole(after), step)
         flat = [*consts, *carry, *x]
         assert loop.inverse is not None
-        unread = list(map(zeros, loop.inverse.in_avals[len(flat) :]))
-        y = substitute(unread, steps.record, read(self._record, loop.entry(step)))
+        unread = list(map(zeros, loop.inverse.in_avals[len(loop.jaxpr.in_avals) :]))
+        flat = flat[loop.num_condition_consts :]
+        record = read(self._held.record, loop.entry(step)) if self._held.record else []
+        y = substitute(unread, steps.record, record)
 
         def run() -> list[Any]:
             before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
+            if self._held.own is not None:  # an example that was done then stays where it is
+                is_over = self._is_over(step)
+                before = [lax.select(is_over, *each) for each in zip(after, before, strict=True)]
             known = pick(after, self._is_known)
             kept = self._kept([*steps.shared, *steps.whole(before), *x, *known])
             return [*before, *kept]
 
         both = in_a_branch(jnp.asarray(step) >= 0, run)
         return both[: len(after)], both[len(after) :]
+
+    def _is_over(self, step: Any) -> jax.Array:
+        """Under `jax.vmap`, whether an example was done before this step."""
+        return done(step < self._held.own)
+
+    def _goes_on(self, before: list[Any]) -> jax.Array:
+        steps = self._steps
+        return steps.loop.holds(steps.operands.consts, steps.whole(before))
 
     def _drift(self, found: list[Any], exact: list[Any], end: list[Any]) -> jax.Array:
         """The largest difference of each leaf, of each example, from the exact one, as a multiple

@@ -99,22 +99,21 @@ class _Sweep:
         plan, size = self._plan, self._plan.block_size
         first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
         blocks, taped, walk = -(-self._total // size), [], None
+        if is_walked_back(self._steps.loop, plan):
+            self._back = WalkBack(self._steps, self._step, self._pullback, held)
+            walk = self._back.begin()
         if self._is_taped:
             blocks -= 1
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start
-            if is_walked_back(self._steps.loop, plan):
-                assert held.last is not None
-                assert held.end is not None
-                self._back = WalkBack(self._steps, self._step, self._pullback, held.record or [])
-                at_end = Walk(held.end)
-                gradient, walk = self._back.of_block(start, count, held.last, gradient, at_end, loop)
+            if self._back is not None and walk is not None and held.last is not None:
+                gradient, walk = self._back.of_block(start, count, held.last, gradient, walk, loop)
             else:
                 taped = held.tape
                 if taped is None:
                     taped = tape_the_last_block(self._steps, plan, held)
                 gradient = self._pullback.of_block(taped, start, count, gradient, loop)
-        elif size > 1:
+        elif size > 1 and walk is None:
             taped = self._step.empty(size)
         stack = self._stack(held)
         state = _State(held.slots, held.start, *stack, gradient, taped, walk)
@@ -148,16 +147,16 @@ class _Sweep:
         """From the cotangents after a block, where a checkpoint is given, to those before it."""
         gradient, taped, size = state.gradient, state.taped, self._plan.block_size
         start = size * block
+        # Of a while loop the last block is here, and may be shorter.
+        count = jnp.minimum(size, self._total - start) if self._is_while else size
         if self._back is not None and state.walk is not None:
-            gradient, walk = self._back.of_block(start, size, restarted, gradient, state.walk)
+            gradient, walk = self._back.of_block(start, count, restarted, gradient, state.walk)
             return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
             of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
             gradient, _ = self._pullback.of_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
-        # Of a while loop the last block is here, and may be shorter.
-        count = jnp.minimum(size, self._total - start) if self._is_while else size
         taped = self._step.record(self._steps, taped, restarted, start, count)
         gradient = self._pullback.of_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)

@@ -45,7 +45,8 @@ class Held(NamedTuple):
     the start of the tail, which takes the place of the initial carry. Where checkpoints are placed
     as the loop runs, those up to number `top` are at the blocks `positions`, in the slots
     `slot_index`. If blocks are walked back, `last` is the checkpoint at the start of the last one,
-    `end` the one at the loop's end, and `record` the ys that the inverse reads.
+    `end` the one at the loop's end, and `record` the ys that the inverse reads; `own` are
+    the steps that each example of a while loop takes.
     """
 
     slots: list[Any]
@@ -59,6 +60,7 @@ class Held(NamedTuple):
     last: list[Any] | None = None
     end: list[Any] | None = None
     record: list[Any] | None = None
+    own: Any = None
 
 
 def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:

@@ -34,6 +34,8 @@ def checkpointed_fori_loop(
     plan: AnyPlan | None = None,
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Any, Value], Value] | None = None,
+    inverse_tol: float | None = None,
 ) -> Value:
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
     It has a reverse mode even if the number of steps is not known when it is traced. A loop of more
@@ -74,7 +76,8 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = Options if inverse is None else ReversibleOptions
+    asked = options(checkpoints, block_size, memory, storage, plan, progress)
     check_bound(max_steps)
 
     def fori(start: tuple[Any, Value]) -> Value:

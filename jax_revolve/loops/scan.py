@@ -159,16 +159,13 @@ def checkpointed_scan(
     def scan() -> tuple[Carry, Y]:
         if both is None or is_jit_disabled():
             return lax.scan(f, init, xs, length, reverse, unroll)
-        carry, (ys, *_) = lax.scan(both.step, init, xs, length, reverse, unroll)
+        carry, (ys, _) = lax.scan(both.step, init, xs, length, reverse, unroll)
         return carry, ys
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
         if both is None:
             return run_loop(asked.loop(equation), operands)
-        bare, inverse, trust = both.take_apart(equation)
-        loop = asked.loop(bare)._replace(inverse=inverse, trust=trust)
-        results = run_loop(loop, operands)
-        return [*results, *[None] * (len(equation.output_types) - len(results))]
+        return both.run(asked, equation, operands)
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()

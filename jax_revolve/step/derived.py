@@ -88,7 +88,7 @@ def _pair(loop: Loop, activity: Activity) -> Loop:
 
     pairs = [part for both in zip(types, tangents, strict=False) for part in both]
     reversible = {}
-    if (trust := loop.trust) is not None:
+    if loop.inverse is not None and (trust := loop.trust) is not None:
         names = (f"the tangent of {name}" for name in pick(trust.leaves, activity.carry))
         examples = (*trust.examples, *pick(trust.examples, activity.carry))
         reversible = {

@@ -298,7 +298,8 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
         if loop.inverse is None:
             return tuple(needed), tuple(ys)
         read = needed_by(loop.inverse, needed)
-        before, record = loop.operands(read).carry, read[len(read) - len(ys) :]
+        of_condition = [False] * loop.num_condition_consts
+        before, record = loop.operands([*of_condition, *read]).carry, read[len(read) - len(ys) :]
         if (grown := either(needed, before)) == needed:
             return tuple(needed), tuple(record)
         needed = grown

@@ -215,7 +215,12 @@ class NoReverseMode(ValueError):
 
 
 def check_plan(loop: Loop) -> None:
-    """Refuse to reverse a loop without a plan."""
+    """Refuse to reverse a loop without a plan, or without the inverse that it had."""
+    if loop.trust is not None and loop.inverse is None:
+        raise NotImplementedError(
+            "inverse must be None where jax.vmap of a while loop is differentiated: its examples "
+            "take different numbers of steps. Take jax.vmap of the gradient instead."
+        )
     if loop.plan is None:
         raise NoReverseMode(
             "max_steps and checkpoints must not both be None where a while loop is differentiated "
