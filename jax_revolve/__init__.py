@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
     from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
+    from jax_revolve.loops.inverse import InverseDrift as InverseDrift
+    from jax_revolve.loops.inverse import inverse_drift as inverse_drift
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
     from jax_revolve.programs.choice import Where as Where
@@ -45,6 +47,8 @@ _MODULES = {
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",
     "checkpointed_fori_loop": "loops.fori_loop",
+    "InverseDrift": "loops.inverse",
+    "inverse_drift": "loops.inverse",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",
     "Where": "programs.choice",

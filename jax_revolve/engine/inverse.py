@@ -127,22 +127,8 @@ class WalkBack:
         of the tolerance and of the leaf's largest entry at either end of the block."""
         examples = pick(self._trust.examples, self._steps.restart)
         leaves = zip(found, exact, end, examples, strict=True)
-        drifts = [self._drift_of_leaf(*leaf) for leaf in leaves]
+        drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
         return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
-
-    def _drift_of_leaf(self, found: Any, exact: Any, end: Any, examples: int) -> jax.Array:
-        if not is_inexact(exact):
-            return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
-        axes = tuple(range(examples, exact.ndim))
-        largest = lambda x: jnp.max(jnp.abs(x), axes, initial=0)  # noqa: E731
-        allowed = self._tolerance(exact) * jnp.maximum(largest(exact), largest(end))
-        off = largest(jnp.where(found == exact, 0, found - exact))
-        drift = off / jnp.maximum(allowed, jnp.finfo(exact.dtype).tiny)
-        return jnp.max(drift, initial=0).astype(jnp.float32)
-
-    def _tolerance(self, value: Any) -> float:
-        given = self._trust.tolerance
-        return float(jnp.finfo(value.dtype).eps) ** 0.5 if given is None else given
 
     def trusted(self, gradient: Operands, walk: Walk) -> Operands:
         """The cotangents; NaN, or with an error, if the inverse was off by more than it may."""
@@ -166,10 +152,9 @@ class WalkBack:
         steps, drift = self._steps, np.asarray(drift)
         if not np.all(drift <= 1):
             leaf = int(np.argmax(np.where(np.isnan(drift), np.inf, drift)))
-            types = pick(steps.loop.output_types[: steps.loop.num_carry], steps.restart)
-            tolerance = self._tolerance(types[leaf]) if is_inexact(types[leaf]) else 0.0
-            name = pick(self._trust.leaves, steps.restart)[leaf]
-            off = float(drift[leaf]) * (tolerance or 1.0)
+            carry, _ = steps.loop.results(steps.loop.output_types)
+            tolerance = tolerance_of(pick(carry, steps.restart)[leaf], self._trust.tolerance)
+            name, off = pick(self._trust.leaves, steps.restart)[leaf], drift[leaf] * tolerance
             raise FloatingPointError(
                 f"inverse must reverse the step of {self._trust.source} within "
                 f"inverse_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, {name} "
@@ -177,3 +162,23 @@ class WalkBack:
                 "or pass a smaller block_size: jax_revolve.inverse_drift shows which."
             )
         return drift
+
+
+def drift_of(found: Any, exact: Any, end: Any, examples: int = 0) -> jax.Array:
+    """The largest difference of a leaf from the exact one, relative to its largest entry at either
+    end of the block; the largest of the examples that its first axes are."""
+    if not is_inexact(exact):
+        return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
+    axes = tuple(range(examples, exact.ndim))
+    largest = lambda x: jnp.max(jnp.abs(x), axes, initial=0)  # noqa: E731
+    scale = jnp.maximum(largest(exact), largest(end))
+    off = largest(jnp.where(found == exact, 0, found - exact))
+    drift = off / jnp.maximum(scale, jnp.finfo(exact.dtype).tiny)
+    return jnp.max(drift, initial=0).astype(jnp.float32)
+
+
+def tolerance_of(leaf: Any, given: float | None) -> float:
+    """How far a leaf may drift: by default, the square root of its epsilon."""
+    if given is not None or not is_inexact(leaf):
+        return given or 1.0
+    return float(jnp.finfo(leaf.dtype).eps) ** 0.5

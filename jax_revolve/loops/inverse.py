@@ -4,18 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
 from math import isinf
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
 from jax_revolve._compat.loops import LoopEquation
 from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.autodiff.rules import run_loop
-from jax_revolve.loops.options import Options
-from jax_revolve.schedule.arguments import check_number, mistyped
+from jax_revolve.engine.inverse import drift_of, tolerance_of
+from jax_revolve.loops.options import Options, walked_blocks
+from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
+from jax_revolve.schedule.selection import equal_blocks
 from jax_revolve.step.loop import Trust, is_inexact
 
 
@@ -139,6 +143,93 @@ class Reversible:
                     f"of dtype {own.dtype}: the square root of its epsilon, "
                     f"{float(jnp.finfo(own.dtype).eps) ** 0.5:.2g}, would show nothing."
                 )
+
+
+class InverseDrift(NamedTuple):
+    """How far an inverse drifts: what [`jax_revolve.inverse_drift`][] returns.
+
+    - `drift`: for each block, the largest difference of a leaf of the carry at its start, walked
+        back from its end, relative to the leaf's largest entry at either end.
+    - `largest_block`: the most steps, up to `block_size`, that every block can be walked back
+        within the tolerance.
+    """
+
+    drift: jax.Array
+    largest_block: jax.Array
+
+
+@filtered_traceback
+def inverse_drift(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    inverse: Callable[[Any, Any, Any], Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    *,
+    block_size: int | None = None,
+    inverse_tol: float | None = None,
+) -> InverseDrift:
+    """How far the inverse of a step drifts from the exact carries, in each block of a loop.
+
+    It runs the loop once forth and once back, and holds a carry for each step of one block.
+
+    **Arguments:**
+
+    - `f`, `init`, `xs`, `length`, `reverse`: as `jax.lax.scan`.
+    - `inverse`, `block_size`, `inverse_tol`: as [`jax_revolve.checkpointed_scan`][]. Steps at the
+        end that do not fill a block are left out.
+
+    **Returns:**
+
+    A [`jax_revolve.InverseDrift`][].
+
+    **Raises:**
+
+    What `jax.lax.scan` raises, and `TypeError` or `ValueError` if `block_size` or `inverse_tol` is
+    not as above.
+
+    !!! Example
+
+        ```python
+        import jax.numpy as jnp
+        from jax_revolve import inverse_drift
+
+        def step(x, _):
+            return 0.9 * x, None  # what is lost is amplified on the way back
+
+        found = inverse_drift(step, lambda x, *_: x / 0.9, jnp.ones(3), length=100, block_size=50)
+        assert found.drift.shape == (2,)
+        ```
+    """
+    Reversible.of(f, inverse, inverse_tol, False)
+    length = jax.tree.leaves(xs)[0].shape[0] if length is None else length
+    k = equal_blocks(length, walked_blocks(length)).block_size
+    k = min(k if block_size is None else check_integer("block_size", block_size, least=1), length)
+
+    def in_blocks(x: Any) -> Any:
+        x = jnp.flip(x, 0) if reverse else x
+        return x[: length // k * k].reshape(length // k, k, *x.shape[1:])
+
+    def there_and_back(start: Any, xs: Any) -> tuple[Any, Any]:
+        def step(carry: Any, x: Any) -> Any:
+            after, y = f(carry, x)
+            return after, (carry, x, y)
+
+        def back(after: Any, inputs: Any) -> Any:
+            exact, x, y = inputs
+            before = inverse(after, x, y)
+            drifts = jax.tree.leaves(jax.tree.map(drift_of, before, exact, end))
+            leaves = zip(drifts, jax.tree.leaves(exact), strict=True)
+            ratios = [drift / tolerance_of(leaf, inverse_tol) for drift, leaf in leaves]
+            return before, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]
+
+        end, taken = lax.scan(step, start, xs, k)
+        return end, lax.scan(back, end, taken, reverse=True)[1]
+
+    _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), length // k)
+    is_off = jnp.flip(jnp.any(~(ratio <= 1), 0))  # by distance from the end of a block
+    return InverseDrift(drift[:, 0], jnp.where(jnp.any(is_off), jnp.argmax(is_off), k))
 
 
 def _marked(results: Any) -> Any:
