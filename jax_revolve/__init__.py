@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from jax_revolve.layers.checkpointed import Checkpointed as Checkpointed
     from jax_revolve.layers.checkpointed import checkpoint_layers as checkpoint_layers
     from jax_revolve.loops.fori_loop import checkpointed_fori_loop as checkpointed_fori_loop
+    from jax_revolve.loops.inverse import inverse_drift as inverse_drift
     from jax_revolve.loops.scan import checkpointed_scan as checkpointed_scan
     from jax_revolve.loops.while_loop import bounded_while_loop as bounded_while_loop
     from jax_revolve.programs.explain import explain as explain
     from jax_revolve.programs.fit import fit as fit
     from jax_revolve.programs.rewrite import checkpoint_loops as checkpoint_loops
-    from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
     from jax_revolve.schedule.arguments import TooLittleMemory as TooLittleMemory
     from jax_revolve.schedule.plan import Plan as Plan
     from jax_revolve.schedule.planning import plan as plan
@@ -33,12 +33,12 @@ _MODULES = {
     "Checkpointed": "layers.checkpointed",
     "checkpoint_layers": "layers.checkpointed",
     "checkpointed_fori_loop": "loops.fori_loop",
+    "inverse_drift": "loops.inverse",
     "checkpointed_scan": "loops.scan",
     "bounded_while_loop": "loops.while_loop",
     "explain": "programs.explain",
     "fit": "programs.fit",
     "checkpoint_loops": "programs.rewrite",
-    "ProgressMeter": "progress.meters",
     "TooLittleMemory": "schedule.arguments",
     "Plan": "schedule.plan",
     "plan": "schedule.planning",

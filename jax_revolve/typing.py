@@ -1,10 +1,12 @@
 """The types of arguments and results, the exceptions that calls raise, and two progress meters."""
 
 from jax_revolve.host.states import DamagedError as DamagedError
+from jax_revolve.loops.inverse import InverseDrift as InverseDrift
 from jax_revolve.programs.choice import Where as Where
 from jax_revolve.programs.explain import Explanation as Explanation
 from jax_revolve.programs.find import FoundLoop as FoundLoop
 from jax_revolve.programs.fit import Fitted as Fitted
+from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
 from jax_revolve.progress.meters import TextMeter as TextMeter
 from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
 from jax_revolve.schedule import actions as actions

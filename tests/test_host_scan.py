@@ -26,11 +26,12 @@ from parity.transformations import ALL
 from test_counts import steps_of
 from test_errors import REJECTED, check_same_error
 
-from jax_revolve import Disk, HostMemory, Plan, ProgressMeter, host_scan, plan
+from jax_revolve import Disk, HostMemory, Plan, host_scan, plan
 from jax_revolve.host import arrays, problem
 from jax_revolve.host.identity import digest_of_array
 from jax_revolve.host.problem import trace
 from jax_revolve.host.watch import Watch
+from jax_revolve.typing import ProgressMeter
 
 Patch = pytest.MonkeyPatch
 N = 11

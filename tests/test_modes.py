@@ -22,12 +22,12 @@ from test_progress import Record
 from jax_revolve import (
     Disk,
     HostMemory,
-    ProgressMeter,
     bounded_while_loop,
     checkpointed_fori_loop,
     checkpointed_scan,
 )
 from jax_revolve.step.loop import once
+from jax_revolve.typing import ProgressMeter
 
 # Where JAX promotes neither dtypes nor ranks
 

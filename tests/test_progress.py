@@ -14,9 +14,9 @@ from jax.interpreters import ad, mlir
 from jax.sharding import Mesh, PartitionSpec
 from parity.transformations import ALL
 
-from jax_revolve import ProgressMeter, bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
+from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
 from jax_revolve.engine import offline, online, plain, reports, reverse
-from jax_revolve.progress.meters import TextMeter
+from jax_revolve.progress.meters import ProgressMeter, TextMeter
 from jax_revolve.step.steps import for_loop
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")

@@ -41,7 +41,7 @@ evaluation, which takes such functions apart.
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from operator import gt
+from operator import add, gt
 from typing import Any, NamedTuple
 
 import jax
@@ -111,6 +111,7 @@ from jax_revolve.step.loop import (
     substitute,
 )
 from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import read
 
 # The loop
 
@@ -152,7 +153,8 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
 
     def run(equation: LoopEquation, operands: list[Any]) -> Flat:
         own = Loop.of(equation, loop.length, loop.plan, loop.progress)
-        return run_loop(own._replace(has_examples=loop.has_examples), operands)
+        own = own._replace(has_examples=loop.has_examples, trust=loop.trust)
+        return run_loop(own, operands)
 
     length = None if loop.condition is not None else loop.length
     bare = loop._replace(length=length, progress=None)
@@ -193,11 +195,65 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
         )
         return results, dims_out
 
-    return batch_once(function, ("loop", axis), batch_loop, operands, dims)
+    rule = batch_loop
+    if function.inverse is not None and function.condition is None:
+        rule = partial(_batch_reversible, axis, function, dims)
+    return batch_once(function, ("loop", axis), rule, operands, dims)
+
+
+def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batched:
+    """The loop of the batched step and the batched inverse. A leaf of the carry is batched if
+    either of them makes it so."""
+    assert loop.inverse is not None
+    assert loop.trust is not None
+    runs = call_jaxpr(loop.jaxpr), call_jaxpr(loop.inverse)
+    consts, carry, xs = loop.operands([d is not None for d in dims])
+    moved = [
+        x if d is None else jnp.moveaxis(x, d, int(i >= loop.num_consts + loop.num_carry))
+        for i, (x, d) in enumerate(zip(operands, dims, strict=True))
+    ]
+
+    def axes(batched: Flat, axis: int = 0) -> list[Any]:
+        return [axis if b else None for b in batched]
+
+    while True:
+        own, init, own_xs = loop.operands(moved)
+        inputs, flags = [*own, *init, *read(own_xs, 0)], [*consts, *carry, *xs]
+        found = batched_dims(axis, runs[0], inputs, axes(flags))
+        after, ys = loop.results([d is not None for d in found])
+        results = jax.eval_shape(vmap_over(axis, runs[0], axes(flags), found), *inputs)
+        inputs, flags = (inputs, [*inputs, *loop.results(results)[1]]), (flags, [*flags, *ys])
+        before = batched_dims(axis, runs[1], inputs[1], axes(flags[1]))
+        grown = [c or a or b is not None for c, a, b in zip(carry, after, before, strict=True)]
+        if grown == carry:
+            break
+        init = [
+            jnp.broadcast_to(x, (axis.size, *x.shape)) if g and not c else x
+            for x, g, c in zip(init, grown, carry, strict=True)
+        ]
+        moved, carry = [*own, *init, *own_xs], grown
+    both = [
+        jax.make_jaxpr(vmap_over(axis, run, axes(flags), axes(out)))(*inputs)
+        for run, inputs, flags, out in zip(runs, inputs, flags, ([*carry, *ys], carry), strict=True)
+    ]
+    dims, dims_out = [*axes([*consts, *carry]), *axes(xs, 1)], [*axes(carry), *axes(ys, 1)]
+    run_all = vmap_over(axis, partial(_run_plain_loop, function=loop), dims, dims_out)
+    batched = loop._replace(
+        jaxpr=both[0],
+        inverse=both[1],
+        output_types=tuple(jax.make_jaxpr(run_all)(*moved).out_avals),
+        trust=loop.trust._replace(examples=tuple(map(add, loop.trust.examples, carry))),
+    )
+    return loop_p.bind(*moved, function=batched), dims_out
 
 
 def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
     """What an interpreter makes of the loop of lax is a loop with the same plan."""
+    if params["function"].inverse is not None:
+        raise NotImplementedError(
+            "inverse must be None under checkify, jet and other interpreters of programs: they "
+            "make another step of a loop's, which it does not reverse."
+        )
     return _as_loop(params["function"], lambda loop: run({"function": loop}))
 
 
@@ -227,7 +283,9 @@ def _loop_linearize(
     step = linearized(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, step, inputs))
     has_rule = has_rule_of_user(loop.jaxpr)
-    sweep = Sweep(loop.jaxpr, loop, activity, step.restart, loop.all_ys, True, has_rule)
+    sweep = Sweep(
+        loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
+    )
     results, arrays, sweep = _run_forward_sweep(sweep, operands)
     return results, arrays, loop, sweep
 
@@ -334,6 +392,8 @@ class Sweep(NamedTuple):
     activity: Activity
     restart: Mask
     """Which leaves of the carry a checkpoint holds."""
+    record: Mask
+    """Which ys are held for an inverse."""
     ys: Mask
     tapes: bool
     has_rule: bool
@@ -404,11 +464,18 @@ class Sweep(NamedTuple):
         """The steps that it runs, perhaps `again`."""
         loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
         step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
-        return Steps.of(loop, self.restart, inputs, step)
+        return Steps.of(loop, self.restart, inputs, step, self.record)
 
     def when_mapped(self) -> "Sweep":
         """The sweep under `jax.vmap`. A scan has the same steps there, and is not traced again."""
         return self._replace(is_mapped=self.loop.condition is not None)
+
+    def held_of(self, name: str, of_loop: Any) -> list[Any]:
+        """Of values for each leaf of the carry and for each y, those that a part of what is held
+        has entries for."""
+        if name == "record":
+            return pick(of_loop.ys, self.record)
+        return pick(of_loop.carry, self.restart)
 
     @property
     def primal(self) -> Loop:
@@ -544,6 +611,7 @@ def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
     advances."""
     count = len(used) - function.num_held
     as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
+    as_loop &= function.loop.inverse is None or all(function.ys)  # it computes all ys
     if as_loop and not any(used[count:]):
         carry, ys = used[: function.loop.num_carry], used[function.loop.num_carry : count]
         wanted = [*carry, *map(bool, spread(ys, function.ys))]
@@ -560,21 +628,21 @@ def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
     activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
     held = sweep.tree([False] * sweep.num_held)
     if sweep.holds_pairs:
-        held = _in_checkpoints(lambda _: pick(activity.carry, sweep.restart), held)
+        held = _in_checkpoints(lambda name, _: sweep.held_of(name, activity), held)
     results = (*sweep.of_results(activity.results), *jax.tree.leaves(held))
     return Active(activity.operands, results)
 
 
-CHECKPOINTS = ("slots", "start", "stores")
-"""The parts of what is held that have an entry for each leaf of a checkpoint."""
+CHECKPOINTS = ("slots", "start", "stores", "last", "end", "record")
+"""The parts of what is held that have an entry for each leaf of a checkpoint, or for each y that an
+inverse reads."""
 
 
 def _in_checkpoints(change: Callable[..., list[Any]], held: Held, *others: Held) -> Held:
     """What is held with its checkpoints changed, given other checkpoints as well."""
     names = [name for name in CHECKPOINTS if getattr(held, name)]
-    return held._replace(
-        **{name: change(*(getattr(each, name) for each in (held, *others))) for name in names}
-    )
+    parts = {name: [getattr(each, name) for each in (held, *others)] for name in names}
+    return held._replace(**{name: change(name, *part) for name, part in parts.items()})
 
 
 def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
@@ -589,15 +657,17 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         pairs.loop,
         activity=find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
         restart=pairs.of_carry(sweep.restart),
+        record=pairs.of_ys(sweep.record),
         ys=pairs.of_ys(sweep.ys),
         tapes=False,
     )
     inputs = pairs.operands(loop.operands(operands), tangents)
     results, arrays, both = _run_forward_sweep(both, inputs)
     results, results_dot = _halves(pairs, results, sum(sweep.ys))
-    held, first = both.tree(arrays), sum(sweep.restart)
-    held_dot = [dot for name in CHECKPOINTS for dot in (getattr(held, name) or [])[first:]]
-    held = _in_checkpoints(lambda part: part[:first], held)
+    held = both.tree(arrays)
+    count_of = lambda name: len(sweep.held_of(name, activity))  # noqa: E731
+    held_dot = [dot for n in CHECKPOINTS for dot in (getattr(held, n) or [])[count_of(n) :]]
+    held = _in_checkpoints(lambda name, part: part[: count_of(name)], held)
     if sweep.numbers_held.tape is not None:
         # It has no derivative here: the derivative of the reverse sweep tapes pairs.
         given, at = jax.tree.map(lax.stop_gradient, (list(operands), held))
@@ -747,6 +817,7 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
     if sweep.has_rule or not (both := _Both.of(sweep, primals, along)).is_reversible:
+        _refuse_inverse(sweep)
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
@@ -808,11 +879,12 @@ def _reverse_sweep_of_pairs(
     `None` if that is less than the loop of values and tangents needs."""
     (pairs, operands, activity), own = of_both, sweep.activity
     both, restart = pairs.loop, pairs.of_carry(sweep.restart)
-    if any(map(gt, of_both.step.restart, restart)):
+    needed, record = of_both.step, pairs.of_ys(sweep.record)
+    if any(map(gt, (*needed.restart, *needed.record), (*restart, *record))):
         return None
-    is_paired = pick(pairs.activity.carry, sweep.restart)
 
-    def with_tangents(values: list[Any], dots: list[Any]) -> list[Any]:
+    def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
+        is_paired = sweep.held_of(name, pairs.activity)
         chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
         return [*values, *(_tangent(value, dot) for value, dot in chosen)]
 
@@ -833,7 +905,7 @@ def _reverse_sweep_of_pairs(
     ]
     flat = iter(
         _run_reverse_sweep(
-            sweep.of_loop(both, activity=activity, restart=restart),
+            sweep.of_loop(both, activity=activity, restart=restart, record=record),
             *(operands, held, Cotangents(carry, of_results("ys"))),
         )
     )
@@ -842,6 +914,16 @@ def _reverse_sweep_of_pairs(
         tangent += [next(flat) for active in part if active]
         value += [next(flat) for active in part if active]
     return [*value, *tangent]
+
+
+def _refuse_inverse(sweep: Sweep) -> None:
+    if sweep.loop.inverse is not None:
+        raise NotImplementedError(
+            "inverse must be None where the gradient of a loop is differentiated whose step calls "
+            "a function with a custom_vjp or a custom_jvp rule that is not JAX's own, or has a "
+            "derivative without reverse mode: its second derivatives take nested scans under "
+            "jax.checkpoint, which walk nothing back."
+        )
 
 
 def _tangent(value: Any, dot: Any) -> Any:
@@ -907,6 +989,7 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
     count = len(flat) - sum(wanted)
     flat, directions = flat[:count], flat[count:]
     if sweep.has_rule:
+        _refuse_inverse(sweep)
         return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
     primals, _, cts = sweep.take_apart(flat)
     along = spread(spread(directions, wanted), sweep.activity.operands)

@@ -11,6 +11,7 @@ Begin with the docstring of `slots`, then read `offline` and `reverse`. There ar
 Parts of the slots engine:
 
 - `tape`: what is kept of a block of steps until they are transposed.
+- `inverse`: how a block of reversible steps is walked back instead.
 - `split`, `placement`: the decisions of the schedule, in 32-bit integers on the device.
 
 All engines use `reports`, of their progress.

@@ -15,6 +15,7 @@ from jax_revolve.engine.slots import (
     Held,
     at_slot,
     empty,
+    is_walked_back,
     keep,
     slots_used,
     tapes_the_last_block,
@@ -26,7 +27,8 @@ from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import is_for_cpu
-from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.linearized import either
+from jax_revolve.step.loop import pick, spread, substitute
 from jax_revolve.step.steps import Progress, Steps, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import in_storage, put
@@ -43,13 +45,21 @@ def run_forward_offline(
 ) -> tuple[list[Any], Held]:
     """The final carry and the ys that are kept; and the checkpoints, with the last block's tape if
     it `tapes`."""
-    sweep = _Sweep(steps, plan, keep_ys, Reports(steps.loop, FORWARD, plan.length))
-    progress = steps.at_start(keep_ys)
+    is_walked = is_walked_back(steps.loop, plan)
+    kept = either(keep_ys, steps.record) if is_walked else keep_ys
+    sweep = _Sweep(steps, plan, kept, Reports(steps.loop, FORWARD, plan.length))
+    progress = steps.at_start(kept)
     start = stores = tape = None
     if isinstance(plan, TwoLevelPlan):
         progress, stores = sweep.write(plan, progress)
         start = pick(progress[0], steps.restart)
     progress, slots = sweep.store(progress)
+    if is_walked:
+        last = pick(progress[0], steps.restart)
+        (carry, ys), _ = sweep.last_block(progress, None)
+        ys, end = spread(ys, kept), pick(carry, steps.restart)
+        held = Held(slots, None, start, stores, last=last, end=end, record=pick(ys, steps.record))
+        return [*carry, *pick(ys, keep_ys)], held
     if tapes_the_last_block(plan):
         step = taped_step(steps.linearized) if tapes and steps.linearized else None
         progress, tape = sweep.last_block(progress, step)

@@ -15,7 +15,7 @@ from jax import lax
 
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.reports import Reports
-from jax_revolve.engine.slots import Held, empty, keep
+from jax_revolve.engine.slots import Held, empty, is_walked_back, keep
 from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -24,10 +24,11 @@ from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.stores import in_storage, put
 
-_Progress = tuple[jax.Array, jax.Array, list[Any]]
+_Progress = tuple[jax.Array, jax.Array, Any, list[Any]]
 """Numbers, of which the first two are the step to run next and the step to store or stop before;
-whether each example goes on; and the carry. On CPU, numbers that are not in one array would each
-take kernels of their own, which last as long as a light step."""
+whether each example goes on; its steps, if they are walked back; and the carry. On CPU, numbers
+that are not in one array would each take kernels of their own, which last as long as a light
+step."""
 
 _Place = Callable[[Stack], tuple[jax.Array, Stack]]
 """At a step that is stored: the slot to store into, and the stack, whose numbers tell the next step
@@ -45,46 +46,51 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
         return (numbers[0] < stop) & any_example(going)
 
     def step(progress: _Progress) -> _Progress:
-        numbers, _, carry = progress
+        numbers, going, own, carry = progress
         reports.before_step(numbers[0])
         carry, _ = steps.step(carry, numbers[0])
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
-        return numbers + one, loop.holds(consts, carry), carry
+        own = None if own is None else own + going
+        return numbers + one, loop.holds(consts, carry), own, carry
 
-    def store_and_advance(state: tuple[Stack, jax.Array, list[Any], Any]) -> Any:
-        stack, going, carry, kept = state
+    def store_and_advance(state: tuple[Stack, jax.Array, Any, list[Any], Any]) -> Any:
+        stack, going, own, carry, kept = state
         slot, stack = place(stack)
         stored = pick(carry, restart)
         if isinstance(plan, TwoLevelPlan):
             kept = put(plan.storage, kept, stored, slot)
         else:
             kept, stored = keep(kept, stored, slot)
-        progress = (stack.numbers, going, substitute(carry, restart, stored))
+        progress = (stack.numbers, going, own, substitute(carry, restart, stored))
         if every and plan.block_size == 1:
-            numbers, going, carry = step(progress)
+            numbers, *progress = step(progress)
         else:
             before_stop = lambda p: go_on(p[0], p[1], p[0][1])  # noqa: E731
-            numbers, going, carry = lax.while_loop(before_stop, step, progress)
-        return stack._replace(numbers=numbers), going, carry, kept
+            numbers, *progress = lax.while_loop(before_stop, step, progress)
+        return stack._replace(numbers=numbers), *progress, kept
 
     if isinstance(plan, TwoLevelPlan):
         kept = in_storage(plan.storage, steps.initial(), len(plan.stores) + 1)
     else:
         kept = empty(plan.blocks if every else plan.checkpoints, steps.initial(), plan)
     stack = stack._replace(numbers=reports.begin(stack.numbers))
-    stack, _, carry, kept = lax.while_loop(
+    going = loop.holds(consts, init)
+    is_walked = is_walked_back(loop, plan)
+    none = jnp.zeros_like(going, jnp.int32) if is_walked else None
+    stack, _, own, carry, kept = lax.while_loop(
         lambda state: go_on(state[0].numbers, state[1], plan.length),
         store_and_advance,
-        (stack, loop.holds(consts, init), init, kept),
+        (stack, going, none, init, kept),
     )
     taken = stack.numbers[0]
     reports.end(taken)
+    held = Held(kept, steps=taken, own=own, end=pick(carry, restart) if is_walked else None)
     if isinstance(plan, TwoLevelPlan):
-        return carry, Held([], stores=kept, steps=taken)
+        return carry, held._replace(slots=[], stores=kept)
     if every:
-        return carry, Held(kept, steps=taken)
+        return carry, held
     positions, slot_index, top = stack.positions, stack.slot_index, stack.top
-    return carry, Held(kept, steps=taken, positions=positions, slot_index=slot_index, top=top)
+    return carry, held._replace(positions=positions, slot_index=slot_index, top=top)
 
 
 def _placing(plan: AnyPlan) -> tuple[Stack, _Place]:

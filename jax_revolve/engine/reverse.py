@@ -8,12 +8,14 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.memories import is_on_host
+from jax_revolve.engine.inverse import Walk, WalkBack
 from jax_revolve.engine.offline import first_advances, tape_the_last_block
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
     Held,
     at_slot,
     empty,
+    is_walked_back,
     slots_used,
     tapes_the_last_block,
     write_slot,
@@ -50,6 +52,7 @@ class _State(NamedTuple):
     top: Any
     gradient: Operands
     taped: Buffers
+    walk: Walk | None = None
 
     def slot(self, level: jax.Array) -> jax.Array:
         return level if self.slot_index is None else self.slot_index[level]
@@ -87,31 +90,41 @@ class _Sweep:
         self._advance = jax.jit(steps.advance)  # traced and lowered once for all its calls
         self._reports = Reports(steps.loop, REVERSE, total)
         before_step = lambda step: self._reports.before_step(total - 1 - step)  # noqa: E731
-        self._pullback = Pullback(self._step, steps, plan.block_size, ct_ys, before_step)
+        size = 1 if is_walked_back(steps.loop, plan) else plan.block_size
+        self._pullback = Pullback(self._step, steps, size, ct_ys, before_step)
+        self._back: WalkBack | None = None
 
     def run(self, held: Held, gradient: Operands) -> Operands:
         """From the cotangents after the loop to those before it."""
         plan, size = self._plan, self._plan.block_size
         first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
-        blocks, taped = -(-self._total // size), []
+        blocks, taped, walk = -(-self._total // size), [], None
+        if is_walked_back(self._steps.loop, plan):
+            self._back = WalkBack(self._steps, self._step, self._pullback, held)
+            walk = self._back.begin()
         if self._is_taped:
-            taped = held.tape
-            if taped is None:
-                taped = tape_the_last_block(self._steps, plan, held)
             blocks -= 1
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start
-            gradient = self._pullback.of_block(taped, start, count, gradient, loop)
-        elif size > 1:
+            if self._back is not None and walk is not None and held.last is not None:
+                gradient, walk = self._back.of_block(start, count, held.last, gradient, walk, loop)
+            else:
+                taped = held.tape
+                if taped is None:
+                    taped = tape_the_last_block(self._steps, plan, held)
+                gradient = self._pullback.of_block(taped, start, count, gradient, loop)
+        elif size > 1 and walk is None:
             taped = self._step.empty(size)
         stack = self._stack(held)
-        state = _State(held.slots, held.start, *stack, gradient, taped)
+        state = _State(held.slots, held.start, *stack, gradient, taped, walk)
         is_stored = held.stores is not None and self._is_while
         if not is_stored and (not self._is_taped or plan.blocks > first + 1):
             state = self._reverse(first, blocks, state)
         if held.stores is not None:
             state = self._reverse_stored(held.stores, blocks, state)
-        return state.gradient
+        if self._back is None or state.walk is None:
+            return state.gradient
+        return self._back.trusted(state.gradient, state.walk)
 
     def _stack(self, held: Held) -> tuple[Any, Any, Any]:
         """Positions, slots and top after the forward sweep. Placement online tells them; otherwise
@@ -134,13 +147,16 @@ class _Sweep:
         """From the cotangents after a block, where a checkpoint is given, to those before it."""
         gradient, taped, size = state.gradient, state.taped, self._plan.block_size
         start = size * block
+        # Of a while loop the last block is here, and may be shorter.
+        count = jnp.minimum(size, self._total - start) if self._is_while else size
+        if self._back is not None and state.walk is not None:
+            gradient, walk = self._back.of_block(start, count, restarted, gradient, state.walk)
+            return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
             of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
             gradient, _ = self._pullback.of_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
-        # Of a while loop the last block is here, and may be shorter.
-        count = jnp.minimum(size, self._total - start) if self._is_while else size
         taped = self._step.record(self._steps, taped, restarted, start, count)
         gradient = self._pullback.of_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)

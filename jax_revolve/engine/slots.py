@@ -33,6 +33,7 @@ from jax import lax
 from jax_revolve._compat.memories import is_on_host, typed_as_on_host
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.loop import Loop
 from jax_revolve.storage.buffers import Buffers, read, write
 
 
@@ -43,7 +44,9 @@ class Held(NamedTuple):
     of any other loop. With a storage, `stores` are its buffers, and `start` is the checkpoint at
     the start of the tail, which takes the place of the initial carry. Where checkpoints are placed
     as the loop runs, those up to number `top` are at the blocks `positions`, in the slots
-    `slot_index`.
+    `slot_index`. If blocks are walked back, `last` is the checkpoint at the start of the last one,
+    `end` the one at the loop's end, and `record` the ys that the inverse reads; `own` are
+    the steps that each example of a while loop takes.
     """
 
     slots: list[Any]
@@ -54,6 +57,10 @@ class Held(NamedTuple):
     positions: Any = None
     slot_index: Any = None
     top: Any = None
+    last: list[Any] | None = None
+    end: list[Any] | None = None
+    record: list[Any] | None = None
+    own: Any = None
 
 
 def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
@@ -108,6 +115,11 @@ def tapes_the_last_block(plan: AnyPlan) -> bool:
     the tape would cost more than it saves: buffers between programs, and another copy of the step.
     """
     return plan.block_size > 1
+
+
+def is_walked_back(loop: Loop, plan: AnyPlan) -> bool:
+    """Whether blocks are walked back by an inverse of the step. A block of one step is not."""
+    return loop.inverse is not None and plan.block_size > 1
 
 
 def slots_used(plan: AnyPlan) -> int:

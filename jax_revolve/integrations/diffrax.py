@@ -124,7 +124,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         def outer_while_loop(
             cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int | None, buffers: Any
         ) -> Any:
-            # Diffrax has its own error at the bound. `find_restart` finds the leaves to store.
+            # Diffrax has its own error at the bound. The linearized step tells the leaves to store.
             del buffers
             return filter_bounded_while_loop(
                 cond_fun, body_fun, init_val, max_steps=max_steps, throw=False, **vars(self._asked)

@@ -44,7 +44,7 @@ _ENTERED = {
 
 _NOT_DIFFERENTIATED = {
     "while": ("cond_jaxpr",),
-    "checkpointed_loop": ("function.condition",),
+    "checkpointed_loop": ("function.condition", "function.inverse"),
     "custom_linear_solve": ("jaxprs.vecmat", "jaxprs.solve", "jaxprs.transpose_solve"),
 }
 """The parameters of these equations with programs of which no residuals are kept."""

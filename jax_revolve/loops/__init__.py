@@ -6,6 +6,7 @@ primitive (`autodiff.rules`), and JAX's transformations do the rest.
 
 - `scan`, `while_loop`, `fori_loop`: the public functions, with the semantics, the order of checks
   and the errors of `jax.lax`.
+- `inverse`: the step of a scan together with its inverse.
 - `options`: from `checkpoints=`, `block_size=`, `memory=` and `storage=` to a plan or a request,
   and a test of whether the storage works on this machine.
 

@@ -1,6 +1,7 @@
 """`checkpointed_fori_loop`: `lax.fori_loop`, differentiable within a memory budget."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 from jax import lax
@@ -9,7 +10,8 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.options import Options, check_bound
-from jax_revolve.loops.while_loop import run_from, run_or_raise
+from jax_revolve.loops.scan import checkpointed_scan
+from jax_revolve.loops.while_loop import bounded_while_loop, run_from, run_or_raise
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -34,6 +36,8 @@ def checkpointed_fori_loop(
     plan: AnyPlan | None = None,
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Any, Value], Value] | None = None,
+    inverse_tol: float | None = None,
 ) -> Value:
     """`jax.lax.fori_loop` whose reverse pass stores `checkpoints` carries and recomputes the rest.
     It has a reverse mode even if the number of steps is not known when it is traced. A loop of more
@@ -95,7 +99,18 @@ def checkpointed_fori_loop(
             )
 
     start = (lower, init_val)
-    known = _known_steps(lower, upper) if is_jit_disabled() else None
+    known = _known_steps(lower, upper) if is_jit_disabled() or inverse is not None else None
+    if inverse is not None and not is_jit_disabled():
+        body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
+        back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
+        how: dict[str, Any] = {**vars(asked), "inverse_tol": inverse_tol}
+        if known is None:
+            how |= {"max_steps": max_steps, "throw": max_steps is not None, "inverse": back}
+            return bounded_while_loop(lambda state: state[0] < upper, body, start, **how)[1]
+        check_steps(known)
+        step = wraps(body_fun)(lambda state, _: (body(state), None))
+        how["inverse"] = lambda state, *_: back(state)
+        return checkpointed_scan(step, start, None, known, **how)[0][1]
     if known is None:
         return run_from(start, fori, run)
     check_steps(known)

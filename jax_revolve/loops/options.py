@@ -3,7 +3,7 @@
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax_revolve.schedule.actions import scheduled_blocks
 from jax_revolve.schedule.arguments import Memory, check_integer, parse_bytes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
-from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request
+from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request, equal_blocks
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.equation import LoopEquation, run_around_loop
@@ -51,9 +51,17 @@ class Options:
     storage: Storage | None = None
     plan: AnyPlan | None = None
     progress: bool | ProgressMeter = False
+    is_reversible: ClassVar[bool] = False
+    """Whether the step has an inverse, so that blocks are walked back."""
 
     def __post_init__(self) -> None:
         self._chosen(0, is_while=False)
+        block_size = self.block_size if self.plan is None else self.plan.block_size
+        if self.is_reversible and block_size == 1 and (self.plan is None or self.plan.length > 1):
+            raise ValueError(
+                "block_size must be at least 2 where an inverse is given, but is 1: nothing is "
+                "walked back then. Leave the inverse out, or pass a larger block_size."
+            )
         listener_of(self.progress)
         if self.plan is None:
             return
@@ -165,10 +173,21 @@ class Options:
         k = self.block_size
         if k is not None:
             k = min(check_integer("block_size", k, least=1), max(length, 1))
+        elif self.is_reversible and memory is None:
+            wanted = checkpoints if isinstance(checkpoints, int) else 0
+            k = equal_blocks(length, wanted or walked_blocks(length)).block_size
+            checkpoints = "all" if checkpoints is None else checkpoints
         if checkpoints is None:
             most = MOST_REPETITIONS_TO_A_BOUND if is_while else MOST_REPETITIONS_BY_DEFAULT
             blocks = scheduled_blocks(length, k if k and memory is None else 1)
             checkpoints = binomial.fewest_checkpoints(blocks, most)
+            if self.is_reversible and k is None:
+                checkpoints = walked_blocks(length)
+                if storage is not None:
+                    raise ValueError(
+                        f"block_size must be given where inverse, memory and storage are, but is "
+                        f"None for memory={memory!r} and storage={storage!r}."
+                    )
             if k is None or memory is not None:
                 budget = None if memory is None else parse_bytes(memory)
                 return Request(length, budget, checkpoints, k, is_while, storage)
@@ -180,6 +199,17 @@ class Options:
         if not (none and isinstance(storage, HostMemory)):
             on_device = plan(length, checkpoints, block_size=k).checkpoints
         return Request(length, None, on_device, k or 1, is_while, storage, is_fixed=True)
+
+
+class ReversibleOptions(Options):
+    """The options of a loop whose step has an inverse."""
+
+    is_reversible: ClassVar[bool] = True
+
+
+def walked_blocks(length: int) -> int:
+    """The number of blocks that are walked back by default, about `(6 * length) ** (1 / 3)`."""
+    return binomial.fewest_checkpoints(max(length, 1), MOST_REPETITIONS_TO_A_BOUND)
 
 
 def check_bound(max_steps: int | None) -> int | None:

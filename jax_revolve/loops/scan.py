@@ -9,7 +9,8 @@ from jax import lax
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.inverse import Reversible
+from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory, mistyped
 from jax_revolve.schedule.planning import Checkpoints
@@ -38,6 +39,9 @@ def checkpointed_scan(
     storage: Storage | None = None,
     plan: AnyPlan | None = None,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Carry, X, Y], Carry] | None = None,
+    inverse_tol: float | None = None,
+    throw: bool = False,
 ) -> tuple[Carry, Y]:
     """`jax.lax.scan` whose reverse pass stores `checkpoints` carries and recomputes the rest, with
     as few evaluations of `f` as any schedule that stores carries.
@@ -90,7 +94,7 @@ def checkpointed_scan(
         checkpoints. `None`, the default, stores all on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
-        it is installed and as text otherwise. A [`jax_revolve.ProgressMeter`][] shows progress in
+        it is installed and as text otherwise. A [`jax_revolve.typing.ProgressMeter`][] shows it in
         another way. Recomputed steps, and derivatives of reverse-mode derivatives, show
         nothing. A bar counts steps, not examples or devices: `jax.vmap` and `jax.shard_map` show
         one bar. It has about a hundred updates, and fewer if steps are quick.
@@ -151,13 +155,20 @@ def checkpointed_scan(
     del _split_transpose  # of the transposition of lax.scan, which never runs here
     if not isinstance(unroll, Integral):  # lax looks at it where all steps run in order
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = Options if inverse is None else ReversibleOptions
+    asked = options(checkpoints, block_size, memory, storage, plan, progress)
+    both = Reversible.of(f, inverse, inverse_tol, throw)
 
     def scan() -> tuple[Carry, Y]:
-        return lax.scan(f, init, xs, length, reverse, unroll)
+        if both is None or is_jit_disabled():
+            return lax.scan(f, init, xs, length, reverse, unroll)
+        carry, (ys, _) = lax.scan(both.step, init, xs, length, reverse, unroll)
+        return carry, ys
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        return run_loop(asked.loop(equation), operands)
+        if both is None:
+            return run_loop(asked.loop(equation), operands)
+        return both.run(asked, equation, operands)
 
     if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
         return scan()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -12,7 +13,8 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
 from jax_revolve.autodiff.rules import run_counted, run_loop
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.inverse import Reversible
+from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
@@ -39,6 +41,8 @@ def bounded_while_loop(
     with_steps: Literal[False] = False,
     throw: bool = True,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Value], Value] | None = None,
+    inverse_tol: float | None = None,
 ) -> Value: ...
 
 
@@ -57,6 +61,8 @@ def bounded_while_loop(
     with_steps: Literal[True],
     throw: bool = True,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Value], Value] | None = None,
+    inverse_tol: float | None = None,
 ) -> tuple[Value, jax.Array]: ...
 
 
@@ -75,6 +81,8 @@ def bounded_while_loop(
     with_steps: bool = False,
     throw: bool = True,
     progress: bool | ProgressMeter = False,
+    inverse: Callable[[Value], Value] | None = None,
+    inverse_tol: float | None = None,
 ) -> Value | tuple[Value, jax.Array]:
     """`jax.lax.while_loop` with a bound of `max_steps` steps, differentiable in both modes and to
     any order. A loop that reaches its bound raises an error at run time, unless `throw=False`.
@@ -178,12 +186,17 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for the range in which an online schedule can be exact. The rule is in
         no paper; see `jax_revolve/schedule/online.py`.
     """
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = Options if inverse is None else ReversibleOptions
+    asked = options(checkpoints, block_size, memory, storage, plan, progress)
     asked.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
     if is_jit_disabled():
         # As lax.while_loop: a Python loop, unless the predicate is traced.
         with suppress(jax.errors.ConcretizationTypeError):
             return _python_loop(cond_fun, body_fun, init_val, max_steps, with_steps, throw)
+    if inverse is not None or inverse_tol is not None:
+        own = (cond_fun, body_fun, inverse, inverse_tol, init_val)
+        value, steps = _walked_back(asked, max_steps, throw, *own)
+        return (value, steps) if with_steps else value
     steps: Any = None
 
     def run(equation: LoopEquation, operands: list[Any]) -> Any:
@@ -199,6 +212,32 @@ def bounded_while_loop(
 
     value = run_from(init_val, lambda init: lax.while_loop(cond_fun, body_fun, init), run)
     return (value, steps) if with_steps else value
+
+
+def _walked_back(
+    asked: Options,
+    max_steps: int | None,
+    throw: bool,
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    inverse: Callable[[Any], Any] | None,
+    inverse_tol: float | None,
+    init_val: Any,
+) -> tuple[Any, jax.Array]:
+    """The final value of a loop of reversible steps, which counts them, and their number."""
+    counted = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(state[1])))
+    back = inverse and (lambda state: (state[0] - 1, inverse(state[1])))
+    both, start = Reversible.of(counted, back, inverse_tol, throw), (jnp.int32(0), init_val)
+    assert both is not None  # or its error is raised
+    steps, value = run_from(
+        (start, start),
+        lambda init: lax.while_loop(lambda state: cond_fun(state[0][1]), both.body, init)[0],
+        lambda equation, operands: both.run(asked, equation, operands, max_steps),
+    )
+    if throw and max_steps is not None:
+        stopped = (steps >= max_steps) & cond_fun(value)
+        steps, value = _raise_if(stopped, (steps, value), max_steps)
+    return value, steps
 
 
 def run_from(

@@ -81,7 +81,7 @@ def listener_of(progress: object) -> Listener | None:
         return progress._listener
     if not isinstance(progress, bool):
         raise TypeError(
-            "progress must be True, False or a jax_revolve.ProgressMeter, "
+            "progress must be True, False or a ProgressMeter, "
             f"but is {progress!r} of type {type(progress).__name__}."
         )
     return _default_meter()._listener if progress else None

@@ -53,6 +53,7 @@ class Sizes(NamedTuple):
     factors: int = 0
     arrays: int = 0  # how many are written for each step of a block
     profile: Profile = CPU  # what things take on the device
+    is_walked_back: bool = False  # blocks are, and have no tape; `again` is what they take instead
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:

@@ -93,6 +93,8 @@ class Report(Printed):
     @cached_property
     def choices(self) -> list[AnyPlan]:
         plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
+        if self.sizes.is_walked_back:
+            plans = [self.plan]
         others = (*self.measured, *self.unmeasured, *self.too_large)
         chosen = dict.fromkeys((*plans, self.plan, *others))
         return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
@@ -103,7 +105,11 @@ class Report(Printed):
 
     def evaluations(self, plan: AnyPlan) -> int:
         """The evaluations of `jax.value_and_grad` of the loop, up to its bound if it has one."""
-        return cost.evaluations(plan, is_while=self.is_while)
+        runs = cost.evaluations(plan, is_while=self.is_while)
+        if self.sizes.is_walked_back and not self.is_while and plan.block_size > 1:
+            # The forward sweep does not tape the last block.
+            runs += plan.length - plan.block_size * (plan.blocks - 1)
+        return runs
 
     def __str__(self) -> str:
         lines = [*self._sizes(), "", *self._table(), *self._remarks()]
@@ -125,10 +131,13 @@ class Report(Printed):
             ("a checkpoint", sizes.checkpoint, state),
             ("residuals of a step", sizes.residuals, kept),
         ]
+        if sizes.is_walked_back:
+            walk = "the residuals of a step; each block is walked back by the inverse"
+            rows[1:] = [("a step back", sizes.alone, walk)]
         if sizes.factors:
             meaning = f"factors of weights' cotangents, for at most {STEPS_IN_A_PRODUCT} steps"
             rows.append(("- pulled back", sizes.factors, meaning))
-        if sizes.factors or sizes.alone != sizes.residuals:
+        if not sizes.is_walked_back and (sizes.factors or sizes.alone != sizes.residuals):
             meaning = "with block size 1: weight gradients are summed in each step"
             rows.append(("- taped alone", sizes.alone, meaning))
         if plan.storage is not None:

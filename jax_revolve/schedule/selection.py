@@ -78,6 +78,8 @@ class Request:
         if memory is None:
             memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
         how = {"block_size": self.block_size, "is_while": self.is_while}
+        if sizes.is_walked_back and self.block_size is None:
+            return _walked_back(self.length, sizes, memory, self.checkpoints)
         if storage is None:
             return quickest(self.length, sizes, memory, **how)
         both = quickest_with_storage(self.length, sizes, memory, storage, **how)
@@ -115,6 +117,21 @@ def quickest_with_storage(
     on_device = (p for p in plans if not p.levels)
     both = (TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in on_device)
     return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
+
+
+def equal_blocks(length: int, blocks: int) -> Plan:
+    """The plan of a loop of so many blocks that are walked back, all of which start from a stored
+    carry: no step is recomputed. A block has at least two steps."""
+    size = min(max(-(-length // max(blocks, 1)), 2), max(length, 1))
+    return Plan(length, useful_checkpoints(length, size, is_while=True), size)
+
+
+def _walked_back(length: int, sizes: Sizes, memory: int, most: int) -> Plan:
+    """The plan with the most such blocks, up to `most`, within `memory` bytes."""
+    left = memory - cost.memory(equal_blocks(length, 1), sizes)
+    if left < 0:
+        raise _too_little(length, sizes, memory, max(length, 1))
+    return equal_blocks(length, min(most, 1 + left // max(sizes.checkpoint, 1)))
 
 
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:

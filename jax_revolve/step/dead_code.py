@@ -21,6 +21,8 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     """`prune_loop` for the loop with its tangents. A result is kept if its tangent is used. A y
     whose tangent is not used has no tangent."""
     loop = function
+    if loop.inverse is not None:
+        used = [True] * len(used)
     dots = list(map(bool, spread(used[len(activity.results) :], activity.results)))
     smaller, results, operands = _live(loop, either(used[: len(dots)], dots))
 
@@ -45,7 +47,7 @@ def known_part(given: Sequence[bool], function: Loop) -> Part:
     none = (False,) * len(loop.output_types), (), {"function": loop}
     consts, carry, xs = loop.operands(given)
     of_condition = consts[: loop.num_condition_consts]
-    if loop.effects:
+    if loop.effects or loop.inverse is not None:  # which needs the whole carry
         return none
     while True:
         inputs = [*consts[loop.num_condition_consts :], *carry, *xs]
@@ -72,8 +74,8 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
     """The loop that computes the used results, and which results and operands it has. Carries that
     no used result depends on are dropped, as by `lax.scan`."""
     first = loop.num_condition_consts
-    if all(used):
-        return loop, tuple(used), (True,) * (first + len(loop.jaxpr.in_avals))
+    if all(used) or loop.inverse is not None:  # which may read any of them
+        return loop, (True,) * len(used), (True,) * (first + len(loop.jaxpr.in_avals))
     num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
     carry, ys = loop.results(used)
     carry = live_carry(loop, carry, ys)

@@ -55,37 +55,55 @@ class Paired(NamedTuple):
 
 
 def paired(loop: Loop, activity: Activity) -> Paired:
-    """The loop of values and tangents, in the directions of the active operands."""
+    """The loop of values and tangents, in the directions of the active operands. The derivative of
+    an inverse is the inverse of the derivative: `g(f(c)) = c` holds for pairs."""
     return once(loop, ("paired", activity), lambda: Paired(_pair(loop, activity), activity))
 
 
 def _pair(loop: Loop, activity: Activity) -> Loop:
     first = loop.num_condition_consts
-    masks = (activity.consts[first:], activity.carry, activity.xs)
-    types = loop.operands([*[None] * first, *loop.jaxpr.in_avals])
-    types = (types.consts[first:], types.carry, types.xs)
+    masks = (activity.consts[first:], activity.carry, activity.xs, activity.ys)
+    operands = loop.operands([*[None] * first, *loop.jaxpr.in_avals])
+    types = [operands.consts[first:], operands.carry, operands.xs]
+    if loop.inverse is not None:  # which takes the ys, too
+        types.append(loop.inverse.in_avals[len(loop.jaxpr.in_avals) :])
     tangents = list(map(_tangent_types, types, masks))
 
-    def step(*parts: list[Any]) -> list[Any]:
+    def derivative(jaxpr: Any, *parts: list[Any]) -> tuple[list[Any], list[Any]]:
         values, dots = parts[::2], parts[1::2]
 
         def run(*chosen: list[Any]) -> list[Any]:
             inputs = map(substitute, values, masks, chosen)
-            return call_jaxpr(loop.jaxpr)(*(x for part in inputs for x in part))
+            return call_jaxpr(jaxpr)(*(x for part in inputs for x in part))
 
-        both = jax.jvp(run, tuple(map(pick, values, masks)), dots)
-        (carry, ys), (carry_dot, ys_dot) = map(loop.results, both)
+        return jax.jvp(run, tuple(map(pick, values, masks)), dots)
+
+    def step(*parts: list[Any]) -> list[Any]:
+        (carry, ys), (carry_dot, ys_dot) = map(loop.results, derivative(loop.jaxpr, *parts))
         carry_dot = map(with_weak_type, pick(carry_dot, activity.carry), tangents[1])
         return [*carry, *carry_dot, *ys, *pick(ys_dot, activity.ys)]
 
-    pairs = (part for both in zip(types, tangents, strict=True) for part in both)
+    def inverse(*parts: list[Any]) -> list[Any]:
+        carry, carry_dot = derivative(loop.inverse, *parts)
+        return [*carry, *map(with_weak_type, pick(carry_dot, activity.carry), tangents[1])]
+
+    pairs = [part for both in zip(types, tangents, strict=False) for part in both]
+    reversible = {}
+    if loop.inverse is not None and (trust := loop.trust) is not None:
+        names = (f"the tangent of {name}" for name in pick(trust.leaves, activity.carry))
+        examples = (*trust.examples, *pick(trust.examples, activity.carry))
+        reversible = {
+            "inverse": without_dead_code(jax.make_jaxpr(inverse)(*pairs)),
+            "trust": trust._replace(leaves=(*trust.leaves, *names), examples=examples),
+        }
     carry, ys = loop.results(loop.output_types)
     condition = loop.condition
     if condition is not None:
         holds = lambda carry, _: call_jaxpr(condition)(*carry)  # noqa: E731
         condition = jax.make_jaxpr(holds)(condition.in_avals, tangents[1])
     return loop._replace(
-        jaxpr=without_dead_code(jax.make_jaxpr(step)(*pairs)),
+        **reversible,
+        jaxpr=without_dead_code(jax.make_jaxpr(step)(*pairs[:6])),
         condition=condition,
         num_consts=loop.num_consts + len(tangents[0]),
         num_carry=loop.num_carry + len(tangents[1]),

@@ -197,6 +197,8 @@ class Linearized:
     """Of each later direction, the residuals that have derivatives in it."""
     restart: Mask
     """The leaves of the carry that a checkpoint stores: see `_restart`."""
+    record: Mask
+    """The ys that the inverse reads."""
     derived: dict[Hashable, Any] = field(default_factory=dict)
     """What other rooms derive from it, once for a key."""
 
@@ -280,18 +282,19 @@ def linearized(
             found[0][1],
             found[0][0],
             [mask[num_results:] for mask in of_residuals],
-            _restart(loop, closed, num_shared),
+            *_restart(loop, closed, num_shared),
         )
 
     key = ("linearized", activity, tuple(later), is_mapped, operands.types)
     return once(loop.bare, key, trace)
 
 
-def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> Mask:
+def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Mask]:
     """Which leaves of the carry are needed to run steps again: those that the condition and the
     residuals depend on, and those that these depend on, after however many steps. A running sum or
     a trajectory that is written but not read is not among them: its linearization does not depend
-    on its value.
+    on its value. Steps that are walked back also need what the inverse computes these from, and the
+    ys that it reads.
 
     This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
     Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX
@@ -300,7 +303,17 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> Mask:
     num_results = len(loop.output_types)
     residuals = [i >= num_results for i in range(len(closed.out_avals))]
     needed = needed_by(closed, residuals)[num_shared:][: loop.num_carry]
-    return tuple(live_carry(loop, needed, [False] * (num_results - loop.num_carry)))
+    ys = [False] * (num_results - loop.num_carry)
+    while True:
+        needed = live_carry(loop, needed, ys)
+        if loop.inverse is None:
+            return tuple(needed), tuple(ys)
+        read = needed_by(loop.inverse, needed)
+        of_condition = [False] * loop.num_condition_consts
+        before, record = loop.operands([*of_condition, *read]).carry, read[len(read) - len(ys) :]
+        if (grown := either(needed, before)) == needed:
+            return tuple(needed), tuple(record)
+        needed = grown
 
 
 def _vjp(

@@ -36,6 +36,21 @@ class Operands(NamedTuple):
         return tuple(jax.typeof(x) for part in self for x in part)
 
 
+class Trust(NamedTuple):
+    """How far a carry that an inverse computes may be from the exact one: the `tolerance`, by
+    default the square root of each leaf's epsilon, and whether to `throw` an error beyond it.
+
+    `source` says where the step is, `leaves` are the names of the carry's leaves, and `examples`
+    the number of leading axes of each that `jax.vmap` mapped over.
+    """
+
+    tolerance: float | None
+    throw: bool
+    source: str
+    leaves: tuple[str, ...]
+    examples: tuple[int, ...]
+
+
 class Loop(NamedTuple):
     """A loop: what one step computes, how often it runs, and how it is reversed.
 
@@ -72,6 +87,10 @@ class Loop(NamedTuple):
     """Why the loop is always lax's own, if it is."""
     has_examples: bool = False
     """Whether it computes steps of examples that are done, whose results it drops."""
+    inverse: ClosedJaxpr | None = None
+    """The carry before a step, from consts, the carry after it, its x and its y. With it, blocks of
+    steps are walked back rather than taped."""
+    trust: Trust | None = None
 
     @classmethod
     def of(
@@ -131,8 +150,9 @@ class Loop(NamedTuple):
                 function if progress is function.progress else function._replace(progress=progress)
             )
 
-        condition = self.condition and with_functions(self.condition, change)
-        return self._replace(jaxpr=with_functions(self.jaxpr, change), condition=condition)
+        programs = {"jaxpr": self.jaxpr, "condition": self.condition, "inverse": self.inverse}
+        again = {name: x and with_functions(x, change) for name, x in programs.items()}
+        return self._replace(**again)
 
     @property
     def bare(self) -> "Loop":
@@ -205,7 +225,12 @@ class NoReverseMode(ValueError):
 
 
 def check_plan(loop: Loop) -> None:
-    """Refuse to reverse a loop without a plan."""
+    """Refuse to reverse a loop without a plan, or without the inverse that it had."""
+    if loop.trust is not None and loop.inverse is None:
+        raise NotImplementedError(
+            "inverse must be None where jax.vmap of a while loop is differentiated: its examples "
+            "take different numbers of steps. Take jax.vmap of the gradient instead."
+        )
     if loop.plan is None:
         raise NoReverseMode(
             "max_steps and checkpoints must not both be None where a while loop is differentiated "

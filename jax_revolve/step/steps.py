@@ -28,15 +28,22 @@ class Steps(NamedTuple):
     operands: Operands
     safe: Operands
     linearized: Linearized | None
+    record: Mask = ()
+    """The ys that an inverse reads."""
 
     @classmethod
     def of(
-        cls, loop: Loop, restart: Mask, operands: Operands, linearized: Linearized | None = None
+        cls,
+        loop: Loop,
+        restart: Mask,
+        operands: Operands,
+        linearized: Linearized | None = None,
+        record: Mask = (),
     ) -> "Steps":
         operands = with_layout(loop, operands)
         is_mapped = linearized is None or linearized.is_mapped
         safe = safe_operands(loop, operands) if is_mapped else operands
-        return cls(loop, restart, operands, safe, linearized)
+        return cls(loop, restart, operands, safe, linearized, record)
 
     def at_start(self, keep_ys: Sequence[bool]) -> Progress:
         """Before the first step of a loop of known length."""

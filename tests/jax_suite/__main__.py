@@ -70,10 +70,8 @@ for name in options.files or every:
     again = sorted(test.rpartition("::")[2] for test in ours if "::" in test)
     theirs = failures(options.tests / name, again, "lax") if again else set[str]()
     found = sorted(test for test in ours - theirs if not is_expected(test))
-    print(
-        f"{name}: {len(tests)} tests, {len(ours - theirs)} fail with ours alone", *found, sep="\n  "
-    )
-    sys.stdout.flush()
+    print(f"{name}: {len(tests)} tests, {len(ours - theirs)} fail with ours alone")
+    print(*(f"  {test}\n" for test in found), end="", sep="", flush=True)
     new += found
 print("\n".join(new))
 raise SystemExit(bool(new))

@@ -53,7 +53,7 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
     again = bytes_of(v.aval for v in computed)
     start = set(step.carry).difference(by_jax)  # it is there anyway
-    return Sizes(
+    sizes = Sizes(
         checkpoint=bytes_of(pick(carry, step.restart)),
         residuals=cut.bytes,
         alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
@@ -66,6 +66,17 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
         profile=profile,
         factors=bytes_of(weights.types) if weights else 0,
         arrays=len(cut.kept),
+    )
+    if loop.inverse is None:
+        return sizes
+    return sizes._replace(
+        residuals=0,
+        # Also the exact carries at both ends of the block, and the one in between.
+        again=sizes.alone + 2 * sizes.checkpoint,
+        again_work=work_of(loop.inverse, profile),
+        factors=0,
+        arrays=0,
+        is_walked_back=True,
     )
 
 

@@ -1,0 +1,185 @@
+"""Blocks that are walked back: the reverse sweep of a loop whose step has an inverse.
+
+The inverse computes the carry before a step from the one after it. So a block needs no tape: from
+the exact carry at its end, the sweep goes back by one inverse a step. At the block's start it
+compares the carry that it has come to with the checkpoint there, and goes on from that. The initial
+carry is an operand, so even a single block is checked.
+
+A step is linearized at the carry that the inverse has computed. The carry after it is known, too,
+and takes the place of what the step would compute. What an inverse of coupled parts computes is the
+same as what the step does, so XLA merges the two: the way back costs one evaluation, not two.
+"""
+
+from math import inf
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
+from jax_revolve._compat.values import varying_axes, zeros
+from jax_revolve.engine.slots import Held
+from jax_revolve.engine.tape.tape import Pullback, TapedStep
+from jax_revolve.jaxprs.parts import part_of
+from jax_revolve.step.cpu import in_a_branch
+from jax_revolve.step.examples import done
+from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
+from jax_revolve.step.steps import Steps, for_loop
+from jax_revolve.storage.buffers import read
+
+
+class Walk(NamedTuple):
+    """How far a sweep has walked back: the exact checkpoint at the end of the next block; and for
+    each of its leaves the largest drift so far, as a multiple of the tolerance, and the step that
+    the block starts with in which it was found."""
+
+    end: list[Any]
+    drift: jax.Array
+    step: jax.Array
+
+
+class WalkBack:
+    """How the steps of a loop are walked back and transposed."""
+
+    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, held: Held) -> None:
+        assert steps.loop.trust is not None
+        self._steps, self._pullback, self._held = steps, pullback, held
+        self._trust, traced = steps.loop.trust, step.step
+        inputs = [*traced.shared, *traced.carry, *traced.x]
+        after = pick(traced.results[: steps.loop.num_carry], steps.restart)
+        self._is_known = [
+            not is_literal(v) and v not in [*inputs, *after[:i]] for i, v in enumerate(after)
+        ]
+        known = pick(after, self._is_known)
+        self._kept = part_of(traced.closed, [*inputs, *known], step.cut.kept)
+
+    def begin(self) -> Walk:
+        """At the end of the loop."""
+        end = self._held.end or []
+        drift = self._drift(end, end, end)
+        return Walk(end, drift, jnp.zeros_like(drift, jnp.int32))
+
+    def of_block(
+        self,
+        start: Any,
+        count: Any,
+        exact: list[Any],
+        gradient: Operands,
+        walk: Walk,
+        loop: Any = for_loop,
+    ) -> tuple[Operands, Walk]:
+        """The cotangents before the `count` steps from `start` on, from those after them, given the
+        checkpoint before them; and how far that is walked back."""
+
+        own = self._held.own
+
+        def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
+            after, gradient, is_wrong = state
+            step = start + count - 1 - i
+            before, kept = self._before(after, step)
+            if own is not None:
+                is_wrong |= self._is_over(step) != done(self._goes_on(before))
+            return before, self._pullback.of_step(kept, step, gradient)[0], is_wrong
+
+        is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
+        found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
+        drift = self._drift(found, exact, walk.end)
+        if is_wrong is not None:
+            drift = jnp.where(is_wrong, jnp.inf, drift)
+        is_new = ~(drift <= walk.drift)  # NaN is never less
+        step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
+        return gradient, Walk(exact, jnp.maximum(drift, walk.drift), step)
+
+    def _before(self, after: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
+        """The checkpoint before a step, from the one after it, and what is kept of the step."""
+        steps, loop = self._steps, self._steps.loop
+        consts, carry, x = steps.inputs(steps.whole(after), step)
+        flat = [*consts, *carry, *x]
+        assert loop.inverse is not None
+        unread = list(map(zeros, loop.inverse.in_avals[len(loop.jaxpr.in_avals) :]))
+        flat = flat[loop.num_condition_consts :]
+        record = read(self._held.record, loop.entry(step)) if self._held.record else []
+        y = substitute(unread, steps.record, record)
+
+        def run() -> list[Any]:
+            before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
+            if self._held.own is not None:  # an example that was done then stays where it is
+                is_over = self._is_over(step)
+                before = [lax.select(is_over, *each) for each in zip(after, before, strict=True)]
+            known = pick(after, self._is_known)
+            kept = self._kept([*steps.shared, *steps.whole(before), *x, *known])
+            return [*before, *kept]
+
+        both = in_a_branch(jnp.asarray(step) >= 0, run)
+        return both[: len(after)], both[len(after) :]
+
+    def _is_over(self, step: Any) -> jax.Array:
+        """Under `jax.vmap`, whether an example was done before this step."""
+        return done(step < self._held.own)
+
+    def _goes_on(self, before: list[Any]) -> jax.Array:
+        steps = self._steps
+        return steps.loop.holds(steps.operands.consts, steps.whole(before))
+
+    def _drift(self, found: list[Any], exact: list[Any], end: list[Any]) -> jax.Array:
+        """The largest difference of each leaf, of each example, from the exact one, as a multiple
+        of the tolerance and of the leaf's largest entry at either end of the block."""
+        examples = pick(self._trust.examples, self._steps.restart)
+        leaves = zip(found, exact, end, examples, strict=True)
+        drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
+        return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
+
+    def trusted(self, gradient: Operands, walk: Walk) -> Operands:
+        """The cotangents; NaN, or with an error, if the inverse was off by more than it may."""
+        if self._trust.tolerance == inf:
+            return gradient
+        drift = walk.drift
+        if self._trust.throw:
+            drift = jax.pure_callback(
+                self._raise, jax.typeof(drift), drift, walk.step, vmap_method="sequential"
+            )
+        worst = jnp.max(drift, initial=0)
+
+        def nan_if_off(x: Any) -> Any:
+            missing = tuple(varying_axes(jax.typeof(worst)) - varying_axes(jax.typeof(x)))
+            largest = lax.pmax(worst, missing) if missing else worst
+            return jnp.where(largest <= 1, x, jnp.nan)
+
+        return jax.tree.map(nan_if_off, gradient)
+
+    def _raise(self, drift: np.ndarray, step: np.ndarray) -> np.ndarray:
+        steps, drift = self._steps, np.asarray(drift)
+        if not np.all(drift <= 1):
+            leaf = int(np.argmax(np.where(np.isnan(drift), np.inf, drift)))
+            carry, _ = steps.loop.results(steps.loop.output_types)
+            tolerance = tolerance_of(pick(carry, steps.restart)[leaf], self._trust.tolerance)
+            name, off = pick(self._trust.leaves, steps.restart)[leaf], drift[leaf] * tolerance
+            raise FloatingPointError(
+                f"inverse must reverse the step of {self._trust.source} within "
+                f"inverse_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, {name} "
+                f"differs from the exact one by {off:.2g} of its largest entry. Mend the inverse "
+                "or pass a smaller block_size: jax_revolve.inverse_drift shows which."
+            )
+        return drift
+
+
+def drift_of(found: Any, exact: Any, end: Any, examples: int = 0) -> jax.Array:
+    """The largest difference of a leaf from the exact one, relative to its largest entry at either
+    end of the block; the largest of the examples that its first axes are."""
+    if not is_inexact(exact):
+        return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
+    axes = tuple(range(examples, exact.ndim))
+    largest = lambda x: jnp.max(jnp.abs(x), axes, initial=0)  # noqa: E731
+    scale = jnp.maximum(largest(exact), largest(end))
+    off = largest(jnp.where(found == exact, 0, found - exact))
+    drift = off / jnp.maximum(scale, jnp.finfo(exact.dtype).tiny)
+    return jnp.max(drift, initial=0).astype(jnp.float32)
+
+
+def tolerance_of(leaf: Any, given: float | None) -> float:
+    """How far a leaf may drift: by default, the square root of its epsilon."""
+    if given is not None or not is_inexact(leaf):
+        return given or 1.0
+    return float(jnp.finfo(leaf.dtype).eps) ** 0.5

@@ -1,0 +1,240 @@
+"""The step of a scan and its inverse, traced together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from math import isinf
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_revolve._compat.interpreters import filtered_traceback
+from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
+from jax_revolve._compat.values import as_array, vary, varying_axes
+from jax_revolve.autodiff.rules import run_loop
+from jax_revolve.engine.inverse import drift_of, tolerance_of
+from jax_revolve.loops.options import Options, walked_blocks
+from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
+from jax_revolve.schedule.selection import equal_blocks
+from jax_revolve.step.equation import LoopEquation
+from jax_revolve.step.loop import Trust, is_inexact
+
+
+@dataclass(eq=False)
+class Reversible:
+    """A step with its inverse. `lax` traces both as one step, so they share what they close over:
+    first `f`; a mark on each of its results, so that lax passes none of them on; then the inverse,
+    from the same carry and the marked ys."""
+
+    f: Callable[..., Any]
+    inverse: Callable[..., Any]
+    tolerance: float | None
+    throw: bool
+    leaves: tuple[str, ...] = ()
+    num_ys: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, f: Any, inverse: Any, inverse_tol: Any, throw: bool) -> "Reversible | None":
+        """Checks the arguments. `None` without an inverse."""
+        if inverse is None:
+            if inverse_tol is not None or throw:
+                raise ValueError(
+                    "inverse_tol must be None and throw False where no inverse is given, but they "
+                    f"are {inverse_tol!r} and {throw!r}."
+                )
+            return None
+        if not callable(inverse):
+            raise mistyped("inverse", inverse, "a function of carry, x and y, or None")
+        allowed = "a number >= 0, math.inf included, or None"
+        if inverse_tol is not None and not (isinstance(inverse_tol, float) and isinf(inverse_tol)):
+            inverse_tol = check_number("inverse_tol", inverse_tol, least=0, allowed=allowed)
+        return cls(f, inverse, inverse_tol, throw)
+
+    @property
+    def step(self) -> Callable[..., Any]:
+        """Both for a scan, which returns the carries before as further ys."""
+
+        def run(carry: Any, x: Any) -> Any:
+            results = self.f(carry, x)
+            if not (isinstance(results, tuple) and len(results) == 2):
+                return results  # for the error of lax
+            after, y = _marked(results)
+            self.num_ys = len(jax.tree.leaves(y))
+            return after, (y, self._before(carry, x, y))
+
+        return wraps(self.f)(run)
+
+    @property
+    def body(self) -> Callable[..., Any]:
+        """Both for a while loop, which carries the carry before as well."""
+
+        def run(both: Any) -> Any:
+            return _marked(self.f(both[0])), self._before(both[0])
+
+        return wraps(self.f)(run)
+
+    def _before(self, carry: Any, *inputs: Any) -> Any:
+        before = self.inverse(carry, *inputs)
+        paths, structure = jax.tree.flatten_with_path(carry)
+        self.leaves = tuple(f"carry{jax.tree_util.keystr(path)}" for path, _ in paths)
+        if jax.tree.structure(before) != structure:
+            raise TypeError(
+                f"inverse must return a carry of the structure {structure}, but returns "
+                f"{jax.tree.structure(before)}."
+            )
+
+        def like(leaf: Any, before: Any) -> Any:
+            return vary(as_array(before), varying_axes(jax.typeof(leaf)))
+
+        return jax.tree.map(like, carry, before)
+
+    def run(self, asked: Options, equation: LoopEquation, operands: Any, *bound: Any) -> Any:
+        """The results of the loop of `f` alone, which its inverse walks back."""
+        closed, num_carry = equation.jaxpr, len(self.leaves)
+        added = equation.num_carry - num_carry  # to the carry of a while loop
+        outputs, count = closed.jaxpr.outvars, num_carry + self.num_ys
+        marks = {v: eqn for eqn in closed.eqns for v in eqn.outvars if v in outputs[:count]}
+        expected = 0 if equation.condition is None else num_carry
+        if equation.obstacle or added != expected or len(marks) != count:
+            raise NotImplementedError(
+                "inverse must be None for a step that uses mutable references or values that are "
+                "not arrays. Carry arrays instead."
+            )
+        self._check(equation.output_types[:num_carry], [v.aval for v in outputs[count:]])
+        is_mark = [any(eqn is mark for mark in marks.values()) for eqn in closed.eqns]
+        end = max((i for i, mark in enumerate(is_mark, 1) if mark), default=0)
+        inputs, condition = closed.jaxpr.invars, equation.condition
+        if condition is not None:
+            inputs, operands = inputs[:-added], operands[:-added]
+            holds = condition.jaxpr.replace(invars=condition.jaxpr.invars[:-added])
+            condition = ClosedJaxpr(holds, condition.consts)
+        step = closed.jaxpr.replace(
+            invars=inputs,
+            eqns=[eqn for eqn, mark in zip(closed.eqns[:end], is_mark, strict=False) if not mark],
+            outvars=[marks[v].invars[0] for v in outputs[:count]],
+        )
+        inverse = closed.jaxpr.replace(
+            eqns=closed.eqns[end:],
+            invars=[*inputs, *outputs[num_carry:count]],
+            outvars=outputs[count:],
+        )
+        step, inverse = (ClosedJaxpr(jaxpr, closed.consts) for jaxpr in (step, inverse))
+        bare = {"jaxpr": step, "condition": condition, "num_carry": num_carry}
+        equation = equation._replace(**bare, output_types=equation.output_types[:count])
+        source, examples = source_of_function(closed), (0,) * num_carry
+        trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
+        loop = asked.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
+        return [*run_loop(loop, operands), *[None] * num_carry]
+
+    def _check(self, carry: Any, before: Any) -> None:
+        for name, own, found in zip(self.leaves, carry, before, strict=True):
+            if (own.shape, own.dtype) != (found.shape, found.dtype):
+                raise TypeError(
+                    f"inverse must return a carry of the types of init, but {name} is "
+                    f"{found.str_short()} rather than {own.str_short()}."
+                )
+            is_half = is_inexact(own) and jnp.finfo(own.dtype).bits <= 16
+            if is_half and self.tolerance is None:
+                raise ValueError(
+                    f"inverse_tol must be given where the carry has half precision, as {name} has, "
+                    f"of dtype {own.dtype}: the square root of its epsilon, "
+                    f"{float(jnp.finfo(own.dtype).eps) ** 0.5:.2g}, would show nothing."
+                )
+
+
+class InverseDrift(NamedTuple):
+    """How far an inverse drifts: what [`jax_revolve.inverse_drift`][] returns.
+
+    - `drift`: for each block, the largest difference of a leaf of the carry at its start, walked
+        back from its end, relative to the leaf's largest entry at either end.
+    - `largest_block`: the most steps, up to `block_size`, that every block can be walked back
+        within the tolerance.
+    """
+
+    drift: jax.Array
+    largest_block: jax.Array
+
+
+@filtered_traceback
+def inverse_drift(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    inverse: Callable[[Any, Any, Any], Any],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    *,
+    block_size: int | None = None,
+    inverse_tol: float | None = None,
+) -> InverseDrift:
+    """How far the inverse of a step drifts from the exact carries, in each block of a loop.
+
+    It runs the loop once forth and once back, and holds a carry for each step of one block.
+
+    **Arguments:**
+
+    - `f`, `init`, `xs`, `length`, `reverse`: as `jax.lax.scan`.
+    - `inverse`, `block_size`, `inverse_tol`: as [`jax_revolve.checkpointed_scan`][]. Steps at the
+        end that do not fill a block are left out.
+
+    **Returns:**
+
+    A [`jax_revolve.typing.InverseDrift`][].
+
+    **Raises:**
+
+    What `jax.lax.scan` raises, and `TypeError` or `ValueError` if `block_size` or `inverse_tol` is
+    not as above.
+
+    !!! Example
+
+        ```python
+        import jax.numpy as jnp
+        from jax_revolve import inverse_drift
+
+        def step(x, _):
+            return 0.9 * x, None  # what is lost is amplified on the way back
+
+        found = inverse_drift(step, lambda x, *_: x / 0.9, jnp.ones(3), length=100, block_size=50)
+        assert found.drift.shape == (2,)
+        ```
+    """
+    Reversible.of(f, inverse, inverse_tol, False)
+    length = jax.tree.leaves(xs)[0].shape[0] if length is None else length
+    k = equal_blocks(length, walked_blocks(length)).block_size
+    k = min(k if block_size is None else check_integer("block_size", block_size, least=1), length)
+
+    def in_blocks(x: Any) -> Any:
+        x = jnp.flip(x, 0) if reverse else x
+        return x[: length // k * k].reshape(length // k, k, *x.shape[1:])
+
+    def there_and_back(start: Any, xs: Any) -> tuple[Any, Any]:
+        def step(carry: Any, x: Any) -> Any:
+            after, y = f(carry, x)
+            return after, (carry, x, y)
+
+        def back(after: Any, inputs: Any) -> Any:
+            exact, x, y = inputs
+            before = inverse(after, x, y)
+            drifts = jax.tree.leaves(jax.tree.map(drift_of, before, exact, end))
+            leaves = zip(drifts, jax.tree.leaves(exact), strict=True)
+            ratios = [drift / tolerance_of(leaf, inverse_tol) for drift, leaf in leaves]
+            return before, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]
+
+        end, taken = lax.scan(step, start, xs, k)
+        return end, lax.scan(back, end, taken, reverse=True)[1]
+
+    _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), length // k)
+    is_off = jnp.flip(jnp.any(~(ratio <= 1), 0))  # by distance from the end of a block
+    return InverseDrift(drift[:, 0], jnp.where(jnp.any(is_off), jnp.argmax(is_off), k))
+
+
+def _marked(results: Any) -> Any:
+    """The results of a step, none of which lax passes on now."""
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, _MARK), results)
+
+
+_MARK = "jax_revolve: a result of the step"
