@@ -1,6 +1,7 @@
 """A differentiated loop is what JAX's derivative rules make of it, at every order, wherever its
 checkpoints are; and examples of `jax.vmap` see of each other what they see in `jax.lax`."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from jax import lax
 from jax._src.dtypes import ExtendedDType
 from jax.custom_batching import custom_vmap
 
-from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan
+from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan, plan
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve.engine.tape.tape import TapedStep
 from jax_revolve.step.linearized import Linearized
@@ -337,6 +338,28 @@ def test_a_check_of_each_reverse_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_REVOLVE_CHECK", "yes")
     with pytest.raises(ValueError, match="must be 0 or 1, but is 'yes'"):
         run()
+
+
+def test_what_was_decided_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(carry: Any, x: Any) -> Any:
+        return (jnp.sin(carry[0]) * x, carry[1] + 1), None
+
+    def loss(u: Any) -> Any:
+        return checkpointed_scan(step, (u, 0), jnp.ones(100), checkpoints=5)[0][0]
+
+    monkeypatch.setenv("JAX_REVOLVE_TRACE", "1")
+    jax.grad(loss)(1.0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(
+        r"scan of 100 steps, step at .*test_linearized\.py:\d+; active: consts 0/0, ", line
+    )
+    assert "carry 1/2, xs 0/1, ys 0/0; checkpoint: 1/2 leaves, " in line
+    assert line.endswith(f"engine: offline; plan: {plan(100, 5)}")
+    monkeypatch.delenv("JAX_REVOLVE_TRACE")
+    jax.grad(lambda u: loss(2 * u))(1.0)
+    assert not capsys.readouterr().err
 
 
 class _Scale(jax.dtypes.extended):

@@ -9,6 +9,7 @@ says what runs when.
   rules of each. The derivatives of sweeps, of any order, are sweeps again.
 - `batching`: which results are batched under `jax.vmap`, and functions mapped over axes.
 - `check`: `JAX_REVOLVE_CHECK=1`, which compares every reverse sweep with a plain pullback.
+- `log`: `JAX_REVOLVE_TRACE=1`, which writes what was decided about each loop.
 - `refusal`: the error for loops that have no reverse mode, raised only if one is asked for.
 
 May import `engine` and everything below it. `loops` and `layers` stand on it.

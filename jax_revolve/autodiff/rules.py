@@ -63,7 +63,7 @@ from jax_revolve._compat.values import (
     with_weak_type,
     zeros,
 )
-from jax_revolve.autodiff import check
+from jax_revolve.autodiff import check, log
 from jax_revolve.autodiff.batching import (
     Batched,
     Vmap,
@@ -282,6 +282,7 @@ def _loop_linearize(
     _check_collectives(loop, activity, inputs)
     step = linearized(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, step, inputs))
+    log.show(loop, step, inputs)
     has_rule = has_rule_of_user(loop.jaxpr)
     sweep = Sweep(
         loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule

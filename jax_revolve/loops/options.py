@@ -56,7 +56,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self._chosen(0, is_while=False)
-        block_size = self.block_size if self.plan is None else self.plan.block_size
+        block_size = getattr(self.plan, "block_size", self.block_size)
         if self.is_reversible and block_size == 1 and (self.plan is None or self.plan.length > 1):
             raise ValueError(
                 "block_size must be at least 2 where an inverse is given, but is 1: nothing is "

@@ -1,0 +1,48 @@
+"""One line for each loop that is linearized: what was decided about its gradient.
+
+`JAX_REVOLVE_TRACE=1` writes the lines to the standard error stream, when a program is traced:
+
+    scan of 1000 steps, step at model.py:12; active: consts 1/1, carry 2/2, xs 0/0, ys 0/0;
+    checkpoint: 1/2 leaves, 4 kB; residuals: 8 kB of 12 kB; engine: offline; plan: 1000 steps, ...
+
+Each is one line. The engine is "offline" for scans, "static levels" for scans whose loops all have
+a static length, and "online" for while loops.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from jax_revolve._compat.jaxprs import source_of_function
+from jax_revolve.engine.tape.tape import sizes_of
+from jax_revolve.schedule.arguments import readable
+from jax_revolve.step.linearized import Linearized
+from jax_revolve.step.loop import Loop, Operands, plan_of
+
+VARIABLE = "JAX_REVOLVE_TRACE"
+
+
+def show(loop: Loop, step: Linearized, operands: Operands) -> None:
+    """Write the line of a loop whose plan is chosen, if the environment asks for it."""
+    if os.environ.get(VARIABLE, "0") == "0":
+        return
+    plan, active, sizes = plan_of(loop), step.activity, sizes_of(loop, step, operands)
+    if loop.condition is None:
+        kind, engine = f"scan of {loop.length}", "offline"
+        engine = "static levels" if plan.static_levels else engine
+    else:
+        kind, engine = f"while loop of at most {loop.length or 'any number of'}", "online"
+    parts = {"consts": active.consts, "carry": active.carry, "xs": active.xs, "ys": active.ys}
+    before = sizes.residuals if sizes.uncut is None else sizes.uncut
+    print(
+        f"{kind} steps, {source_of_function(loop.jaxpr)}; "
+        f"active: {', '.join(f'{name} {_share(mask)}' for name, mask in parts.items())}; "
+        f"checkpoint: {_share(step.restart)} leaves, {readable(sizes.checkpoint)}; "
+        f"residuals: {readable(sizes.residuals)} of {readable(before)}; "
+        f"engine: {engine}; plan: {plan}",
+        file=sys.stderr,
+    )
+
+
+def _share(mask: Sequence[bool]) -> str:
+    return f"{sum(mask)}/{len(mask)}"
