@@ -29,9 +29,11 @@ Three run only by name, because they need packages that the project does not dep
 - `tpu_programs`: gradients compiled for a TPU, without one
 - `gpu_programs`: gradients compiled for GPUs, without one; it needs `jax_revolve[gpu-programs]`
 
-One is a command of its own, with options that `--help` lists:
+Two are commands of their own:
 
-- `accelerator`: what is to be known of an accelerator, in two parts of less than nine minutes
+- `accelerator`: what is to be known of an accelerator, in two parts of less than nine minutes;
+  `--help` lists its options
+- `stale`: which results were measured with other sources than the ones that are checked out
 """
 
 import argparse
@@ -46,7 +48,7 @@ BENCHMARKS = (
     *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan", "cpu_pieces"),
 )
 BY_NAME = ("third_party", "tpu_programs", "gpu_programs")
-COMMANDS = ("accelerator",)
+COMMANDS = ("accelerator", "stale")
 
 
 def main() -> None:

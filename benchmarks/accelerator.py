@@ -28,7 +28,7 @@ from benchmarks.contenders.scans import LAX_SCAN, REMAT
 from benchmarks.report.results import FOLDER
 from benchmarks.runner.benchmark import summary
 from benchmarks.runner.comparison import Comparison
-from benchmarks.runner.timing import describe_machine, device_slug
+from benchmarks.runner.timing import VARYING, describe_machine, device_slug
 from benchmarks.storage import on_a_device
 from benchmarks.workloads.recurrences import lstm, scanned, stencil, under_vmap, until_limit
 from benchmarks.workloads.steps import lorenz, neural_ode, particles, transformer_stack, waves_3d
@@ -139,7 +139,8 @@ def _run_here(name: str, size: str, folder: Path) -> None:
     machine = describe_machine() | {"size": size, "jax_revolve": project["version"]}
     path = folder / f"accelerator-{device_slug()}.json"
     known = json.loads(path.read_text()) if path.exists() else {"machine": {}, "measurements": []}
-    same = {**known["machine"], "date": machine["date"]} == machine
+    varying = {name: machine[name] for name in VARYING}
+    same = {**known["machine"], **varying} == machine
     records: list[Any] = known["measurements"] if same else []
     if name not in {record["piece"] for record in records}:
         piece = PIECES[name]

@@ -4,15 +4,20 @@ import os
 import platform
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import jax
 from tqdm import tqdm
+
+ROOT = Path(__file__).parents[2]
 
 MOST_ROUNDS = 200
 
@@ -61,6 +66,7 @@ def spread(times: Sequence[float]) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
+    """What a file of results says about the machine, the sources and the circumstances."""
     return {
         "device": jax.devices()[0].device_kind,
         "platform": f"{platform.system()} {platform.machine()}",
@@ -70,7 +76,36 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: version(name) for name in ("jax", "jaxlib", "equinox")},
+        "cpu": _cpu(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        **sources(),
     }
+
+
+VARYING = ("date", "load", "command", "commit")
+"""Entries that differ between two runs on the same machine with the same sources."""
+
+
+def sources() -> dict[str, str | None]:
+    """The commit, and the hash of `jax_revolve/` in it; `None` where they are unknown, because this
+    is no checkout or has changes."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    is_clean = git("status", "--porcelain", "jax_revolve") == ""
+    tree = git("rev-parse", "HEAD:jax_revolve") if is_clean else None
+    return {"commit": git("rev-parse", "HEAD"), "tree": tree}
+
+
+def _cpu() -> str:
+    """The model of the CPU."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
+    return found[1] if found else platform.processor()
 
 
 def device_slug() -> str:
