@@ -52,9 +52,7 @@ def is_reference_effect(effect: Any, *, written: bool = False) -> bool:
 
 
 def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
-    """The jaxpr as a pure one: inputs that are references are their contents, and their contents
-    afterwards are further results. References that are made in it disappear, and so do derivative
-    rules in calls, because JAX does this once all derivatives are taken."""
+    """The pure jaxpr: references are their contents, whose last values are further results."""
     return discharge.discharge_state(closed, should_discharge=list(which), lower=False)
 
 

@@ -169,8 +169,7 @@ def exactly_of_type(value: Any, aval: AbstractValue) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """The value itself, or the array that a number stands for: constants of a trace, and primals of
-    its tracers, may be Python numbers that know their dtype."""
+    """The value itself, or the array that a Python number of a trace stands for."""
     if isinstance(value, jax.Array) or not is_array_type(jax.typeof(value)):
         return value
     aval = jax.typeof(value)

@@ -60,8 +60,7 @@ class RunDirectory:
 
     @contextmanager
     def running(self, watch: Watch) -> Iterator[bool]:
-        """A sweep runs, which no other call does meanwhile. If it ends early, another process may
-        go on. Yields whether what this object knows of the run was still the newest state."""
+        """Runs a sweep alone. Yields whether this object knows the newest state."""
         try:
             one_at_a_time = self._states.lock().running
         except BlockingIOError as error:

@@ -191,9 +191,7 @@ class Cotangents:
 
 
 def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Problem:
-    """Checks the arguments, and traces `f`: once as `jax.lax.scan`, for its checks, its errors and
-    its types, and once for a jaxpr that returns each carry and each y, which
-    `jax.lax.scan`'s may not."""
+    """Checks the arguments and traces `f`, as `jax.lax.scan` and with each carry and y."""
     fetched, traced = None, length
     if is_function(xs):
         allowed = "an int >= 1 where xs is a function"

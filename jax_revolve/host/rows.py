@@ -18,8 +18,7 @@ IN_FLIGHT = 3
 
 
 def slices_of(arrays: Values) -> Callable[[int], Values]:
-    """A function from an entry to the slice of each array. Arrays on the device are sliced there; a
-    NumPy array stays in the host's memory, and a step gets its slice. `None` stays `None`."""
+    """A function from an entry to slices: on the device for its arrays, of NumPy's on the host."""
     on_device = [x if isinstance(x, jax.Array) else None for x in arrays]
     is_any = any(x is not None for x in on_device)
 

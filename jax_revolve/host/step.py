@@ -54,8 +54,7 @@ class CompiledStep:
         return self._loop.results(self._linearized.advance([*consts, *consts, *carry, *carry, *x]))
 
     def _pull(self, inputs: Operands, ct_carry: Values, ct_y: Values, ct_consts: Values) -> Any:
-        """The cotangents before a step: of the active consts, with contributions of later steps,
-        of the active carries, and of the slices of the active xs."""
+        """The cotangents before a step: of the active consts so far, carries, and slices of xs."""
         _, y = self._loop.results(self._loop.jaxpr.out_avals)
         pairs = zip(ct_y, pick(y, self.activity.ys), strict=True)
         # ys are in the host's memory, and their cotangents on no mesh.

@@ -108,8 +108,7 @@ def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list
 
 
 def _stage_number(loop: Loop, carry: list[Any]) -> Any:
-    """The number of the next stage, which is the index of its slope in the buffer. A solve of an
-    empty state has no slopes, and any number of stages will do."""
+    """The number of the next stage: the index of its slope in the buffer, if there is one."""
     jaxpr: Any = loop.jaxpr.jaxpr
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     number = next((eqn.invars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == SET), None)

@@ -172,8 +172,7 @@ def _save_loop(
     buffers: Any,
     checkpoints: int,
 ) -> Any:
-    """The loop within a step, over the times of `SaveAt(ts=...)` that the step has passed. Its
-    restart state is two indices, so all of its states are stored."""
+    """The loop over the times of `SaveAt(ts=...)` in a step. Its states are two indices."""
     del buffers, checkpoints
     return filter_bounded_while_loop(
         cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all", throw=False

@@ -82,9 +82,7 @@ def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, 
 
 
 def structure(jaxpr: Any) -> Hashable:
-    """What is equal only for jaxprs that are the same program, open or closed, as long as both
-    exist. Functions and constants in them are the same if they are one object, other parameters if
-    they say so, which JAX relies on, too. It has no hash if a parameter has none."""
+    """Equal for jaxprs that are the same program, as long as both exist."""
     numbers: dict[Any, int] = {}
 
     def of_atoms(atoms: Sequence[Any]) -> Hashable:

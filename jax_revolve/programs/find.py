@@ -232,8 +232,7 @@ def takes_derivatives(jaxpr: Any) -> bool:
 
 
 def _facts(loop: Loop, operands: list[Any]) -> Facts | None:
-    """The sizes of a loop, and what is active, as if all operands were differentiated that can be;
-    `None` if there is nothing to differentiate, or no reverse mode."""
+    """Sizes and activity if all operands are differentiated; `None` without reverse mode."""
     inputs, first = loop.operands(operands), loop.num_condition_consts
     if loop.length == 0:  # there is no slice to look at
         one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]

@@ -61,9 +61,7 @@ def check_arrays(values: Sequence[Any]) -> None:
 
 
 def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: float) -> Report:
-    """The report, with measurements of the plans that may be the quickest. The first of them is
-    measured even if that takes longer than `seconds`. Plans that the device has too little memory
-    for are left out."""
+    """The report with measurements of the plans that may be the quickest and that fit."""
     plans, is_interrupted = plans_to_measure(loop.plan, report), False
     with limit_bar() as show:
         measuring = _Measuring(loop._replace(progress=None), operands, seconds, show)

@@ -164,8 +164,7 @@ class _Line:
 
 
 class TextMeter(ProgressMeter):
-    """Lines of text on the standard error stream. In a terminal, a line is overwritten until its
-    bar ends. Elsewhere, as in the log of a job, a line is written every ten seconds."""
+    """Lines on the standard error stream: one for a bar, and in a log one in ten seconds."""
 
     def __init__(self) -> None:
         self._open: list[_Line] = []

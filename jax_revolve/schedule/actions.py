@@ -82,8 +82,7 @@ def scheduled_blocks(length: int, block_size: int) -> int:
 
 
 def useful_checkpoints(length: int, block_size: int, *, is_while: bool) -> int:
-    """The most checkpoints that are useful: one for each block. A last block that the forward sweep
-    tapes, of a scan in blocks of several steps, needs none: see `engine.slots`."""
+    """The most checkpoints that help: one for each block that the forward sweep does not tape."""
     blocks = -(-length // block_size)
     return max(blocks if block_size == 1 or is_while else blocks - 1, 1)
 

@@ -140,8 +140,7 @@ def work_of(schedule: Schedule, layers: Layers) -> int:
 
 
 def least_memory(layers: Layers) -> int:
-    """The least memory of any schedule, which advances to every layer from the initial carry, and
-    tapes it alone. The carries on the way are not kept."""
+    """The least memory of any schedule: the initial carry, and the largest layer taped alone."""
     entering = (0, *layers.carry[1:])
     return layers.carry[0] + max(map(sum, zip(entering, layers.residuals, strict=True)))
 

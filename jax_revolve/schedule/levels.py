@@ -114,9 +114,7 @@ def _reverse(levels: list[Level], depth: int, slot: int, start: int) -> Iterator
 
 @lru_cache(maxsize=2**12)
 def fewest_advances(blocks: int, slots: int) -> tuple[tuple[int, ...], ...]:
-    """Counts of two or more levels that `slots` slots suffice for: with the fewest levels, and
-    with one level more. All levels but the first are alike, because unequal ones save little.
-    """
+    """Counts of two or more levels for `slots` slots: with the fewest levels, and one more."""
     found: list[tuple[int, ...]] = []
     for inner in range(1, MOST_LEVELS):
         count = _shortest(blocks, slots, inner)
@@ -128,8 +126,7 @@ def fewest_advances(blocks: int, slots: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _shortest(blocks: int, slots: int, inner: int) -> int | None:
-    """The fewest parts of each of the `inner` levels below the first that need at most so many
-    slots: fewer parts are fewer advances. `None` if there is none."""
+    """The fewest parts of each inner level that `slots` suffice for; `None` if there are none."""
 
     def needed(count: int) -> int:
         return -(-blocks // count**inner) + inner * (count - 1)

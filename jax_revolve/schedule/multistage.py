@@ -169,8 +169,7 @@ class LowerBound:
 
     @property
     def near_least(self) -> int:
-        """A number of writes with about the least bound. At each price the bound is a line, which
-        falls with the number of writes if a segment saves anything: at higher prices."""
+        """A number of writes with about the least bound: where the lines of two prices meet."""
         price = smallest(lambda p: self._saved(p, 0) > 0)
         prices = [(price - 1, 0), (price - 1, self.part), (price, 0)]
         falls = next(i for i, p in enumerate(prices) if self._saved(*p) > 0)

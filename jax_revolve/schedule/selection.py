@@ -168,9 +168,7 @@ def contenders(
     block_size: int | None = None,
     is_while: bool = False,
 ) -> list[Plan]:
-    """The plans of different kinds, within `memory` bytes, that may be quicker than the chosen one
-    because predictions are not exact. It comes first; the others follow in order of their predicted
-    time."""
+    """The chosen plan, and others of other kinds that may be quicker than predicted."""
 
     def time(plan: Plan) -> float:
         return cost.time(plan, sizes, is_while=is_while)
@@ -250,8 +248,7 @@ def _fitting(
 
 
 def _checkpoints(blocks: int, most: int) -> Iterator[int]:
-    """Numbers of checkpoints to try: the most, and the fewest for the next few repetition numbers.
-    To hold a checkpoint takes time, too, and sometimes more than an evaluation."""
+    """Numbers to try: the most, and the fewest for the next few repetition numbers."""
     if most <= FEW:
         yield from range(1, most + 1)
         return

@@ -79,8 +79,7 @@ def _on_mesh_of(carry: list[Any], value: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], like: list[Any]) -> Any:
-    """`jax.pure_callback`, once for all examples of a batch: what `jax.vmap` makes of the callback
-    itself fails if their axis is sharded over an explicit mesh."""
+    """`jax.pure_callback`, once for a batch: JAX's own `vmap` of it fails on an explicit mesh."""
 
     @custom_vmap
     def call(*operands: Any) -> Any:
