@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax._src.dtypes import ExtendedDType
+from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
 
 from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan, plan
@@ -371,7 +372,7 @@ class _ScaleRules:
 
     @staticmethod
     def physical_element_aval(dtype: Any) -> Any:
-        return jax.core.ShapedArray((), dtype.inside)
+        return ShapedArray((), dtype.inside)
 
     @staticmethod
     def tangent_dtype(dtype: Any) -> Any:
@@ -393,9 +394,9 @@ SINGLE = np.dtype("float32")
 @dataclass(frozen=True)
 class _ScaleType(ExtendedDType):
     inside: Any = SINGLE
-    name: str = "scale"
-    _rules: type = _ScaleRules
-    type: type = _Scale
+    name: Any = "scale"
+    _rules: Any = _ScaleRules
+    type: Any = _Scale
 
 
 def test_a_dtype_with_cotangents_of_its_own() -> None:

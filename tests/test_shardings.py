@@ -307,7 +307,9 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
         return jax.jvp(lambda w: grad(w, x), (weights,), (weights,))
 
     with jax.set_mesh(mesh):
-        weights = jax.device_put(jnp.linspace(0.0, 1, 48).reshape(3, 4, 4), P(reduced={"x"}))
+        weights = jax.device_put(
+            jnp.linspace(0.0, 1, 48).reshape(3, 4, 4), P(reduced=frozenset("x"))
+        )
         x = jax.device_put(jnp.linspace(-1.0, 1, 16).reshape(4, 4), P("x", None))
         scans = checkpointed_scan, lax.scan
         ours, theirs = (jax.jit(partial(derivatives, scan))(weights, x) for scan in scans)
@@ -318,8 +320,10 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
 def test_functions_whose_mesh_has_other_axes() -> None:
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
 
+    auto_axes: Any = partial(jax.sharding.auto_axes, out_sharding=P())
+
     def inside(p: Any, u: Any) -> Any:
-        return jax.sharding.auto_axes(lambda p, u: p * u, out_sharding=P())(p, u)
+        return auto_axes(lambda p, u: p * u)(p, u)
 
     def grad(scan: Any, f: Any) -> Any:
         run = lambda p: scan(lambda u, _: (f(p, u), None), 2.0, length=3)[0]  # noqa: E731
@@ -330,6 +334,6 @@ def test_functions_whose_mesh_has_other_axes() -> None:
         np.testing.assert_allclose(grad(checkpointed_scan, recomputed), grad(lax.scan, recomputed))
         with pytest.raises(NotImplementedError, match=r"Wrap each in jax\.checkpoint"):
             grad(checkpointed_scan, inside)
-        closed = lambda p, u: jax.sharding.auto_axes(lambda u: p * u, out_sharding=P())(u)  # noqa: E731
+        closed = lambda p, u: auto_axes(lambda u: p * u)(u)  # noqa: E731
         with pytest.raises(NotImplementedError, match=r"step of .* no mesh .* as arguments"):
             grad(checkpointed_scan, closed)

@@ -94,8 +94,8 @@ def checkpointed_scan(
         checkpoints. `None`, the default, stores all on the device.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of this length.
     - `progress`: `True` shows a bar for each sweep over the loop, forward and reverse, with tqdm if
-        it is installed and as text otherwise. A [`jax_revolve.typing.ProgressMeter`][] shows it in
-        another way. Recomputed steps, and derivatives of reverse-mode derivatives, show
+        it is installed and as text otherwise. A [`jax_revolve.typing.ProgressMeter`][] shows
+        progress in another way. Recomputed steps, and derivatives of reverse-mode derivatives, show
         nothing. A bar counts steps, not examples or devices: `jax.vmap` and `jax.shard_map` show
         one bar. It has about a hundred updates, and fewer if steps are quick.
         `jax.effects_barrier()` waits for the last update.

@@ -236,7 +236,8 @@ def _walked_back(
     )
     if throw and max_steps is not None:
         stopped = (steps >= max_steps) & cond_fun(value)
-        steps, value = _raise_if(stopped, (steps, value), max_steps)
+        where = getattr(body_fun, "__name__", repr(body_fun))
+        steps, value = _raise_if(stopped, (steps, value), max_steps, where)
     return value, steps
 
 
