@@ -81,7 +81,7 @@ def temporary_bytes(fun: Callable[[Any], Any]) -> int:
 def check_calls(fun: Callable[[Any], Any]) -> None:
     report = explain(fun)(X)
     assert [loop.plan.length for loop in report.loops] == [LENGTH]
-    assert not report.not_entered
+    assert all("does not differentiate" in reason for reason in report.not_entered.values())
     ours = checkpoint_loops(fun, checkpoints=5)
     assert temporary_bytes(ours) < temporary_bytes(fun) / 10
     gradients = (jax.grad(lambda x, f=f: jnp.sum(f(x)))(X) for f in (ours, fun))

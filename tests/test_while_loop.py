@@ -316,6 +316,16 @@ def test_steps_of_each_example() -> None:
     assert jax.vmap(jax.grad(lambda x: run(x)[0]))(starts).tolist() == [8.0, 8.0, 4.0, 1.0]
 
 
+def test_a_loop_outside_jit_is_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Counting the steps once made another program of each call."""
+    far, half = (lambda x: x > 1.0), (lambda x: x / 2)
+    for times in (1, 0):
+        caplog.clear()
+        with jax.log_compiles():
+            assert bounded_while_loop(far, half, 8.0, max_steps=4) == 1.0
+        assert (caplog.text.count("Compiling") > 0) == times
+
+
 def test_throw() -> None:
     run = lambda x, max_steps: _double(x, max_steps=max_steps)  # noqa: E731
     starts = jnp.array([1.0, 3.0])

@@ -82,6 +82,7 @@ from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Held
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.jaxprs.equations import has_rule_of_user
+from jax_revolve.jaxprs.walk import with_equations
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk
@@ -128,20 +129,33 @@ def run_loop(loop: Loop, operands: list[Any]) -> Flat:
 
 def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
     """The steps that a while loop takes, of each example under `vmap`, and the loop's results."""
-    consts, init, _ = loop.operands(operands)
     assert loop.condition is not None
     none = vary(jnp.int32(0), varying_axes(loop.condition.out_avals[0]))
+    at = loop.num_consts
+    # The same loop each time, so that it is compiled once where it runs outside `jax.jit`.
+    counting = once(loop, ("counting",), lambda: _counting(loop, none))
+    steps, *results = run_loop(counting, [*operands[:at], none, *operands[at:]])
+    return steps, results
 
-    def count(loop: Loop) -> tuple[jax.Array, list[Any]]:
-        def go_on(state: tuple[jax.Array, list[Any]]) -> jax.Array:
-            return loop.holds(consts, state[1])
 
-        def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
-            return state[0] + 1, loop.step(consts, state[1], [])[0]
+def _counting(loop: Loop, none: jax.Array) -> Loop:
+    """A while loop with the number of its steps as the first carry."""
+    one_more = jax.make_jaxpr(lambda steps: steps + 1)(none).jaxpr
 
-        return lax.while_loop(go_on, step, (none, init))
+    def counted(jaxpr: Any, num_consts: int, equations: list[Any], results: list[Any]) -> Any:
+        variables = getattr(jaxpr, "jaxpr", jaxpr)
+        invars = list(variables.invars)
+        invars[num_consts:num_consts] = one_more.invars
+        outvars = [*results, *variables.outvars]
+        return with_equations(jaxpr, [*jaxpr.eqns, *equations], invars=invars, outvars=outvars)
 
-    return _as_loop(loop, count)
+    used = loop.num_consts - loop.num_condition_consts
+    return loop._replace(
+        jaxpr=counted(loop.jaxpr, used, one_more.eqns, one_more.outvars),
+        condition=counted(loop.condition, loop.num_condition_consts, [], []),
+        num_carry=loop.num_carry + 1,
+        output_types=(jax.typeof(none), *loop.output_types),
+    )
 
 
 def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:

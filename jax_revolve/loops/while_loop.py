@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -283,10 +283,7 @@ def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[A
         return steps, results
     assert loop.condition is not None
     is_full = steps >= loop.length
-
-    def holds() -> jax.Array:
-        return loop.holds(loop.operands(operands).consts, list(results))
-
+    holds = partial(loop.holds, loop.operands(operands).consts, list(results))
     if loop.condition.effects:  # repeated only where the error follows
         from equinox.internal import unvmap_any  # not needed by other loops
 

@@ -66,17 +66,8 @@ class Explanation(Printed):
         return sum(sum(report.always.values()) for report in outer)
 
     def plot(self, ax: Any = None) -> Any:
-        """Evaluations per step over memory: the choices of each of `loops`, with a star at its
-        plan. Of a single loop, as [`jax_revolve.typing.Report`][] draws it.
-
-        **Arguments:**
-
-        - `ax`: the `matplotlib.axes.Axes` to draw into; by default the axes of a new figure.
-
-        **Returns:**
-
-        The axes. Needs Matplotlib, which `pip install matplotlib` installs.
-        """
+        """As `plot` of a [`jax_revolve.typing.Report`][], for all `loops`: the choices of each,
+        with a star at its plan. Returns the axes."""
         return plot_reports(self.loops, ax)
 
     def __repr__(self) -> str:

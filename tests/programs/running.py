@@ -93,7 +93,8 @@ def ours(options: dict[str, Any], plain: Callable[..., Any] = lax.scan) -> Loops
 
     def loops(**options: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         def while_loop(cond: Any, body: Any, init: Any, max_steps: int) -> Any:
-            return jax_revolve.bounded_while_loop(cond, body, init, max_steps=max_steps, **options)
+            limits = {"max_steps": max_steps, "throw": False}  # no callback, for jax.export
+            return jax_revolve.bounded_while_loop(cond, body, init, **limits, **options)
 
         return partial(jax_revolve.checkpointed_scan, **options), while_loop
 
