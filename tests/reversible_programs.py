@@ -45,12 +45,16 @@ class Coupling:
 
     def run(self, p: Any, state: list[Any], x: Any) -> Any:
         change, new = self._change(p, state, x), list(state)
-        new[self.to] = new[self.to] * jnp.exp(0.1 * change) if self.scales else new[self.to] + change
+        new[self.to] = (
+            new[self.to] * jnp.exp(0.1 * change) if self.scales else new[self.to] + change
+        )
         return new, None
 
     def back(self, p: Any, state: list[Any], x: Any, y: Any) -> list[Any]:
         change, new = self._change(p, state, x), list(state)
-        new[self.to] = new[self.to] * jnp.exp(-0.1 * change) if self.scales else new[self.to] - change
+        new[self.to] = (
+            new[self.to] * jnp.exp(-0.1 * change) if self.scales else new[self.to] - change
+        )
         return new
 
 

@@ -26,8 +26,9 @@ from jax_revolve.storage.stores import in_storage, put
 
 _Progress = tuple[jax.Array, jax.Array, Any, list[Any]]
 """Numbers, of which the first two are the step to run next and the step to store or stop before;
-whether each example goes on; its steps, if they are walked back; and the carry. On CPU, numbers that are not in one array would each
-take kernels of their own, which last as long as a light step."""
+whether each example goes on; its steps, if they are walked back; and the carry. On CPU, numbers
+that are not in one array would each take kernels of their own, which last as long as a light
+step."""
 
 _Place = Callable[[Stack], tuple[jax.Array, Stack]]
 """At a step that is stored: the slot to store into, and the stack, whose numbers tell the next step

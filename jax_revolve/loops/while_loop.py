@@ -135,6 +135,10 @@ def bounded_while_loop(
     - `with_steps`: whether to return the number of steps taken, as well.
     - `throw`: whether to raise an error when the bound stops the loop, at run time, with
         `equinox.error_if`.
+    - `inverse`, `inverse_tol`: as [`jax_revolve.checkpointed_scan`][], where `inverse(value)`
+        returns the value before a step. With `throw`, an inverse that is off is an error, too. A
+        gradient of `jax.vmap` of such a loop is refused: take `jax.vmap` of the gradient, which
+        walks back the steps that each example takes.
     - `progress`: as [`jax_revolve.checkpointed_scan`][]. The forward bar does not show the time
         left, because the number of steps is unknown; the reverse bar does.
 
