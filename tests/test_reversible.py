@@ -317,7 +317,7 @@ def test_plans() -> None:
     assert planned(checkpoints=5) == (5, 200)
     assert planned(block_size=100) == (3, 100)
     assert planned(memory="1MB") == (17, 59)
-    assert planned(memory=20_000) == (8, 125)
+    assert planned(memory=20_000) == (9, 112)
     assert planned(memory=20_000, block_size=50)[1] == 50
     report = explained_scan(f, (jnp.ones(100),) * 2, length=1000, inverse=inverse)
     assert report.evaluations(report.plan) == 2000

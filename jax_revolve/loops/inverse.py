@@ -65,7 +65,7 @@ class Reversible:
             self.num_ys = len(jax.tree.leaves(y))
             return after, (y, self._before(carry, x, y))
 
-        return wraps(self.f)(run)
+        return self._named(run)
 
     @property
     def body(self) -> Callable[..., Any]:
@@ -74,7 +74,11 @@ class Reversible:
         def run(both: Any) -> Any:
             return _marked(self.f(both[0])), self._before(both[0])
 
-        return wraps(self.f)(run)
+        return self._named(run)
+
+    def _named(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, named after `f` in errors and reports."""
+        return wraps(getattr(self.f, "func", self.f))(run)  # JAX does not look into a partial
 
     def _before(self, carry: Any, *inputs: Any) -> Any:
         before = self.inverse(carry, *inputs)
@@ -98,7 +102,8 @@ class Reversible:
         outputs, count = closed.jaxpr.outvars, num_carry + self.num_ys
         numbers = {v: i for i, eqn in enumerate(closed.eqns, 1) for v in eqn.outvars}
         marks = [numbers.get(v, 0) for v in outputs[:count]]
-        if equation.obstacle or added not in (0, num_carry) or 0 in marks:
+        expected = 0 if equation.condition is None else num_carry
+        if equation.obstacle or added != expected or 0 in marks:
             raise NotImplementedError(
                 "inverse must be None for a step that uses mutable references or values that are "
                 "not arrays. Carry arrays instead."

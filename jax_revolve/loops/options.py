@@ -56,8 +56,9 @@ class Options:
 
     def __post_init__(self) -> None:
         self._chosen(0, is_while=False)
-        block_size = self.block_size if self.plan is None else self.plan.block_size
-        if self.is_reversible and block_size == 1 and (self.plan is None or self.plan.length > 1):
+        given = self if self.plan is None else self.plan
+        is_single = getattr(given, "block_size", 0) == 1 and getattr(given, "length", 2) > 1
+        if self.is_reversible and is_single:
             raise ValueError(
                 "block_size must be at least 2 where an inverse is given, but is 1: nothing is "
                 "walked back then. Leave the inverse out, or pass a larger block_size."
