@@ -11,6 +11,7 @@ Each runs in a process of its own, with its contenders taking turns in it, and w
 
 - `scan`: gradients and second order of scans
 - `while_loop`: the same of while loops
+- `reversible`: gradients of steps that are walked back by an inverse
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
 - `plans`: what the plans that are chosen lose on the quickest
@@ -44,7 +45,7 @@ from importlib import import_module
 from benchmarks.report import pages, pictures
 
 BENCHMARKS = (
-    *("scan", "while_loop", "budget", "fronts", "plans", "storage", "layers"),
+    *("scan", "while_loop", "reversible", "budget", "fronts", "plans", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "progress", "fit", "host_scan", "cpu_pieces"),
 )
 BY_NAME = ("third_party", "tpu_programs", "gpu_programs")

@@ -218,6 +218,8 @@ def main() -> None:
         except Exception:
             wrong += 1
             print(f"seed {seed}:\n{traceback.format_exc(limit=-6)}", flush=True)
+        if (seed + 1) % 25 == 0:
+            print(f"{wrong} of {seed + 1 - first} wrong", flush=True)
     print(f"{wrong} of {count} wrong")
 
 

@@ -54,6 +54,7 @@ class WalkBack:
         ]
         known = pick(after, self._is_known)
         self._kept = part_of(traced.closed, [*inputs, *known], step.cut.kept)
+        self._examples = pick(self._trust.examples, steps.restart)
 
     def begin(self) -> Walk:
         """At the end of the loop."""
@@ -72,41 +73,39 @@ class WalkBack:
     ) -> tuple[Operands, Walk]:
         """The cotangents before the `count` steps from `start` on, from those after them, given the
         checkpoint before them; and how far that is walked back."""
-
-        own = self._held.own
+        steps, own = self._steps, self._held.own
 
         def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
             after, gradient, is_wrong = state
             step = start + count - 1 - i
-            before, kept = self._before(after, step)
-            if own is not None:
-                is_wrong |= self._is_over(step) != done(self._goes_on(before))
+            # Under `jax.vmap` an example that was done then stays where it is.
+            is_over = None if own is None else done(step < own)
+            before, kept = self._before(after, step, is_over)
+            if own is not None:  # rounding may have changed what the condition says
+                goes_on = steps.loop.holds(steps.operands.consts, steps.whole(before))
+                is_wrong |= is_over != done(goes_on)
             return before, self._pullback.of_step(kept, step, gradient)[0], is_wrong
 
         is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
         found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
         drift = self._drift(found, exact, walk.end)
-        if is_wrong is not None:
-            drift = jnp.where(is_wrong, jnp.inf, drift)
+        drift = drift if own is None else jnp.where(is_wrong, jnp.inf, drift)
         is_new = ~(drift <= walk.drift)  # NaN is never less
         step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
         return gradient, Walk(exact, jnp.maximum(drift, walk.drift), step)
 
-    def _before(self, after: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
+    def _before(self, after: list[Any], step: Any, is_over: Any) -> tuple[list[Any], list[Any]]:
         """The checkpoint before a step, from the one after it, and what is kept of the step."""
         steps, loop = self._steps, self._steps.loop
         consts, carry, x = steps.inputs(steps.whole(after), step)
-        flat = [*consts, *carry, *x]
+        flat = [*consts[loop.num_condition_consts :], *carry, *x]
         assert loop.inverse is not None
-        unread = list(map(zeros, loop.inverse.in_avals[len(loop.jaxpr.in_avals) :]))
-        flat = flat[loop.num_condition_consts :]
-        record = read(self._held.record, loop.entry(step)) if self._held.record else []
-        y = substitute(unread, steps.record, record)
+        unread = list(map(zeros, loop.inverse.in_avals[len(flat) :]))
+        y = substitute(unread, steps.record, read(self._held.record or [], loop.entry(step)))
 
         def run() -> list[Any]:
             before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
-            if self._held.own is not None:  # an example that was done then stays where it is
-                is_over = self._is_over(step)
+            if is_over is not None:
                 before = [lax.select(is_over, *each) for each in zip(after, before, strict=True)]
             known = pick(after, self._is_known)
             kept = self._kept([*steps.shared, *steps.whole(before), *x, *known])
@@ -115,19 +114,10 @@ class WalkBack:
         both = in_a_branch(jnp.asarray(step) >= 0, run)
         return both[: len(after)], both[len(after) :]
 
-    def _is_over(self, step: Any) -> jax.Array:
-        """Under `jax.vmap`, whether an example was done before this step."""
-        return done(step < self._held.own)
-
-    def _goes_on(self, before: list[Any]) -> jax.Array:
-        steps = self._steps
-        return steps.loop.holds(steps.operands.consts, steps.whole(before))
-
     def _drift(self, found: list[Any], exact: list[Any], end: list[Any]) -> jax.Array:
         """The largest difference of each leaf, of each example, from the exact one, as a multiple
         of the tolerance and of the leaf's largest entry at either end of the block."""
-        examples = pick(self._trust.examples, self._steps.restart)
-        leaves = zip(found, exact, end, examples, strict=True)
+        leaves = zip(found, exact, end, self._examples, strict=True)
         drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
         return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
 
@@ -180,6 +170,7 @@ def drift_of(found: Any, exact: Any, end: Any, examples: int = 0) -> jax.Array:
 
 def tolerance_of(leaf: Any, given: float | None) -> float:
     """How far a leaf may drift: by default, the square root of its epsilon."""
-    if given is not None or not is_inexact(leaf):
-        return given or 1.0
-    return float(jnp.finfo(leaf.dtype).eps) ** 0.5
+    if not is_inexact(leaf):
+        return 1.0
+    limits = jnp.finfo(leaf.dtype)
+    return float(limits.eps) ** 0.5 if given is None else max(given, float(limits.tiny))

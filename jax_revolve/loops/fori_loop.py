@@ -54,7 +54,8 @@ def checkpointed_fori_loop(
         Not needed if `lower` and `upper` are known when the loop is traced. If they are not,
         reverse mode needs `max_steps` or an int for `checkpoints`, and derivatives of reverse-mode
         derivatives need `max_steps`.
-    - `progress`: as in that loop.
+    - `progress`, `inverse_tol`: as in that loop.
+    - `inverse`: `inverse(i, value)` returns the value before step `i`: see that loop.
 
     **Returns:**
 

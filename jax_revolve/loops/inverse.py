@@ -65,7 +65,7 @@ class Reversible:
             self.num_ys = len(jax.tree.leaves(y))
             return after, (y, self._before(carry, x, y))
 
-        return wraps(self.f)(run)
+        return self._named(run)
 
     @property
     def body(self) -> Callable[..., Any]:
@@ -74,7 +74,11 @@ class Reversible:
         def run(both: Any) -> Any:
             return _marked(self.f(both[0])), self._before(both[0])
 
-        return wraps(self.f)(run)
+        return self._named(run)
+
+    def _named(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, named after `f` in errors and reports."""
+        return wraps(getattr(self.f, "func", self.f))(run)  # JAX does not look into a partial
 
     def _before(self, carry: Any, *inputs: Any) -> Any:
         before = self.inverse(carry, *inputs)
@@ -96,38 +100,33 @@ class Reversible:
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop
         outputs, count = closed.jaxpr.outvars, num_carry + self.num_ys
-        marks = {v: eqn for eqn in closed.eqns for v in eqn.outvars if v in outputs[:count]}
+        numbers = {v: i for i, eqn in enumerate(closed.eqns, 1) for v in eqn.outvars}
+        marks = [numbers.get(v, 0) for v in outputs[:count]]
         expected = 0 if equation.condition is None else num_carry
-        if equation.obstacle or added != expected or len(marks) != count:
+        if equation.obstacle or added != expected or 0 in marks:
             raise NotImplementedError(
                 "inverse must be None for a step that uses mutable references or values that are "
                 "not arrays. Carry arrays instead."
             )
         self._check(equation.output_types[:num_carry], [v.aval for v in outputs[count:]])
-        is_mark = [any(eqn is mark for mark in marks.values()) for eqn in closed.eqns]
-        end = max((i for i, mark in enumerate(is_mark, 1) if mark), default=0)
-        inputs, condition = closed.jaxpr.invars, equation.condition
+        end, inputs = max(marks, default=0), closed.jaxpr.invars
+        inputs, condition = inputs[: len(inputs) - added], equation.condition
         if condition is not None:
-            inputs, operands = inputs[:-added], operands[:-added]
             holds = condition.jaxpr.replace(invars=condition.jaxpr.invars[:-added])
             condition = ClosedJaxpr(holds, condition.consts)
-        step = closed.jaxpr.replace(
-            invars=inputs,
-            eqns=[eqn for eqn, mark in zip(closed.eqns[:end], is_mark, strict=False) if not mark],
-            outvars=[marks[v].invars[0] for v in outputs[:count]],
+        step, inverse = (
+            ClosedJaxpr(closed.jaxpr.replace(invars=of, eqns=eqns, outvars=results), closed.consts)
+            for of, eqns, results in (
+                (inputs, closed.eqns[:end], [closed.eqns[mark - 1].invars[0] for mark in marks]),
+                ([*inputs, *outputs[num_carry:count]], closed.eqns[end:], outputs[count:]),
+            )
         )
-        inverse = closed.jaxpr.replace(
-            eqns=closed.eqns[end:],
-            invars=[*inputs, *outputs[num_carry:count]],
-            outvars=outputs[count:],
-        )
-        step, inverse = (ClosedJaxpr(jaxpr, closed.consts) for jaxpr in (step, inverse))
         bare = {"jaxpr": step, "condition": condition, "num_carry": num_carry}
         equation = equation._replace(**bare, output_types=equation.output_types[:count])
         source, examples = source_of_function(closed), (0,) * num_carry
         trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
         loop = asked.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
-        return [*run_loop(loop, operands), *[None] * num_carry]
+        return [*run_loop(loop, operands[: len(operands) - added]), *[None] * num_carry]
 
     def _check(self, carry: Any, before: Any) -> None:
         for name, own, found in zip(self.leaves, carry, before, strict=True):
@@ -139,9 +138,8 @@ class Reversible:
             is_half = is_inexact(own) and jnp.finfo(own.dtype).bits <= 16
             if is_half and self.tolerance is None:
                 raise ValueError(
-                    f"inverse_tol must be given where the carry has half precision, as {name} has, "
-                    f"of dtype {own.dtype}: the square root of its epsilon, "
-                    f"{float(jnp.finfo(own.dtype).eps) ** 0.5:.2g}, would show nothing."
+                    "inverse_tol must be given where the carry has half precision, but is None and "
+                    f"{name} has dtype {own.dtype}, the root of whose epsilon would show nothing."
                 )
 
 
@@ -203,13 +201,13 @@ def inverse_drift(
         ```
     """
     Reversible.of(f, inverse, inverse_tol, False)
-    length = jax.tree.leaves(xs)[0].shape[0] if length is None else length
-    k = equal_blocks(length, walked_blocks(length)).block_size
-    k = min(k if block_size is None else check_integer("block_size", block_size, least=1), length)
+    n: int = jax.tree.leaves(xs)[0].shape[0] if length is None else length
+    k = equal_blocks(n, walked_blocks(n)).block_size
+    k = min(k if block_size is None else check_integer("block_size", block_size, least=1), n)
 
     def in_blocks(x: Any) -> Any:
         x = jnp.flip(x, 0) if reverse else x
-        return x[: length // k * k].reshape(length // k, k, *x.shape[1:])
+        return x[: n // k * k].reshape(n // k, k, *x.shape[1:])
 
     def there_and_back(start: Any, xs: Any) -> tuple[Any, Any]:
         def step(carry: Any, x: Any) -> Any:
@@ -227,7 +225,7 @@ def inverse_drift(
         end, taken = lax.scan(step, start, xs, k)
         return end, lax.scan(back, end, taken, reverse=True)[1]
 
-    _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), length // k)
+    _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), n // k)
     is_off = jnp.flip(jnp.any(~(ratio <= 1), 0))  # by distance from the end of a block
     return InverseDrift(drift[:, 0], jnp.where(jnp.any(is_off), jnp.argmax(is_off), k))
 

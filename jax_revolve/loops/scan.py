@@ -100,6 +100,22 @@ def checkpointed_scan(
         one bar. It has about a hundred updates, and fewer if steps are quick.
         `jax.effects_barrier()` waits for the last update.
 
+    - `inverse`: `inverse(carry, x, y)` returns the carry before a step, from the carry after it,
+        the step's x and its y. Reverse mode then walks back by one inverse a step, and tapes
+        nothing. After each `block_size` steps it goes on from an exact carry, of which
+        `checkpoints` are stored and the others recomputed; the initial one counts. So
+        `checkpoints=1` alone holds the final carry only. By default there are about
+        `(6 * length) ** (1 / 3)` blocks, and all their carries are stored. `memory` limits their
+        number, or that of the stored ones if `block_size` is given. What `f` loses, it can return
+        in y, where `inverse` reads it; those ys are held. Derivatives of any order work, and use
+        the derivative of `inverse`.
+    - `inverse_tol`: how far the carry at the start of a block may be off once it is walked back,
+        relative to the largest entry of the leaf at either end: a number >= 0. Beyond it, all
+        cotangents of the example are NaN, and under a gradient of `jax.vmap` those of all examples.
+        Integers must be exact. `None` is the square root of the dtype's epsilon; `math.inf` turns
+        the check off. [`jax_revolve.inverse_drift`][] measures what a loop needs.
+    - `throw`: whether to raise an error instead, at run time, which names the leaf and the step.
+
     By default, checkpoints and block size are chosen as for `memory`, with a budget of about
     `sqrt(2 * length)` carries and the residuals of one step: the fewest checkpoints with which no
     step is advanced more than twice.
@@ -121,6 +137,10 @@ def checkpointed_scan(
         written or read;
     - `RuntimeError` if gradients with checkpoints in the host's memory are wrong on this backend,
         which is tested once;
+    - `TypeError` if `inverse` does not return a carry of the types of `init`; `ValueError` if the
+        carry has half precision and `inverse_tol` is `None`, or if `block_size` is 1 with an
+        `inverse`; `NotImplementedError` if `f` then uses mutable references, under interpreters
+        such as `checkify`, and where a gradient is differentiated that would run nested scans;
     - `ValueError` if the loop has more than `2**31 - 2` steps: steps are counted in 32 bits, and
         the schedule counts the end of the loop as one more;
     - `NotImplementedError` if a budget is given for a loop that cannot recompute steps: one with

@@ -138,6 +138,10 @@ def bounded_while_loop(
         `equinox.error_if`: one evaluation of `cond_fun`, one pass over the results and a callback
         that runs only on failure. With `False` the loop returns its current value; the gradient is
         the truncated loop's. `jax.export` cannot serialize the callback, and needs `False`.
+    - `inverse`, `inverse_tol`: as [`jax_revolve.checkpointed_scan`][], where `inverse(value)`
+        returns the value before a step. With `throw`, an inverse that is off is an error, too. A
+        gradient of `jax.vmap` of such a loop is refused: take `jax.vmap` of the gradient, which
+        walks back the steps that each example takes.
     - `progress`: as [`jax_revolve.checkpointed_scan`][]. The forward bar does not show the time
         left, because the number of steps is unknown; the reverse bar does.
 
