@@ -115,6 +115,7 @@ def product(loss: Any) -> Any:
     return lambda a: jax.jvp(jax.grad(loss), (a,), (a,))[1]
 
 
+@pytest.mark.unchecked
 @quick
 @pytest.mark.parametrize(("length", "checkpoints"), [(30, 4), (13, 1)])
 def test_products_run_the_plan(length: int, checkpoints: int) -> None:
@@ -128,6 +129,7 @@ def test_products_run_the_plan(length: int, checkpoints: int) -> None:
         assert len(steps_executed(length, checkpoints, transform)) == expected
 
 
+@pytest.mark.unchecked
 @quick
 def test_products_tape_the_last_block_again() -> None:
     """It is taped with what the derivative needs, from the newest checkpoint."""
@@ -135,6 +137,7 @@ def test_products_tape_the_last_block_again() -> None:
     assert len(steps_executed(40, 10, product, block_size=5)) == p.evaluations + 10
 
 
+@pytest.mark.unchecked
 def test_memory_does_not_grow_with_the_length() -> None:
     """Ten pairs of carries, whatever the length; the same for both orders of the derivatives."""
     run = partial(stencil, partial(checkpointed_scan, checkpoints=10))
@@ -151,6 +154,7 @@ def test_memory_does_not_grow_with_the_length() -> None:
     assert hessians[0] == hessians[1]
 
 
+@pytest.mark.unchecked
 def test_values_are_stored_once_for_all_directions() -> None:
     u, directions = jnp.zeros(2000, jnp.float32), jnp.zeros((8, 2000), jnp.float32)
     gradient = jax.grad(stencil(partial(checkpointed_scan, checkpoints=20), 100))

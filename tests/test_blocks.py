@@ -33,6 +33,7 @@ EVERY_PAIR: Any = (((), ()), ((), ()))
 """The dimension numbers of an outer product."""
 
 
+@pytest.mark.unchecked
 @pytest.mark.usefixtures("compile_quickly")
 @pytest.mark.parametrize(
     ("length", "checkpoints", "block_size"), [(2, 1, 2), (7, 1, 3), (41, 4, 3)]
@@ -59,6 +60,7 @@ def test_executed_steps_are_those_of_the_schedule(
     assert len(executed(loss)) == cost.evaluations(taken, is_while=True)
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("length", "checkpoints", "block_size", "carries"),
     [(997, 3, 2, 5.1), (997, 10, 37, 11.1), (100, None, 100, 3.1), (100, None, 60, 3.1)],
@@ -161,6 +163,7 @@ def squared_often(p: Any, h: Any, x: Any) -> Any:
 STEPS = dense, vectors, batched, per_example, with_effects, of_the_tape, half, squared_often
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @pytest.mark.usefixtures("compile_quickly")
 def test_cotangents_of_weights_are_products_over_a_block(
@@ -213,6 +216,7 @@ def gradient_of_weights(length: int, block_size: int, checkpoints: int) -> Any:
     return compiled(jax.grad(loss), w, h)
 
 
+@pytest.mark.unchecked
 def test_the_sum_over_a_block_is_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the compiled program: products of k times the batch."""
     monkeypatch.setattr(jax, "device_count", lambda: 1)  # so XLA divides no arrays
@@ -224,6 +228,7 @@ def test_the_sum_over_a_block_is_one_product(monkeypatch: pytest.MonkeyPatch) ->
     assert set(merged) == {"bitcast"}
 
 
+@pytest.mark.unchecked
 def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
     """They were kept for all steps of a block, which doubled what a long one takes."""
     # The tape has the state and its tanh.
@@ -232,6 +237,7 @@ def test_factors_of_products_are_kept_for_a_piece_of_a_block() -> None:
     assert taped < held < taped + 2 * kept + 2 * weight
 
 
+@pytest.mark.unchecked
 def test_a_single_block_before_the_tape_has_no_tape_of_its_own(tmp_path: Path) -> None:
     """XLA unrolled the loop around blocks that turns once, as it saw the number of turns."""
     disk = Disk(tmp_path, transfer=0.1)

@@ -261,6 +261,7 @@ def three_loops(u: Any) -> Any:
     return loop_in_a_loop(lax.scan(stencil_step, u, length=50)[0])
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("carries", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_loops_share_the_memory(carries: int) -> None:
     u = jnp.linspace(0.0, 1.0, 2000)
@@ -279,6 +280,7 @@ def test_loops_share_the_memory(carries: int) -> None:
     assert plain > 1600 * size
 
 
+@pytest.mark.unchecked
 def test_loops_left_alone_hold_what_is_in_them_at_every_step() -> None:
     u = jnp.linspace(0.0, 1.0, 2000)
     budget = 100 * u.nbytes

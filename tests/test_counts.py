@@ -46,6 +46,7 @@ def steps_of(chosen: Any) -> list[int]:
     return [i for action in ran for i in range(action.start, action.stop)]
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("length", "checkpoints"),
     [
@@ -69,6 +70,7 @@ def test_values_and_forward_mode_run_every_step_once() -> None:
         assert steps_executed(20, 3, transform) == list(range(20))
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     "transform",
     [

@@ -121,6 +121,7 @@ def test_products_never_run_again(step: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < products(cut.best_cut) <= products(as_jax_does)
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("step", [gru, lorenz], ids=lambda step: step.__name__)
 def test_memory_of_a_loop_that_is_taped_whole(step: Any) -> None:
     scan = partial(checkpointed_scan, checkpoints=1, block_size=LENGTH)

@@ -350,6 +350,7 @@ def test_what_does_not_depend_on_the_linear_operands_is_known() -> None:
         np.testing.assert_allclose(transposed, jnp.sum(columns, axis=1), rtol=1e-12)
 
 
+@pytest.mark.unchecked
 @quick
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 2, "block_size": 3}, {"memory": "1MB"}])
 def test_export_with_a_symbolic_size(options: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ def test_plans_of_levels() -> None:
 # Gradients
 
 
+@pytest.mark.unchecked
 @quickly
 @pytest.mark.parametrize(("length", "counts", "block_size"), CASES)
 def test_executed_order_is_the_schedule(length: int, counts: Any, block_size: int) -> None:
@@ -135,6 +136,7 @@ def check_static(function: Callable[..., Any], platform: str) -> None:
     assert not has_branch(text)
 
 
+@pytest.mark.unchecked
 @pytest.mark.usefixtures("default_precision")
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("options", STATIC, ids=str)
@@ -151,6 +153,7 @@ def test_every_forward_sweep_is_static(options: dict[str, Any]) -> None:
     check_static(lambda *args: jax.tree.leaves(jax.vjp(loss, *args)[1]), "cuda")
 
 
+@pytest.mark.unchecked
 def test_a_buffer_in_the_hosts_memory_is_not_computed_there() -> None:
     """XLA would warn of compute on the host. Slots are broadcast from what was not moved there."""
     of_host = jax.grad(program(partial(checkpointed_scan, **STATIC[-1])))

@@ -307,6 +307,7 @@ def test_a_loop_in_a_function_whose_root_is_found(options: dict[str, Any]) -> No
     equal(run(partial(checkpointed_scan, **options)), run(lax.scan))
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("scan", [lax.scan, checkpointed_scan])
 def test_loops_that_run_while_a_function_is_traced(scan: Any) -> None:
     @jax.jit

@@ -118,6 +118,7 @@ def flag(name: str) -> Iterator[None]:
         jax.config.update(name, False)
 
 
+@pytest.mark.unchecked
 def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
     body: Any = lambda c: c * 1.5  # noqa: E731
     goes_on: Any = lambda c: c < 2  # noqa: E731

@@ -124,6 +124,7 @@ SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
 """How many reverse sweeps a transformation has, one of values and tangents if none."""
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("name", SWEEPS)
 def test_one_bar_for_each_sweep(name: str) -> None:
     """Of a scan and a while loop in turn."""
@@ -132,6 +133,7 @@ def test_one_bar_for_each_sweep(name: str) -> None:
     assert sorted(bars) == sorted([forward, REVERSE] * SWEEPS[name] or [forward])
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("gradient", "bars"),
     [
@@ -177,6 +179,7 @@ def test_fori_loop() -> None:
     assert meter.of(lambda: jax.jit(jax.grad(power))(1.1, N)) == [FORWARD_WHILE, REVERSE]
 
 
+@pytest.mark.unchecked
 def test_inner_loops_are_not_shown_again_when_they_are_run_again() -> None:
     outer = partial(checkpointed_scan, lambda x, _: (scan(x), None), length=3, checkpoints=1)
     for block_size in (1, 2):
@@ -227,6 +230,7 @@ class _Nothing:
         self.begin, self.loop = lambda numbers: numbers, lambda is_last: for_loop
 
 
+@pytest.mark.unchecked
 def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     def texts() -> list[str]:
         jax.clear_caches()
@@ -247,6 +251,7 @@ def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any("progress" in text or "callback" in text for text in found)
 
 
+@pytest.mark.unchecked
 @pytest.mark.usefixtures("every_step")
 def test_a_report_is_one_more_branch_of_the_same_loop() -> None:
     """The program has as many loops, and no second copy of the step."""

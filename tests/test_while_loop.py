@@ -44,6 +44,7 @@ def evaluations(steps: Any, transform: Any = jax.value_and_grad, **options: Any)
     return len(executed)
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("steps", "checkpoints", "bound"),
     [(8, 4, 16), (8, 4, 2**20), (0, 3, 4096), (1, 3, 4096), (30, 2, 4096)],
@@ -55,6 +56,7 @@ def test_evaluations_follow_the_steps_not_the_bound(
     assert evaluations(steps, checkpoints=checkpoints, max_steps=bound) == expected
 
 
+@pytest.mark.unchecked
 def test_a_batch_runs_as_long_as_its_longest_example() -> None:
     of_batch = partial(evaluations, jnp.arange(1, 65), checkpoints=10, max_steps=4096)
     of_all = lambda loss: jax.value_and_grad(lambda a, n: jax.vmap(loss)(a, n).sum())  # noqa: E731
@@ -433,6 +435,7 @@ def test_bounds_of_a_fori_loop() -> None:
     _assert_close(known, expected)
 
 
+@pytest.mark.unchecked
 @pytest.mark.parametrize("is_disabled", [False, True])
 def test_fori_loop_does_not_stop_quietly(is_disabled: bool) -> None:
     def power(a: Any, n: Any) -> Any:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.values import with_weak_type
+
 
 @cache
 def callback_effects() -> frozenset[Any]:
@@ -44,3 +46,28 @@ def is_first_device() -> jax.Array | None:
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(getattr(mesh, "manual_axes", ()))
     return jnp.all(lax.axis_index(axes) == 0) if axes else None
+
+
+def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
+    """The value with an error at run time, which is raised if the value or a derivative of it is
+    used: a derivative of `equinox.error_if` itself does not check. Equinox shows the stack of the
+    first loop with this message, so the message should say where the loop is."""
+    import equinox as eqx  # not needed by most programs
+
+    is_right = eqx.error_if(jnp.ones(jnp.shape(wrong)), wrong, message)
+
+    def check(x: Any) -> Any:
+        aval = jax.typeof(x)
+        if jnp.issubdtype(aval.dtype, jnp.bool_):
+            return x & (is_right > 0)
+        if jnp.issubdtype(aval.dtype, jnp.complexfloating):  # infinity times 1 + 0j is not itself
+            return with_weak_type(lax.complex(check(jnp.real(x)), check(jnp.imag(x))), aval)
+        if jnp.issubdtype(aval.dtype, jnp.number):
+            return with_weak_type(x * is_right.astype(aval.dtype), aval)
+        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(
+                check(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+            )
+        return x
+
+    return jax.tree.map(check, value)

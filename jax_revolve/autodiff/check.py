@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_revolve._compat.callbacks import raise_if
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
@@ -44,8 +45,6 @@ def checked(
 ) -> Operands:
     """The result of a reverse sweep, with an error at run time if it is not the plain pullback's.
     `is_plain` tells whether the loop stands for itself, not for one that is linearized again."""
-    import equinox as eqx  # not needed where nothing is checked
-
     loop = steps.loop
     if loop.condition is None and is_plain:
         expected = _pull_back_plain(steps, cotangents)
@@ -58,7 +57,7 @@ def checked(
     return Operands(
         *(
             [
-                eqx.error_if(x, _differs(x, y), f"{VARIABLE}: {name}[{i}] of {where} is wrong.")
+                raise_if(_differs(x, y), x, f"{VARIABLE}: {name}[{i}] of {where} is wrong.")
                 for i, (x, y) in enumerate(zip(found, wanted, strict=True))
             ]
             for name, found, wanted in parts

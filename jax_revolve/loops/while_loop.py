@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.callbacks import raise_if
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import source_of_function
-from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes, with_weak_type
+from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes
 from jax_revolve.autodiff.rules import run_counted, run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import Options, ReversibleOptions
@@ -299,32 +300,11 @@ def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[A
 
 
 def _raise_if(stopped: jax.Array, value: Any, max_steps: int, where: str) -> Any:
-    """The value with an error at run time, which is raised if the value or a derivative of it is
-    used: a derivative of `equinox.error_if` itself does not check. Equinox shows the stack of the
-    first loop with this message, so the message says where the loop is."""
     message = (
         f"The loop over {where} did not finish within max_steps={max_steps} steps. Pass a larger "
         "max_steps. With throw=False, bounded_while_loop returns the value that it has then."
     )
-    import equinox as eqx  # not needed by other loops
-
-    not_stopped = eqx.error_if(jnp.ones(jnp.shape(stopped)), stopped, message)
-
-    def check(x: Any) -> Any:
-        aval = jax.typeof(x)
-        if jnp.issubdtype(aval.dtype, jnp.bool_):
-            return x & (not_stopped > 0)
-        if jnp.issubdtype(aval.dtype, jnp.complexfloating):  # infinity times 1 + 0j is not itself
-            return with_weak_type(lax.complex(check(jnp.real(x)), check(jnp.imag(x))), aval)
-        if jnp.issubdtype(aval.dtype, jnp.number):
-            return with_weak_type(x * not_stopped.astype(aval.dtype), aval)
-        if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(
-                check(jax.random.key_data(x)), impl=jax.random.key_impl(x)
-            )
-        return x
-
-    return jax.tree.map(check, value)
+    return raise_if(stopped, value, message)
 
 
 def _python_loop(
