@@ -281,7 +281,8 @@ def test_memory_is_free_of_the_length() -> None:
         run = lambda x: jnp.sum(  # noqa: E731
             checkpointed_scan(f, (x, x), None, length, inverse=inverse, **how)[0][0]
         )
-        return jax.jit(jax.grad(run)).lower(x).compile().memory_analysis().temp_size_in_bytes
+        used: Any = jax.jit(jax.grad(run)).lower(x).compile().memory_analysis()
+        return used.temp_size_in_bytes
 
     few, many = (temporaries(n, checkpoints=1) for n in (100, 10_000))
     assert few == many < 6 * 2 * x.nbytes
@@ -299,7 +300,7 @@ def test_the_carry_after_a_step_is_known() -> None:
         end, _ = checkpointed_scan(f, init, ws, inverse=inverse, checkpoints=1)
         return jnp.sum(end[0] * end[1])
 
-    text = jax.jit(jax.value_and_grad(run)).lower(jnp.stack([p] * 4)).compile().as_text()
+    text: Any = jax.jit(jax.value_and_grad(run)).lower(jnp.stack([p] * 4)).compile().as_text()
     products = sum("dot(" in line or "matmul" in line for line in text.splitlines() if "=" in line)
     assert products == 3 + 3 + 6, text
 
@@ -437,8 +438,13 @@ def test_what_is_refused() -> None:
         reference[...] += 1.0
         return 2 * c, None
 
-    with pytest.raises(NotImplementedError, match="inverse must be None for a step that uses"):
-        scan(writes)
+    def writes_x(c: Any, x: Any) -> Any:
+        x[...] = c[0]
+        return 2 * c, None
+
+    for step, xs in ((writes, None), (writes_x, jax.new_ref(jnp.zeros(N)))):
+        with pytest.raises(NotImplementedError, match="inverse must be None for a step that uses"):
+            scan(step, xs=xs)
     with pytest.raises(NotImplementedError, match="inverse must be None under checkify"):
         checkify.checkify(scan)(f, x)
     ruled = with_reverse_rule(lambda c: 2 * c, lambda c, ct: 2 * ct)

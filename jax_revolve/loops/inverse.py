@@ -99,17 +99,17 @@ class Reversible:
         """The results of the loop of `f` alone, which its inverse walks back."""
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop
-        outputs, count = closed.jaxpr.outvars, num_carry + self.num_ys
-        numbers = {v: i for i, eqn in enumerate(closed.eqns, 1) for v in eqn.outvars}
-        marks = [numbers.get(v, 0) for v in outputs[:count]]
-        expected = 0 if equation.condition is None else num_carry
-        if equation.obstacle or added != expected or 0 in marks:
+        outputs: list[Any] = list(closed.jaxpr.outvars)
+        count, expected = num_carry + self.num_ys, 0 if equation.condition is None else num_carry
+        if equation.obstacle or added != expected or len(outputs) != count + num_carry:
             raise NotImplementedError(
                 "inverse must be None for a step that uses mutable references or values that are "
                 "not arrays. Carry arrays instead."
             )
+        made: dict[Any, int] = {v: i for i, eqn in enumerate(closed.eqns) for v in eqn.outvars}
+        marks = [made[v] for v in outputs[:count]]
         self._check(equation.output_types[:num_carry], [v.aval for v in outputs[count:]])
-        end, inputs = max(marks, default=0), closed.jaxpr.invars
+        end, inputs = max(marks, default=-1) + 1, closed.jaxpr.invars
         inputs, condition = inputs[: len(inputs) - added], equation.condition
         if condition is not None:
             holds = condition.jaxpr.replace(invars=condition.jaxpr.invars[:-added])
@@ -117,7 +117,7 @@ class Reversible:
         step, inverse = (
             ClosedJaxpr(closed.jaxpr.replace(invars=of, eqns=eqns, outvars=results), closed.consts)
             for of, eqns, results in (
-                (inputs, closed.eqns[:end], [closed.eqns[mark - 1].invars[0] for mark in marks]),
+                (inputs, closed.eqns[:end], [closed.eqns[mark].invars[0] for mark in marks]),
                 ([*inputs, *outputs[num_carry:count]], closed.eqns[end:], outputs[count:]),
             )
         )

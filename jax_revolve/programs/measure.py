@@ -92,8 +92,8 @@ def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: fl
 def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[AnyPlan]:
     """The chosen plan, and others that may be quicker. What is asked for stays as it is."""
     chosen = report.plan
-    is_open = isinstance(wanted, Request) and wanted.storage is None
-    if not is_open or report.sizes.is_walked_back:
+    is_fixed = report.sizes.is_walked_back
+    if is_fixed or not isinstance(wanted, Request) or wanted.storage is not None:
         return [chosen]
     assert isinstance(chosen, Plan)
     memory = report.memory(chosen) if wanted.memory is None else wanted.memory
