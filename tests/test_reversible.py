@@ -351,7 +351,7 @@ def run_orbit(z: Any, p: Any, most: Any, **how: Any) -> Any:
         step = lambda s, _: (jax.tree.map(partial(jnp.where, go_on(s)), f(s), s), None)  # noqa: E731
         end = lax.scan(step, start, None, 30)[0]
     else:
-        how |= {"inverse": inverse, "max_steps": 30}
+        how = {"throw": False, **how, "inverse": inverse, "max_steps": 30}
         end = bounded_while_loop(go_on, f, start, **how)
     return jnp.sum(jnp.sin(end[0]) * end[1] * p)
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.interpreters import eager_constant_folding
+from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import with_weak_type
 
 
@@ -54,7 +56,16 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
     first loop with this message, so the message should say where the loop is."""
     import equinox as eqx  # not needed by most programs
 
-    is_right = eqx.error_if(jnp.ones(jnp.shape(wrong)), wrong, message)
+    def run(right: Any, wrong: Any) -> Any:
+        return eqx.error_if(right, wrong, message)
+
+    right = jnp.ones(jnp.shape(wrong))
+    if eager_constant_folding.value:  # `jax.ensure_compile_time_eval` would call back while tracing
+        with eager_constant_folding(False):
+            traced = jax.make_jaxpr(run)(right, wrong)
+        (is_right,) = call_jaxpr(traced)(right, wrong)
+    else:
+        is_right = run(right, wrong)
 
     def check(x: Any) -> Any:
         aval = jax.typeof(x)
