@@ -495,7 +495,8 @@ def test_every_file_that_can_be_damaged(event: int, monkeypatch: Patch, tmp_path
         at = draw.randrange(max(len(content), 1))
         changed = bytes([content[at] ^ (1 << draw.randrange(8))]) if content else b"?"
         damages = [content[:at], content[:at] + changed + content[at + 1 :], b"", content + b"?"]
-        for damaged in [*damages, bytes(len(content)), None]:
+        damages = [*damages, bytes(len(content)), None]
+        for damaged in damages if event == 60 else draw.sample(damages, 2):
             directory = tmp_path / "run"
             shutil.copytree(begun, directory)
             if damaged is None:
@@ -509,7 +510,7 @@ def test_every_file_that_can_be_damaged(event: int, monkeypatch: Patch, tmp_path
                 assert "is damaged, or missing" in str(error), (path, damaged)  # noqa: PT017
                 assert begun / path != newest, damaged
             shutil.rmtree(directory)
-    assert went_on > 10
+    assert went_on > 3
     for path in begun.rglob("state-*.json"):
         path.write_bytes(b"?")
     with pytest.raises(OSError, match="Every state in the directory"):
