@@ -60,8 +60,8 @@ def test_public_names_are_documented_and_typed(name: str) -> None:
 
 
 def test_importing_imports_little() -> None:
-    """Nothing beyond what `import jax, equinox` does, but for ours, two small modules of JAX, and the
-    standard library."""
+    """Nothing beyond what `import jax, equinox` does, but for ours, two small modules of JAX, and
+    the standard library."""
     program = """
 import sys
 import jax, equinox
