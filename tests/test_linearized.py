@@ -439,3 +439,21 @@ def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
     found = grad(jnp.array([2.0, 4, 8]))
     assert found.dtype == jnp.float64
     np.testing.assert_array_equal(found, [32, 16, 8])
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_gradient_that_a_scan_takes_at_each_step(options: dict[str, Any]) -> None:
+    """The gradient is linearized again with the scan around it, and its residuals are others."""
+
+    def run(scan: Any, w: Any) -> Any:
+        inner = partial(scan, **options) if scan is checkpointed_scan else scan
+        step = lambda u, _: (jnp.sin(other_value(u) * recomputed(u * w)), None)  # noqa: E731
+        inside = lambda u, w: jnp.sum(inner(step, u * w, None, length=4)[0])  # noqa: E731
+
+        def body(u: Any, _: Any) -> Any:
+            return jnp.tanh(u + 0.3 * jax.grad(inside)(u, w)), None
+
+        return jnp.sum(lax.scan(body, jnp.array([0.4, 0.9]), None, length=2)[0] ** 2)
+
+    w = jnp.array([0.8, 1.2])
+    by_rules = by_python if jax.__version_info__ < (0, 12) else lax.scan
+    equal(jax.grad(partial(run, checkpointed_scan))(w), jax.grad(partial(run, by_rules))(w))

@@ -48,7 +48,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function
 from jax_revolve._compat.memories import moves_of
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import (
@@ -479,6 +479,12 @@ class Sweep(NamedTuple):
         """The steps that it runs, perhaps `again`."""
         loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
         step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
+        if any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record))):
+            raise NotImplementedError(
+                f"A second derivative of {source_of_function(loop.jaxpr)} needs values of the "
+                "carry that the first one does not, because a custom_jvp or custom_vjp rule in it "
+                "uses them only if it is differentiated itself. Use jax.lax.scan for this loop."
+            )
         return Steps.of(loop, self.restart, inputs, step, self.record)
 
     def when_mapped(self) -> "Sweep":
@@ -593,7 +599,17 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
 
 
 def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
-    return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
+    if not (sweep.later and sweep.numbers_held.tape):
+        return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
+    # The residuals are others once the step is linearized again. The reverse sweep tapes those
+    # itself; a reverse sweep that is not linearized again finds what it was made for.
+    bare = sweep.without_tape()
+    results = _forward_sweep_of_one(bare, *operands)
+    held = bare.tree(results[len(results) - bare.num_held :])
+    steps = sweep._replace(later=()).steps(operands, again=True)
+    tape = tape_the_last_block(steps, plan_of(sweep.loop), held)
+    kept = results[: len(results) - bare.num_held]
+    return [*kept, *jax.tree.leaves(held._replace(tape=tape))]
 
 
 def _forward_sweep_keys(*operands: Any, function: Sweep) -> Flat:
@@ -795,7 +811,9 @@ def _reverse_sweep_of_one(sweep: Sweep, *flat: Any) -> Flat:
         operands, arrays, cotangents = sweep.take_apart(flat)
         steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
         plan = plan_of(sweep.loop)
-        result = run_reverse(steps, plan, sweep.tree(arrays), cts)
+        held = sweep.tree(arrays)
+        held = held._replace(tape=None) if sweep.later else held
+        result = run_reverse(steps, plan, held, cts)
         if check.is_on():
             result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
         result = jax.tree.leaves(result)
