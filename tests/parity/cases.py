@@ -193,6 +193,7 @@ def _examples(loops: Loops, a: Any, weights: Any) -> Any:
         body,
         (jnp.maximum(a - 0.25, 0.0), jnp.ones(2) * a, jax.random.key(3)),
         max_steps=6,
+        throw=False,
     )
     return fuel, u, jax.random.key_data(key)
 
