@@ -440,6 +440,7 @@ def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
     assert found.dtype == jnp.float64
     np.testing.assert_array_equal(found, [32, 16, 8])
 
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_gradient_that_a_scan_takes_at_each_step(options: dict[str, Any]) -> None:
     """The gradient is linearized again with the scan around it, and its residuals are others."""
