@@ -239,7 +239,7 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
         inputs, flags = (inputs, [*inputs, *loop.results(results)[1]]), (flags, [*flags, *ys])
         before = batched_dims(axis, runs[1], inputs[1], axes(flags[1]))
         grown = [c or a or b is not None for c, a, b in zip(carry, after, before, strict=True)]
-        if grown == carry:
+        if carry == grown:
             break
         init = [
             jnp.broadcast_to(x, (axis.size, *x.shape)) if g and not c else x
