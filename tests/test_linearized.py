@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax._src.dtypes import ExtendedDType
 from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
 
@@ -389,6 +388,7 @@ class _ScaleRules:
 
 
 SINGLE = np.dtype("float32")
+ExtendedDType: Any = type(jax.random.key(0).dtype).__base__
 
 
 @dataclass(frozen=True)

@@ -105,13 +105,13 @@ def checkpointed_scan(
         nothing. After each `block_size` steps it goes on from an exact carry, of which
         `checkpoints` are stored and the others recomputed; the initial one counts. So
         `checkpoints=1` alone holds the final carry only. By default there are about
-        `(6 * length) ** (1 / 3)` blocks, and all their carries are stored. `memory` limits their
-        number, or that of the stored ones if `block_size` is given. What `f` loses, it can return
-        in y, where `inverse` reads it; those ys are held. Derivatives of any order work, and use
-        the derivative of `inverse`.
+        `(6 * length) ** (1 / 3)` blocks, and all their carries are stored. `memory` limits how
+        many there are, or how many are stored if `block_size` is given. What `f` loses, it can
+        return in y, where `inverse` reads it; those ys are stored. Derivatives of any order work,
+        and use the derivative of `inverse`.
     - `inverse_tol`: how far the carry at the start of a block may be off once it is walked back,
         relative to the largest entry of the leaf at either end: a number >= 0. Beyond it, all
-        cotangents of the example are NaN, and under a gradient of `jax.vmap` those of all examples.
+        cotangents of the example are NaN; in a gradient of `jax.vmap`, of all examples.
         Integers must be exact. `None` is the square root of the dtype's epsilon; `math.inf` turns
         the check off. [`jax_revolve.inverse_drift`][] measures what a loop needs.
     - `throw`: whether to raise an error instead, at run time, which names the leaf and the step.

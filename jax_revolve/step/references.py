@@ -24,7 +24,7 @@ from jax_revolve._compat.interpreters import (
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import exactly_of_type, is_array_type
-from jax_revolve.jaxprs.walk import any_equation, changed, with_equations
+from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs, with_equations
 
 if TYPE_CHECKING:
     from jax_revolve.step.equation import LoopEquation
@@ -159,20 +159,18 @@ def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
         return _has_own_rule(eqn) and uses_references(eqn)
 
     if any_equation(equation.jaxpr, has_rule):
-        # The rule may write to them in the reverse pass, which discharging would forget.
-        raise NotPure(
-            "a function in it that has a derivative rule of its own uses mutable references"
-        )
+        # The rule may write to them in the reverse pass, and discharging forgets it.
+        raise NotPure("a function in it that has a rule of its own uses mutable references")
 
 
 def uses_references(eqn: Any) -> bool:
     """Whether an equation reads, writes, makes or passes on references."""
-    takes = any(is_reference(v.aval) for v in eqn.invars)
-    return takes or any(map(is_reference_effect, eqn.effects))
+    has_some = any(is_reference(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    return has_some or any(map(is_reference_effect, eqn.effects))
 
 
-# JAX discharges references once all derivatives are taken, and drops derivative rules on the way.
-# So equations that have one are hidden in others that JAX knows nothing of.
+# JAX discharges references once all transformations are done, and drops rules on the way. So all
+# equations that have nothing to do with references are hidden in others that JAX knows nothing of.
 
 _hidden_p = Primitive("hidden")
 _hidden_p.multiple_results = True
@@ -184,12 +182,14 @@ def _(*_: Any, hidden: Any) -> tuple[list[Any], Any]:
 
 
 def _has_own_rule(eqn: Any) -> bool:
-    """Whether it calls a function that may have a derivative rule of its own."""
-    return name_of(eqn).startswith(("custom_jvp", "custom_vjp", "call_hi_primitive"))
+    """Whether it calls a function that may have rules of its own."""
+    is_high = eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params)
+    is_custom = name_of(eqn).startswith(("custom_jvp", "custom_vjp", "custom_vmap"))
+    return is_custom or (is_high and not inner_programs(eqn))
 
 
 def _hidden(eqn: Any) -> Any:
-    if not _has_own_rule(eqn) or uses_references(eqn):
+    if uses_references(eqn):
         return eqn
     return eqn.replace(primitive=_hidden_p, params={"hidden": eqn})
 

@@ -264,3 +264,25 @@ def test_derivative_rules_stay(where: str, function: Any) -> None:
     expected = jax.value_and_grad(partial(run, lax.scan))(1.9)
     for scan in (checkpointed_scan, CHECKPOINTED):
         np.testing.assert_allclose(jax.value_and_grad(partial(run, scan))(1.9), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="this JAX has no HiPrim")
+@pytest.mark.parametrize("where", ["step", "jit", "scan"])
+def test_rules_that_are_methods_stay(where: str) -> None:
+    from jax.experimental import hijax
+
+    class Rounded(hijax.HiPrim):
+        def __init__(self, aval: Any) -> None:
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x: Any) -> Any:
+            return x
+
+        def jvp(self, primals: Any, tangents: Any) -> Any:
+            return jnp.round(primals[0]), 3 * tangents[0]
+
+        lin, linearized = hijax.linearize_from_jvp
+        vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
+
+    test_derivative_rules_stay(where, lambda x: Rounded(jax.typeof(x))(x))
