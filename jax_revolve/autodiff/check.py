@@ -32,11 +32,11 @@ TOLERANCE = 0.5
 another order round differently, and a chaotic loop amplifies that."""
 
 
-def is_on() -> bool:
-    """Whether reverse sweeps are checked."""
-    value = os.environ.get(VARIABLE, "0")
+def is_on(variable: str = VARIABLE) -> bool:
+    """Whether this environment variable is set: by default, whether reverse sweeps are checked."""
+    value = os.environ.get(variable, "0")
     if value not in ("0", "1"):
-        raise ValueError(f"{VARIABLE} must be 0 or 1, but is {value!r}.")
+        raise ValueError(f"{variable} must be 0 or 1, but is {value!r}.")
     return value == "1"
 
 

@@ -6,14 +6,15 @@
     checkpoint: 1/2 leaves, 4 kB; residuals: 8 kB of 12 kB; engine: offline; plan: 1000 steps, ...
 
 Each is one line. The engine is "offline" for scans, "static levels" for scans whose loops all have
-a static length, and "online" for while loops.
+a static length, and "online" for while loops. Blocks may be walked back by an inverse.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
 from jax_revolve._compat.jaxprs import source_of_function
+from jax_revolve.autodiff.check import is_on
+from jax_revolve.engine.slots import is_walked_back
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.step.linearized import Linearized
@@ -24,7 +25,7 @@ VARIABLE = "JAX_REVOLVE_TRACE"
 
 def show(loop: Loop, step: Linearized, operands: Operands) -> None:
     """Write the line of a loop whose plan is chosen, if the environment asks for it."""
-    if os.environ.get(VARIABLE, "0") == "0":
+    if not is_on(VARIABLE):
         return
     plan, active, sizes = plan_of(loop), step.activity, sizes_of(loop, step, operands)
     if loop.condition is None:
@@ -32,6 +33,8 @@ def show(loop: Loop, step: Linearized, operands: Operands) -> None:
         engine = "static levels" if plan.static_levels else engine
     else:
         kind, engine = f"while loop of at most {loop.length or 'any number of'}", "online"
+    if is_walked_back(loop, plan):
+        engine += ", blocks walked back"
     parts = {"consts": active.consts, "carry": active.carry, "xs": active.xs, "ys": active.ys}
     before = sizes.residuals if sizes.uncut is None else sizes.uncut
     print(

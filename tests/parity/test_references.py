@@ -276,8 +276,8 @@ def test_rules_that_are_methods_stay(where: str) -> None:
             self.in_avals, self.out_aval, self.params = (aval,), aval, {}
             super().__init__()
 
-        def expand(self, x: Any) -> Any:
-            return x
+        def expand(self, *args: Any) -> Any:
+            return args[0]
 
         def jvp(self, primals: Any, tangents: Any) -> Any:
             return jnp.round(primals[0]), 3 * tangents[0]
