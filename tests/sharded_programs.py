@@ -75,7 +75,11 @@ def as_while(**options: Any) -> Scan:
 
         go_on = lambda state: state[0] < steps  # noqa: E731
         state = (jnp.int32(0), init, xs)
-        return bounded_while_loop(go_on, body, state, max_steps=steps + 3, **options)[1:]
+        mesh = jax.sharding.get_abstract_mesh()
+        # JAX cannot call Python, as an error does, where only some axes are mapped.
+        throw = mesh.manual_axes in ((), mesh.axis_names)
+        bound = {"max_steps": steps + 3, "throw": throw}
+        return bounded_while_loop(go_on, body, state, **bound, **options)[1:]
 
     return run
 
@@ -90,14 +94,17 @@ LOOPS: dict[str, Scan] = {
 
 class Setting(NamedTuple):
     """A way to run the program: with whole arrays in, whatever happens inside. `specs` tell where
-    weight, initial carry and xs are put beforehand, `mesh` is the one that is set."""
+    weight, initial carry and xs are put beforehand, `None` that they stay where they are, `on` is
+    their mesh."""
 
     program: Callable[[Scan], Program]
-    specs: tuple[P, ...] = _WHOLE
+    specs: tuple[P, ...] | None = _WHOLE
     on: Mesh = AUTO
     is_set: bool = False
 
     def put(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        if self.specs is None:
+            return arrays
         pairs = zip(arrays, self.specs, strict=True)
         return tuple(jax.device_put(x, NamedSharding(self.on, spec)) for x, spec in pairs)
 
@@ -161,7 +168,8 @@ SETTINGS = {
     "shard_map": Setting(_shard_map),
     "shard_map_over_one_axis": Setting(_shard_map_over_one_axis, _ROWS),
     "vmap_over_devices": Setting(_vmap_over_devices, _ROWS),
-    "pmap": Setting(_pmap, (P(), P(), P())),
+    # `jax.pmap` has a mesh of its own, and no program that calls Python has two.
+    "pmap": Setting(_pmap, None),
 }
 
 

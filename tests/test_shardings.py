@@ -74,6 +74,19 @@ def test_derivatives_are_those_of_a_single_device(setting: str, loop: str, deriv
         _assert_close(jax.jit(fun)(*how.put(arrays())), _expected(derivative))
 
 
+def test_an_error_at_the_bound_needs_all_axes() -> None:
+    def loss(x: Any) -> Any:
+        return bounded_while_loop(lambda x: jnp.all(x < 3), lambda x: x + 1, x, max_steps=5)
+
+    def over(axes: set[str]) -> Any:
+        spec = P(*sorted(axes))
+        return jax.shard_map(loss, mesh=AUTO, in_specs=spec, out_specs=spec, axis_names=axes)
+
+    np.testing.assert_array_equal(jax.jit(over({"data", "model"}))(jnp.zeros((4, 2))), 3)
+    with pytest.raises(NotImplementedError, match=r"maps over the axes \('data',\) and leaves"):
+        jax.jit(over({"data"}))(jnp.zeros((4, 2)))
+
+
 # What the compiled program holds on each device, and what devices tell each other
 
 SLOTS, BLOCK, BATCH, WIDTH = 5, 3, 11, 14

@@ -45,9 +45,15 @@ def _python_call(wrapped: Any) -> PythonCall:
 
 def is_first_device() -> jax.Array | None:
     """Inside `jax.shard_map`, whether this is its first device; `None` elsewhere."""
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(getattr(mesh, "manual_axes", ()))
+    axes, _ = _mapped_axes()
     return jnp.all(lax.axis_index(axes) == 0) if axes else None
+
+
+def _mapped_axes() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The axes of the mesh over which `jax.shard_map` maps, and those that it leaves alone."""
+    mesh = jax.sharding.get_abstract_mesh()
+    mapped = tuple(getattr(mesh, "manual_axes", ()))
+    return mapped, tuple(axis for axis in mesh.axis_names if axis not in mapped)
 
 
 def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
@@ -55,6 +61,14 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
     used: a derivative of `equinox.error_if` itself does not check. Equinox shows the stack of the
     first loop with this message, so the message should say where the loop is."""
     import equinox as eqx  # not needed by most programs
+
+    mapped, others = _mapped_axes()
+    if mapped and others:
+        raise NotImplementedError(
+            f"jax.shard_map maps over the axes {mapped} and leaves {others} to the compiler. JAX "
+            "cannot call Python there, which an error at run time needs. Let jax.shard_map map "
+            "over all axes, or pass throw=False to the loop."
+        )
 
     def run(right: Any, wrong: Any) -> Any:
         return eqx.error_if(right, wrong, message)
