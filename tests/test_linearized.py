@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
+from jax.dtypes import float0
 
 from jax_revolve import bounded_while_loop, checkpoint_loops, checkpointed_scan, plan
 from jax_revolve._compat.jaxprs import call_jaxpr
@@ -439,6 +440,22 @@ def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
     found = grad(jnp.array([2.0, 4, 8]))
     assert found.dtype == jnp.float64
     np.testing.assert_array_equal(found, [32, 16, 8])
+
+
+def test_a_rule_that_returns_python_numbers() -> None:
+    @jax.custom_vjp
+    def same(pair: Any) -> Any:
+        return pair
+
+    same.defvjp(lambda pair: (pair, None), lambda _, ct: ((2.0, np.zeros((), float0)),))
+
+    def grad(scan: Any) -> Any:
+        def loss(x: Any, n: Any) -> Any:
+            return scan(lambda pair, _: (same(pair), None), (x, n), None, 1)[0][0]
+
+        return jax.grad(loss, (0, 1), allow_int=True)(3.0, 4)
+
+    assert grad(checkpointed_scan) == grad(lax.scan) == (2, np.zeros((), float0))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

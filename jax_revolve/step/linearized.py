@@ -14,6 +14,7 @@ from jax_revolve._compat.values import (
     AbstractValue,
     SymbolicZero,
     add_cotangents,
+    as_array,
     cotangent_type,
     tangent_type,
     zeros,
@@ -395,8 +396,8 @@ def add(total: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _of_dtype(cotangent: Any, dtype: Any) -> Any:
-    if cotangent.dtype == dtype:
-        return cotangent
+    if jax.typeof(cotangent).dtype == dtype:
+        return as_array(cotangent)
     return lax.convert_element_type(cotangent, dtype)
 
 
