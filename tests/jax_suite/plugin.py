@@ -10,8 +10,11 @@ from functools import partial, wraps
 from typing import Any
 
 from jax import lax
+from jax._src import traceback_util
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
+
+traceback_util.register_exclusion(__file__)  # its frames are hidden, as JAX hides its own
 
 LONGEST = 5000
 OWN = ("jax_revolve", "equinox")
@@ -19,9 +22,10 @@ OWN = ("jax_revolve", "equinox")
 
 
 def instead(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    @traceback_util.api_boundary
     @wraps(theirs)
     def loop(*args: Any, **kwargs: Any) -> Any:
-        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        caller = str(sys._getframe(2).f_globals.get("__name__", ""))
         return (theirs if caller.startswith(OWN) else ours)(*args, **kwargs)
 
     return loop
