@@ -38,6 +38,37 @@ NAMES = (
         "no public function removes dead code or says what jax.checkpoint keeps of a loop",
     ),
     Names("jax.extend.core.primitives: convert_element_type_p", "only it makes types weak"),
+    Names(
+        "jax._src.core: internal_mutable_array_effect trace_state_clean",
+        "nothing public tells the effect of a new reference, and whether anything is traced",
+    ),
+    Names("jax._src.config: debug_key_reuse eager_constant_folding", "contexts have no readers"),
+    Names(
+        "jax._src.state.types: AbstractRef AccumEffect RefEffect WriteEffect",
+        "the types and effects of references are not public",
+    ),
+    Names("jax._src.state.discharge: discharge_state", "no public function makes jaxprs pure"),
+    Names(
+        "jax._src.traceback_util: api_boundary register_exclusion",
+        "tracebacks should show the user's frames",
+    ),
+    Names("jax._src.source_info_util: register_exclusion", "as for tracebacks"),
+    Names(
+        "jax._src.checkify: checkify_jaxpr error_checks pjit_error_check",
+        "an interpreter knows an equation by its own table, and others have no way in",
+    ),
+    Names(
+        "jax.experimental.key_reuse._core: DynamicKeyReuseSignature KeyReuseSignature "
+        "jaxpr_type_signature key_reuse_signatures",
+        "as for checkify",
+    ),
+    Names(
+        "jax.experimental.sparse.transform: SparsifyEnv arrays_to_spvalues eval_sparse "
+        "sparse_rules_bcoo sparse_rules_bcsr spvalues_to_arrays spvalues_to_avals",
+        "as for checkify",
+        "AttributeError once jax.experimental.sparse is imported",
+    ),
+    Names("jax.experimental.jet: jet_rules", "as for checkify", "AttributeError in jet"),
     Names("jax.lax: cond_p", "lax.cond leaves out a conditional with one branch"),
     Names("jax.config: jax_default_device jax_disable_jit", "nothing else tells them"),
     Names(

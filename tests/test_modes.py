@@ -124,7 +124,7 @@ def test_a_loop_that_is_traced_in_an_unknown_way_is_an_error() -> None:
     goes_on: Any = lambda c: c < 2  # noqa: E731
     with flag("jax_scan3"):
         with pytest.raises(NotImplementedError, match="jax_scan3=True"):
-            checkpointed_scan(advance, 0.0, X)
+            jax.grad(lambda c: checkpointed_scan(advance, c, X)[0])(0.5)
         with pytest.raises(NotImplementedError, match="jax_scan3=True"):
             checkpointed_fori_loop(0, 3, lambda i, c: jnp.sin(c), 1.0)
         assert jax.grad(partial(bounded_while_loop, goes_on, body, max_steps=5))(1.0) == 2.25

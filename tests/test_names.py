@@ -3,7 +3,9 @@
 import ast
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +72,14 @@ def test_a_name_is_there(entry: Names, found: dict[str, Any]) -> None:
     where, _, what = entry.names.partition(": ")
     if not where.startswith("equation "):
         module, _, rest = where.rpartition(".")
-        holder = getattr(import_module(module), rest) if rest != "config" else jax.config
-        holder = jax.typeof(X) if rest == "ShapedArray" else holder
+        if where == "jax.config":
+            holder = jax.config
+        elif rest == "ShapedArray":
+            holder = jax.typeof(X)
+        else:
+            holder = (
+                import_module(where) if is_module(where) else getattr(import_module(module), rest)
+            )
         for name in what.split():
             assert hasattr(holder, name), entry
         return
@@ -83,6 +91,14 @@ def test_a_name_is_there(entry: Names, found: dict[str, Any]) -> None:
         with option(name):
             found = {kind(eqn): eqn for eqn in equations(jax.make_jaxpr(program)(X))}
     assert {*what.split()} <= {*parameters_of(found[equation])}, entry
+
+
+def is_module(name: str) -> bool:
+    if not name.startswith(("jax.interpreters.", "jax._src.", "jax.experimental.")):
+        return False
+    with suppress(ModuleNotFoundError):  # the name is a class's, in a module
+        return find_spec(name) is not None
+    return False
 
 
 def test_the_table_names_what_is_imported() -> None:
@@ -100,12 +116,12 @@ def test_the_table_names_what_is_imported() -> None:
             if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("jax."):
                 continue
             for alias in node.names:
-                if node.module == "jax.interpreters":
-                    modules[alias.asname or alias.name] = alias.name
-                elif str(node.module).startswith(("jax.extend", "jax.core")):
+                if is_module(f"{node.module}.{alias.name}"):
+                    modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                elif str(node.module).startswith(("jax.extend", "jax.core", "jax._src")):
                     used.add(f"{node.module}.{alias.name}")
         for short, module in modules.items():
             found = re.findall(rf"\b{short}\.(\w+)", source)
-            used |= {f"jax.interpreters.{module}.{name}" for name in found}
+            used |= {f"{module}.{name}" for name in found}
     assert used <= listed
     assert len(used) > 10

@@ -31,6 +31,13 @@ filtered_traceback = traceback_util.api_boundary
 eager_constant_folding = config.eager_constant_folding
 """The context that `jax.ensure_compile_time_eval` turns on."""
 
+
+def is_traced_now() -> bool:
+    """Whether any transformation is under way. Otherwise no value is a tracer, closed over or not,
+    and nothing is differentiated."""
+    return not core.trace_state_clean() or eager_constant_folding.value
+
+
 # References
 
 

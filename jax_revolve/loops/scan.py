@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from jax_revolve._compat.interpreters import filtered_traceback
+from jax_revolve._compat.interpreters import filtered_traceback, is_traced_now
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.rules import run_loop
 from jax_revolve.loops.inverse import Reversible
@@ -190,6 +190,9 @@ def checkpointed_scan(
             return run_loop(asked.loop(equation), operands)
         return both.run(asked, equation, operands)
 
-    if is_jit_disabled():  # lax.scan is then a Python loop, for debugging
+    # Where nothing can be differentiated, lax.scan itself, which finds what it compiled before. It
+    # is a Python loop without jit, for debugging.
+    is_plain = asked == Options() and both is None
+    if is_jit_disabled() or (is_plain and not is_traced_now()):
         return scan()
     return run_around_loop(scan, run)
