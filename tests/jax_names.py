@@ -43,6 +43,7 @@ NAMES = (
         "nothing public tells the effect of a new reference, and whether anything is traced",
     ),
     Names("jax._src.config: debug_key_reuse eager_constant_folding", "contexts have no readers"),
+    Names("jax._src.config: remat3", "jax.config sets it for all that runs, not for a call"),
     Names(
         "jax._src.state.types: AbstractRef AccumEffect RefEffect WriteEffect",
         "the types and effects of references are not public",

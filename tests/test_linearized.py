@@ -442,6 +442,27 @@ def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
     np.testing.assert_array_equal(found, [32, 16, 8])
 
 
+@pytest.mark.skipif("jax_remat3" not in jax.config.values, reason="JAX does not have it")
+@pytest.mark.parametrize("kind", [jax.custom_jvp, jax.custom_vjp])
+def test_a_rule_of_what_has_no_tangent_under_the_next_checkpoint(kind: Any) -> None:
+    """Second derivatives of such steps take `jax.checkpoint`."""
+    f = kind(jnp.sin)
+    if kind is jax.custom_jvp:
+        f.defjvp(lambda x, dx: (jnp.sin(x[0]) + 0.1, jnp.cos(x[0]) * dx[0]))
+    else:
+        f.defvjp(lambda x: (jnp.sin(x) + 0.1, x), lambda x, ct: (jnp.cos(x) * ct,))
+
+    def second(scan: Any) -> Any:
+        run = lambda c: scan(lambda c, x: (c * c * f(x), None), c, jnp.arange(1.0, 4))[0]  # noqa: E731
+        return jax.jvp(jax.grad(run), (0.3,), (1.0,))
+
+    jax.config.update("jax_remat3", True)
+    try:
+        np.testing.assert_allclose(second(checkpointed_scan), second(lax.scan), rtol=1e-6)
+    finally:
+        jax.config.update("jax_remat3", False)
+
+
 def test_a_rule_that_returns_python_numbers() -> None:
     @jax.custom_vjp
     def same(pair: Any) -> Any:

@@ -31,6 +31,9 @@ filtered_traceback = traceback_util.api_boundary
 eager_constant_folding = config.eager_constant_folding
 """The context that `jax.ensure_compile_time_eval` turns on."""
 
+remat3 = config.remat3
+"""The context in which `jax.checkpoint` is as JAX is about to have it, or as it was."""
+
 
 def is_traced_now() -> bool:
     """Whether any transformation is under way. Otherwise no value is a tracer, closed over or not,

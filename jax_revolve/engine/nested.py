@@ -23,7 +23,7 @@ the steps of a scan are in one without another branch.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import wraps
 from math import isqrt
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.interpreters import remat3
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve.jaxprs.evaluate import kept_whole
 from jax_revolve.jaxprs.parts import with_outputs
@@ -41,7 +42,21 @@ from jax_revolve.step.steps import Steps
 
 T = TypeVar("T")
 
-checkpoint = partial(jax.checkpoint, prevent_cse=False)
+
+def checkpoint(fun: Callable[..., T]) -> Callable[..., T]:
+    """`jax.checkpoint(fun)`, whose derivative knows what has no tangent.
+
+    With `jax_remat3`, JAX 0.12 gives zeros to whatever has none. Functions of it then have their
+    values by their derivative rules, and those with a `custom_vjp` raise an error.
+    """
+
+    @wraps(fun)
+    def run(*args: Any) -> T:
+        with remat3(False):
+            return jax.checkpoint(fun, prevent_cse=False)(*args)
+
+    return run
+
 
 _Inputs = tuple[list[Any], list[Any], jax.Array]
 """What differs from step to step: the xs, the cotangents of the ys, and the steps' numbers."""
