@@ -334,6 +334,18 @@ def test_what_a_layer_reads_may_change_between_calls() -> None:
             close(jax.grad(run)(0.1), product * jnp.cos(product * 0.1))
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, along])
+@pytest.mark.parametrize("array", [jnp.array, np.array])
+def test_layers_with_arrays_in_them(transform: Any, array: Any) -> None:
+    layer = lambda x: jnp.sin(x) * array([1.0, 3.0, 6.0])  # noqa: E731
+    chain = partial(checkpointed_chain, [layer, layer], checkpoints=1)
+    ours, theirs = (
+        jax.grad(lambda x, f=f: jnp.sum(f(x))) for f in (chain, partial(plain, [layer] * 2))
+    )
+    x = jnp.linspace(-1.0, 1.0, 3)
+    close(transform(ours)(x), transform(theirs)(x))
+
+
 def test_layers_that_close_over_tracers() -> None:
     def scale(x: Any) -> Any:
         return x * current[0]

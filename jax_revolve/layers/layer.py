@@ -75,10 +75,11 @@ class TracedLayer(NamedTuple):
         closed, types, rest = eqx.filter_make_jaxpr(fun)(layer.call, *inputs)
         program, consts = without_consts(closed)
         run = jax.jit(call_jaxpr(program))
-        return cls(program, run, list(map(as_array, consts)), jax.tree.structure(types), rest)
+        return cls(program, run, list(consts), jax.tree.structure(types), rest)
 
     def __call__(self, *inputs: Any) -> Any:
-        results = self.run(*self.consts, *arrays_of(inputs))
+        # Not before: an array that is made in one trace cannot be used in another.
+        results = self.run(*map(as_array, self.consts), *arrays_of(inputs))
         return eqx.combine(jax.tree.unflatten(self.results, results), self.rest)
 
 
