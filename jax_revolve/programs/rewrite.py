@@ -16,7 +16,7 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
-from jax_revolve.programs.batched import with_single_predicates
+from jax_revolve.programs.batched import is_batched, run_batched
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
 from jax_revolve.programs.not_entered import NotEntered
@@ -203,23 +203,25 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
             "model(x))(model, x). The function can then change its variables."
         )
         raise
-    closed = _without_references(with_single_predicates(closed))
+    closed = _readable(closed)
     return closed, find_loops(closed), types, static
 
 
-def _without_references(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
-    """The program with each loop that uses mutable references as a pure one, which can be found."""
+def _readable(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
+    """The program with loops that can be found in place of others: a batched while loop is written
+    out, and a loop that uses mutable references is a pure one."""
 
-    def pure(eqn: Any) -> Any:
-        if eqn.primitive.name in READ and uses_references(eqn):
-            return _on_contents(eqn, enclosing)
+    def readable(eqn: Any) -> Any:
+        if is_batched(eqn):
+            eqn = call_in_place(partial(run_batched, eqn.params), eqn, enclosing)
+        elif eqn.primitive.name in READ and uses_references(eqn):
+            eqn = _on_contents(eqn, enclosing)
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         programs = inner_programs(eqn)
-        new = [_without_references(program, within) for program in programs]
-        same = all(a is b for a, b in zip(new, programs, strict=True))
-        return eqn if same else with_inner_programs(eqn, new)
+        new = [_readable(program, within) for program in programs]
+        return with_inner_programs(eqn, new) if programs else eqn
 
-    return with_equations(jaxpr, list(map(pure, jaxpr.eqns)))
+    return with_equations(jaxpr, list(map(readable, jaxpr.eqns)))
 
 
 def _on_contents(eqn: Any, enclosing: tuple[Any, ...]) -> Any:
