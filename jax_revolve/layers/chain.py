@@ -7,8 +7,7 @@ import equinox as eqx
 import jax
 
 from jax_revolve._compat.values import is_jit_disabled
-from jax_revolve.layers.layer import Layer, check_state
-from jax_revolve.layers.measure import trace
+from jax_revolve.layers.layer import Layer, check_state, trace
 from jax_revolve.layers.segment import run_segment
 from jax_revolve.layers.stack import run_stack
 from jax_revolve.loops.options import Options
