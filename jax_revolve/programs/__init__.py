@@ -6,8 +6,8 @@ each, and runs the jaxpr with these loops replaced.
 - `rewrite`: `checkpoint_loops`.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
 - `measure`: the measured times and bytes of gradients, for a few plans.
-- `find`: the loops in a jaxpr, at any depth, their sizes, and others in their places.
-- `not_entered`: equations with loops that stay as they are, and why.
+- `find`: the loops in a jaxpr, at any depth, their sizes, others in their places, and equations
+  whose loops stay as they are.
 - `choice`: which loops are checkpointed, and with which options.
 - `batched`: while loops that `jax.vmap` has made of others.
 - `share`: one memory budget for several loops, after or inside one another.

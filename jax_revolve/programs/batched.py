@@ -40,7 +40,8 @@ def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
     if not start.size:
         return list(init)
     safe = list(init)
-    is_independent = keeps_examples(params["body_jaxpr"], start.ndim, len(of_body))
+    has_rows = [False] * len(of_body) + [True] * len(init)
+    is_independent = _rows(params["body_jaxpr"], start.ndim, has_rows) is not None
     if is_independent:
         donor = jnp.unravel_index(jnp.argmax(start), start.shape)
         rows = [jnp.broadcast_to(x[donor], x.shape) for x in init]
@@ -62,17 +63,10 @@ def _select(which: Any, new: Any, old: Any) -> Any:
     return lax.select(lax.broadcast_in_dim(which, jnp.shape(new), axes), new, old)
 
 
-def keeps_examples(jaxpr: Any, rank: int, num_consts: int) -> bool:
-    """Whether each example of a batched step is computed from its own carry alone. The axes of the
-    examples are the first `rank` axes of all carries. Operations that are not known here, such as a
-    sum over examples, are taken to mix them."""
-    outputs = _rows(jaxpr, rank, [False] * num_consts + [True] * (len(jaxpr.in_avals) - num_consts))
-    return outputs is not None
-
-
 def _rows(jaxpr: Any, rank: int, inputs: Sequence[bool]) -> list[bool] | None:
-    """Which results have the examples' axes first, given which inputs have them; the others are the
-    same for all. `None` if an operation may have moved or mixed them."""
+    """Which results have the axes of the examples first, `rank` of them, given which inputs have
+    them; the others are the same for all. `None` if an operation may have moved or mixed them, as
+    those that are not known here may have: then not each example is computed from its own carry."""
     variables = getattr(jaxpr, "jaxpr", jaxpr)
     rows = {v for v, has_rows in zip(variables.invars, inputs, strict=True) if has_rows}
     for eqn in jaxpr.eqns:

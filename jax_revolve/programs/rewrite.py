@@ -18,8 +18,13 @@ from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
 from jax_revolve.programs.batched import is_batched, run_batched
 from jax_revolve.programs.choice import Choice, Where
-from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
-from jax_revolve.programs.not_entered import NotEntered
+from jax_revolve.programs.find import (
+    FoundLoop,
+    NotEntered,
+    find_loops,
+    find_not_entered,
+    replace_loops,
+)
 from jax_revolve.programs.variables import change, trace_error, with_changes
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
