@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
+from jax_revolve.host.arrays import Checkpoint, Placed, Rows, Values, keep, on_host
 from jax_revolve.host.identity import digest_of_arrays
 from jax_revolve.host.problem import Cotangents, Position, Problem
-from jax_revolve.host.rows import Rows
 from jax_revolve.host.states import ArrayFile, DamagedError, States
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE

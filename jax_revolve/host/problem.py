@@ -18,9 +18,8 @@ from jax import lax
 from jax_revolve._compat.callbacks import callback_effects
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
-from jax_revolve.host.arrays import Checkpoint, Values
+from jax_revolve.host.arrays import Checkpoint, Fetched, Rows, Values, is_function, slices_of
 from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
-from jax_revolve.host.rows import Fetched, Rows, is_function, slices_of
 from jax_revolve.host.step import compiled_step
 from jax_revolve.jaxprs.parts import without_consts, without_dead_code
 from jax_revolve.progress.listener import Listener

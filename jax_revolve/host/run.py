@@ -11,10 +11,18 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import as_array, is_traced, is_zero, tangent_type, zeros
-from jax_revolve.host.arrays import Checkpoint, Values, keep, on_same_devices, put, sharding_of
+from jax_revolve.host.arrays import (
+    Checkpoint,
+    Rows,
+    Values,
+    keep,
+    on_same_devices,
+    put,
+    sharding_of,
+    slices_of,
+)
 from jax_revolve.host.directory import RunDirectory
 from jax_revolve.host.problem import Cotangents, Position, Problem
-from jax_revolve.host.rows import Rows, slices_of
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.actions import Advance, Free, Load, Read, Store, Tape, Write

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
+from jax_revolve.host.arrays import is_function
 from jax_revolve.host.identity import needs_version
 from jax_revolve.host.problem import trace
-from jax_revolve.host.rows import is_function
 from jax_revolve.host.run import run
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter, listener_of

@@ -1,8 +1,9 @@
 """`checkpoint_loops`: every loop that a function runs, checkpointed, without changing the
 function."""
 
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -25,7 +26,6 @@ from jax_revolve.programs.find import (
     find_not_entered,
     replace_loops,
 )
-from jax_revolve.programs.variables import change, trace_error, with_changes
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.step.equation import READ, LoopEquation
@@ -154,7 +154,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
-        closed, loops, types, static = trace(with_changes(fun), args, kwargs)
+        closed, loops, types, static = trace(_with_changes(fun), args, kwargs)
         _warn(find_not_entered(closed), choice.min_length)
         replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
@@ -169,7 +169,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
         if is_jit_disabled():
             return fun(*args, **kwargs)
         result, changes = compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
-        change((args, kwargs), changes)
+        _change((args, kwargs), changes)
         return result
 
     return checkpointed
@@ -202,7 +202,7 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
             "the function that such a loop calls."
         )
         raise
-    except trace_error() as error:
+    except getattr(sys.modules.get("flax.errors"), "TraceContextError", ()) as error:
         error.add_note(
             "Pass the NNX module as an argument, as in checkpoint_loops(lambda model, x: "
             "model(x))(model, x). The function can then change its variables."
@@ -259,3 +259,42 @@ def check_function(fun: object) -> None:
             f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the "
             "function itself, not what it returns."
         )
+
+
+# Variables of Flax NNX modules: a traced function changes copies of its arguments. As with
+# `flax.nnx.jit`, the function returns the changes too, and they are made in the caller's variables.
+
+
+def _variables(tree: Any) -> list[Any]:
+    """The variables in a tree; none where Flax is not imported."""
+    if (nnx := sys.modules.get("flax.nnx")) is None:
+        return []
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_variable) if is_variable(x)]
+
+
+def _with_changes(fun: Callable[..., Any]) -> Callable[..., tuple[Any, dict[int, Any]]]:
+    """The function with a second result: the new values of the variables in its arguments that it
+    changes, by number."""
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, dict[int, Any]]:
+        variables = _variables((args, kwargs))
+        before = [variable.get_raw_value() for variable in variables]
+        result = fun(*args, **kwargs)
+        after = [variable.get_raw_value() for variable in variables]
+        pairs = enumerate(zip(after, before, strict=True))
+        return result, {i: new for i, (new, old) in pairs if new is not old}
+
+    return run
+
+
+def _change(tree: Any, changes: Mapping[int, Any]) -> None:
+    """Make the changes in the variables of a tree."""
+    variables = _variables(tree)
+    for i, value in changes.items():
+        if sum(other is variables[i] for other in variables) > 1:
+            raise ValueError(
+                f"checkpoint_loops cannot change {variables[i]!r}, which its arguments hold more "
+                "than once: each place would have a change of its own. Pass the module once."
+            )
+        variables[i].set_raw_value(value)
