@@ -241,7 +241,6 @@ class Rows:
         types: list[AbstractValue],
         take: Callable[[int, Values], None] | None = None,
     ) -> None:
-        """Rows of these types."""
         self._coming: deque[tuple[int, Values]] = deque()
         self._take = self._keep if take is None else take
         # Without shardings, which belong to the rows alone.
@@ -273,7 +272,6 @@ class Rows:
         self.new = min(first, at), max(last, at)
 
     def result(self) -> Values:
-        """All rows that are kept."""
         self.arrive()
         pairs = zip(self.arrays, self._types, strict=True)
         return [from_data(jnp.asarray(x), t) if is_key(t) else x for x, t in pairs]

@@ -151,7 +151,6 @@ class RunDirectory:
         return self._problem
 
     def position(self) -> Position:
-        """Where the run goes on."""
         saved = self._state["position"]
         if saved is None:
             return Position(carry=self._problem.operands.carry)

@@ -63,7 +63,8 @@ def run(call: Problem) -> Results:
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     xs = [None if m else x for x, m in zip(operands.xs, in_memory, strict=True)]
-    return run(jax.tree.map(_reverse_only, operands._replace(xs=xs)))
+    reverse_only = lambda x: _reverse_only(x) if is_inexact(jax.typeof(x)) else x  # noqa: E731
+    return run(jax.tree.map(reverse_only, operands._replace(xs=xs)))
 
 
 @dataclass(eq=False)
@@ -233,16 +234,12 @@ def _check_known(values: Any) -> None:
         )
 
 
-def _reverse_only(x: Any) -> Any:
-    return _without_forward_mode(x) if is_inexact(jax.typeof(x)) else x
-
-
 @jax.custom_jvp
-def _without_forward_mode(x: Any) -> Any:
+def _reverse_only(x: Any) -> Any:
     return x
 
 
-@_without_forward_mode.defjvp
+@_reverse_only.defjvp
 def _(primals: Any, tangents: Any) -> Any:
     # Reverse mode traces tangents, forward mode knows them.
     if not is_traced(tangents[0]):

@@ -94,30 +94,24 @@ class Choice:
             return None
         options = _LoopOptions(self.checkpoints, max_steps=self.max_steps)
         said = True if self.where is None else self.where(loop)
-        if isinstance(said, dict):
-            options = _changed(options, said, loop)
-        elif not isinstance(said, bool):
+        if isinstance(said, bool):
+            return options if said else None
+        if not isinstance(said, dict):
             raise TypeError(
                 f"where must return a bool or a dict, but returns {said!r} of type "
                 f"{type(said).__name__} for the loop {loop.name!r} of {loop.source}."
             )
-        elif not said:
-            return None
-        return options
-
-
-def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _LoopOptions:
-    allowed = [field.name for field in fields(options)]
-    for name in said:
-        if name not in allowed:
-            raise ValueError(
-                f"where must return a bool or a dict with some of the keys {', '.join(allowed)}, "
-                f"but the dict that it returns for the loop {loop.name!r} of {loop.source} has the "
-                f"key {name!r}."
-            )
-    if said.get("memory") is not None or said.get("plan") is not None:
-        said = {"checkpoints": None, **said}
-    return replace(options, **said)
+        allowed = [field.name for field in fields(options)]
+        for name in said:
+            if name not in allowed:
+                raise ValueError(
+                    "where must return a bool or a dict with some of the keys "
+                    f"{', '.join(allowed)}, but the dict that it returns for the loop "
+                    f"{loop.name!r} of {loop.source} has the key {name!r}."
+                )
+        if said.get("memory") is not None or said.get("plan") is not None:
+            said = {"checkpoints": None, **said}
+        return replace(options, **said)
 
 
 def _shared(
