@@ -7,6 +7,7 @@ import jax
 
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.layers.segment import run_segment
+from jax_revolve.schedule.arguments import mistyped
 
 Model = TypeVar("Model")
 
@@ -52,10 +53,7 @@ class Checkpointed(eqx.nn.StatefulLayer):
         if isinstance(module, Checkpointed):
             module = module.wrapped
         if not isinstance(module, eqx.Module) or not callable(module):
-            raise TypeError(
-                "module must be an equinox.Module with a __call__, but is "
-                f"{module!r} of type {type(module).__name__}."
-            )
+            raise mistyped("module", module, "an equinox.Module with a __call__")
         self._checkpointed_module = module
 
     @property
