@@ -7,7 +7,6 @@ kept, with their files. If the newest is damaged, the one before is used.
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_revolve.host.identity import checksum
 from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_whole
 
 try:
@@ -163,13 +163,12 @@ class States:
         write_whole(self._folder / name, "A file of arrays", content, sync=True)
         return {
             "file": name,
-            "sha256": _checksum(content),
+            "sha256": checksum(content),
             "bytes": sum(a.nbytes for a in arrays),
             "types": [[list(a.shape), a.dtype.name] for a in arrays],
         }
 
     def read(self, file: ArrayFile) -> list[np.ndarray]:
-        """The arrays of a file."""
         like = [(shape, jnp.dtype(name)) for shape, name in file["types"]]
         return arrays_of(self._content(file), like)
 
@@ -177,7 +176,7 @@ class States:
         """Write a state, and remove what neither it nor the one before refers to."""
         text = json.dumps(state)
         number = self._kept[-1][0] + 1 if self._kept else 1
-        content = f"{_checksum([text.encode()])}\n{text}".encode()
+        content = f"{checksum([text.encode()])}\n{text}".encode()
         write_whole(self._path(number), "A state", [content], sync=True)
         sync_folder(self._folder)
         files = {file["file"] for file in _array_files(state)}
@@ -201,8 +200,8 @@ class States:
     def read_state(self, number: int) -> Any:
         """A state. `DamagedError` if it is damaged or missing."""
         path = self._path(number)
-        checksum, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
-        if checksum != _checksum([text]).encode():
+        found, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
+        if found != checksum([text]).encode():
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)
 
@@ -212,16 +211,9 @@ class States:
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise DamagedError(f"The file {path} does not exist.") from error
-        if _checksum([content]) != file["sha256"]:
+        if checksum([content]) != file["sha256"]:
             raise DamagedError(f"The file {path} is damaged: it is not what was written.")
         return content
-
-
-def _checksum(content: Iterable[Any]) -> str:
-    found = hashlib.sha256()
-    for piece in content:
-        found.update(piece)
-    return found.hexdigest()
 
 
 def _array_files(state: Any) -> Iterator[ArrayFile]:

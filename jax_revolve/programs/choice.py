@@ -71,7 +71,6 @@ class Choice:
             )
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
-        """The replacements of the loops that are checkpointed."""
         sharing: dict[Key, tuple[Replacement, int | None]] = {}
         own: dict[Key, Replacement] = {}
         for loop in loops:

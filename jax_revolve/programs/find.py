@@ -341,7 +341,6 @@ class Replacement:
         return Loop.of(equation, length, self.plan, self.progress)
 
     def equation(self, eqn: Any) -> Any:
-        """The equation that takes the place of the loop's."""
         if self.plan is None:
             message = (
                 f"max_steps must be an int to differentiate the loop {self.of.name!r} of "
