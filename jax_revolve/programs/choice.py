@@ -16,10 +16,9 @@ from jax_revolve.programs.share import (
 )
 from jax_revolve.progress.meters import listener_of
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
-from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.selection import candidates
+from jax_revolve.schedule.selection import Request, candidates
 from jax_revolve.schedule.two_level import AnyPlan
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
@@ -123,10 +122,6 @@ def _shared(
     predicted time, from their default ones and block sizes. The others have their `own` ones. A
     loop of this library keeps its plan, and takes its part of the memory."""
 
-    def with_more(sizes: Sizes, held: int) -> Sizes:
-        """With checkpoints of the loops inside among the residuals."""
-        return sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
-
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
         return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
 
@@ -135,48 +130,39 @@ def _shared(
         if key in own and own[key].plan is not None:
             # It has its own memory for the loops inside its steps.
             return [replace(o, time=o.time * steps) for o in inside]
-        if loop.is_own:
-            return with_plan_of(loop, inside)
-        if key not in sharing:
+        default, block_size = sharing.get(key, (None, None))
+        plan = default.plan if default else loop.loop({}).plan if loop.is_own else None
+        changed = {**own, **with_plans(inside[0]), **({key: default} if default else {})}
+        report = None if plan is None else loop.measure(changed)
+        if default is None and (plan is None or report is None):
             return [of_each_step(o, steps) for o in inside]
-        default, block_size = sharing[key]
+
+        def outlay(plan: AnyPlan | Request, inner: Outlay) -> Outlay:
+            assert report is not None
+            # Checkpoints of the loops inside are among the residuals.
+            sizes, held = report.sizes, inner.held - inside[0].held
+            sizes = sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
+            plan = resolved(plan, sizes)
+            found = of_plan(plan, sizes, inner, is_while=report.is_while)
+            return replace(found, plans=((key, plan), *inner.plans) if default else inner.plans)
+
+        assert plan is not None
+        if default is None:
+            outlays = [outlay(plan, inside[0])]
+            for inner in inside[1:]:
+                try:
+                    outlays.append(outlay(plan, inner))
+                except TooLittleMemory:  # in its own memory
+                    outlays.append(outlays[0])
+            return outlays
         length = default.max_steps if loop.length is None else loop.length
         assert length is not None
         fewest = Plan(length, 1, block_size or 1)
-        report = loop.measure({**own, **with_plans(inside[0]), key: default})
         if report is None:
             return [replace(o, plans=((key, fewest), *o.plans)) for o in inside]
-
-        def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
-            """With the default plan if there is none."""
-            sizes = with_more(report.sizes, inner.held - inside[0].held)
-            if plan is None:
-                assert default.plan is not None
-                plan = resolved(default.plan, sizes)
-            found = of_plan(plan, sizes, inner, is_while=report.is_while)
-            return replace(found, plans=((key, plan), *inner.plans))
-
-        plans = (*candidates(length, block_size=block_size, is_while=report.is_while), None)
+        plans = (*candidates(length, block_size=block_size, is_while=report.is_while), plan)
         every = [outlay(plan, inner) for inner in inside for plan in plans]
-        return [outlay(fewest, inside[0]), outlay(None, inside[1]), *every]
-
-    def with_plan_of(loop: FoundLoop, inside: Outlays) -> Outlays:
-        """The outlays of a loop of this library, whose own memory may be too little for some."""
-        report, plan = loop.measure({**own, **with_plans(inside[0])}), loop.loop({}).plan
-        if report is None or plan is None:
-            return [of_each_step(o, loop.length or 1) for o in inside]
-
-        def outlay(inner: Outlay) -> Outlay | None:
-            sizes = with_more(report.sizes, inner.held - inside[0].held)
-            try:
-                found = of_plan(resolved(plan, sizes), sizes, inner, is_while=report.is_while)
-            except TooLittleMemory:
-                return None
-            return replace(found, plans=inner.plans)
-
-        least, *others = map(outlay, inside)
-        assert least is not None
-        return [least, *(other or least for other in others)]
+        return [outlay(fewest, inside[0]), outlay(plan, inside[1]), *every]
 
     outlays = of_program(loops, outlays_of)
     chosen = quickest(outlays, memory)
