@@ -126,7 +126,6 @@ def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
 
 
 def is_key(value: Any) -> bool:
-    """Whether a value or a type is of PRNG keys."""
     return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 

@@ -132,9 +132,10 @@ class Problem(NamedTuple):
         return None if is_slot else getattr(self.plan, "storage", None)
 
     def ys(self) -> Rows:
-        consume, types = self.consume, self.loop.results(self.loop.jaxpr.out_avals)[1]
-        take = lambda at, y: consume(at, jax.tree.unflatten(self.y_tree, y))  # noqa: E731
-        return Rows(self.length, types, None if consume is None else take)
+        take, types = None, self.loop.results(self.loop.jaxpr.out_avals)[1]
+        if (consume := self.consume) is not None:
+            take = lambda at, y: consume(at, jax.tree.unflatten(self.y_tree, y))  # noqa: E731
+        return Rows(self.length, types, take)
 
     def identity(self, processes: int) -> dict[str, str]:
         """What has to be the same for a saved run to go on."""

@@ -83,15 +83,27 @@ class _Run:
 
     def pull_back(self, ct_carry: Values, ct_ys: Values) -> Operands:
         """The cotangents of the operands, `None` for those that are not differentiated."""
-        problem, cotangents = self.problem, self._begin(ct_carry, ct_ys)
+        problem, operands, activity = (
+            self.problem,
+            self.problem.operands,
+            self.problem.step.activity,
+        )
+        if problem.consume is not None:  # what a function took has no cotangents
+            ct_ys = [None] * len(activity.ys)
+        xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
+        mask = activity.xs[: len(xs)]  # no function's
+        cotangents = Cotangents(
+            list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
+            list(map(_zeros_like, pick(operands.consts, activity.consts))),
+            Rows(problem.length, pick(xs, mask)),
+            [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
+        )
         if self.directory is None or not self._pull_back_saved(self.directory, cotangents):
             position, self.left = self.left, None
             if position is None:
                 position = Position(carry=problem.operands.carry)
                 sweep(problem, position, Rows(0, [], lambda *_: None), self.watch, keep)
             sweep(problem, position, cotangents, self.watch, keep)
-        activity, operands = problem.step.activity, problem.operands
-        mask = activity.xs[: len(operands.xs)]
         xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
         return Operands(
             spread(cotangents.consts, activity.consts),
@@ -112,20 +124,6 @@ class _Run:
                 sweep(self.problem, position, cotangents, self.watch, directory.keep, save)
                 directory.save(position, cotangents, is_over=True)
         return True
-
-    def _begin(self, ct_carry: Values, ct_ys: Values) -> Cotangents:
-        """The cotangents before the reverse sweep."""
-        problem, activity = self.problem, self.problem.step.activity
-        operands = problem.operands
-        if problem.consume is not None:  # what a function took has no cotangents
-            ct_ys = [None] * len(activity.ys)
-        xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
-        return Cotangents(
-            list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
-            list(map(_zeros_like, pick(operands.consts, activity.consts))),
-            Rows(problem.length, pick(xs, activity.xs[: len(xs)])),  # no function's
-            [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
-        )
 
 
 def sweep(

@@ -246,7 +246,6 @@ def memory_of(reports: Reports, replacements: Replacements) -> int:
 
 
 def _with_plans(reports: Reports, others: Reports) -> Reports:
-    """The reports, with the plans of the others."""
     return {
         loop: report and other and replace(report, plan=other.plan)
         for (loop, report), other in zip(reports.items(), others.values(), strict=True)

@@ -314,7 +314,6 @@ def takes_derivatives(jaxpr: Any) -> bool:
 
 
 def resolved(plan: AnyPlan | Request, sizes: Sizes) -> AnyPlan:
-    """The plan of a loop of these sizes."""
     return plan.resolve(sizes) if isinstance(plan, Request) else plan
 
 
