@@ -8,6 +8,7 @@ number that the body returns unchanged is a setting.
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -170,10 +171,9 @@ def run_with_variables(
     varies = jax.tree.map(eqx.is_array, init)
     while True:
         variables, rest = eqx.partition(init, varies)
-        whole = lambda variables, rest=rest: eqx.combine(variables, rest)  # noqa: E731
-        variables_of = lambda new, varies=varies: _variables_of(name, init, varies, new)  # noqa: E731
         try:
-            return run(variables, whole, variables_of)
+            of = partial(_variables_of, name, init, varies)
+            return run(variables, partial(eqx.combine, rest), of)
         except _Varies as found:
             varies = found.varies
 

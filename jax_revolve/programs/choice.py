@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
+from jax_revolve.jaxprs.equations import varies_unevenly
 from jax_revolve.loops.options import Options, check_bound, try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
 from jax_revolve.programs.share import (
@@ -36,7 +37,7 @@ class _LoopOptions(Options):
             plan, bound = self.plan_for(loop.length, is_while=False), None
         elif self.max_steps is None and self.checkpoints in (None, "all"):
             return Replacement(loop, None, None)  # without a bound, there is no plan
-        elif loop.varies_unevenly:
+        elif varies_unevenly(loop._eqn):
             raise NotImplementedError(
                 f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
                 "different devices, and part of its carry is the same on all of them by its type: "

@@ -22,7 +22,6 @@ from jax_revolve.jaxprs.equations import (
     is_shard_map,
     name_in,
     source_of,
-    varies_unevenly,
 )
 from jax_revolve.jaxprs.evaluate import call_in_place, operands_like, run_in_place, within
 from jax_revolve.jaxprs.walk import (
@@ -101,12 +100,6 @@ class FoundLoop:
         if self.kind == "while" or self.length is None or self._while_loops:
             return None
         return self.length * self.residual_bytes
-
-    @property
-    def varies_unevenly(self) -> bool:
-        """Of a while loop of `jax.lax`: whether devices in `jax.shard_map` take different numbers
-        of steps, although part of its carry is typed as the same on all of them."""
-        return varies_unevenly(self._eqn)
 
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of a step with these replacements inside, if any."""

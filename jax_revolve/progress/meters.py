@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from itertools import count
 from threading import Lock
@@ -195,10 +196,8 @@ class TextMeter(ProgressMeter):
         print(text, end=end, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
+def _clock(seconds: float) -> timedelta:
+    return timedelta(seconds=int(seconds))
 
 
 @dataclass
