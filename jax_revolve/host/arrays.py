@@ -24,6 +24,7 @@ from jax_revolve.storage import files
 from jax_revolve.storage.stores import data_of, from_data
 
 Values = list[Any]
+Placing = Callable[[list[np.ndarray]], Values]
 
 
 def sharding_of(value: Any) -> Any:
@@ -87,22 +88,15 @@ def _index(slices: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
 
 
-@dataclass(eq=False)
-class Placed:
-    """How values are on devices: their types and, if they are on several, their shardings."""
+def placing(values: Values) -> Placing:
+    """Makes values of these types and shardings of their data `on_host`."""
+    places = [(jax.typeof(x), sharding_of(x)) for x in values]
 
-    types: list[AbstractValue]
-    shardings: list[Any]
-
-    @classmethod
-    def of(cls, values: Values) -> "Placed":
-        return cls(list(map(jax.typeof, values)), list(map(sharding_of, values)))
-
-    def on_device(self, data: list[np.ndarray]) -> Values:
-        """The values whose data `on_host` are these."""
+    def on_device(data: list[np.ndarray]) -> Values:
         left = iter(data)
-        pairs = zip(self.types, self.shardings, strict=True)
-        return [_joined(left, type_, sharding) for type_, sharding in pairs]
+        return [_joined(left, *place) for place in places]
+
+    return on_device
 
 
 def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
@@ -148,15 +142,15 @@ def keep(storage: Storage | None, values: Values) -> Checkpoint:
     if storage is None:
         nbytes = sum(x.nbytes for x in values)
         return Checkpoint("on the device", nbytes, lambda: values, partial(on_host, values))
-    data, placed = on_host(values), Placed.of(values)
+    data, place = on_host(values), placing(values)
     nbytes = sum(x.nbytes for x in data)
     if not isinstance(storage, Disk):
-        return Checkpoint("in host memory", nbytes, lambda: placed.on_device(data), lambda: data)
+        return Checkpoint("in host memory", nbytes, lambda: place(data), lambda: data)
     directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
     first, second, number = files.write_file(directory, data).tolist()
     ticket = first, second, number
     read = partial(files.read_file, directory, ticket, like, is_last=False)
-    checkpoint = Checkpoint("on disk", nbytes, lambda: placed.on_device(read()), read)
+    checkpoint = Checkpoint("on disk", nbytes, lambda: place(read()), read)
     weakref.finalize(checkpoint, files.remove_file, directory, ticket)
     return checkpoint
 
