@@ -28,7 +28,7 @@ import pytest
 from host_scan_program import WORKLOADS
 
 from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan
-from jax_revolve.host import lock as lock_module
+from jax_revolve.host import states
 from jax_revolve.host.watch import Watch
 from jax_revolve.storage import files
 
@@ -425,7 +425,7 @@ def test_a_worker_that_was_forked_meanwhile_locks_nothing(
         with warnings.catch_warnings(action="ignore"):  # of threads, which this worker does without
             ends.append(os.fork())
         if ends[0] == 0:
-            held = [lock for lock in lock_module._held.values() if lock.is_held]
+            held = list(states._held.values())
             os.write(answer, b"n" if held else b"y")
             os.read(goes_on, 1)
             os._exit(0)

@@ -14,6 +14,7 @@ import jax
 from jax._src import checkify, config, core, source_info_util, traceback_util
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
+from jax.experimental import jet
 from jax.experimental.key_reuse import _core as key_reuse
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
@@ -132,10 +133,8 @@ def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
 def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
     """`jax.experimental.sparse.sparsify`, whose values are numbers of buffers in `env`."""
     transform = sys.modules[_SPARSE]
-    types, arrays = (
-        transform.spvalues_to_avals(env, values),
-        transform.spvalues_to_arrays(env, values),
-    )
+    types = transform.spvalues_to_avals(env, values)
+    arrays = transform.spvalues_to_arrays(env, values)
 
     def interpret(params: dict[str, Any]) -> Any:
         closed = jax.make_jaxpr(partial(program.run, **params))(*types)
@@ -150,14 +149,14 @@ def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
 def _taylor_series(program: Program, primals: Any, series: Any, **params: Any) -> Any:
     """`jax.experimental.jet`, which knows functions under `jax.jit`."""
     call = jax.make_jaxpr(jax.jit(partial(program.run, **params)))(*primals).eqns[0]
-    return sys.modules[_JET].jet_rules[call.primitive](primals, series, **call.params)
+    return jet.jet_rules[call.primitive](primals, series, **call.params)
 
 
-_SPARSE, _JET = "jax.experimental.sparse.transform", "jax.experimental.jet"
+_SPARSE = "jax.experimental.sparse.transform"
 
-LATE = {_SPARSE, _JET}
-"""Interpreters that take time to import, and refuse an equation without a rule: they get their
-rules once they are imported."""
+LATE = {_SPARSE}
+"""An interpreter that takes a quarter of a second to import, and refuses an equation without a
+rule: it gets its rules once it is imported."""
 
 _PROGRAMS: dict[Any, Program] = {}
 
@@ -168,9 +167,9 @@ def register(primitive: Any, program: Program) -> None:
     checkify.error_checks[primitive] = partial(_check_errors, program)
     signature = partial(_signature_of_keys, program)
     key_reuse.key_reuse_signatures[primitive] = key_reuse.DynamicKeyReuseSignature(signature)
-    for name in (_SPARSE, _JET):
-        if name in sys.modules:
-            register_late(name)
+    jet.jet_rules[primitive] = partial(_taylor_series, program)
+    if _SPARSE in sys.modules:
+        register_late(_SPARSE)
 
 
 def register_late(name: str) -> None:
@@ -178,8 +177,5 @@ def register_late(name: str) -> None:
     LATE.discard(name)
     module = sys.modules[name]
     for primitive, program in _PROGRAMS.items():
-        if name == _JET:
-            module.jet_rules[primitive] = partial(_taylor_series, program)
-        else:
-            for table in (module.sparse_rules_bcoo, module.sparse_rules_bcsr):
-                table[primitive] = partial(_sparsified, program)
+        for table in (module.sparse_rules_bcoo, module.sparse_rules_bcsr):
+            table[primitive] = partial(_sparsified, program)

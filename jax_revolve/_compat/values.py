@@ -19,7 +19,6 @@ AbstractValue: TypeAlias = Any
 
 
 def is_jit_disabled() -> bool:
-    """Whether this is run under `jax.disable_jit`."""
     return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -42,13 +41,11 @@ is_linear_input = ad.is_undefined_primal
 instantiate = ad.instantiate_zeros
 """A tangent or cotangent as an array, whether or not it is a symbolic zero."""
 
-
 add_cotangents = ad.add_jaxvals
 """The sum of two cotangents, as their dtype defines it."""
 
 
 def tangent_type(primal: Any) -> AbstractValue:
-    """The type of the tangents of a value."""
     return jax.typeof(primal).to_tangent_aval()
 
 

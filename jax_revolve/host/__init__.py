@@ -7,12 +7,12 @@ stands in its plan, and a `RunDirectory` is what is on the disk.
 - `problem`: the `Problem` of a call, and of each evaluation or gradient; its `Position`.
 - `run`: the rule for JAX, the forward sweep, and the reverse sweep of each pullback.
 - `directory`: the `RunDirectory` of a run that can be resumed.
-- `states`: a directory with the states of a run, from the newest of which it can go on.
-- `lock`: one process at a time in a folder.
+- `states`: a directory with the states of a run, from the newest of which it can go on, and its
+  lock.
 - `identity`: what has to be the same for a run to go on.
 - `step`: the step as compiled programs, forward and pulled back.
-- `rows`: slices of the xs on their way to the device, and ys and cotangents of xs from it.
-- `arrays`: where values are, their data in the host's memory, and checkpoints of them.
+- `arrays`: where values are, their data in the host's memory, and checkpoints of them; slices of
+  the xs on their way to the device, and ys and cotangents of xs from it.
 - `watch`: what happens between steps: progress, saving, interrupts, several processes.
 
 May import `loops` and all rooms below it. No other room imports this one.

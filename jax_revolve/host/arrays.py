@@ -1,10 +1,12 @@
-"""Where values are: their shardings, their data in the host's memory, and checkpoints of them.
+"""Where values are: their shardings, their data in the host's memory, and checkpoints of them. And
+one row for each step: slices of the xs on their way to the device, and rows from it.
 
 A process has the data of the shards on its own devices. Where a sharding spans several processes,
 each of them writes and reads its own shards.
 """
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -13,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_revolve._compat.values import AbstractValue, with_weak_type
@@ -21,6 +24,7 @@ from jax_revolve.storage import files
 from jax_revolve.storage.stores import data_of, from_data
 
 Values = list[Any]
+Placing = Callable[[list[np.ndarray]], Values]
 
 
 def sharding_of(value: Any) -> Any:
@@ -84,22 +88,15 @@ def _index(slices: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
 
 
-@dataclass(eq=False)
-class Placed:
-    """How values are on devices: their types and, if they are on several, their shardings."""
+def placing(values: Values) -> Placing:
+    """Makes values of these types and shardings of their data `on_host`."""
+    places = [(jax.typeof(x), sharding_of(x)) for x in values]
 
-    types: list[AbstractValue]
-    shardings: list[Any]
-
-    @classmethod
-    def of(cls, values: Values) -> "Placed":
-        return cls(list(map(jax.typeof, values)), list(map(sharding_of, values)))
-
-    def on_device(self, data: list[np.ndarray]) -> Values:
-        """The values whose data `on_host` are these."""
+    def on_device(data: list[np.ndarray]) -> Values:
         left = iter(data)
-        pairs = zip(self.types, self.shardings, strict=True)
-        return [_joined(left, type_, sharding) for type_, sharding in pairs]
+        return [_joined(left, *place) for place in places]
+
+    return on_device
 
 
 def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
@@ -123,7 +120,6 @@ def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
 
 
 def is_key(value: Any) -> bool:
-    """Whether a value or a type is of PRNG keys."""
     return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -146,14 +142,129 @@ def keep(storage: Storage | None, values: Values) -> Checkpoint:
     if storage is None:
         nbytes = sum(x.nbytes for x in values)
         return Checkpoint("on the device", nbytes, lambda: values, partial(on_host, values))
-    data, placed = on_host(values), Placed.of(values)
+    data, place = on_host(values), placing(values)
     nbytes = sum(x.nbytes for x in data)
     if not isinstance(storage, Disk):
-        return Checkpoint("in host memory", nbytes, lambda: placed.on_device(data), lambda: data)
+        return Checkpoint("in host memory", nbytes, lambda: place(data), lambda: data)
     directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
     first, second, number = files.write_file(directory, data).tolist()
     ticket = first, second, number
     read = partial(files.read_file, directory, ticket, like, is_last=False)
-    checkpoint = Checkpoint("on disk", nbytes, lambda: placed.on_device(read()), read)
+    checkpoint = Checkpoint("on disk", nbytes, lambda: place(read()), read)
     weakref.finalize(checkpoint, files.remove_file, directory, ticket)
     return checkpoint
+
+
+# Rows
+
+
+IN_FLIGHT = 3
+"""The rows that may be on their way from the device while steps go on."""
+
+
+def slices_of(arrays: Values) -> Callable[[int], Values]:
+    """A function from an entry to slices: on the device for its arrays, of NumPy's on the host."""
+    on_device = [x if isinstance(x, jax.Array) else None for x in arrays]
+    is_any = any(x is not None for x in on_device)
+
+    def slices(entry: int) -> Values:
+        rows = _slices(on_device, np.int32(entry)) if is_any else on_device
+        return [
+            row if x is None or isinstance(x, jax.Array) else np.asarray(x)[entry, ...]
+            for row, x in zip(rows, arrays, strict=True)
+        ]
+
+    return slices
+
+
+@jax.jit
+def _slices(arrays: Values, entry: Any) -> Values:
+    return [
+        None if x is None else lax.dynamic_index_in_dim(x, entry, keepdims=False) for x in arrays
+    ]
+
+
+def is_function(xs: Any) -> bool:
+    """Whether xs are a function, rather than a pytree, of which some can be called."""
+    return callable(xs) and jax.tree.leaves(xs) == [xs]
+
+
+class Fetched:
+    """Slices that a function returns. NumPy arrays are copied, because it may reuse a buffer."""
+
+    def __init__(self, function: Callable[[int], Any], first: int) -> None:
+        """The function is called for entry `first`, as the example of all others."""
+        self.function = function
+        self.example, *self._type = _flat(function(first))
+        self.tree = self._type[0]
+        self._known = {first: self.example}
+
+    def __call__(self, entry: int) -> Values:
+        if entry in self._known:  # the first of the forward sweep
+            return self._known.pop(entry)
+        leaves, *type_ = _flat(self.function(entry))
+        if type_ != self._type:
+            raise TypeError(
+                f"xs({entry}) must have the structure, the shapes and the dtypes of the first "
+                f"slice, {_text(*self._type)}, but has {_text(*type_)}."
+            )
+        return leaves
+
+
+def _flat(value: Any) -> tuple[Values, Any, list[Any]]:
+    """Leaves as arrays, their structure, and their types."""
+    leaves, tree = jax.tree.flatten(value)
+    leaves = [x if isinstance(x, jax.Array) else np.array(x) for x in leaves]
+    return leaves, tree, [(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves]
+
+
+def _text(tree: Any, types: list[Any]) -> str:
+    named = [f"{dtype}{list(shape)}" for shape, dtype in types]
+    return str(jax.tree.unflatten(tree, named))
+
+
+class Rows:
+    """Rows on their way from the device: ys, and cotangents of xs. They arrive in the order in
+    which they were put. They are kept as NumPy arrays, and PRNG keys on the device, unless a
+    function takes them."""
+
+    def __init__(
+        self,
+        length: int,
+        types: list[AbstractValue],
+        take: Callable[[int, Values], None] | None = None,
+    ) -> None:
+        self._coming: deque[tuple[int, Values]] = deque()
+        self._take = self._keep if take is None else take
+        # Without shardings, which belong to the rows alone.
+        like = [jax.ShapeDtypeStruct((length, *t.shape), t.dtype) for t in types if take is None]
+        self._types, data = like, [jax.eval_shape(data_of, t) for t in like]
+        self.arrays = [np.empty(t.shape, t.dtype) for t in data]
+        """The data of the rows that have arrived."""
+        self.new: tuple[int, int] | None = None
+        """The least and the greatest entry that arrived since this was reset."""
+
+    def put(self, at: int, leaves: Values) -> None:
+        """A row, which arrives later."""
+        leaves = list(map(replicated, leaves))
+        for leaf in map(data_of, leaves):
+            leaf.copy_to_host_async()
+        self._coming.append((at, leaves))
+        self.arrive(but=IN_FLIGHT)
+
+    def arrive(self, *, but: int = 0) -> None:
+        """Wait for all rows but the last few."""
+        while len(self._coming) > but:
+            at, leaves = self._coming.popleft()
+            self._take(at, [x if is_key(x) else np.asarray(x) for x in leaves])
+
+    def _keep(self, at: int, leaves: Values) -> None:
+        for array, leaf in zip(self.arrays, leaves, strict=True):
+            array[at] = data_of(leaf)
+        first, last = self.new or (at, at)
+        self.new = min(first, at), max(last, at)
+
+    def result(self) -> Values:
+        self.arrive()
+        pairs = zip(self.arrays, self._types, strict=True)
+        return [from_data(jnp.asarray(x), t) if is_key(t) else x for x, t in pairs]

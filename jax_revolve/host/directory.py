@@ -8,10 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jax_revolve.host.arrays import Checkpoint, Placed, Values, keep, on_host
+from jax_revolve.host.arrays import Checkpoint, Placing, Rows, Values, keep, on_host, placing
 from jax_revolve.host.identity import digest_of_arrays
 from jax_revolve.host.problem import Cotangents, Position, Problem
-from jax_revolve.host.rows import Rows
 from jax_revolve.host.states import ArrayFile, DamagedError, States
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
@@ -56,7 +55,7 @@ class RunDirectory:
             ) from error
         self._state: dict[str, Any] = {}
         carry = problem.operands.carry
-        self._carry, self._restart = Placed.of(carry), Placed.of(pick(carry, problem.restart))
+        self._carry, self._restart = placing(carry), placing(pick(carry, problem.restart))
 
     @contextmanager
     def running(self, watch: Watch) -> Iterator[bool]:
@@ -152,7 +151,6 @@ class RunDirectory:
         return self._problem
 
     def position(self) -> Position:
-        """Where the run goes on."""
         saved = self._state["position"]
         if saved is None:
             return Position(carry=self._problem.operands.carry)
@@ -182,8 +180,8 @@ class RunDirectory:
         self._state["given"] = ours
         if "cotangents" in self._state:
             carry, consts = self._state["cotangents"]
-            cotangents.carry = self._read(carry, Placed.of(cotangents.carry)) or []
-            cotangents.consts = self._read(consts, Placed.of(cotangents.consts)) or []
+            cotangents.carry = self._read(carry, placing(cotangents.carry)) or []
+            cotangents.consts = self._read(consts, placing(cotangents.consts)) or []
             self._restore(cotangents.xs, self._state["xs"])
         return True
 
@@ -227,13 +225,13 @@ class RunDirectory:
     def _write(self, values: Values) -> ArrayFile:
         return self._states.write(on_host(values))
 
-    def _read(self, file: ArrayFile | None, placed: Placed) -> Values | None:
-        return None if file is None else placed.on_device(self._states.read(file))
+    def _read(self, file: ArrayFile | None, place: Placing) -> Values | None:
+        return None if file is None else place(self._states.read(file))
 
     def _checkpoint(self, file: ArrayFile, storage: Storage | None) -> Checkpoint:
         """A checkpoint in this storage, of a file of the directory."""
         read = lambda: self._states.read(file)  # noqa: E731
-        on_device = lambda: self._restart.on_device(read())  # noqa: E731
+        on_device = lambda: self._restart(read())  # noqa: E731
         if isinstance(storage, Disk):
             return Checkpoint("on disk", file["bytes"], on_device, read, file)
         checkpoint = keep(storage, on_device())

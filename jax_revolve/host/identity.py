@@ -7,7 +7,6 @@ depends on that has a `version`.
 
 import hashlib
 from collections.abc import Hashable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import jax
 import numpy as np
 
 from jax_revolve._compat.callbacks import PythonCall
-from jax_revolve.host.arrays import on_host
+from jax_revolve.host.arrays import on_host, sharding_of
+from jax_revolve.storage.files import bytes_of
 
 _KNOWN = ("equinox._errors", "jax_revolve.storage.stores")
 """The modules whose callbacks change no result: they raise an error, or read what they wrote."""
@@ -24,8 +24,7 @@ _KNOWN = ("equinox._errors", "jax_revolve.storage.stores")
 def check_known(calls: Iterable[PythonCall], version: object) -> None:
     """Refuse a program that has results of Python functions, unless a `version` stands for them."""
     for call in calls:
-        is_partial = isinstance(call.function, partial)
-        function: Any = call.function.func if is_partial else call.function
+        function = getattr(call.function, "func", call.function)  # of a `partial`
         module = getattr(function, "__globals__", {}).get("__name__")
         if version is None and call.is_used and module not in _KNOWN:
             name = getattr(function, "__qualname__", "a Python function")
@@ -45,11 +44,7 @@ def digest_of_array(value: Any) -> str:
     at which that changed, and the place in it. Copy on write does not change the file."""
     if isinstance(value, np.memmap) and value.filename is not None and value.mode != "c":
         return digest(*_place(value))
-    found = hashlib.sha256()
-    for data in on_host([value]):
-        content: Any = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        found.update(content)
-    return found.hexdigest()
+    return checksum(bytes_of(on_host([value])))
 
 
 def digest_of_arrays(values: Iterable[Any]) -> str:
@@ -64,14 +59,21 @@ def digest_of_platform(processes: int) -> str:
 
 
 def digest(*values: Hashable) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()
+    return checksum([repr(values).encode()])
+
+
+def checksum(content: Iterable[Any]) -> str:
+    found = hashlib.sha256()
+    for piece in content:
+        found.update(piece)
+    return found.hexdigest()
 
 
 def _type(value: Any) -> tuple[Hashable, ...]:
     """The type of an array and, if it is on several devices, what is where."""
     places = ()
-    if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
-        found = value.sharding.devices_indices_map(value.shape).items()
+    if (sharding := sharding_of(value)) is not None:
+        found = sharding.devices_indices_map(value.shape).items()
         places = tuple((device.id, repr(index)) for device, index in found)
     return str(value.dtype), value.shape, bool(getattr(value, "weak_type", False)), places
 

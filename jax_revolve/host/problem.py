@@ -18,17 +18,17 @@ from jax import lax
 from jax_revolve._compat.callbacks import callback_effects
 from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
-from jax_revolve.host.arrays import Checkpoint, Values
+from jax_revolve.host.arrays import Checkpoint, Fetched, Rows, Values, is_function, slices_of
 from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
-from jax_revolve.host.rows import Fetched, Rows, is_function, slices_of
 from jax_revolve.host.step import compiled_step
-from jax_revolve.jaxprs.parts import without_consts, without_dead_code
+from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.equation import LoopEquation
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
 
@@ -102,7 +102,6 @@ class Problem(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of steps."""
         return self.loop.steps
 
     @property
@@ -133,9 +132,7 @@ class Problem(NamedTuple):
         return None if is_slot else getattr(self.plan, "storage", None)
 
     def ys(self) -> Rows:
-        """No ys yet."""
-        take = None
-        _, types = self.loop.results(self.loop.jaxpr.out_avals)
+        take, types = None, self.loop.results(self.loop.jaxpr.out_avals)[1]
         if (consume := self.consume) is not None:
             take = lambda at, y: consume(at, jax.tree.unflatten(self.y_tree, y))  # noqa: E731
         return Rows(self.length, types, take)
@@ -217,19 +214,11 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
 
     closed, consts = without_consts(jax.make_jaxpr(step)(carry, list(map(_row_type, leaves))))
     _check_effects(closed, consts)
-    loop = Loop(
-        jaxpr=without_dead_code(closed),
-        condition=None,
-        num_condition_consts=0,
-        num_consts=len(consts),
-        num_carry=len(carry),
-        length=int(leaves[0].shape[0] if length is None else length),
-        reverse=bool(reverse),
-        unroll=1,
-        output_types=tuple(scanned.out_avals),
-        body_effects=frozenset(),
-        plan=None,
+    types = tuple(scanned.out_avals)
+    equation = LoopEquation(
+        closed, len(consts), len(carry), types, frozenset(), reverse=bool(reverse)
     )
+    loop = Loop.of(equation, int(leaves[0].shape[0] if length is None else length), None)
     consts = [as_array(_own(x)) for x in consts]
     operands = Operands(consts, carry, leaves if fetched is None else [])
     return Problem(loop, operands, fetched, carry_tree, y_tree)

@@ -11,10 +11,18 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import as_array, is_traced, is_zero, tangent_type, zeros
-from jax_revolve.host.arrays import Checkpoint, Values, keep, on_same_devices, put, sharding_of
+from jax_revolve.host.arrays import (
+    Checkpoint,
+    Rows,
+    Values,
+    keep,
+    on_same_devices,
+    put,
+    sharding_of,
+    slices_of,
+)
 from jax_revolve.host.directory import RunDirectory
 from jax_revolve.host.problem import Cotangents, Position, Problem
-from jax_revolve.host.rows import Rows, slices_of
 from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.actions import Advance, Free, Load, Read, Store, Tape, Write
@@ -55,7 +63,8 @@ def run(call: Problem) -> Results:
 
     run.defvjp(forward, backward, symbolic_zeros=True)
     xs = [None if m else x for x, m in zip(operands.xs, in_memory, strict=True)]
-    return run(jax.tree.map(_reverse_only, operands._replace(xs=xs)))
+    reverse_only = lambda x: _reverse_only(x) if is_inexact(jax.typeof(x)) else x  # noqa: E731
+    return run(jax.tree.map(reverse_only, operands._replace(xs=xs)))
 
 
 @dataclass(eq=False)
@@ -74,15 +83,27 @@ class _Run:
 
     def pull_back(self, ct_carry: Values, ct_ys: Values) -> Operands:
         """The cotangents of the operands, `None` for those that are not differentiated."""
-        problem, cotangents = self.problem, self._begin(ct_carry, ct_ys)
+        problem, operands, activity = (
+            self.problem,
+            self.problem.operands,
+            self.problem.step.activity,
+        )
+        if problem.consume is not None:  # what a function took has no cotangents
+            ct_ys = [None] * len(activity.ys)
+        xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
+        mask = activity.xs[: len(xs)]  # no function's
+        cotangents = Cotangents(
+            list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
+            list(map(_zeros_like, pick(operands.consts, activity.consts))),
+            Rows(problem.length, pick(xs, mask)),
+            [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
+        )
         if self.directory is None or not self._pull_back_saved(self.directory, cotangents):
             position, self.left = self.left, None
             if position is None:
                 position = Position(carry=problem.operands.carry)
                 sweep(problem, position, Rows(0, [], lambda *_: None), self.watch, keep)
             sweep(problem, position, cotangents, self.watch, keep)
-        activity, operands = problem.step.activity, problem.operands
-        mask = activity.xs[: len(operands.xs)]
         xs = map(put, cotangents.xs.result(), map(sharding_of, pick(operands.xs, mask)))
         return Operands(
             spread(cotangents.consts, activity.consts),
@@ -103,20 +124,6 @@ class _Run:
                 sweep(self.problem, position, cotangents, self.watch, directory.keep, save)
                 directory.save(position, cotangents, is_over=True)
         return True
-
-    def _begin(self, ct_carry: Values, ct_ys: Values) -> Cotangents:
-        """The cotangents before the reverse sweep."""
-        problem, activity = self.problem, self.problem.step.activity
-        operands = problem.operands
-        if problem.consume is not None:  # what a function took has no cotangents
-            ct_ys = [None] * len(activity.ys)
-        xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
-        return Cotangents(
-            list(map(_like, pick(ct_carry, activity.carry), pick(operands.carry, activity.carry))),
-            list(map(_zeros_like, pick(operands.consts, activity.consts))),
-            Rows(problem.length, pick(xs, activity.xs[: len(xs)])),  # no function's
-            [None if is_zero(ct) else ct for ct in pick(ct_ys, activity.ys)],
-        )
 
 
 def sweep(
@@ -225,16 +232,12 @@ def _check_known(values: Any) -> None:
         )
 
 
-def _reverse_only(x: Any) -> Any:
-    return _without_forward_mode(x) if is_inexact(jax.typeof(x)) else x
-
-
 @jax.custom_jvp
-def _without_forward_mode(x: Any) -> Any:
+def _reverse_only(x: Any) -> Any:
     return x
 
 
-@_without_forward_mode.defjvp
+@_reverse_only.defjvp
 def _(primals: Any, tangents: Any) -> Any:
     # Reverse mode traces tangents, forward mode knows them.
     if not is_traced(tangents[0]):

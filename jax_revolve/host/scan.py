@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 
+from jax_revolve.host.arrays import is_function
 from jax_revolve.host.identity import needs_version
 from jax_revolve.host.problem import trace
-from jax_revolve.host.rows import is_function
 from jax_revolve.host.run import run
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter, listener_of
@@ -123,11 +123,10 @@ def host_scan(
             jax.grad(energy)(0.5, directory)
         ```
     """
-    _check(consume, directory, save_every, version)
     asked = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
+    _check(consume, directory, save_every, version, asked)
     if directory is not None and version is None and is_function(xs):
         raise needs_version("xs is a function")
-    _check_plan(plan, storage if plan is None else plan.storage, directory)
     call = trace(f, init, xs, length, reverse)
     if call.length == 0:
         carry, ys = lax.scan(f, init, xs, length, reverse)
@@ -145,8 +144,10 @@ def host_scan(
     return carry, jax.tree.unflatten(call.y_tree, ys) if consume is None else None
 
 
-def _check(consume: object, directory: object, save_every: Any, version: object) -> None:
-    """Checks the arguments that only this loop has."""
+def _check(
+    consume: object, directory: Any, save_every: Any, version: object, asked: Options
+) -> None:
+    """Checks the arguments that only this loop has, and refuses blocks and a second directory."""
     if not (consume is None or callable(consume)):
         raise mistyped("consume", consume, "a function consume(i, y) or None")
     if not isinstance(directory, str | os.PathLike | None):
@@ -155,10 +156,8 @@ def _check(consume: object, directory: object, save_every: Any, version: object)
     check_number("save_every", save_every, least=0, allowed=seconds)
     if isinstance(version, bool) or not isinstance(version, str | int | None):
         raise mistyped("version", version, "a str, an int or None")
-
-
-def _check_plan(plan: AnyPlan | None, storage: Storage | None, directory: Any) -> None:
-    """Refuse blocks of several steps, and a second directory."""
+    plan = asked.plan
+    storage = asked.storage if plan is None else plan.storage
     if plan is not None and plan.block_size != 1:
         raise ValueError(
             f"plan must have blocks of a single step, but is for blocks of {plan.block_size}: "

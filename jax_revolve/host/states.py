@@ -1,4 +1,4 @@
-"""A directory with the states of a run, from the newest of which it can go on.
+"""A directory with the states of a run, from the newest of which it can go on, and its lock.
 
 A state is a JSON file that refers to files of arrays. Files of arrays are written once and shared
 by the states that refer to them, so a state costs what is new in it. Each file is written beside
@@ -6,19 +6,28 @@ its place, synced and renamed, and has a checksum in what refers to it. The two 
 kept, with their files. If the newest is damaged, the one before is used.
 """
 
-import hashlib
+import errno
 import json
+import os
 import re
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve.host.lock import FolderLock, lock_folder
+from jax_revolve.host.identity import checksum
 from jax_revolve.storage.files import arrays_of, bytes_of, sync_folder, write_whole
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 KEPT = 2
 """The states that are kept."""
@@ -28,6 +37,76 @@ _OURS = re.compile(r"state-\d+\.(json|part)|[0-9a-f]{16}\.(arrays|part)")
 
 ArrayFile = dict[str, Any]
 """What a state holds of a file of arrays: its name, checksum and size, shapes and dtypes."""
+
+
+# One process at a time in a folder
+
+
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""The errors of file systems without locks."""
+
+_guard = Lock()
+_held: "weakref.WeakValueDictionary[tuple[int, int], FolderLock]" = weakref.WeakValueDictionary()
+
+
+class FolderLock:
+    """Keeps other processes out of a folder, as long as this object or its process exists.
+
+    The operating system unlocks a file whose process ended, whatever ended it. Where the file
+    system has no locks, there is none. `running` is for threads of this process.
+
+    A process that is forked from this one has the descriptor, too, and would keep the folder
+    locked. So it closes the descriptor, which is its end of the lock.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.running = Lock()
+        self.descriptor = descriptor
+        self.unlock = weakref.finalize(self, _unlock, descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    if fcntl is not None:
+        # Closed alone, the file stays locked if a program in C has forked, of which Python does
+        # not know. Where there are no locks, this does nothing.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _leave_all() -> None:
+    for lock in list(_held.values()):
+        if lock.unlock.detach():
+            os.close(lock.descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_leave_all)
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """The folder's lock, shared in this process. `BlockingIOError` if another process has it."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    with _guard:
+        status = os.fstat(descriptor)
+        file = status.st_dev, status.st_ino
+        lock = _held.get(file)
+        if lock is not None:
+            os.close(descriptor)
+            return lock
+        lock = _held[file] = FolderLock(descriptor)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                del _held[file]
+                raise
+        return lock
+
+
+# States
 
 
 class DamagedError(OSError):
@@ -45,8 +124,7 @@ class States:
 
     def lock(self) -> FolderLock:
         """Keep other processes out. `BlockingIOError` if one is there."""
-        if self._lock is None or not self._lock.is_held:
-            self._lock = lock_folder(self._folder)
+        self._lock = lock_folder(self._folder)
         return self._lock
 
     def unlock(self) -> None:
@@ -85,13 +163,12 @@ class States:
         write_whole(self._folder / name, "A file of arrays", content, sync=True)
         return {
             "file": name,
-            "sha256": _checksum(content),
+            "sha256": checksum(content),
             "bytes": sum(a.nbytes for a in arrays),
             "types": [[list(a.shape), a.dtype.name] for a in arrays],
         }
 
     def read(self, file: ArrayFile) -> list[np.ndarray]:
-        """The arrays of a file."""
         like = [(shape, jnp.dtype(name)) for shape, name in file["types"]]
         return arrays_of(self._content(file), like)
 
@@ -99,7 +176,7 @@ class States:
         """Write a state, and remove what neither it nor the one before refers to."""
         text = json.dumps(state)
         number = self._kept[-1][0] + 1 if self._kept else 1
-        content = f"{_checksum([text.encode()])}\n{text}".encode()
+        content = f"{checksum([text.encode()])}\n{text}".encode()
         write_whole(self._path(number), "A state", [content], sync=True)
         sync_folder(self._folder)
         files = {file["file"] for file in _array_files(state)}
@@ -123,8 +200,8 @@ class States:
     def read_state(self, number: int) -> Any:
         """A state. `DamagedError` if it is damaged or missing."""
         path = self._path(number)
-        checksum, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
-        if checksum != _checksum([text]).encode():
+        found, _, text = (path.read_bytes() if path.exists() else b"").partition(b"\n")
+        if found != checksum([text]).encode():
             raise DamagedError(f"state {number} is damaged")
         return json.loads(text)
 
@@ -134,16 +211,9 @@ class States:
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise DamagedError(f"The file {path} does not exist.") from error
-        if _checksum([content]) != file["sha256"]:
+        if checksum([content]) != file["sha256"]:
             raise DamagedError(f"The file {path} is damaged: it is not what was written.")
         return content
-
-
-def _checksum(content: Iterable[Any]) -> str:
-    found = hashlib.sha256()
-    for piece in content:
-        found.update(piece)
-    return found.hexdigest()
 
 
 def _array_files(state: Any) -> Iterator[ArrayFile]:

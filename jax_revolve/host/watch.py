@@ -84,7 +84,6 @@ class Watch:
             raise self._interrupt()
 
     def finish(self) -> None:
-        """The sweep is over."""
         if self._listener is not None:
             self._listener.hear(self._sweep, (self._total, self._total), is_over=True)
 

@@ -3,7 +3,6 @@
 - `equinox`: the loops for carries, xs and ys with leaves that are not arrays, like Equinox's
   filtered transformations. Begin here to add another library.
 - `diffrax`: `RevolveAdjoint`, the adjoint for `diffrax.diffeqsolve`.
-- `_filter`: trees as the arrays that a loop carries, and the other leaves.
 - `_stages`: the loop over the stages of Diffrax's Runge-Kutta solvers.
 
 May import `loops` and all rooms below it; `_stages` needs `step` and `_compat`. No other room

@@ -46,7 +46,10 @@ class ScannedStages(eqx.Module):
             return arrays
 
         def run(equation: LoopEquation, operands: list[Any]) -> Any:
-            return _run_stages(equation, operands, _num_stages(solver))
+            tableau = solver.tableau
+            is_several = isinstance(tableau, diffrax.MultiButcherTableau)
+            count = (tableau.tableaus[0] if is_several else tableau).num_stages
+            return _run_stages(equation, operands, count)
 
         return eqx.combine(run_around_loop(step, run), rest[0])
 
@@ -76,12 +79,6 @@ def with_scanned_stages(solver: Any) -> Any:
 
 def _with_lax(solver: Any) -> Any:
     return eqx.tree_at(lambda s: s.scan_kind, solver, "lax", is_leaf=lambda x: x is None)
-
-
-def _num_stages(solver: Any) -> int:
-    tableau = solver.tableau
-    is_several = isinstance(tableau, diffrax.MultiButcherTableau)
-    return (tableau.tableaus[0] if is_several else tableau).num_stages
 
 
 def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list[Any]:

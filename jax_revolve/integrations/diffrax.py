@@ -121,14 +121,11 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         """Diffrax's own loop, with loops of jax_revolve inside. Diffrax calls this method."""
         del throw, passed_solver_state, passed_controller_state
 
-        def outer_while_loop(
-            cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int | None, buffers: Any
-        ) -> Any:
+        def outer_while_loop(*functions_and_init: Any, max_steps: int | None, buffers: Any) -> Any:
             # Diffrax has its own error at the bound. The linearized step tells the leaves to store.
             del buffers
-            return filter_bounded_while_loop(
-                cond_fun, body_fun, init_val, max_steps=max_steps, throw=False, **vars(self._asked)
-            )
+            options = {"max_steps": max_steps, "throw": False, **vars(self._asked)}
+            return filter_bounded_while_loop(*functions_and_init, **options)
 
         final_state = self._loop(
             solver=with_scanned_stages(solver),
@@ -163,17 +160,8 @@ def _as_seen_with(solver: Any, event: Any) -> Any:
     return eqx.tree_at(lambda e: e.cond_fn, event, conditions, is_leaf=callable)
 
 
-def _save_loop(
-    cond_fun: Callable[[Any], Any],
-    body_fun: Callable[[Any], Any],
-    init_val: Any,
-    *,
-    max_steps: int,
-    buffers: Any,
-    checkpoints: int,
-) -> Any:
+def _save_loop(cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int, **_: Any) -> Any:
     """The loop over the times of `SaveAt(ts=...)` in a step. Its states are two indices."""
-    del buffers, checkpoints
     return filter_bounded_while_loop(
         cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all", throw=False
     )

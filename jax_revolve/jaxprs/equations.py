@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat.custom_rules import has_jax_rule
-from jax_revolve._compat.jaxprs import ClosedJaxpr, name_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, has_jax_rule, name_of
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 

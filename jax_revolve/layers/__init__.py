@@ -8,11 +8,10 @@ from their operands.
   `schedule.chain` finds.
 - `stack`: identical layers with stacked arrays, in a `checkpointed_scan`.
 - `checkpointed`: `Checkpointed` and `checkpoint_layers`, for single modules.
-- `layer`: one layer of a chain, called as `equinox.nn.Sequential` calls it.
-- `measure`: the work and the residual bytes of every layer, found by tracing.
-- `segment`: the primitives of a function that is recomputed when it is transposed.
-- `region`: keeps the recomputation apart from the rest of the program, so that XLA cannot merge it
-  with the first computation.
+- `layer`: one layer of a chain, called as `equinox.nn.Sequential` calls it; its work and the bytes
+  of its residuals, found by tracing.
+- `segment`: the primitives of a function that is recomputed when it is transposed, apart from the
+  rest of the program, so that XLA cannot merge it with the first computation.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.
 """

@@ -1,14 +1,14 @@
 """`checkpointed_chain`: layers one after the other, differentiable within a memory budget."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 
 from jax_revolve._compat.values import is_jit_disabled
-from jax_revolve.layers.layer import Layer, check_state
-from jax_revolve.layers.measure import trace
+from jax_revolve.layers.layer import Layer, check_state, trace
 from jax_revolve.layers.segment import run_segment
 from jax_revolve.layers.stack import run_stack
 from jax_revolve.loops.options import Options
@@ -169,21 +169,18 @@ def _run_list(
         schedule = _schedule(sizes, asked)
 
     def run(entries: Schedule, carry: Carry) -> Carry:
-        for entry in entries:
-            carry = run_entry(entry, carry)
-        return carry
-
-    def run_entry(entry: int | Schedule, carry: Carry) -> Carry:
-        """With the state of its own layers, so that a segment holds no other state."""
         x, state = carry
-        numbers = [entry] if isinstance(entry, int) else chain.layers_in(entry)
-        stateful = [layers[i].call for i in numbers if layers[i].is_stateful]
-        own = state.substate(stateful) if stateful else None
-        if isinstance(entry, int):
-            x, own = runs[entry](layers[entry].call, x, keys[entry], own)
-        else:
-            x, own = run_segment(lambda carry: run(entry, carry), (x, own))
-        return x, state.update(own) if stateful else state
+        for entry in entries:
+            # With the state of its own layers, so that a segment holds no other state.
+            numbers = [entry] if isinstance(entry, int) else chain.layers_in(entry)
+            stateful = [layers[i].call for i in numbers if layers[i].is_stateful]
+            own = state.substate(stateful) if stateful else None
+            if isinstance(entry, int):
+                x, own = runs[entry](layers[entry].call, x, keys[entry], own)
+            else:
+                x, own = run_segment(partial(run, entry), (x, own))
+            state = state.update(own) if stateful else state
+        return x, state
 
     return run(schedule, (x, state))
 

@@ -7,6 +7,7 @@ import jax
 
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.layers.segment import run_segment
+from jax_revolve.schedule.arguments import mistyped
 
 Model = TypeVar("Model")
 
@@ -52,10 +53,7 @@ class Checkpointed(eqx.nn.StatefulLayer):
         if isinstance(module, Checkpointed):
             module = module.wrapped
         if not isinstance(module, eqx.Module) or not callable(module):
-            raise TypeError(
-                "module must be an equinox.Module with a __call__, but is "
-                f"{module!r} of type {type(module).__name__}."
-            )
+            raise mistyped("module", module, "an equinox.Module with a __call__")
         self._checkpointed_module = module
 
     @property
@@ -72,9 +70,8 @@ class Checkpointed(eqx.nn.StatefulLayer):
         """Call the module."""
         if is_jit_disabled():
             return self.wrapped(*args, **kwargs)
-        return run_segment(
-            lambda call, args, kwargs: call(*args, **kwargs), self.wrapped, args, kwargs
-        )
+        call = lambda module, args, kwargs: module(*args, **kwargs)  # noqa: E731
+        return run_segment(call, self.wrapped, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling look up special methods on objects that have no fields yet.
@@ -140,7 +137,7 @@ def _wrapped_inside(node: Any, types: tuple[type, ...], found: set[type]) -> Any
     """The same node with its submodules wrapped, inner ones first."""
 
     def wrap(child: Any) -> Any:
-        if not _is_module(child):
+        if not isinstance(child, eqx.Module):
             return child
         found.add(type(child.wrapped if isinstance(child, Checkpointed) else child))
         inside = _wrapped_inside(child, types, found)
@@ -149,8 +146,5 @@ def _wrapped_inside(node: Any, types: tuple[type, ...], found: set[type]) -> Any
 
     if isinstance(node, Checkpointed):
         return Checkpointed(_wrapped_inside(node.wrapped, types, found))
-    return jax.tree.map(wrap, node, is_leaf=lambda x: x is not node and _is_module(x))
-
-
-def _is_module(node: Any) -> bool:
-    return isinstance(node, eqx.Module)
+    is_inside = lambda x: x is not node and isinstance(x, eqx.Module)  # noqa: E731
+    return jax.tree.map(wrap, node, is_leaf=is_inside)

@@ -1,33 +1,48 @@
 """A segment: a function that is computed again, from its operands, when it is transposed.
 
-What `jax.checkpoint` is, but for two things. It does what it says on a CPU, too (see `region`). And
-run, batched and in forward mode it is the function itself. As for loops there are three primitives:
-see `autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
+What `jax.checkpoint` is, but for two things. It does what it says on a CPU, too. And run, batched
+and in forward mode it is the function itself. As for loops there are three primitives: see
+`autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
 computes the function again, apart from all else.
 
 The pullback's derivative is the function's own pullback's: only the memory of first-order
 reverse mode is bounded by what a segment's operands take.
+
+`jax.checkpoint` keeps computations apart by an optimization barrier. But on a CPU, XLA removes
+barriers before it merges equal computations: the recomputation becomes the first computation, and
+no memory is saved. So on a CPU the computation is a branch of a conditional whose predicate XLA
+cannot know, as it once was in JAX itself (https://github.com/jax-ml/jax/pull/7100).
+
+XLA's CPU backend gives convolutions the layout that its fast routines need only outside branches
+and loops; inside, they take ten times as long. If there are convolutions, the conditional copies
+the operands, and the computation follows it. Other computations do without these copies, which take
+time and memory: weights can be as large as the values that they multiply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, pruned
+from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import (
     AbstractValue,
     as_array,
     is_zero,
     tangent_type,
     with_weak_type,
+    zeros,
 )
 from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive, jvp_of_nonzero
 from jax_revolve.jaxprs.parts import varying_variables, without_consts
-from jax_revolve.layers.region import apart
+from jax_revolve.jaxprs.walk import has_equation
+from jax_revolve.step.cpu import barrier
 from jax_revolve.step.linearized import primal_half
 from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
 
@@ -105,14 +120,8 @@ def _primal_half(function: Segment, activity: Active) -> Segment:
 
 
 def _transpose(
-    cotangents: Flat,
-    operands: Flat,
-    arrays: Flat,
-    function: Segment,
-    activity: Active,
-    held: None,
+    cotangents: Flat, operands: Flat, _: Flat, function: Segment, activity: Active, held: None
 ) -> Flat:
-    del arrays, held
     given = [not is_zero(ct) for ct in cotangents]
     nothing = (False,) * len(activity.results)
     wanted = tuple(substitute(nothing, activity.results, given))
@@ -137,3 +146,49 @@ def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[A
     (result,) = jax.vjp(run, primals)[1](cotangents)
     types = map(tangent_type, primals)
     return list(map(with_weak_type, result, types))
+
+
+# Computations that XLA does not merge with others
+
+
+def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
+    """`fun(*operands)`, run once all operands are available, and merged with nothing else."""
+    jaxpr, consts = without_consts(jax.make_jaxpr(fun)(*operands))
+    return apart_p.bind(*map(as_array, [*consts, *operands]), jaxpr=jaxpr)
+
+
+def _run_apart(*operands: Any, jaxpr: ClosedJaxpr) -> list[Any]:
+    run = jax.jit(call_jaxpr(jaxpr))  # not traced again for each platform and branch
+
+    def on_cpu(*operands: Any) -> list[Any]:
+        if has_equation(jaxpr, "conv_general_dilated"):
+            return run(*_in_a_branch(lambda *xs: list(xs), jaxpr.in_avals, operands))
+        return _in_a_branch(run, jaxpr.out_avals, operands)
+
+    return lax.platform_dependent(*operands, cpu=on_cpu, default=lambda *xs: run(*barrier(xs)))
+
+
+def _batch_apart(axis: Any, operands: Flat, dims: Flat, jaxpr: ClosedJaxpr) -> Batched:
+    run = call_jaxpr(jaxpr)
+    dims_out = batched_dims(axis, run, operands, dims)
+    return apart(vmap_over(axis, run, dims, dims_out), *operands), dims_out
+
+
+apart_p = new_primitive(
+    "apart",
+    implementation=_run_apart,
+    output_types=lambda *_, jaxpr: (jaxpr.out_avals, jaxpr.effects),
+    batch=_batch_apart,
+    jvp=lambda primals, dots, jaxpr: jvp_of_nonzero(call_jaxpr(jaxpr), primals, dots),
+)
+"""A primitive, because `lax.platform_dependent` has the computation once for each platform: where
+segments are nested, the program would double with each level."""
+
+
+def _in_a_branch(
+    fun: Callable[..., list[Any]], results: Sequence[AbstractValue], operands: Sequence[Any]
+) -> list[Any]:
+    # XLA does not fold a random number without operands, and JAX does not batch it.
+    always = lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
+    never = lambda *_: [zeros(aval) for aval in results]  # noqa: E731
+    return lax.cond(always, fun, never, *operands)

@@ -12,9 +12,7 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve.engine.tape.cut import ELEMENTWISE
-from jax_revolve.jaxprs.equations import is_shard_map
-from jax_revolve.jaxprs.evaluate import call_in_place
-from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
+from jax_revolve.jaxprs.walk import inner_programs
 from jax_revolve.step.loop import pick
 from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL
 
@@ -22,27 +20,12 @@ ONE_BY_ONE = {"copy", "stop_gradient"} | TRANSCENDENTAL | SLOW | ELEMENTWISE - F
 """Operations that compute each entry from the entries at the same place."""
 
 
-def with_single_predicates(jaxpr: Any, enclosing: Sequence[Any] = ()) -> Any:
-    """The program with each batched while loop in it written out. The same if there is none."""
-    return with_equations(jaxpr, [_written_out(eqn, enclosing) for eqn in jaxpr.eqns])
+def is_batched(eqn: Any) -> bool:
+    return eqn.primitive.name == "while" and bool(eqn.params["cond_jaxpr"].out_avals[0].shape)
 
 
-def _written_out(eqn: Any, enclosing: Sequence[Any]) -> Any:
-    within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
-    programs = inner_programs(eqn)
-    new = [with_single_predicates(program, within) for program in programs]
-    if any(a is not b for a, b in zip(new, programs, strict=True)):
-        eqn = with_inner_programs(eqn, new)
-    if eqn.primitive.name != "while" or not eqn.params["cond_jaxpr"].out_avals[0].shape:
-        return eqn
-
-    def vmap(*operands: Any) -> Any:
-        return _run(eqn.params, operands)
-
-    return call_in_place(vmap, eqn, enclosing)
-
-
-def _run(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
+def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
+    """The results of a batched while loop, by one that stops when no example goes on."""
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
     of_condition, of_body, init = operands[:first], operands[first:last], operands[last:]
@@ -57,7 +40,8 @@ def _run(params: dict[str, Any], operands: Sequence[Any]) -> list[Any]:
     if not start.size:
         return list(init)
     safe = list(init)
-    is_independent = keeps_examples(params["body_jaxpr"], start.ndim, len(of_body))
+    has_rows = [False] * len(of_body) + [True] * len(init)
+    is_independent = _rows(params["body_jaxpr"], start.ndim, has_rows) is not None
     if is_independent:
         donor = jnp.unravel_index(jnp.argmax(start), start.shape)
         rows = [jnp.broadcast_to(x[donor], x.shape) for x in init]
@@ -79,17 +63,10 @@ def _select(which: Any, new: Any, old: Any) -> Any:
     return lax.select(lax.broadcast_in_dim(which, jnp.shape(new), axes), new, old)
 
 
-def keeps_examples(jaxpr: Any, rank: int, num_consts: int) -> bool:
-    """Whether each example of a batched step is computed from its own carry alone. The axes of the
-    examples are the first `rank` axes of all carries. Operations that are not known here, such as a
-    sum over examples, are taken to mix them."""
-    outputs = _rows(jaxpr, rank, [False] * num_consts + [True] * (len(jaxpr.in_avals) - num_consts))
-    return outputs is not None
-
-
 def _rows(jaxpr: Any, rank: int, inputs: Sequence[bool]) -> list[bool] | None:
-    """Which results have the examples' axes first, given which inputs have them; the others are the
-    same for all. `None` if an operation may have moved or mixed them."""
+    """Which results have the axes of the examples first, `rank` of them, given which inputs have
+    them; the others are the same for all. `None` if an operation may have moved or mixed them, as
+    those that are not known here may have: then not each example is computed from its own carry."""
     variables = getattr(jaxpr, "jaxpr", jaxpr)
     rows = {v for v, has_rows in zip(variables.invars, inputs, strict=True) if has_rows}
     for eqn in jaxpr.eqns:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
+from jax_revolve.jaxprs.equations import varies_unevenly
 from jax_revolve.loops.options import Options, check_bound, try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
 from jax_revolve.programs.share import (
@@ -16,10 +17,9 @@ from jax_revolve.programs.share import (
 )
 from jax_revolve.progress.meters import listener_of
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
-from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.selection import candidates
+from jax_revolve.schedule.selection import Request, candidates
 from jax_revolve.schedule.two_level import AnyPlan
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
@@ -37,7 +37,7 @@ class _LoopOptions(Options):
             plan, bound = self.plan_for(loop.length, is_while=False), None
         elif self.max_steps is None and self.checkpoints in (None, "all"):
             return Replacement(loop, None, None)  # without a bound, there is no plan
-        elif loop.varies_unevenly:
+        elif varies_unevenly(loop._eqn):
             raise NotImplementedError(
                 f"the loop {loop.name!r} of {loop.source} takes different numbers of steps on "
                 "different devices, and part of its carry is the same on all of them by its type: "
@@ -71,7 +71,6 @@ class Choice:
             )
 
     def replacements(self, loops: Sequence[FoundLoop]) -> dict[Key, Replacement]:
-        """The replacements of the loops that are checkpointed."""
         sharing: dict[Key, tuple[Replacement, int | None]] = {}
         own: dict[Key, Replacement] = {}
         for loop in loops:
@@ -94,30 +93,24 @@ class Choice:
             return None
         options = _LoopOptions(self.checkpoints, max_steps=self.max_steps)
         said = True if self.where is None else self.where(loop)
-        if isinstance(said, dict):
-            options = _changed(options, said, loop)
-        elif not isinstance(said, bool):
+        if isinstance(said, bool):
+            return options if said else None
+        if not isinstance(said, dict):
             raise TypeError(
                 f"where must return a bool or a dict, but returns {said!r} of type "
                 f"{type(said).__name__} for the loop {loop.name!r} of {loop.source}."
             )
-        elif not said:
-            return None
-        return options
-
-
-def _changed(options: _LoopOptions, said: dict[str, Any], loop: FoundLoop) -> _LoopOptions:
-    allowed = [field.name for field in fields(options)]
-    for name in said:
-        if name not in allowed:
-            raise ValueError(
-                f"where must return a bool or a dict with some of the keys {', '.join(allowed)}, "
-                f"but the dict that it returns for the loop {loop.name!r} of {loop.source} has the "
-                f"key {name!r}."
-            )
-    if said.get("memory") is not None or said.get("plan") is not None:
-        said = {"checkpoints": None, **said}
-    return replace(options, **said)
+        allowed = [field.name for field in fields(options)]
+        for name in said:
+            if name not in allowed:
+                raise ValueError(
+                    "where must return a bool or a dict with some of the keys "
+                    f"{', '.join(allowed)}, but the dict that it returns for the loop "
+                    f"{loop.name!r} of {loop.source} has the key {name!r}."
+                )
+        if said.get("memory") is not None or said.get("plan") is not None:
+            said = {"checkpoints": None, **said}
+        return replace(options, **said)
 
 
 def _shared(
@@ -130,10 +123,6 @@ def _shared(
     predicted time, from their default ones and block sizes. The others have their `own` ones. A
     loop of this library keeps its plan, and takes its part of the memory."""
 
-    def with_more(sizes: Sizes, held: int) -> Sizes:
-        """With checkpoints of the loops inside among the residuals."""
-        return sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
-
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
         return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
 
@@ -142,48 +131,39 @@ def _shared(
         if key in own and own[key].plan is not None:
             # It has its own memory for the loops inside its steps.
             return [replace(o, time=o.time * steps) for o in inside]
-        if loop.is_own:
-            return with_plan_of(loop, inside)
-        if key not in sharing:
+        default, block_size = sharing.get(key, (None, None))
+        plan = default.plan if default else loop.loop({}).plan if loop.is_own else None
+        changed = {**own, **with_plans(inside[0]), **({key: default} if default else {})}
+        report = None if plan is None else loop.measure(changed)
+        if default is None and (plan is None or report is None):
             return [of_each_step(o, steps) for o in inside]
-        default, block_size = sharing[key]
+
+        def outlay(plan: AnyPlan | Request, inner: Outlay) -> Outlay:
+            assert report is not None
+            # Checkpoints of the loops inside are among the residuals.
+            sizes, held = report.sizes, inner.held - inside[0].held
+            sizes = sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
+            plan = resolved(plan, sizes)
+            found = of_plan(plan, sizes, inner, is_while=report.is_while)
+            return replace(found, plans=((key, plan), *inner.plans) if default else inner.plans)
+
+        assert plan is not None
+        if default is None:
+            outlays = [outlay(plan, inside[0])]
+            for inner in inside[1:]:
+                try:
+                    outlays.append(outlay(plan, inner))
+                except TooLittleMemory:  # in its own memory
+                    outlays.append(outlays[0])
+            return outlays
         length = default.max_steps if loop.length is None else loop.length
         assert length is not None
         fewest = Plan(length, 1, block_size or 1)
-        report = loop.measure({**own, **with_plans(inside[0]), key: default})
         if report is None:
             return [replace(o, plans=((key, fewest), *o.plans)) for o in inside]
-
-        def outlay(plan: AnyPlan | None, inner: Outlay) -> Outlay:
-            """With the default plan if there is none."""
-            sizes = with_more(report.sizes, inner.held - inside[0].held)
-            if plan is None:
-                assert default.plan is not None
-                plan = resolved(default.plan, sizes)
-            found = of_plan(plan, sizes, inner, is_while=report.is_while)
-            return replace(found, plans=((key, plan), *inner.plans))
-
-        plans = (*candidates(length, block_size=block_size, is_while=report.is_while), None)
+        plans = (*candidates(length, block_size=block_size, is_while=report.is_while), plan)
         every = [outlay(plan, inner) for inner in inside for plan in plans]
-        return [outlay(fewest, inside[0]), outlay(None, inside[1]), *every]
-
-    def with_plan_of(loop: FoundLoop, inside: Outlays) -> Outlays:
-        """The outlays of a loop of this library, whose own memory may be too little for some."""
-        report, plan = loop.measure({**own, **with_plans(inside[0])}), loop.loop({}).plan
-        if report is None or plan is None:
-            return [of_each_step(o, loop.length or 1) for o in inside]
-
-        def outlay(inner: Outlay) -> Outlay | None:
-            sizes = with_more(report.sizes, inner.held - inside[0].held)
-            try:
-                found = of_plan(resolved(plan, sizes), sizes, inner, is_while=report.is_while)
-            except TooLittleMemory:
-                return None
-            return replace(found, plans=inner.plans)
-
-        least, *others = map(outlay, inside)
-        assert least is not None
-        return [least, *(other or least for other in others)]
+        return [outlay(fewest, inside[0]), outlay(plan, inside[1]), *every]
 
     outlays = of_program(loops, outlays_of)
     chosen = quickest(outlays, memory)

@@ -246,7 +246,6 @@ def memory_of(reports: Reports, replacements: Replacements) -> int:
 
 
 def _with_plans(reports: Reports, others: Reports) -> Reports:
-    """The reports, with the plans of the others."""
     return {
         loop: report and other and replace(report, plan=other.plan)
         for (loop, report), other in zip(reports.items(), others.values(), strict=True)
@@ -283,32 +282,29 @@ def _measured(
     outer = {loop.key: loop for loop in reports if loop.depth == 0 and reports[loop] is not None}
     if not outer:
         return {}
-    found = jax.jit(lambda *inputs: _operands(closed, inputs, outer.keys()))(*inputs)
+
+    def evaluate(program: Any, inputs: Sequence[Any], around: Key, found: dict[Key, Any]) -> Any:
+        numbers = count()
+
+        def run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+            key = (*around, next(numbers))
+            if key in outer:
+                found[key] = operands
+            elif name_of(eqn) in CALLS and any(is_in(k, key) for k in outer):
+                return evaluate(inner_programs(eqn)[0], operands, (*key, 0), found)
+            return run_in_place(eqn, operands)
+
+        return run_each(program, inputs, run)
+
+    @jax.jit
+    def operands_of_loops(*inputs: Any) -> dict[Key, list[Any]]:
+        evaluate(closed, inputs, (), found := {})
+        return found
+
     measured: dict[FoundLoop, Report] = {}
-    for key, operands in found.items():
+    for key, operands in (found := operands_of_loops(*inputs)).items():
         loop, report = outer[key], reports[outer[key]]
         assert report is not None
         runs = loop.loop({} if loop.is_own else replacements)
         measured[loop] = measured_report(runs, operands, report, seconds / len(found))
     return measured
-
-
-def _operands(closed: Any, inputs: Sequence[Any], keys: Any) -> dict[Key, list[Any]]:
-    """The operands of the loops with these keys, in an evaluation of the program."""
-    found: dict[Key, list[Any]] = {}
-
-    def evaluate(program: Any, inputs: Sequence[Any], around: Key) -> list[Any]:
-        numbers = count()
-
-        def run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-            key = (*around, next(numbers))
-            if key in keys:
-                found[key] = operands
-            elif name_of(eqn) in CALLS and any(is_in(k, key) for k in keys):
-                return evaluate(inner_programs(eqn)[0], operands, (*key, 0))
-            return run_in_place(eqn, operands)
-
-        return run_each(program, inputs, run)
-
-    evaluate(closed, inputs, ())
-    return found

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from jax_revolve._compat.jaxprs import name_of, parameters_of
 from jax_revolve._compat.values import bytes_of, zeros
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.autodiff.rules import loop_p
@@ -21,13 +22,18 @@ from jax_revolve.jaxprs.equations import (
     is_shard_map,
     name_in,
     source_of,
-    varies_unevenly,
 )
 from jax_revolve.jaxprs.evaluate import call_in_place, operands_like, run_in_place, within
-from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
+from jax_revolve.jaxprs.walk import (
+    inner_jaxprs,
+    inner_programs,
+    not_differentiated,
+    others,
+    with_equations,
+    with_inner_programs,
+)
 from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import run_or_raise
-from jax_revolve.programs.not_entered import NotEntered, not_entered
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
@@ -95,12 +101,6 @@ class FoundLoop:
             return None
         return self.length * self.residual_bytes
 
-    @property
-    def varies_unevenly(self) -> bool:
-        """Of a while loop of `jax.lax`: whether devices in `jax.shard_map` take different numbers
-        of steps, although part of its carry is typed as the same on all of them."""
-        return varies_unevenly(self._eqn)
-
     def bytes_of_a_step(self, replacements: Replacements) -> int | None:
         """The bytes that `jax.lax` keeps of a step with these replacements inside, if any."""
         facts = self._facts(replacements)
@@ -119,7 +119,15 @@ class FoundLoop:
         if loop is None or loop.plan is None or (facts := self._facts(replacements)) is None:
             return None
         sizes, activity = facts
-        always = _always(loop, self._eqn, activity)
+        consts, _, xs = loop.operands([v.aval for v in self._eqn.invars])
+        _, ys = loop.results(loop.output_types)
+        always = {
+            "xs": bytes_of(xs),
+            "cotangents of xs": bytes_of(pick(xs, activity.xs)),
+            "ys": bytes_of(ys),
+            "cotangents of ys": bytes_of(pick(ys, activity.ys)),
+            "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
+        }
         where = (self.name, self.source, self.runs, self.is_own)
         return Report(resolved(loop.plan, sizes), sizes, always, self.kind == "while", *where)
 
@@ -134,13 +142,26 @@ class FoundLoop:
         ]
 
     def _facts(self, replacements: Replacements) -> Facts | None:
-        """The sizes of the loop with these replacements inside, and what is active."""
+        """The sizes with these replacements inside, and what is active, if all operands are
+        differentiated; `None` without reverse mode."""
         if not self.is_own:
             any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
             replacements = {**replacements, self.key: any_plan}
 
+        loop = self.loop(replacements)
+
         def find() -> Facts | None:
-            return _facts(self.loop(replacements), operands_like(self._eqn))
+            operands = operands_like(self._eqn)
+            inputs, first = loop.operands(operands), loop.num_condition_consts
+            if loop.length == 0:  # there is no slice to look at
+                one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
+                inputs = inputs._replace(xs=one)
+            mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
+            if not any((activity := find_activity(loop, mask)).results):
+                return None
+            step = linearized(loop, activity, inputs)
+            is_transposable = taped_step(step).is_transposable
+            return (sizes_of(loop, step, inputs), activity) if is_transposable else None
 
         try:
             return within(self.enclosing, find)
@@ -209,14 +230,71 @@ def _source(equations: Sequence[Any]) -> str:
     return next(filter(None, map(source_of, reversed(equations))), "")
 
 
+_OWN_RULE = "a derivative rule of its own determines its residuals"
+
+_EXPECTED = {
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "linear_call"), _OWN_RULE),
+    **dict.fromkeys(("remat_opt", "OptRemat", "CustomRoot"), _OWN_RULE),
+    "pallas_call": "a kernel keeps no residuals",
+}
+"""Equations whose programs are meant to stay as they are, and why. To trace a derivative rule here
+might give it a tangent that it refuses."""
+
+_UNREADABLE = {
+    "Scan3": "JAX's new scans, with jax_scan3, have no reverse mode",
+    "scan": "jax_revolve cannot checkpoint a loop over values that are not arrays",
+    "while": "jax_revolve cannot checkpoint a loop over values that are not arrays",
+}
+"""Loops of lax that `read_loop` does not read."""
+
+
+class NotEntered(NamedTuple):
+    """An equation with loops of `jax.lax` that stay as they are: what it is, why they stay, the
+    length of the longest of them, `None` if a loop has none, and whether that is meant to be so."""
+
+    name: str
+    reason: str
+    longest: int | None
+    is_expected: bool
+
+
 def find_not_entered(jaxpr: Any) -> list[NotEntered]:
     """What runs loops of lax that `find_loops` does not find."""
     found = []
     for eqn, _, around in _equations(jaxpr):
         source = _source((*around, eqn))
         name = "/".join(_names((*around, eqn)))
-        found.append(not_entered(eqn, f"{name} of {source}" if source else name))
+        found.append(_not_entered(eqn, f"{name} of {source}" if source else name))
     return [each for each in found if each is not None]
+
+
+def _not_entered(eqn: Any, name: str) -> NotEntered | None:
+    """The loops that an equation runs and that no walk enters, if there are any."""
+    kind = name_of(eqn)
+    if kind.startswith(("checkpointed_", "apart")):
+        return None  # this library's own, and derivatives of its loops, which are checkpointed
+    lengths, programs = [], others(eqn)
+    if kind in _UNREADABLE and read_loop(eqn) is None:
+        lengths.append(parameters_of(eqn).get("length"))
+    lengths += [length for program in programs for length in _lengths(program)]
+    if not lengths:
+        apart = [length for program in not_differentiated(eqn) for length in _lengths(program)]
+        reason = f"{kind} does not differentiate them, and keeps no residuals of them"
+        return NotEntered(name, reason, None, is_expected=True) if apart else None
+    if kind in _EXPECTED:
+        name = getattr(programs[0], "jaxpr", programs[0]).debug_info.func_name
+    reasons = {**_UNREADABLE, **_EXPECTED}
+    reason = reasons.get(kind, f"jax_revolve does not know what the equation {kind} does")
+    longest = None if None in lengths else max(lengths)
+    return NotEntered(name, reason, longest, kind in _EXPECTED)
+
+
+def _lengths(program: Any) -> list[int | None]:
+    """The lengths of lax's loops in it, at any depth."""
+    loops = [eqn for eqn in program.eqns if name_of(eqn) in _UNREADABLE]
+    inside = [inner for eqn in program.eqns for inner in inner_jaxprs(eqn)]
+    found = [parameters_of(eqn).get("length") for eqn in loops]
+    return found + [length for inner in inside for length in _lengths(inner)]
 
 
 def takes_derivatives(jaxpr: Any) -> bool:
@@ -228,37 +306,7 @@ def takes_derivatives(jaxpr: Any) -> bool:
     )
 
 
-# Measuring
-
-
-def _facts(loop: Loop, operands: list[Any]) -> Facts | None:
-    """Sizes and activity if all operands are differentiated; `None` without reverse mode."""
-    inputs, first = loop.operands(operands), loop.num_condition_consts
-    if loop.length == 0:  # there is no slice to look at
-        one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
-        inputs = inputs._replace(xs=one)
-    activity = find_activity(loop, [is_inexact(x) and i >= first for i, x in enumerate(operands)])
-    if not any(activity.results):
-        return None
-    step = linearized(loop, activity, inputs)
-    return (sizes_of(loop, step, inputs), activity) if taped_step(step).is_transposable else None
-
-
-def _always(loop: Loop, eqn: Any, activity: Activity) -> dict[str, int]:
-    """The bytes that every plan needs, by name."""
-    consts, _, xs = loop.operands([v.aval for v in eqn.invars])
-    _, ys = loop.results(loop.output_types)
-    return {
-        "xs": bytes_of(xs),
-        "cotangents of xs": bytes_of(pick(xs, activity.xs)),
-        "ys": bytes_of(ys),
-        "cotangents of ys": bytes_of(pick(ys, activity.ys)),
-        "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
-    }
-
-
 def resolved(plan: AnyPlan | Request, sizes: Sizes) -> AnyPlan:
-    """The plan of a loop of these sizes."""
     return plan.resolve(sizes) if isinstance(plan, Request) else plan
 
 
@@ -285,7 +333,6 @@ class Replacement:
         return Loop.of(equation, length, self.plan, self.progress)
 
     def equation(self, eqn: Any) -> Any:
-        """The equation that takes the place of the loop's."""
         if self.plan is None:
             message = (
                 f"max_steps must be an int to differentiate the loop {self.of.name!r} of "

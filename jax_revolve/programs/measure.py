@@ -115,7 +115,6 @@ class Program:
     have been quicker then, or slower."""
 
     def time(self) -> float:
-        """The seconds of a run."""
         before = perf_counter()
         jax.block_until_ready(self.run())
         return perf_counter() - before
@@ -154,9 +153,7 @@ class _Measuring:
     show: Show
     programs: list[Program] = field(default_factory=list)
     too_large: dict[AnyPlan, Exception] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.start = perf_counter()
+    start: float = field(default_factory=lambda: perf_counter())
 
     @property
     def elapsed(self) -> float:

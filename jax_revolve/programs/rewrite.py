@@ -1,8 +1,9 @@
 """`checkpoint_loops`: every loop that a function runs, checkpointed, without changing the
 function."""
 
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -16,11 +17,15 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
 from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
-from jax_revolve.programs.batched import with_single_predicates
+from jax_revolve.programs.batched import is_batched, run_batched
 from jax_revolve.programs.choice import Choice, Where
-from jax_revolve.programs.find import FoundLoop, find_loops, find_not_entered, replace_loops
-from jax_revolve.programs.not_entered import NotEntered
-from jax_revolve.programs.variables import change, trace_error, with_changes
+from jax_revolve.programs.find import (
+    FoundLoop,
+    NotEntered,
+    find_loops,
+    find_not_entered,
+    replace_loops,
+)
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.step.equation import READ, LoopEquation
@@ -149,7 +154,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(fun: Callable[..., Any], args: Any, kwargs: Any, kinds: Any) -> Any:
         del kinds
-        closed, loops, types, static = trace(with_changes(fun), args, kwargs)
+        closed, loops, types, static = trace(_with_changes(fun), args, kwargs)
         _warn(find_not_entered(closed), choice.min_length)
         replaced = replace_loops(closed, choice.replacements(loops))
         results = call_jaxpr(replaced)(*jax.tree.leaves(eqx.filter((args, kwargs), eqx.is_array)))
@@ -164,7 +169,7 @@ def _checkpoint(choice: Choice, fun: Callable[..., Any]) -> Callable[..., Any]:
         if is_jit_disabled():
             return fun(*args, **kwargs)
         result, changes = compiled(fun, args, kwargs, _kinds((fun, args, kwargs)))
-        change((args, kwargs), changes)
+        _change((args, kwargs), changes)
         return result
 
     return checkpointed
@@ -197,29 +202,31 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
             "the function that such a loop calls."
         )
         raise
-    except trace_error() as error:
+    except getattr(sys.modules.get("flax.errors"), "TraceContextError", ()) as error:
         error.add_note(
             "Pass the NNX module as an argument, as in checkpoint_loops(lambda model, x: "
             "model(x))(model, x). The function can then change its variables."
         )
         raise
-    closed = _without_references(with_single_predicates(closed))
+    closed = _readable(closed)
     return closed, find_loops(closed), types, static
 
 
-def _without_references(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
-    """The program with each loop that uses mutable references as a pure one, which can be found."""
+def _readable(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
+    """The program with loops that can be found in place of others: a batched while loop is written
+    out, and a loop that uses mutable references is a pure one."""
 
-    def pure(eqn: Any) -> Any:
-        if eqn.primitive.name in READ and uses_references(eqn):
-            return _on_contents(eqn, enclosing)
+    def readable(eqn: Any) -> Any:
+        if is_batched(eqn):
+            eqn = call_in_place(partial(run_batched, eqn.params), eqn, enclosing)
+        elif eqn.primitive.name in READ and uses_references(eqn):
+            eqn = _on_contents(eqn, enclosing)
         within = (*enclosing, eqn) if is_shard_map(eqn) else enclosing
         programs = inner_programs(eqn)
-        new = [_without_references(program, within) for program in programs]
-        same = all(a is b for a, b in zip(new, programs, strict=True))
-        return eqn if same else with_inner_programs(eqn, new)
+        new = [_readable(program, within) for program in programs]
+        return with_inner_programs(eqn, new) if programs else eqn
 
-    return with_equations(jaxpr, list(map(pure, jaxpr.eqns)))
+    return with_equations(jaxpr, list(map(readable, jaxpr.eqns)))
 
 
 def _on_contents(eqn: Any, enclosing: tuple[Any, ...]) -> Any:
@@ -252,3 +259,42 @@ def check_function(fun: object) -> None:
             f"fun must be a function, but is {fun!r} of type {type(fun).__name__}. Pass the "
             "function itself, not what it returns."
         )
+
+
+# Variables of Flax NNX modules: a traced function changes copies of its arguments. As with
+# `flax.nnx.jit`, the function returns the changes too, and they are made in the caller's variables.
+
+
+def _variables(tree: Any) -> list[Any]:
+    """The variables in a tree; none where Flax is not imported."""
+    if (nnx := sys.modules.get("flax.nnx")) is None:
+        return []
+    is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_variable) if is_variable(x)]
+
+
+def _with_changes(fun: Callable[..., Any]) -> Callable[..., tuple[Any, dict[int, Any]]]:
+    """The function with a second result: the new values of the variables in its arguments that it
+    changes, by number."""
+
+    def run(*args: Any, **kwargs: Any) -> tuple[Any, dict[int, Any]]:
+        variables = _variables((args, kwargs))
+        before = [variable.get_raw_value() for variable in variables]
+        result = fun(*args, **kwargs)
+        after = [variable.get_raw_value() for variable in variables]
+        pairs = enumerate(zip(after, before, strict=True))
+        return result, {i: new for i, (new, old) in pairs if new is not old}
+
+    return run
+
+
+def _change(tree: Any, changes: Mapping[int, Any]) -> None:
+    """Make the changes in the variables of a tree."""
+    variables = _variables(tree)
+    for i, value in changes.items():
+        if sum(other is variables[i] for other in variables) > 1:
+            raise ValueError(
+                f"checkpoint_loops cannot change {variables[i]!r}, which its arguments hold more "
+                "than once: each place would have a change of its own. Pass the module once."
+            )
+        variables[i].set_raw_value(value)

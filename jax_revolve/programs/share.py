@@ -55,7 +55,6 @@ Outlays: TypeAlias = list[Outlay]
 
 
 def quickest(outlays: Outlays, memory: int) -> Outlay | None:
-    """The quickest outlay within `memory` bytes."""
     return min((o for o in outlays if o.memory <= memory), key=_order, default=None)
 
 

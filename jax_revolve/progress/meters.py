@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache
 from itertools import count
 from threading import Lock
@@ -195,10 +196,8 @@ class TextMeter(ProgressMeter):
         print(text, end=end, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
+def _clock(seconds: float) -> timedelta:
+    return timedelta(seconds=int(seconds))
 
 
 @dataclass
@@ -242,11 +241,15 @@ class _Runs:
             except Exception as error:
                 self._is_given_up = True
                 self._runs.clear()
-                _warn(
+                message = (
                     f"The progress meter {type(self.meter).__name__} raised "
                     f"{type(error).__name__}: {error}. It shows nothing from now on; results are "
                     "not affected."
                 )
+                try:  # a warning that is no exception, under any filters
+                    warnings.warn(message, RuntimeWarning, stacklevel=2)
+                except RuntimeWarning:
+                    print(message, file=sys.stderr)
 
     def _sort(self, sweep: str, steps: int, total: int, note: str, is_over: bool) -> None:
         runs = self._runs.setdefault((sweep, total), [])
@@ -270,11 +273,3 @@ class _Runs:
             for other in [r for r in runs if r is run or r.heard < run.began]:
                 runs.remove(other)
                 self.meter.close(other.bar)
-
-
-def _warn(message: str) -> None:
-    """A warning that is never an exception, under any filters."""
-    try:
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    except RuntimeWarning:
-        print(message, file=sys.stderr)

@@ -63,7 +63,6 @@ def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) 
 
 
 def bytes_of(arrays: Iterable[np.ndarray]) -> list[memoryview]:
-    """The bytes of each array."""
     return [np.ascontiguousarray(a).reshape(-1).view(np.uint8).data for a in arrays]
 
 
@@ -133,7 +132,6 @@ def read_file(
 
 
 def remove_file(directory: str | os.PathLike[str], ticket: Sequence[int]) -> None:
-    """Remove the file of a ticket, if it exists."""
     _path(directory, ticket).unlink(missing_ok=True)
 
 
