@@ -89,7 +89,7 @@ from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import Paired, paired
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import (
     Activity,
@@ -165,8 +165,8 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     does its progress.
     """
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Flat:
-        own = Loop.of(equation, loop.length, loop.plan, loop.progress)
+    def run(equation: Loop, operands: list[Any]) -> Flat:
+        own = equation.with_plan(loop.length, loop.plan, loop.progress)
         own = own._replace(has_examples=loop.has_examples, trust=loop.trust)
         return run_loop(own, operands)
 

@@ -17,7 +17,7 @@ from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation
+from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")
 
@@ -85,7 +85,7 @@ def checkpointed_fori_loop(
     def fori(start: tuple[Any, Value]) -> Value:
         return lax.fori_loop(start[0], upper, body_fun, start[1])
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run(equation: Loop, operands: list[Any]) -> Any:
         if equation.length is not None:
             check_steps(equation.length)
         loop = asked.loop(equation, max_steps)

@@ -21,7 +21,7 @@ from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")
@@ -204,7 +204,7 @@ def bounded_while_loop(
         return (value, steps) if with_steps else value
     steps: Any = None
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run(equation: Loop, operands: list[Any]) -> Any:
         nonlocal steps
         loop = asked.loop(equation, max_steps)
         if throw:
@@ -246,9 +246,7 @@ def _walked_back(
     return value, steps
 
 
-def run_from(
-    start: Any, fun: Callable[[Any], Any], run: Callable[[LoopEquation, list[Any]], Any]
-) -> Any:
+def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[Any]], Any]) -> Any:
     """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop.
 
     Inside `jax.shard_map`, devices may take different numbers of steps. All of the carry then
@@ -258,9 +256,9 @@ def run_from(
     class ConditionVaries(Exception):
         pass
 
-    def run_or_start_again(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run_or_start_again(equation: Loop, operands: list[Any]) -> Any:
         if equation.condition is not None and any(varying_axes(jax.typeof(x)) for x in operands):
-            loop = Loop.of(equation, None, None)
+            loop = equation.with_plan(None, None)
             consts, init, _ = loop.operands(operands)
             going = jax.make_jaxpr(lambda: loop.holds(consts, init))()
             axes = varying_axes(going.out_avals[0])

@@ -15,7 +15,6 @@ from jax_revolve.jaxprs.walk import with_functions
 from jax_revolve.progress.listener import Progress, when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation
 
 T = TypeVar("T")
 Mask: TypeAlias = tuple[bool, ...]
@@ -71,16 +70,16 @@ class Loop(NamedTuple):
     """
 
     jaxpr: ClosedJaxpr
-    condition: ClosedJaxpr | None
-    num_condition_consts: int
     num_consts: int
     num_carry: int
-    length: int | None
-    reverse: bool
-    unroll: int
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
-    plan: AnyPlan | Request | None
+    condition: ClosedJaxpr | None = None
+    num_condition_consts: int = 0
+    length: int | None = None
+    reverse: bool = False
+    unroll: int = 1
+    plan: AnyPlan | Request | None = None
     progress: Progress | None = None
     """The listener of the loop's progress, which hears of each sweep once."""
     obstacle: str | None = None
@@ -92,21 +91,13 @@ class Loop(NamedTuple):
     steps are walked back rather than taped."""
     trust: Trust | None = None
 
-    @classmethod
-    def of(
-        cls,
-        equation: LoopEquation,
-        length: int | None,
-        plan: AnyPlan | Request | None,
-        progress: Progress | None = None,
+    def with_plan(
+        self, length: int | None, plan: AnyPlan | Request | None, progress: Progress | None = None
     ) -> "Loop":
-        """The loop of an equation of `jax.lax`, with the given length or bound.
-
-        Dead code in the step is removed, as `jax.jit` would. It may contain a call of a function
-        that has no forward mode.
-        """
-        own = {"jaxpr": without_dead_code(equation.jaxpr), "length": length}
-        return cls(**{**equation._asdict(), **own}, plan=plan, progress=progress)
+        """The loop with this length or bound, and without the dead code in its step, which may
+        contain a call of a function that has no forward mode. `jax.jit` would remove it, too."""
+        jaxpr = without_dead_code(self.jaxpr)
+        return self._replace(jaxpr=jaxpr, length=length, plan=plan, progress=progress)
 
     def __repr__(self) -> str:
         """As it stands in the text of a jaxpr: without what there is none of."""

@@ -11,7 +11,7 @@ any others, and nothing else in this library knows of references.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
@@ -25,20 +25,16 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import exactly_of_type, is_array_type
 from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs, with_equations
+from jax_revolve.step.loop import Loop
 
-if TYPE_CHECKING:
-    from jax_revolve.step.equation import LoopEquation
-
-RunLoop: TypeAlias = Callable[["LoopEquation", list[Any]], Sequence[Any]]
+RunLoop: TypeAlias = Callable[[Loop, list[Any]], Sequence[Any]]
 
 
 class NotPure(Exception):
     """Why a loop is not a function of arrays and of the contents of references."""
 
 
-def run_on_contents(
-    run_loop: RunLoop, equation: "LoopEquation", operands: list[Any]
-) -> Sequence[Any]:
+def run_on_contents(run_loop: RunLoop, equation: Loop, operands: list[Any]) -> Sequence[Any]:
     """`run_loop(equation, operands)`, with the contents of references in their places. A loop for
     which that is impossible stays as it is, and the equation names the `obstacle`."""
     try:
@@ -52,7 +48,7 @@ def run_on_contents(
 class _PureLoop:
     """A loop of references as one of their contents."""
 
-    def __init__(self, equation: "LoopEquation", operands: list[Any]) -> None:
+    def __init__(self, equation: Loop, operands: list[Any]) -> None:
         _check(equation, operands)
         first, last = equation.num_consts, equation.num_consts + equation.num_carry
         num_condition, num_carry = equation.num_condition_consts, equation.num_carry
@@ -150,7 +146,7 @@ class _Pure:
         return results[:count], dict(zip(self.keys, results[count:], strict=True))
 
 
-def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
+def _check(equation: Loop, operands: Sequence[Any]) -> None:
     for aval in (*map(jax.typeof, operands), *equation.output_types):
         if not (is_array_type(aval) or is_reference(aval)):
             raise NotPure(f"it has values of type {aval}, which are not arrays")
