@@ -108,7 +108,10 @@ class _PureLoop:
             ),
             body_effects=frozenset(e for e in equation.body_effects if not is_reference_effect(e)),
         )
-        read = {id(x): _contents(x) for x in operands if is_reference(jax.typeof(x))}
+        types = [(x, jax.typeof(x)) for x in operands]
+        read = {
+            id(x): exactly_of_type(x[...], contents_type(t)) for x, t in types if is_reference(t)
+        }
         own_consts = [x for x, k in zip(consts, kept, strict=True) if k]
         self.operands = [read.get(id(x), x) for x in (*own_consts, *carry, *self.carried, *xs)]
 
@@ -204,7 +207,3 @@ def _with_each(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
         return new if new is not eqn else changed(eqn, lambda _, inner: _with_each(inner, change))
 
     return with_equations(jaxpr, [*map(of, jaxpr.eqns)])
-
-
-def _contents(reference: Any) -> Any:
-    return exactly_of_type(reference[...], contents_type(jax.typeof(reference)))
