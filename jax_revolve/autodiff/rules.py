@@ -192,18 +192,13 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
             plain = partial(run_plain, function._replace(progress=None))
             as_lax = lambda *flat: plain(function.operands(flat))  # noqa: E731
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
-        dims_out = batched_dims(axis, partial(run, function), operands, dims)
-        loop = function
-        if function.condition is not None:
-            num_consts = function.num_consts
-            run_all = vmap_over(axis, partial(run, function), dims, dims_out)
-            after = [*operands[:num_consts], *jax.eval_shape(run_all, *operands)]
 
-            def going(*flat: Any) -> Flat:
-                return [function.holds(list(flat[:num_consts]), list(flat[num_consts:]))]
+        def run_and_look(*flat: Any) -> Flat:
+            results, consts = run(function, *flat), function.operands(flat).consts
+            return [*results, function.condition is not None and function.holds(consts, results)]
 
-            (dim,) = batched_dims(axis, going, after, [*dims[:num_consts], *dims_out])
-            loop = function._replace(has_examples=function.has_examples or dim is not None)
+        *dims_out, dim = batched_dims(axis, run_and_look, operands, dims)
+        loop = function._replace(has_examples=function.has_examples or dim is not None)
         results = _as_loop(
             loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
         )
