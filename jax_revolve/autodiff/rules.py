@@ -194,7 +194,7 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
 
         def run_and_look(*flat: Any) -> Flat:
-            results, consts = run(function, *flat), function.operands(flat).consts
+            results, consts = list(run(function, *flat)), function.operands(flat).consts
             return [*results, function.condition is not None and function.holds(consts, results)]
 
         *dims_out, dim = batched_dims(axis, run_and_look, operands, dims)
