@@ -118,7 +118,6 @@ from jax_revolve.storage.buffers import read
 
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
-    """The loop primitive's results."""
     if loop.obstacle is not None:
         return run_plain(loop, loop.operands(operands))
     if loop.length == 0:
@@ -436,7 +435,6 @@ class Sweep(NamedTuple):
         return self.held.num_leaves
 
     def tree(self, arrays: Flat) -> Held:
-        """What is held, from its leaves."""
         return jax.tree.unflatten(self.held, arrays)
 
     @property
@@ -502,7 +500,6 @@ class Sweep(NamedTuple):
         return loop
 
     def without_tape(self) -> "Sweep":
-        """The sweep that holds no tape."""
         held = jax.tree.structure(self.numbers_held._replace(tape=None))
         return self._replace(tapes=False, held=held)
 

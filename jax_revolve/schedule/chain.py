@@ -132,7 +132,6 @@ def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 
 def work_of(schedule: Schedule, layers: Layers) -> int:
-    """The total work of all runs."""
     return sum(u * n for u, n in zip(layers.work, runs(schedule), strict=True))
 
 

@@ -7,19 +7,10 @@ from typing import Literal, TypeAlias, overload
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
-from jax_revolve.schedule.arguments import (
-    Memory,
-    check_integer,
-    mistyped,
-    parse_bytes,
-)
+from jax_revolve.schedule.arguments import Memory, check_integer, mistyped, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import (
-    MOST_REPETITIONS_BY_DEFAULT,
-    all_stored,
-    quickest,
-)
+from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, all_stored, quickest
 from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 

@@ -203,7 +203,6 @@ class Linearized:
     """What other rooms derive from it, once for a key."""
 
     def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
-        """Variables as they stand in the jaxpr."""
         jaxpr = self.closed.jaxpr
         made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
         return [v for v in (*jaxpr.invars, *made) if v in chosen]
@@ -356,7 +355,6 @@ def primal_loop(loop: Loop, activity: Activity) -> Loop:
 
 
 def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
-    """The inputs that these outputs depend on."""
     return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
 
 

@@ -120,7 +120,6 @@ class Loop(NamedTuple):
     def step(
         self, consts: list[Any], carry: list[Any], x: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """One step: consts, carry and one slice of the xs to carry and one slice of the ys."""
         used = consts[self.num_condition_consts :]
         return self.results(call_jaxpr(self.jaxpr)(*used, *carry, *x))
 
@@ -152,7 +151,6 @@ class Loop(NamedTuple):
 
     @property
     def all_ys(self) -> Mask:
-        """The mask that marks all ys."""
         return (True,) * (len(self.output_types) - self.num_carry)
 
     def entry(self, step: Any) -> Any:
@@ -161,7 +159,6 @@ class Loop(NamedTuple):
 
     @property
     def effects(self) -> Any:
-        """The effects of running the loop."""
         return self.body_effects | (frozenset() if self.progress is None else callback_effects())
 
     @property

@@ -46,8 +46,6 @@ def run_on_contents(run_loop: RunLoop, equation: Loop, operands: list[Any]) -> S
 
 
 class _PureLoop:
-    """A loop of references as one of their contents."""
-
     def __init__(self, equation: Loop, operands: list[Any]) -> None:
         _check(equation, operands)
         first, last = equation.num_consts, equation.num_consts + equation.num_carry

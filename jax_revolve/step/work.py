@@ -50,7 +50,6 @@ def work_of(jaxpr: ClosedJaxpr, profile: Profile) -> float:
 
 
 def work_of_equations(eqns: Iterable[Any], profile: Profile) -> float:
-    """The time of evaluating these equations of a jaxpr once."""
     return sum(_work(eqn, profile) for eqn in eqns)
 
 

@@ -75,7 +75,6 @@ def uncut(step: Linearized) -> list[Variable]:
 
 
 def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
-    """The cut with these values."""
     jaxpr, varying = step.closed.jaxpr, step.varying
     again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
     again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]

@@ -65,7 +65,6 @@ class WeightGradients:
 
     @property
     def types(self) -> list[AbstractValue]:
-        """The types of the arrays that are kept for each step."""
         return [v.aval for v in self._kept]
 
     @property
