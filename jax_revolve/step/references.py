@@ -11,7 +11,7 @@ any others, and nothing else in this library knows of references.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
@@ -27,14 +27,12 @@ from jax_revolve._compat.values import exactly_of_type, is_array_type
 from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs, with_equations
 from jax_revolve.step.loop import Loop
 
-RunLoop: TypeAlias = Callable[[Loop, list[Any]], Sequence[Any]]
-
 
 class NotPure(Exception):
     """Why a loop is not a function of arrays and of the contents of references."""
 
 
-def run_on_contents(run_loop: RunLoop, equation: Loop, operands: list[Any]) -> Sequence[Any]:
+def run_on_contents(run_loop: Callable[..., Any], equation: Loop, operands: list[Any]) -> Any:
     """`run_loop(equation, operands)`, with the contents of references in their places. A loop for
     which that is impossible stays as it is, and the equation names the `obstacle`."""
     try:

@@ -182,7 +182,8 @@ class Pullback:
         piece, is_known = weights.piece(size), isinstance(count, int)
 
         def pull_back_piece(first: Any, length: Any, loop: Any, state: _Pieces) -> _Pieces:
-            base = _least(first, size - piece)
+            least = min if isinstance(first, int) else jnp.minimum
+            base = least(first, size - piece)
 
             def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
@@ -235,10 +236,6 @@ class Pullback:
             xs=write(gradient.xs, flat[first_x:], at),
         )
         return before, new
-
-
-def _least(a: Any, b: Any) -> Any:
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 
 
 def _buffers(types: list[AbstractValue], length: int) -> Buffers:
