@@ -305,16 +305,13 @@ def _plan(loop: Loop, step: Linearized, operands: Operands) -> AnyPlan:
     if not isinstance(request, Request):
         return plan_of(loop)
 
-    def resolve() -> AnyPlan:
-        shapes = [t.shape for t in operands.types if is_symbolic(t)]
-        if request.memory is not None and shapes:
-            raise ValueError(
-                f"memory must be None where sizes are symbolic, but is {request.memory} for "
-                f"operands of shapes such as {shapes[0]}: their sizes are unknown. Pass "
-                "checkpoints."
-            )
-        return request.resolve(sizes_of(loop, step, operands))
-
+    shapes = [t.shape for t in operands.types if is_symbolic(t)]
+    if request.memory is not None and shapes:
+        raise ValueError(
+            f"memory must be None where sizes are symbolic, but is {request.memory} for operands "
+            f"of shapes such as {shapes[0]}: their sizes are unknown. Pass checkpoints."
+        )
+    resolve = lambda: request.resolve(sizes_of(loop, step, operands))  # noqa: E731
     return once(loop, ("plan", step.activity, operands.types), resolve)
 
 

@@ -1,6 +1,7 @@
 """`checkpointed_fori_loop`: `lax.fori_loop`, differentiable within a memory budget."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -100,7 +101,10 @@ def checkpointed_fori_loop(
             )
 
     start = (lower, init_val)
-    known = _known_steps(lower, upper) if is_jit_disabled() or inverse is not None else None
+    known = None
+    if is_jit_disabled() or inverse is not None:
+        with suppress(TypeError, ValueError):  # of bounds that are traced
+            known = max(int(upper) - int(lower), 0)
     if inverse is not None and not is_jit_disabled():
         body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
         back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
@@ -116,11 +120,3 @@ def checkpointed_fori_loop(
         return run_from(start, fori, run)
     check_steps(known)
     return fori(start)  # a Python loop, for debugging
-
-
-def _known_steps(lower: Any, upper: Any) -> int | None:
-    """The number of steps between bounds that are not traced; `None` for others."""
-    try:
-        return max(int(upper) - int(lower), 0)
-    except (TypeError, ValueError):
-        return None

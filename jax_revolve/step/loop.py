@@ -12,7 +12,7 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_functi
 from jax_revolve._compat.values import AbstractValue, explicit_mesh, is_outside_the_mesh, laid_out
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_functions
-from jax_revolve.progress.listener import Progress, when_run_again
+from jax_revolve.progress.listener import Progress, ReverseOnly, when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
 
@@ -106,12 +106,8 @@ class Loop(NamedTuple):
 
     def operands(self, flat: Sequence[Any]) -> Operands:
         """A flat sequence with one entry per operand, taken apart."""
-        first_x = self.num_consts + self.num_carry
-        return Operands(
-            list(flat[: self.num_consts]),
-            list(flat[self.num_consts : first_x]),
-            list(flat[first_x:]),
-        )
+        first, last = self.num_consts, self.num_consts + self.num_carry
+        return Operands(list(flat[:first]), list(flat[first:last]), list(flat[last:]))
 
     def results(self, flat: Sequence[T]) -> tuple[list[T], list[T]]:
         """A flat sequence with one entry per result, taken apart into carry and ys."""
@@ -133,12 +129,9 @@ class Loop(NamedTuple):
         again."""
 
         def change(function: Any) -> Any:
-            if not isinstance(function, Loop):
+            if not isinstance(function, Loop) or isinstance(function.progress, ReverseOnly | None):
                 return function
-            progress = when_run_again(function.progress)
-            return (
-                function if progress is function.progress else function._replace(progress=progress)
-            )
+            return function._replace(progress=when_run_again(function.progress))
 
         programs = {"jaxpr": self.jaxpr, "condition": self.condition, "inverse": self.inverse}
         again = {name: x and with_functions(x, change) for name, x in programs.items()}
