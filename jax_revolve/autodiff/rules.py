@@ -838,14 +838,16 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         _tangent(x, dot) if is_active else dot
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
-    if sweep.has_rule or not (both := _Both.of(sweep, primals, along)).is_reversible:
+    both = None if sweep.has_rule else _pairs_of(sweep, primals, along)
+    # The derivative of `jax.random.gamma` is a while loop, which has no reverse mode.
+    if both is None or not taped_step(both[-1]).is_transposable:
         _refuse_inverse(sweep)
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
     if not sweep.is_on_disk:
         held_dot = sweep.tree(arrays_dot)
-        pulled_back = _reverse_sweep_of_pairs(sweep, both, held, held_dot, cts, cts_dot)
+        pulled_back = _reverse_sweep_of_pairs(sweep, *both, held, held_dot, cts, cts_dot)
         if pulled_back is not None:
             return pulled_back
     have_cts_dot = [ct is not None for ct in cts_dot]
@@ -861,48 +863,35 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     return [*value, *tangent]
 
 
-class _Both(NamedTuple):
-    """The loop of values and tangents, whose reverse sweep is the derivative of another one."""
-
-    pairs: Paired
-    operands: list[Any]
-    activity: Activity
-    """Of its reverse sweep."""
-
-    @classmethod
-    def of(cls, sweep: Sweep, primals: Flat, along: Flat) -> "_Both":
-        """For the derivative of a sweep in these directions, `None` where there is none."""
-        loop = sweep.loop
-        pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
-        operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-        own = sweep.activity
-        ys = tuple(map(bool, spread(sweep.ys, own.ys)))
-        given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
-        activity = find_activity(pairs.loop, pairs.of_operands(own))
-        activity = find_reached(pairs.loop, activity, pick(given, activity.results))
-        return cls(pairs, operands, activity)
-
-    @property
-    def is_reversible(self) -> bool:
-        """Whether its step has a reverse mode. That of `jax.random.gamma` has none: the derivative
-        is a while loop."""
-        return taped_step(self.step).is_transposable
-
-    @property
-    def step(self) -> Linearized:
-        loop = self.pairs.loop
-        return linearized(loop, self.activity, loop.operands(self.operands))
+def _pairs_of(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Paired, list[Any], Linearized]:
+    """The loop of values and tangents whose reverse sweep is the derivative of this one in these
+    directions, `None` where there is none; its operands; and its step in that sweep."""
+    loop, own = sweep.loop, sweep.activity
+    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
+    operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
+    ys = tuple(map(bool, spread(sweep.ys, own.ys)))
+    given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
+    activity = find_activity(pairs.loop, pairs.of_operands(own))
+    activity = find_reached(pairs.loop, activity, pick(given, activity.results))
+    step = linearized(pairs.loop, activity, pairs.loop.operands(operands))
+    return pairs, operands, step
 
 
 def _reverse_sweep_of_pairs(
-    sweep: Sweep, of_both: _Both, held: Held, held_dot: Held, cts: Flat, cts_dot: Flat
+    sweep: Sweep,
+    pairs: Paired,
+    operands: list[Any],
+    step: Linearized,
+    held: Held,
+    held_dot: Held,
+    cts: Flat,
+    cts_dot: Flat,
 ) -> Flat | None:
     """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
     `None` if that is less than the loop of values and tangents needs."""
-    (pairs, operands, activity), own = of_both, sweep.activity
-    both, restart = pairs.loop, pairs.of_carry(sweep.restart)
-    needed, record = of_both.step, pairs.of_ys(sweep.record)
-    if any(map(gt, (*needed.restart, *needed.record), (*restart, *record))):
+    both, own, activity = pairs.loop, sweep.activity, step.activity
+    restart, record = pairs.of_carry(sweep.restart), pairs.of_ys(sweep.record)
+    if any(map(gt, (*step.restart, *step.record), (*restart, *record))):
         return None
 
     def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
@@ -925,12 +914,9 @@ def _reverse_sweep_of_pairs(
         zeros(t.to_tangent_aval()) if ct is None else ct
         for ct, t in zip(of_results("carry"), types, strict=True)
     ]
-    flat = iter(
-        _run_reverse_sweep(
-            sweep.of_loop(both, activity=activity, restart=restart, record=record),
-            *(operands, held, Cotangents(carry, of_results("ys"))),
-        )
-    )
+    cotangents = Cotangents(carry, of_results("ys"))
+    sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
+    flat = iter(_run_reverse_sweep(sweep, operands, held, cotangents))
     value, tangent = [], []
     for part in (own.consts, own.init, own.xs):
         tangent += [next(flat) for active in part if active]
