@@ -188,8 +188,7 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
     def batch_loop(*operands: Any) -> Batched:
         if function.condition is not None and function.body_effects:
             # lax refuses a batched condition beside some effects.
-            plain = partial(run_plain, function._replace(progress=None))
-            as_lax = lambda *flat: plain(function.operands(flat))  # noqa: E731
+            as_lax = partial(_run_plain_loop, function=function._replace(progress=None))
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
 
         def run_and_look(*flat: Any) -> Flat:
@@ -602,10 +601,7 @@ def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
 
 
 def _forward_sweep_keys(*operands: Any, function: Sweep) -> Flat:
-    def run(*operands: Any) -> Flat:
-        return run_plain(function.loop, function.loop.operands(operands))
-
-    return mapped(run, function.vmaps)(*operands)
+    return mapped(partial(_run_plain_loop, function=function.loop), function.vmaps)(*operands)
 
 
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
@@ -699,13 +695,9 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
 def _forward_sweep_jvp_without_pairs(
     sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat
 ) -> Flat:
-    half = sweep.primal
-
-    def run(chosen: Flat) -> Flat:
-        flat = substitute(operands, activity.operands, chosen)
-        return sweep.of_results(loop_p.bind(*flat, function=half))
-
-    primals = pick(operands, activity.operands)
+    primals, half = pick(operands, activity.operands), partial(loop_p.bind, function=sweep.primal)
+    flat = lambda chosen: substitute(operands, activity.operands, chosen)  # noqa: E731
+    run = lambda chosen: sweep.of_results(half(*flat(chosen)))  # noqa: E731
     results, dots = jax.jvp(run, (primals,), (list(tangents),))
     silent = _with_progress(sweep, lambda _: None)  # the results' loop shows it
     _, arrays, _ = _run_forward_sweep(silent, operands)
