@@ -22,6 +22,7 @@ from test_memory import (
 )
 
 from jax_revolve import Disk, Plan, bounded_while_loop, checkpointed_scan, plan
+from jax_revolve.engine.tape import weight_gradients
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.two_level import TwoLevelPlan
@@ -179,10 +180,9 @@ def test_cotangents_of_weights_are_products_over_a_block(
 
     original = WeightGradients._defer
     monkeypatch.setattr(WeightGradients, "_defer", defer)
-    defaults: Any = WeightGradients.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "least_weight", 0)
-    monkeypatch.setitem(defaults, "most_kept", float("inf"))
-    monkeypatch.setitem(defaults, "most_steps", 2)
+    monkeypatch.setattr(weight_gradients, "LEAST_WEIGHT", 0)
+    monkeypatch.setattr(weight_gradients, "MOST_KEPT", float("inf"))
+    monkeypatch.setattr(weight_gradients, "STEPS_IN_A_PRODUCT", 2)
     monkeypatch.setattr(jax, "device_count", lambda: 1)  # the generator has several
     normal = np.random.default_rng(0).normal
     draw = lambda *shape: jnp.asarray(normal(size=shape) / 2)  # noqa: E731
@@ -252,8 +252,7 @@ def test_a_single_block_before_the_tape_has_no_tape_of_its_own(tmp_path: Path) -
 
 
 def test_a_number_among_the_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    defaults: Any = WeightGradients.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "least_weight", 0)
+    monkeypatch.setattr(weight_gradients, "LEAST_WEIGHT", 0)
 
     def loss(scan: Any, weight: Any) -> Any:
         def step(u: Any, x: Any) -> Any:

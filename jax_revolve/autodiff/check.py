@@ -52,17 +52,13 @@ def checked(
         expected = pull_back_nested(steps, cotangents)
     else:
         return result
-    parts = ((name, getattr(result, name), getattr(expected, name)) for name in Operands._fields)
     where = f"the loop over {source_of_function(loop.jaxpr)} with the plan {plan}"
-    return Operands(
-        *(
-            [
-                raise_if(_differs(x, y), x, f"{VARIABLE}: {name}[{i}] of {where} is wrong.")
-                for i, (x, y) in enumerate(zip(found, wanted, strict=True))
-            ]
-            for name, found, wanted in parts
-        )
-    )
+
+    def raised(path: Any, found: Any, wanted: Any) -> Any:
+        name = jax.tree_util.keystr(path).removeprefix(".")  # carry[0]
+        return raise_if(_differs(found, wanted), found, f"{VARIABLE}: {name} of {where} is wrong.")
+
+    return jax.tree.map_with_path(raised, result, expected)
 
 
 def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:

@@ -79,7 +79,6 @@ class Rules(NamedTuple):
 
 
 def function_primitive(name: str, rules: Rules) -> Primitive:
-    """A primitive that computes functions, with its derivatives."""
     primitive = new_primitive(
         name,
         implementation=rules.run,

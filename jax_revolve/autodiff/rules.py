@@ -89,7 +89,7 @@ from jax_revolve.schedule.storage import Disk
 from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import Paired, paired
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import (
     Activity,
@@ -118,7 +118,6 @@ from jax_revolve.storage.buffers import read
 
 
 def run_loop(loop: Loop, operands: list[Any]) -> Flat:
-    """The loop primitive's results."""
     if loop.obstacle is not None:
         return run_plain(loop, loop.operands(operands))
     if loop.length == 0:
@@ -165,8 +164,8 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     does its progress.
     """
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Flat:
-        own = Loop.of(equation, loop.length, loop.plan, loop.progress)
+    def run(equation: Loop, operands: list[Any]) -> Flat:
+        own = equation.with_plan(loop.length, loop.plan, loop.progress)
         own = own._replace(has_examples=loop.has_examples, trust=loop.trust)
         return run_loop(own, operands)
 
@@ -189,21 +188,15 @@ def _loop_batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Bat
     def batch_loop(*operands: Any) -> Batched:
         if function.condition is not None and function.body_effects:
             # lax refuses a batched condition beside some effects.
-            plain = partial(run_plain, function._replace(progress=None))
-            as_lax = lambda *flat: plain(function.operands(flat))  # noqa: E731
+            as_lax = partial(_run_plain_loop, function=function._replace(progress=None))
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
-        dims_out = batched_dims(axis, partial(run, function), operands, dims)
-        loop = function
-        if function.condition is not None:
-            num_consts = function.num_consts
-            run_all = vmap_over(axis, partial(run, function), dims, dims_out)
-            after = [*operands[:num_consts], *jax.eval_shape(run_all, *operands)]
 
-            def going(*flat: Any) -> Flat:
-                return [function.holds(list(flat[:num_consts]), list(flat[num_consts:]))]
+        def run_and_look(*flat: Any) -> Flat:
+            results, consts = list(run(function, *flat)), function.operands(flat).consts
+            return [*results, function.condition is not None and function.holds(consts, results)]
 
-            (dim,) = batched_dims(axis, going, after, [*dims[:num_consts], *dims_out])
-            loop = function._replace(has_examples=function.has_examples or dim is not None)
+        *dims_out, dim = batched_dims(axis, run_and_look, operands, dims)
+        loop = function._replace(has_examples=function.has_examples or dim is not None)
         results = _as_loop(
             loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
         )
@@ -311,16 +304,13 @@ def _plan(loop: Loop, step: Linearized, operands: Operands) -> AnyPlan:
     if not isinstance(request, Request):
         return plan_of(loop)
 
-    def resolve() -> AnyPlan:
-        shapes = [t.shape for t in operands.types if is_symbolic(t)]
-        if request.memory is not None and shapes:
-            raise ValueError(
-                f"memory must be None where sizes are symbolic, but is {request.memory} for "
-                f"operands of shapes such as {shapes[0]}: their sizes are unknown. Pass "
-                "checkpoints."
-            )
-        return request.resolve(sizes_of(loop, step, operands))
-
+    shapes = [t.shape for t in operands.types if is_symbolic(t)]
+    if request.memory is not None and shapes:
+        raise ValueError(
+            f"memory must be None where sizes are symbolic, but is {request.memory} for operands "
+            f"of shapes such as {shapes[0]}: their sizes are unknown. Pass checkpoints."
+        )
+    resolve = lambda: request.resolve(sizes_of(loop, step, operands))  # noqa: E731
     return once(loop, ("plan", step.activity, operands.types), resolve)
 
 
@@ -441,7 +431,6 @@ class Sweep(NamedTuple):
         return self.held.num_leaves
 
     def tree(self, arrays: Flat) -> Held:
-        """What is held, from its leaves."""
         return jax.tree.unflatten(self.held, arrays)
 
     @property
@@ -507,7 +496,6 @@ class Sweep(NamedTuple):
         return loop
 
     def without_tape(self) -> "Sweep":
-        """The sweep that holds no tape."""
         held = jax.tree.structure(self.numbers_held._replace(tape=None))
         return self._replace(tapes=False, held=held)
 
@@ -613,10 +601,7 @@ def _forward_sweep_of_one(sweep: Sweep, *operands: Any) -> Flat:
 
 
 def _forward_sweep_keys(*operands: Any, function: Sweep) -> Flat:
-    def run(*operands: Any) -> Flat:
-        return run_plain(function.loop, function.loop.operands(operands))
-
-    return mapped(run, function.vmaps)(*operands)
+    return mapped(partial(_run_plain_loop, function=function.loop), function.vmaps)(*operands)
 
 
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
@@ -710,13 +695,9 @@ def _forward_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
 def _forward_sweep_jvp_without_pairs(
     sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat
 ) -> Flat:
-    half = sweep.primal
-
-    def run(chosen: Flat) -> Flat:
-        flat = substitute(operands, activity.operands, chosen)
-        return sweep.of_results(loop_p.bind(*flat, function=half))
-
-    primals = pick(operands, activity.operands)
+    primals, half = pick(operands, activity.operands), partial(loop_p.bind, function=sweep.primal)
+    flat = lambda chosen: substitute(operands, activity.operands, chosen)  # noqa: E731
+    run = lambda chosen: sweep.of_results(half(*flat(chosen)))  # noqa: E731
     results, dots = jax.jvp(run, (primals,), (list(tangents),))
     silent = _with_progress(sweep, lambda _: None)  # the results' loop shows it
     _, arrays, _ = _run_forward_sweep(silent, operands)
@@ -849,14 +830,16 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         _tangent(x, dot) if is_active else dot
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
-    if sweep.has_rule or not (both := _Both.of(sweep, primals, along)).is_reversible:
+    both = None if sweep.has_rule else _pairs_of(sweep, primals, along)
+    # The derivative of `jax.random.gamma` is a while loop, which has no reverse mode.
+    if both is None or not taped_step(both[-1]).is_transposable:
         _refuse_inverse(sweep)
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
     if not sweep.is_on_disk:
         held_dot = sweep.tree(arrays_dot)
-        pulled_back = _reverse_sweep_of_pairs(sweep, both, held, held_dot, cts, cts_dot)
+        pulled_back = _reverse_sweep_of_pairs(sweep, *both, held, held_dot, cts, cts_dot)
         if pulled_back is not None:
             return pulled_back
     have_cts_dot = [ct is not None for ct in cts_dot]
@@ -872,48 +855,35 @@ def _reverse_sweep_jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     return [*value, *tangent]
 
 
-class _Both(NamedTuple):
-    """The loop of values and tangents, whose reverse sweep is the derivative of another one."""
-
-    pairs: Paired
-    operands: list[Any]
-    activity: Activity
-    """Of its reverse sweep."""
-
-    @classmethod
-    def of(cls, sweep: Sweep, primals: Flat, along: Flat) -> "_Both":
-        """For the derivative of a sweep in these directions, `None` where there is none."""
-        loop = sweep.loop
-        pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
-        operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-        own = sweep.activity
-        ys = tuple(map(bool, spread(sweep.ys, own.ys)))
-        given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
-        activity = find_activity(pairs.loop, pairs.of_operands(own))
-        activity = find_reached(pairs.loop, activity, pick(given, activity.results))
-        return cls(pairs, operands, activity)
-
-    @property
-    def is_reversible(self) -> bool:
-        """Whether its step has a reverse mode. That of `jax.random.gamma` has none: the derivative
-        is a while loop."""
-        return taped_step(self.step).is_transposable
-
-    @property
-    def step(self) -> Linearized:
-        loop = self.pairs.loop
-        return linearized(loop, self.activity, loop.operands(self.operands))
+def _pairs_of(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Paired, list[Any], Linearized]:
+    """The loop of values and tangents whose reverse sweep is the derivative of this one in these
+    directions, `None` where there is none; its operands; and its step in that sweep."""
+    loop, own = sweep.loop, sweep.activity
+    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
+    operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
+    ys = tuple(map(bool, spread(sweep.ys, own.ys)))
+    given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
+    activity = find_activity(pairs.loop, pairs.of_operands(own))
+    activity = find_reached(pairs.loop, activity, pick(given, activity.results))
+    step = linearized(pairs.loop, activity, pairs.loop.operands(operands))
+    return pairs, operands, step
 
 
 def _reverse_sweep_of_pairs(
-    sweep: Sweep, of_both: _Both, held: Held, held_dot: Held, cts: Flat, cts_dot: Flat
+    sweep: Sweep,
+    pairs: Paired,
+    operands: list[Any],
+    step: Linearized,
+    held: Held,
+    held_dot: Held,
+    cts: Flat,
+    cts_dot: Flat,
 ) -> Flat | None:
     """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
     `None` if that is less than the loop of values and tangents needs."""
-    (pairs, operands, activity), own = of_both, sweep.activity
-    both, restart = pairs.loop, pairs.of_carry(sweep.restart)
-    needed, record = of_both.step, pairs.of_ys(sweep.record)
-    if any(map(gt, (*needed.restart, *needed.record), (*restart, *record))):
+    both, own, activity = pairs.loop, sweep.activity, step.activity
+    restart, record = pairs.of_carry(sweep.restart), pairs.of_ys(sweep.record)
+    if any(map(gt, (*step.restart, *step.record), (*restart, *record))):
         return None
 
     def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
@@ -936,12 +906,9 @@ def _reverse_sweep_of_pairs(
         zeros(t.to_tangent_aval()) if ct is None else ct
         for ct, t in zip(of_results("carry"), types, strict=True)
     ]
-    flat = iter(
-        _run_reverse_sweep(
-            sweep.of_loop(both, activity=activity, restart=restart, record=record),
-            *(operands, held, Cotangents(carry, of_results("ys"))),
-        )
-    )
+    cotangents = Cotangents(carry, of_results("ys"))
+    sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
+    flat = iter(_run_reverse_sweep(sweep, operands, held, cotangents))
     value, tangent = [], []
     for part in (own.consts, own.init, own.xs):
         tangent += [next(flat) for active in part if active]

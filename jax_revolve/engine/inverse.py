@@ -41,8 +41,6 @@ class Walk(NamedTuple):
 
 
 class WalkBack:
-    """How the steps of a loop are walked back and transposed."""
-
     def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, held: Held) -> None:
         assert steps.loop.trust is not None
         self._steps, self._pullback, self._held = steps, pullback, held

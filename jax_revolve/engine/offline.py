@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve._compat.memories import is_on_host
+from jax_revolve._compat.values import zeros
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
     Held,
@@ -29,9 +30,12 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import is_for_cpu
 from jax_revolve.step.linearized import either
 from jax_revolve.step.loop import pick, spread, substitute
-from jax_revolve.step.steps import Progress, Steps, for_loop
+from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import in_storage, put
+
+Progress = tuple[list[Any], list[Any]]
+"""The carry, and the ys that are kept, of the steps that are done."""
 
 State = tuple[Progress, list[Any]]
 """How far the sweep has come, and the checkpoints so far."""
@@ -48,7 +52,8 @@ def run_forward_offline(
     is_walked = is_walked_back(steps.loop, plan)
     kept = either(keep_ys, steps.record) if is_walked else keep_ys
     sweep = _Sweep(steps, plan, kept, Reports(steps.loop, FORWARD, plan.length))
-    progress = steps.at_start(kept)
+    _, ys = steps.loop.results(steps.loop.output_types)
+    progress = steps.operands.carry, list(map(zeros, pick(ys, kept)))
     start = stores = tape = None
     if isinstance(plan, TwoLevelPlan):
         progress, stores = sweep.write(plan, progress)
@@ -86,7 +91,8 @@ class _Sweep(NamedTuple):
 
     def run(self, step: Any, progress: Progress) -> Progress:
         self.reports.before_step(step)
-        return self.steps.run(step, progress, self.keep_ys)
+        carry, y = self.steps.step(progress[0], step)
+        return carry, write(progress[1], pick(y, self.keep_ys), self.steps.loop.entry(step))
 
     def write(self, plan: TwoLevelPlan, progress: Progress) -> tuple[Progress, Buffers]:
         """Advance as far as the schedule writes to the storage. Returns the storage's buffers,

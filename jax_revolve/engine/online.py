@@ -30,10 +30,6 @@ whether each example goes on; its steps, if they are walked back; and the carry.
 that are not in one array would each take kernels of their own, which last as long as a light
 step."""
 
-_Place = Callable[[Stack], tuple[jax.Array, Stack]]
-"""At a step that is stored: the slot to store into, and the stack, whose numbers tell the next step
-to store before."""
-
 
 def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     """The final carry, and the checkpoints."""
@@ -55,12 +51,11 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
 
     def store_and_advance(state: tuple[Stack, jax.Array, Any, list[Any], Any]) -> Any:
         stack, going, own, carry, kept = state
-        slot, stack = place(stack)
-        stored = pick(carry, restart)
+        stack, stored = place(stack), pick(carry, restart)
         if isinstance(plan, TwoLevelPlan):
-            kept = put(plan.storage, kept, stored, slot)
+            kept = put(plan.storage, kept, stored, stack.slot)
         else:
-            kept, stored = keep(kept, stored, slot)
+            kept, stored = keep(kept, stored, stack.slot)
         progress = (stack.numbers, going, own, substitute(carry, restart, stored))
         if every and plan.block_size == 1:
             numbers, *progress = step(progress)
@@ -93,8 +88,9 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     return carry, held._replace(positions=positions, slot_index=slot_index, top=top)
 
 
-def _placing(plan: AnyPlan) -> tuple[Stack, _Place]:
-    """The stack at the start, and how checkpoints are placed."""
+def _placing(plan: AnyPlan) -> tuple[Stack, Callable[[Stack], Stack]]:
+    """The stack at the start, and how it changes at a step that is stored: its numbers tell the
+    slot to store into, and the next step to store before."""
     size, stops = plan.block_size, []
     if isinstance(plan, TwoLevelPlan):
         # Where a loop that reaches its bound stores, and the start of the tail, because the loop
@@ -102,20 +98,15 @@ def _placing(plan: AnyPlan) -> tuple[Stack, _Place]:
         stops = [*(size * block for block in [*plan.stores[1:], plan.tail]), plan.length]
     if stops or plan.stores_every_block(is_while=True):
 
-        def in_order(stack: Stack) -> tuple[jax.Array, Stack]:
-            step, _, number = stack.numbers
+        def in_order(stack: Stack) -> Stack:
+            step, _, slot = stack.numbers
+            slot += 1
             if stops:
-                stop = jnp.asarray(stops, jnp.int32)[number]
+                stop = jnp.asarray(stops, jnp.int32)[slot]
             else:  # the last block may reach beyond the bound
                 stop = step + jnp.minimum(size, plan.length - step)
-            return number, stack._replace(numbers=jnp.stack([step, stop, number + 1]))
+            return stack._replace(numbers=jnp.stack([step, stop, slot]))
 
-        return Stack((), (), integers([0, 0, 0])), in_order
-
+        return Stack((), (), integers([0, 0, -1])), in_order
     placement = Placement(plan.checkpoints, plan.length, size)
-
-    def in_slots(stack: Stack) -> tuple[jax.Array, Stack]:
-        stack = placement.store(stack)
-        return stack.slot, stack
-
-    return placement.begin(), in_slots
+    return placement.begin(), placement.store

@@ -139,7 +139,6 @@ class _Sweep:
         return integers(positions), None, jnp.int32(max(len(starts) - 1, 0))
 
     def _at(self, slot: Any, state: _State) -> list[Any]:
-        """The checkpoint in a slot."""
         start = self._steps.initial() if state.start is None else state.start
         return at_slot(state.slots, slot, start)
 

@@ -78,12 +78,8 @@ def at_slot(slots: list[Any], slot: Any, first: list[Any]) -> list[Any]:
     """The checkpoint in a slot; `first` is the one in slot 0."""
     if slots and slots[0].shape[0] == 0:
         return first
-    return [lax.select(slot == 0, f, x) for f, x in zip(first, read_slot(slots, slot), strict=True)]
-
-
-def read_slot(slots: list[Any], slot: Any) -> list[Any]:
-    """The carry that was last written into a slot."""
-    return read(slots, _row(slot))
+    stored = read(slots, _row(slot))
+    return [lax.select(slot == 0, f, x) for f, x in zip(first, stored, strict=True)]
 
 
 def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
@@ -107,7 +103,7 @@ def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any]
     slots = write_slot(slots, carry, slot)
     if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
         return slots, carry
-    return slots, read_slot(slots, slot)
+    return slots, read(slots, _row(slot))
 
 
 def tapes_the_last_block(plan: AnyPlan) -> bool:

@@ -28,7 +28,6 @@ from jax_revolve.schedule.arguments import check_integer, readable
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.equation import LoopEquation
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
 
@@ -215,10 +214,8 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
     closed, consts = without_consts(jax.make_jaxpr(step)(carry, list(map(_row_type, leaves))))
     _check_effects(closed, consts)
     types = tuple(scanned.out_avals)
-    equation = LoopEquation(
-        closed, len(consts), len(carry), types, frozenset(), reverse=bool(reverse)
-    )
-    loop = Loop.of(equation, int(leaves[0].shape[0] if length is None else length), None)
+    loop = Loop(closed, len(consts), len(carry), types, frozenset(), reverse=bool(reverse))
+    loop = loop.with_plan(int(leaves[0].shape[0] if length is None else length), None)
     consts = [as_array(_own(x)) for x in consts]
     operands = Operands(consts, carry, leaves if fetched is None else [])
     return Problem(loop, operands, fetched, carry_tree, y_tree)

@@ -22,7 +22,7 @@ from jax import lax
 from jax_revolve._compat.jaxprs import ClosedJaxpr, variables
 from jax_revolve.jaxprs.evaluate import call_in_place, kept_whole, run_equation
 from jax_revolve.jaxprs.walk import has_equation, with_equations
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 
 SET = "maybe_set"
@@ -45,7 +45,7 @@ class ScannedStages(eqx.Module):
             rest[:] = [others]
             return arrays
 
-        def run(equation: LoopEquation, operands: list[Any]) -> Any:
+        def run(equation: Loop, operands: list[Any]) -> Any:
             tableau = solver.tableau
             is_several = isinstance(tableau, diffrax.MultiButcherTableau)
             count = (tableau.tableaus[0] if is_several else tableau).num_stages
@@ -81,8 +81,8 @@ def _with_lax(solver: Any) -> Any:
     return eqx.tree_at(lambda s: s.scan_kind, solver, "lax", is_leaf=lambda x: x is None)
 
 
-def _run_stages(equation: LoopEquation, operands: list[Any], count: int) -> list[Any]:
-    loop = Loop.of(equation, count, None)
+def _run_stages(equation: Loop, operands: list[Any], count: int) -> list[Any]:
+    loop = equation.with_plan(count, None)
     consts, init, _ = loop.operands(operands)
     keep = has_equation(loop.jaxpr, "custom_jvp")
     quicker = loop._replace(jaxpr=_in_fewer_kernels(loop))

@@ -50,14 +50,13 @@ def run_each(closed: Any, inputs: Sequence[Any], run: Callable[..., Sequence[Any
 
 
 def operands_like(eqn: Any) -> list[Any]:
-    """Zeros in place of an equation's operands, for tracing."""
-    return [_like(v.aval) for v in eqn.invars]
+    """Zeros in place of an equation's operands, or references to them, for tracing."""
 
+    def like(aval: AbstractValue) -> Any:
+        value = with_weak_type(zeros(contents_type(aval)), contents_type(aval))
+        return jax.new_ref(value) if is_reference(aval) else value
 
-def _like(aval: AbstractValue) -> Any:
-    """A value of this type, for tracing: zeros, or a reference to them."""
-    value = with_weak_type(zeros(contents_type(aval)), contents_type(aval))
-    return jax.new_ref(value) if is_reference(aval) else value
+    return [like(v.aval) for v in eqn.invars]
 
 
 def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequence[Any]) -> Any:

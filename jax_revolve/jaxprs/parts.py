@@ -53,19 +53,11 @@ def part_of(
     return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
 
 
-def between(jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The equations that compute results from variables of the jaxpr."""
-    return _backwards(jaxpr, inputs, results, [])
-
-
-def up_to(jaxpr: Any, equations: Sequence[Any]) -> list[Any]:
-    """These equations and all that their operands depend on."""
-    return _backwards(jaxpr, [], [], equations)
-
-
-def _backwards(
-    jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
+def between(
+    jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any], equations: Sequence[Any] = ()
 ) -> list[Any]:
+    """The equations that compute results, and the operands of `equations`, from variables of the
+    jaxpr; and these `equations`."""
     wanted = set(variables(results)).difference(inputs)
     kept, always = list[Any](), set(map(id, equations))
     for eqn in reversed(jaxpr.eqns):

@@ -118,7 +118,6 @@ def places(eqn: Any) -> list[tuple[str, Any]]:
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation holds."""
     return [jaxpr for _, jaxpr in places(eqn)]
 
 

@@ -1,6 +1,7 @@
 """`checkpointed_fori_loop`: `lax.fori_loop`, differentiable within a memory budget."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation
+from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")
 
@@ -85,7 +86,7 @@ def checkpointed_fori_loop(
     def fori(start: tuple[Any, Value]) -> Value:
         return lax.fori_loop(start[0], upper, body_fun, start[1])
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run(equation: Loop, operands: list[Any]) -> Any:
         if equation.length is not None:
             check_steps(equation.length)
         loop = asked.loop(equation, max_steps)
@@ -100,7 +101,10 @@ def checkpointed_fori_loop(
             )
 
     start = (lower, init_val)
-    known = _known_steps(lower, upper) if is_jit_disabled() or inverse is not None else None
+    known = None
+    if is_jit_disabled() or inverse is not None:
+        with suppress(TypeError, ValueError):  # of bounds that are traced
+            known = max(int(upper) - int(lower), 0)
     if inverse is not None and not is_jit_disabled():
         body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
         back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
@@ -116,11 +120,3 @@ def checkpointed_fori_loop(
         return run_from(start, fori, run)
     check_steps(known)
     return fori(start)  # a Python loop, for debugging
-
-
-def _known_steps(lower: Any, upper: Any) -> int | None:
-    """The number of steps between bounds that are not traced; `None` for others."""
-    try:
-        return max(int(upper) - int(lower), 0)
-    except (TypeError, ValueError):
-        return None

@@ -19,8 +19,7 @@ from jax_revolve.engine.inverse import drift_of, tolerance_of
 from jax_revolve.loops.options import Options, walked_blocks
 from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
 from jax_revolve.schedule.selection import equal_blocks
-from jax_revolve.step.equation import LoopEquation
-from jax_revolve.step.loop import Trust, is_inexact
+from jax_revolve.step.loop import Loop, Trust, is_inexact
 
 
 @dataclass(eq=False)
@@ -95,7 +94,7 @@ class Reversible:
 
         return jax.tree.map(like, carry, before)
 
-    def run(self, asked: Options, equation: LoopEquation, operands: Any, *bound: Any) -> Any:
+    def run(self, asked: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
         """The results of the loop of `f` alone, which its inverse walks back."""
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop

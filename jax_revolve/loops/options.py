@@ -21,7 +21,7 @@ from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
 from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request, equal_blocks
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.files import check_directory
 
@@ -78,7 +78,7 @@ class Options:
                     "determines it."
                 )
 
-    def loop(self, equation: LoopEquation, max_steps: int | None = None) -> Loop:
+    def loop(self, equation: Loop, max_steps: int | None = None) -> Loop:
         """The loop of an equation of `jax.lax`, with a plan by these options. One that cannot have
         any is lax's own, unless a budget is given."""
         is_while = equation.length is None
@@ -86,9 +86,9 @@ class Options:
         plan = self.plan_for(length, is_while=is_while)
         if equation.obstacle is not None:
             self._check_no_budget(equation.obstacle)
-            return Loop.of(equation, length, None)
+            return equation.with_plan(length, None)
         try_storage(plan)
-        return Loop.of(equation, length, plan, listener_of(self.progress))
+        return equation.with_plan(length, plan, listener_of(self.progress))
 
     def _check_no_budget(self, obstacle: str) -> None:
         """Warn that the loop is lax's own, and refuse a budget that it would not keep to."""
@@ -270,8 +270,8 @@ def _gradient(plan: AnyPlan) -> np.ndarray:
     def step(state: jax.Array, sign: Any) -> tuple[jax.Array, None]:
         return jnp.where(state > 0, sign, 1) * jnp.roll(state, 1), None
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
-        return run_loop(Loop.of(equation, _LENGTH, plan), operands)
+    def run(equation: Loop, operands: list[Any]) -> Any:
+        return run_loop(equation.with_plan(_LENGTH, plan), operands)
 
     def total(state: jax.Array) -> jax.Array:
         final = run_around_loop(lambda: lax.scan(step, state, signs), run)[0]

@@ -16,7 +16,8 @@ from jax_revolve.schedule.arguments import Memory, mistyped
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
+from jax_revolve.step.loop import Loop
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
@@ -185,7 +186,7 @@ def checkpointed_scan(
         carry, (ys, _) = lax.scan(both.step, init, xs, length, reverse, unroll)
         return carry, ys
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run(equation: Loop, operands: list[Any]) -> Any:
         if both is None:
             return run_loop(asked.loop(equation), operands)
         return both.run(asked, equation, operands)

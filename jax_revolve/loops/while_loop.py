@@ -21,7 +21,7 @@ from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation, run_around_loop
+from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")
@@ -194,17 +194,34 @@ def bounded_while_loop(
     options = Options if inverse is None else ReversibleOptions
     asked = options(checkpoints, block_size, memory, storage, plan, progress)
     asked.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
+    value: Any = init_val
+    steps: Any = 0
     if is_jit_disabled():
-        # As lax.while_loop: a Python loop, unless the predicate is traced.
+        # As lax.while_loop: a Python loop, for debugging, unless the predicate is traced. The body
+        # gets JAX arrays, so it cannot change the user's NumPy arrays in place.
         with suppress(jax.errors.ConcretizationTypeError):
-            return _python_loop(cond_fun, body_fun, init_val, max_steps, with_steps, throw)
-    if inverse is not None or inverse_tol is not None:
-        own = (cond_fun, body_fun, inverse, inverse_tol, init_val)
-        value, steps = _walked_back(asked, max_steps, throw, *own)
+            value = jax.tree.map(as_array, value)
+            while (max_steps is None or steps < max_steps) and cond_fun(value):
+                value, steps = jax.tree.map(as_array, body_fun(value)), steps + 1
+            if throw and max_steps == steps:
+                value = _raise_if(jnp.asarray(cond_fun(value)), value, steps, body_fun)
+            return (value, jnp.int32(steps)) if with_steps else value
+    if inverse is not None or inverse_tol is not None:  # the loop counts its steps
+        counted = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(state[1])))
+        back = inverse and (lambda state: (state[0] - 1, inverse(state[1])))
+        both, start = Reversible.of(counted, back, inverse_tol, throw), (jnp.int32(0), init_val)
+        assert both is not None  # or its error is raised
+        steps, value = run_from(
+            (start, start),
+            lambda init: lax.while_loop(lambda state: cond_fun(state[0][1]), both.body, init)[0],
+            lambda equation, operands: both.run(asked, equation, operands, max_steps),
+        )
+        if throw and max_steps is not None:
+            stopped = (steps >= max_steps) & cond_fun(value)
+            steps, value = _raise_if(stopped, (steps, value), max_steps, body_fun)
         return (value, steps) if with_steps else value
-    steps: Any = None
 
-    def run(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run(equation: Loop, operands: list[Any]) -> Any:
         nonlocal steps
         loop = asked.loop(equation, max_steps)
         if throw:
@@ -219,36 +236,7 @@ def bounded_while_loop(
     return (value, steps) if with_steps else value
 
 
-def _walked_back(
-    asked: Options,
-    max_steps: int | None,
-    throw: bool,
-    cond_fun: Callable[[Any], Any],
-    body_fun: Callable[[Any], Any],
-    inverse: Callable[[Any], Any] | None,
-    inverse_tol: float | None,
-    init_val: Any,
-) -> tuple[Any, jax.Array]:
-    """The final value of a loop of reversible steps, which counts them, and their number."""
-    counted = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(state[1])))
-    back = inverse and (lambda state: (state[0] - 1, inverse(state[1])))
-    both, start = Reversible.of(counted, back, inverse_tol, throw), (jnp.int32(0), init_val)
-    assert both is not None  # or its error is raised
-    steps, value = run_from(
-        (start, start),
-        lambda init: lax.while_loop(lambda state: cond_fun(state[0][1]), both.body, init)[0],
-        lambda equation, operands: both.run(asked, equation, operands, max_steps),
-    )
-    if throw and max_steps is not None:
-        stopped = (steps >= max_steps) & cond_fun(value)
-        where = getattr(body_fun, "__name__", repr(body_fun))
-        steps, value = _raise_if(stopped, (steps, value), max_steps, where)
-    return value, steps
-
-
-def run_from(
-    start: Any, fun: Callable[[Any], Any], run: Callable[[LoopEquation, list[Any]], Any]
-) -> Any:
+def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[Any]], Any]) -> Any:
     """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop.
 
     Inside `jax.shard_map`, devices may take different numbers of steps. All of the carry then
@@ -258,9 +246,9 @@ def run_from(
     class ConditionVaries(Exception):
         pass
 
-    def run_or_start_again(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run_or_start_again(equation: Loop, operands: list[Any]) -> Any:
         if equation.condition is not None and any(varying_axes(jax.typeof(x)) for x in operands):
-            loop = Loop.of(equation, None, None)
+            loop = equation.with_plan(None, None)
             consts, init, _ = loop.operands(operands)
             going = jax.make_jaxpr(lambda: loop.holds(consts, init))()
             axes = varying_axes(going.out_avals[0])
@@ -299,28 +287,10 @@ def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[A
     return _raise_if(is_full & going, (steps, results), loop.length, where)
 
 
-def _raise_if(stopped: jax.Array, value: Any, max_steps: int, where: str) -> Any:
+def _raise_if(stopped: jax.Array, value: Any, max_steps: int, where: Any) -> Any:
+    where = where if isinstance(where, str) else getattr(where, "__name__", repr(where))
     message = (
         f"The loop over {where} did not finish within max_steps={max_steps} steps. Pass a larger "
         "max_steps. With throw=False, bounded_while_loop returns the value that it has then."
     )
     return raise_if(stopped, value, message)
-
-
-def _python_loop(
-    cond_fun: Callable[[Any], Any],
-    body_fun: Callable[[Any], Any],
-    init_val: Any,
-    max_steps: int | None,
-    with_steps: bool,
-    throw: bool,
-) -> Any:
-    """A Python loop, for debugging under `jax.disable_jit`. As in `jax.lax`, the body gets
-    JAX arrays, so it cannot change the user's NumPy arrays in place."""
-    value, steps = jax.tree.map(as_array, init_val), 0
-    while (max_steps is None or steps < max_steps) and cond_fun(value):
-        value, steps = jax.tree.map(as_array, body_fun(value)), steps + 1
-    if throw and max_steps == steps:
-        where = getattr(body_fun, "__name__", repr(body_fun))
-        value = _raise_if(jnp.asarray(cond_fun(value)), value, steps, where)
-    return (value, jnp.int32(steps)) if with_steps else value

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
-from jax_revolve.engine.tape.cut import ELEMENTWISE
 from jax_revolve.jaxprs.walk import inner_programs
 from jax_revolve.step.loop import pick
-from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL
+from jax_revolve.step.work import ELEMENTWISE, FREE, SLOW, TRANSCENDENTAL
 
 ONE_BY_ONE = {"copy", "stop_gradient"} | TRANSCENDENTAL | SLOW | ELEMENTWISE - FREE - {"iota"}
 """Operations that compute each entry from the entries at the same place."""

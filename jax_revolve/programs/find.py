@@ -39,7 +39,7 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation, read_loop
+from jax_revolve.step.equation import read_loop
 from jax_revolve.step.linearized import Activity, find_activity, linearized
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
 
@@ -173,7 +173,7 @@ def is_in(key: Key, outer: Key) -> bool:
     return len(key) > len(outer) and key[: len(outer)] == outer
 
 
-def _loop_in(eqn: Any) -> Loop | LoopEquation | None:
+def _loop_in(eqn: Any) -> Loop | None:
     """The loop that an equation is, of this library or of lax."""
     return eqn.params["function"] if eqn.primitive is loop_p else read_loop(eqn)
 
@@ -330,7 +330,7 @@ class Replacement:
         equation = read_loop(eqn)
         assert equation is not None
         length = self.max_steps if equation.condition is not None else equation.length
-        return Loop.of(equation, length, self.plan, self.progress)
+        return equation.with_plan(length, self.plan, self.progress)
 
     def equation(self, eqn: Any) -> Any:
         if self.plan is None:

@@ -28,7 +28,7 @@ from jax_revolve.programs.find import (
 )
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.step.equation import READ, LoopEquation
+from jax_revolve.step.equation import READ
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.references import run_on_contents, uses_references
 
@@ -232,9 +232,9 @@ def _readable(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
 def _on_contents(eqn: Any, enclosing: tuple[Any, ...]) -> Any:
     invars, obstacles = list(dict.fromkeys(variables(eqn.invars))), list[str | None]()
 
-    def run_loop(equation: LoopEquation, operands: list[Any]) -> Any:
+    def run_loop(equation: Loop, operands: list[Any]) -> Any:
         obstacles.append(equation.obstacle)
-        loop = Loop.of(equation, equation.length, None)
+        loop = equation.with_plan(equation.length, None)
         return run_plain(loop, loop.operands(operands))
 
     def run(*values: Any) -> Any:

@@ -62,18 +62,15 @@ def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
     count = len(layers.work)
     if checkpoints >= count - 1:
         return (*((i,) for i in range(count - 1)), count - 1)
-    found = [_schedule(count, checkpoints, _as_revolve)]
+    # Revolve's choice is the best for layers of equal work.
+    revolve = lambda i, j, left: (i + split(j - i, left), left - 1, False)  # noqa: E731
+    found = [_schedule(count, checkpoints, revolve)]
     slots = min(checkpoints - 1, _most_slots(count))
     if len(set(layers.work)) > 1 and slots >= 0:
         one, none = (1,) * count, (0,) * count
         costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(slots + 1,) * count)
         found.append(_by_table(costs, slots) or found[0])
     return min(found, key=lambda schedule: work_of(schedule, layers))
-
-
-def _as_revolve(start: int, stop: int, checkpoints: int) -> tuple[int, int, bool]:
-    """The choice of Revolve, which is the best for layers of equal work."""
-    return start + split(stop - start, checkpoints), checkpoints - 1, False
 
 
 def _most_slots(count: int) -> int:
@@ -135,7 +132,6 @@ def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
 
 
 def work_of(schedule: Schedule, layers: Layers) -> int:
-    """The total work of all runs."""
     return sum(u * n for u, n in zip(layers.work, runs(schedule), strict=True))
 
 

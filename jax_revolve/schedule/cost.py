@@ -57,7 +57,6 @@ class Sizes(NamedTuple):
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
-    """The bytes that the plan holds on the device."""
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
     in_block = plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry)

@@ -69,7 +69,6 @@ class Transfers(NamedTuple):
 
     @property
     def advances(self) -> int:
-        """The least possible number of advances."""
         s, r, (each, more) = self.slots, self.repetition, self._parts_of_a_segment
         saved = beta(s + 1, r - 1) + more * beta(s + 1, r - each - 2)
         saved += self.writes * (beta(s + 2, r - 2) - beta(s + 2, r - each - 2))
@@ -77,7 +76,6 @@ class Transfers(NamedTuple):
 
     @property
     def tail(self) -> int:
-        """The first block of the tail."""
         r = self.repetition
         missing, longest = self._capacity(r) - self.blocks, beta(self.slots, r)
         shortest = beta(self.slots, r - 1)

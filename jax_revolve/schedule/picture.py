@@ -76,7 +76,6 @@ def drawn_lines(plan: AnyPlan) -> dict[str, list[Line]]:
 
 
 def new_axes() -> Any:
-    """The axes of a new figure."""
     try:
         from matplotlib import pyplot
     except ModuleNotFoundError as error:

@@ -7,20 +7,10 @@ from typing import Literal, TypeAlias, overload
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
-from jax_revolve.schedule.arguments import (
-    Memory,
-    check_integer,
-    mistyped,
-    parse_bytes,
-)
+from jax_revolve.schedule.arguments import Memory, check_integer, mistyped, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import (
-    MOST_REPETITIONS_BY_DEFAULT,
-    all_stored,
-    quickest,
-    quickest_with_storage,
-)
+from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, all_stored, quickest
 from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
@@ -154,7 +144,13 @@ def plan(
     k = 1 if block_size is None else check_integer("block_size", block_size, least=1)
     k = min(k, max(length, 1))
     no_storage = {"repetitions": repetitions, "levels": levels}
-    _check_alternatives(checkpoints=checkpoints, **no_storage, memory=memory)
+    alternatives = {"checkpoints": checkpoints, **no_storage, "memory": memory}
+    given = [f"{name}={value!r}" for name, value in alternatives.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(
+            f"At most one of {', '.join(alternatives)} must be given, but these are: "
+            f"{', '.join(given)}."
+        )
     if storage is not None:
         storage = check_storage(storage)
         for name, value in no_storage.items():
@@ -167,15 +163,13 @@ def plan(
     if levels is not None:
         return _on_levels(length, levels, k)
     if storage is not None and storage.memory is not None:
-        storage = with_room(storage, _check_bytes(state_bytes=state_bytes))
+        storage = with_room(storage, _check_bytes("state_bytes", state_bytes))
     if memory is not None:
-        state = _check_bytes(state_bytes=state_bytes)
-        residuals = _check_bytes(residual_bytes=residual_bytes)
+        state = _check_bytes("state_bytes", state_bytes)
+        residuals = _check_bytes("residual_bytes", residual_bytes)
         sizes, memory = Sizes(state, residuals, residuals, state), parse_bytes(memory)
-        given = None if block_size is None else k
-        if storage is None:
-            return quickest(length, sizes, memory, block_size=given)
-        return quickest_with_storage(length, sizes, memory, storage, block_size=given)
+        size = None if block_size is None else k
+        return quickest(length, sizes, memory, block_size=size, storage=storage)
     if is_zero(checkpoints) and isinstance(storage, HostMemory):
         return all_stored(length, k, storage)
     blocks = scheduled_blocks(length, k)
@@ -199,19 +193,9 @@ def is_zero(checkpoints: Checkpoints) -> bool:
     return checkpoints == 0 and not isinstance(checkpoints, bool)
 
 
-def _check_bytes(**size: int | None) -> int:
-    ((name, value),) = size.items()
+def _check_bytes(name: str, value: int | None) -> int:
     allowed = "an int >= 0 where memory is given (jax_revolve.explain finds it)"
     return check_integer(name, value, least=0, allowed=allowed)
-
-
-def _check_alternatives(**alternatives: object) -> None:
-    given = [f"{name}={value!r}" for name, value in alternatives.items() if value is not None]
-    if len(given) > 1:
-        raise ValueError(
-            f"At most one of {', '.join(alternatives)} must be given, but these are: "
-            f"{', '.join(given)}."
-        )
 
 
 def _on_levels(length: int, levels: object, block_size: int) -> Plan:

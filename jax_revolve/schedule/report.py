@@ -160,21 +160,18 @@ class Report(Printed):
         row["memory"] = readable(self.memory(plan))
         if self.measured:
             its, known = self.measured.get(plan), lambda x: "" if x is None else readable(x)
+            why = "no time" if plan in self.unmeasured else "not run"
+            why = "too large" if plan in self.too_large else why
             row["measured"] = known(its and its.temporaries)
             if self._has_peaks:
                 row["peak"] = known(its and its.peak)
-            row["ms"] = f"{its.ms:.3g}" if its else self._why_not_run(plan)
+            row["ms"] = f"{its.ms:.3g}" if its else why
         runs = self.evaluations(plan)
         row |= {"evaluations": str(runs), "per step": f"{runs / max(plan.length, 1):.2f}"}
         if isinstance(self.plan, TwoLevelPlan):
             both = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
             row |= zip(("writes", "reads"), map(str, both), strict=True)
         return row
-
-    def _why_not_run(self, plan: AnyPlan) -> str:
-        if plan in self.too_large:
-            return "too large"
-        return "no time" if plan in self.unmeasured else "not run"
 
     @property
     def _has_peaks(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
+from typing import Any
 
 from jax_revolve.schedule import binomial, cost
 from jax_revolve.schedule import levels as static
@@ -80,10 +81,7 @@ class Request:
         how = {"block_size": self.block_size, "is_while": self.is_while}
         if sizes.is_walked_back and self.block_size is None:
             return _walked_back(self.length, sizes, memory, self.checkpoints)
-        if storage is None:
-            return quickest(self.length, sizes, memory, **how)
-        both = quickest_with_storage(self.length, sizes, memory, storage, **how)
-        return both.without_empty_storage
+        return quickest(self.length, sizes, memory, storage=storage, **how).without_empty_storage
 
 
 @lru_cache(maxsize=1024)
@@ -94,29 +92,17 @@ def quickest(
     *,
     block_size: int | None = None,
     is_while: bool = False,
-) -> Plan:
-    """The plan with the least predicted time within `memory` bytes."""
-    return min(
-        _fitting(length, sizes, memory, block_size, is_while),
-        key=lambda p: cost.time(p, sizes, is_while=is_while) * (TIE if p.blocks > 1 else 1),
-    )
-
-
-@lru_cache(maxsize=1024)
-def quickest_with_storage(
-    length: int,
-    sizes: Sizes,
-    memory: int,
-    storage: Storage,
-    *,
-    block_size: int | None = None,
-    is_while: bool = False,
-) -> TwoLevelPlan:
-    """`quickest`, with as many further checkpoints in the storage as pay off."""
-    plans = _fitting(length, sizes, memory, block_size, is_while)
-    on_device = (p for p in plans if not p.levels)
-    both = (TwoLevelPlan(p.length, p.checkpoints, p.block_size, storage) for p in on_device)
-    return min(both, key=lambda p: cost.time(p, sizes, is_while=is_while))
+    storage: Storage | None = None,
+) -> AnyPlan:
+    """The plan with the least predicted time within `memory` bytes, and as many further checkpoints
+    in the storage as pay off."""
+    plans: list[Any] = _fitting(length, sizes, memory, block_size, is_while)
+    tie = TIE if storage is None else 1
+    if storage is not None:
+        both = ((p.length, p.checkpoints, p.block_size, storage) for p in plans if not p.levels)
+        plans = [TwoLevelPlan(*each) for each in both]
+    key = lambda p: cost.time(p, sizes, is_while=is_while) * (tie if p.blocks > 1 else 1)  # noqa: E731
+    return min(plans, key=key)
 
 
 def equal_blocks(length: int, blocks: int) -> Plan:
@@ -144,12 +130,12 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 
 def trade_off(
     length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
-) -> list[Plan]:
+) -> list[AnyPlan]:
     """The plans worth considering: each is predicted faster than all with less memory."""
     k, all_steps = block_size or 1, max(length, 1)
     ends = Plan(length, 1, k), Plan(length, 1, all_steps), Plan(length, all_steps, k)
     least, *most = (cost.memory(plan, sizes) for plan in ends)
-    plans: list[Plan] = []
+    plans: list[AnyPlan] = []
     shortest = inf
     for budget in (*_growing(least, max(most), 1.5), max(most)):
         plan = quickest(length, sizes, budget, block_size=block_size, is_while=is_while)

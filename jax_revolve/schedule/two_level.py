@@ -12,13 +12,7 @@ import numpy as np
 from jax_revolve.schedule import actions, multistage
 from jax_revolve.schedule.arguments import counted
 from jax_revolve.schedule.plan import Plan, Reversal
-from jax_revolve.schedule.storage import (
-    STORAGES,
-    HostMemory,
-    Storage,
-    check_storage,
-    with_transfer,
-)
+from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_storage, with_transfer
 
 
 @dataclass(frozen=True)

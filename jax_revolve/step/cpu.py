@@ -44,7 +44,6 @@ PIECES = ("branch", "reads", "turns", "carry", "products")
 
 
 def is_on(piece: str) -> bool:
-    """Whether a piece is in use."""
     off = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if unknown := [name for name in off if name not in PIECES]:
         raise ValueError(

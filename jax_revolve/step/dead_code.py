@@ -11,12 +11,6 @@ Part = tuple[Mask, Mask, dict[str, Any]]
 """Which results are computed, which operands they need, and the parameters of the primitive."""
 
 
-def prune_loop(used: Sequence[bool], function: Loop) -> Part:
-    """The dead-code rule of the loop primitive."""
-    smaller, results, operands = _live(function, used)
-    return results, operands, {"function": smaller}
-
-
 def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     """`prune_loop` for the loop with its tangents. A result is kept if its tangent is used. A y
     whose tangent is not used has no tangent."""
@@ -24,7 +18,7 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     if loop.inverse is not None:
         used = [True] * len(used)
     dots = list(map(bool, spread(used[len(activity.results) :], activity.results)))
-    smaller, results, operands = _live(loop, either(used[: len(dots)], dots))
+    results, operands, params = prune_loop(either(used[: len(dots)], dots), loop)
 
     kept = loop.operands(operands)
     (carry, ys), (_, dots_of_ys) = loop.results(results), loop.results(dots)
@@ -36,7 +30,7 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     return (
         (*results, *of_tangents),
         (*operands, *pick(operands, activity.operands)),
-        {"function": smaller, "activity": rest},
+        {**params, "activity": rest},
     )
 
 
@@ -59,8 +53,7 @@ def known_part(given: Sequence[bool], function: Loop) -> Part:
     goes_on = loop.condition is None or all(_follow(loop.condition, [*of_condition, *carry]))
     if not goes_on or not any([*carry, *ys]):
         return none
-    smaller, results, operands = _live(loop, [*carry, *ys])
-    return results, operands, {"function": smaller._replace(progress=None)}
+    return prune_loop([*carry, *ys], loop._replace(progress=None))
 
 
 def _follow(jaxpr: ClosedJaxpr, given: Sequence[bool]) -> list[bool]:
@@ -70,12 +63,13 @@ def _follow(jaxpr: ClosedJaxpr, given: Sequence[bool]) -> list[bool]:
     return [all(pick(given, each)) for each in needs]
 
 
-def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
-    """The loop that computes the used results, and which results and operands it has. Carries that
-    no used result depends on are dropped, as by `lax.scan`."""
-    first = loop.num_condition_consts
+def prune_loop(used: Sequence[bool], function: Loop) -> Part:
+    """The dead-code rule of the loop primitive. Carries that no used result depends on are dropped,
+    as by `lax.scan`."""
+    loop, first = function, function.num_condition_consts
     if all(used) or loop.inverse is not None:  # which may read any of them
-        return loop, (True,) * len(used), (True,) * (first + len(loop.jaxpr.in_avals))
+        every = (True,) * len(used), (True,) * (first + len(loop.jaxpr.in_avals))
+        return *every, {"function": loop}
     num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
     carry, ys = loop.results(used)
     carry = live_carry(loop, carry, ys)
@@ -92,4 +86,4 @@ def _live(loop: Loop, used: Sequence[bool]) -> tuple[Loop, Mask, Mask]:
         num_carry=sum(carry),
         output_types=tuple(pick(loop.output_types, results)),
     )
-    return smaller, results, operands
+    return results, operands, {"function": smaller}

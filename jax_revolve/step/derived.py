@@ -47,7 +47,6 @@ class Paired(NamedTuple):
         )
 
     def of_carry(self, mask: Mask) -> Mask:
-        """The mask of a carry's leaves, of values and tangents."""
         return (*mask, *pick(mask, self.activity.carry))
 
     def of_ys(self, mask: Mask) -> Mask:

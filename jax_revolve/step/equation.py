@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -12,34 +12,14 @@ from jax_revolve._compat.interpreters import (
     is_reference_effect,
     register_late,
 )
-from jax_revolve._compat.jaxprs import ClosedJaxpr, eval_jaxpr, is_literal, variables
-from jax_revolve._compat.values import AbstractValue, as_array, is_array_type
+from jax_revolve._compat.jaxprs import eval_jaxpr, is_literal, variables
+from jax_revolve._compat.values import as_array, is_array_type
+from jax_revolve.step.loop import Loop
 from jax_revolve.step.references import run_on_contents
 
 
-class LoopEquation(NamedTuple):
-    """What `lax.scan` or `lax.while_loop` made of its arguments.
-
-    Operands are consts, then carry, then xs. Only a while loop has a condition; of its consts the
-    first are the condition's, it has no xs, and its length is not known.
-    """
-
-    jaxpr: ClosedJaxpr
-    num_consts: int
-    num_carry: int
-    output_types: tuple[AbstractValue, ...]
-    body_effects: Any
-    condition: ClosedJaxpr | None = None
-    num_condition_consts: int = 0
-    length: int | None = None
-    reverse: bool = False
-    unroll: int = 1
-    obstacle: str | None = None
-    """Why it cannot be reversed with checkpoints."""
-
-
 def run_around_loop(
-    fun: Callable[[], Any], run_loop: Callable[[LoopEquation, list[Any]], Sequence[Any]]
+    fun: Callable[[], Any], run_loop: Callable[[Loop, list[Any]], Sequence[Any]]
 ) -> Any:
     """`fun()`, which calls a loop of lax once, with `run_loop(equation, operands)` in its place.
 
@@ -83,14 +63,14 @@ def run_around_loop(
     return jax.tree.unflatten(treedef, outputs)
 
 
-def _read_scan(eqn: Any) -> LoopEquation:
+def _read_scan(eqn: Any) -> Loop:
     params = eqn.params
     if "ft_in" in params:  # jax >= 0.12
         groups = params["ft_in"].update(list(eqn.invars)).unpack()
         num_consts, num_carry, _ = (len(list(group)) for group in groups)
     else:
         num_consts, num_carry = params["num_consts"], params["num_carry"]
-    return LoopEquation(
+    return Loop(
         jaxpr=params["jaxpr"],
         num_consts=num_consts,
         num_carry=num_carry,
@@ -102,9 +82,9 @@ def _read_scan(eqn: Any) -> LoopEquation:
     )
 
 
-def _read_while(eqn: Any) -> LoopEquation:
+def _read_while(eqn: Any) -> Loop:
     params = eqn.params
-    return LoopEquation(
+    return Loop(
         jaxpr=params["body_jaxpr"],
         condition=params["cond_jaxpr"],
         num_condition_consts=params["cond_nconsts"],
@@ -118,7 +98,7 @@ def _read_while(eqn: Any) -> LoopEquation:
 READ = {"scan": _read_scan, "while": _read_while}
 
 
-def read_loop(eqn: Any) -> LoopEquation | None:
+def read_loop(eqn: Any) -> Loop | None:
     """The loop that an equation is, if it is one of lax's over arrays."""
     read = READ.get(eqn.primitive.name)
     if read is None or not all(is_array_type(v.aval) for v in eqn.invars):

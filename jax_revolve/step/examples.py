@@ -31,7 +31,7 @@ from jax.custom_batching import custom_vmap
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.evaluate import run_each, run_in_place
-from jax_revolve.jaxprs.parts import up_to
+from jax_revolve.jaxprs.parts import between
 from jax_revolve.jaxprs.walk import with_equations
 from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute
 from jax_revolve.step.mixing import mixes_examples
@@ -165,7 +165,9 @@ def _run_mixing(loop: Loop, own: list[Any], safe: list[Any]) -> list[Any]:
     def run_safe(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         return seen[id(eqn)] if id(eqn) in seen else run_in_place(eqn, operands)
 
-    run_each(with_equations(closed, up_to(closed.jaxpr, mixing), outvars=[]), own, run_own)
+    run_each(
+        with_equations(closed, between(closed.jaxpr, [], [], mixing), outvars=[]), own, run_own
+    )
     return run_each(closed, safe, run_safe)
 
 

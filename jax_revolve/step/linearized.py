@@ -32,7 +32,6 @@ from jax_revolve.step.loop import (
     Loop,
     Mask,
     Operands,
-    Step,
     is_inexact,
     once,
     pick,
@@ -204,7 +203,6 @@ class Linearized:
     """What other rooms derive from it, once for a key."""
 
     def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
-        """Variables as they stand in the jaxpr."""
         jaxpr = self.closed.jaxpr
         made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
         return [v for v in (*jaxpr.invars, *made) if v in chosen]
@@ -227,7 +225,11 @@ class Linearized:
         def pull_back(residuals: list[Any], cts: list[Any]) -> list[Any]:
             parts = jax.tree.unflatten(self._pullback, residuals)(cts)
             # A user's rule may return another dtype, which JAX lets pass.
-            return list(map(_of_dtype, (x for part in parts for x in part), wanted))
+            pairs = zip((x for part in parts for x in part), wanted, strict=True)
+            return [
+                as_array(x) if jax.typeof(x).dtype == t else lax.convert_element_type(x, t)
+                for x, t in pairs
+            ]
 
         made = jax.make_jaxpr(pull_back)([v.aval for v in self.residuals], self.types)
         for residuals in self._later:
@@ -247,12 +249,19 @@ def linearized(
     linearized again, `later` are the operands of the loop that were differentiated then. If it
     `is_mapped` by `jax.vmap`, it leaves examples that are done as they are."""
     found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
+    masks = (activity.consts, activity.carry, activity.xs)
 
     def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
         step = guarded(loop, consts, safe_carry, carry) if is_mapped else loop.step
-        results, pullback, types = _vjp(step, activity, Operands(safe_consts, carry, x))
+        inputs = Operands(safe_consts, carry, x)
+
+        def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
+            after, y = step(*map(substitute, inputs, masks, chosen))
+            return pick([*after, *y], activity.results), [*after, *y]
+
+        active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
         residuals, tree = jax.tree.flatten(pullback)
-        found.append((tree, types))
+        found.append((tree, list(map(cotangent_type, active))))
         return [*results, *residuals]
 
     def trace() -> Linearized:
@@ -317,22 +326,6 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
         needed = grown
 
 
-def _vjp(
-    step: Step, activity: Activity, inputs: Operands
-) -> tuple[list[Any], Callable[..., Any], list[AbstractValue]]:
-    """A step's results, the pullback of the active ones to its active inputs, and the types of
-    their cotangents."""
-    masks = (activity.consts, activity.carry, activity.xs)
-
-    def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
-        carry, y = step(*map(substitute, inputs, masks, chosen))
-        results = [*carry, *y]
-        return pick(results, activity.results), results
-
-    active, pullback, results = jax.vjp(active_step, *map(pick, inputs, masks), has_aux=True)
-    return results, pullback, [cotangent_type(r) for r in active]
-
-
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
     """What a jaxpr computes once it is differentiated in its active inputs: the same, with its
     derivative rules applied. The same jaxpr if all rules in it are JAX's own."""
@@ -362,7 +355,6 @@ def primal_loop(loop: Loop, activity: Activity) -> Loop:
 
 
 def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
-    """The inputs that these outputs depend on."""
     return pruned(jaxpr, outputs, [False] * len(jaxpr.in_avals))[1]
 
 
@@ -393,12 +385,6 @@ def zero_cotangents(values: list[Any], active: Sequence[bool]) -> list[Any]:
 
 def add(total: list[Any], more: list[Any]) -> list[Any]:
     return list(map(add_cotangents, total, more))
-
-
-def _of_dtype(cotangent: Any, dtype: Any) -> Any:
-    if jax.typeof(cotangent).dtype == dtype:
-        return as_array(cotangent)
-    return lax.convert_element_type(cotangent, dtype)
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:

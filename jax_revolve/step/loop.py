@@ -12,10 +12,9 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_functi
 from jax_revolve._compat.values import AbstractValue, explicit_mesh, is_outside_the_mesh, laid_out
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_functions
-from jax_revolve.progress.listener import Progress, when_run_again
+from jax_revolve.progress.listener import Progress, ReverseOnly, when_run_again
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
-from jax_revolve.step.equation import LoopEquation
 
 T = TypeVar("T")
 Mask: TypeAlias = tuple[bool, ...]
@@ -71,16 +70,16 @@ class Loop(NamedTuple):
     """
 
     jaxpr: ClosedJaxpr
-    condition: ClosedJaxpr | None
-    num_condition_consts: int
     num_consts: int
     num_carry: int
-    length: int | None
-    reverse: bool
-    unroll: int
     output_types: tuple[AbstractValue, ...]
     body_effects: Any
-    plan: AnyPlan | Request | None
+    condition: ClosedJaxpr | None = None
+    num_condition_consts: int = 0
+    length: int | None = None
+    reverse: bool = False
+    unroll: int = 1
+    plan: AnyPlan | Request | None = None
     progress: Progress | None = None
     """The listener of the loop's progress, which hears of each sweep once."""
     obstacle: str | None = None
@@ -92,21 +91,13 @@ class Loop(NamedTuple):
     steps are walked back rather than taped."""
     trust: Trust | None = None
 
-    @classmethod
-    def of(
-        cls,
-        equation: LoopEquation,
-        length: int | None,
-        plan: AnyPlan | Request | None,
-        progress: Progress | None = None,
+    def with_plan(
+        self, length: int | None, plan: AnyPlan | Request | None, progress: Progress | None = None
     ) -> "Loop":
-        """The loop of an equation of `jax.lax`, with the given length or bound.
-
-        Dead code in the step is removed, as `jax.jit` would. It may contain a call of a function
-        that has no forward mode.
-        """
-        own = {"jaxpr": without_dead_code(equation.jaxpr), "length": length}
-        return cls(**{**equation._asdict(), **own}, plan=plan, progress=progress)
+        """The loop with this length or bound, and without the dead code in its step, which may
+        contain a call of a function that has no forward mode. `jax.jit` would remove it, too."""
+        jaxpr = without_dead_code(self.jaxpr)
+        return self._replace(jaxpr=jaxpr, length=length, plan=plan, progress=progress)
 
     def __repr__(self) -> str:
         """As it stands in the text of a jaxpr: without what there is none of."""
@@ -115,12 +106,8 @@ class Loop(NamedTuple):
 
     def operands(self, flat: Sequence[Any]) -> Operands:
         """A flat sequence with one entry per operand, taken apart."""
-        first_x = self.num_consts + self.num_carry
-        return Operands(
-            list(flat[: self.num_consts]),
-            list(flat[self.num_consts : first_x]),
-            list(flat[first_x:]),
-        )
+        first, last = self.num_consts, self.num_consts + self.num_carry
+        return Operands(list(flat[:first]), list(flat[first:last]), list(flat[last:]))
 
     def results(self, flat: Sequence[T]) -> tuple[list[T], list[T]]:
         """A flat sequence with one entry per result, taken apart into carry and ys."""
@@ -129,7 +116,6 @@ class Loop(NamedTuple):
     def step(
         self, consts: list[Any], carry: list[Any], x: list[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """One step: consts, carry and one slice of the xs to carry and one slice of the ys."""
         used = consts[self.num_condition_consts :]
         return self.results(call_jaxpr(self.jaxpr)(*used, *carry, *x))
 
@@ -143,12 +129,9 @@ class Loop(NamedTuple):
         again."""
 
         def change(function: Any) -> Any:
-            if not isinstance(function, Loop):
+            if not isinstance(function, Loop) or isinstance(function.progress, ReverseOnly | None):
                 return function
-            progress = when_run_again(function.progress)
-            return (
-                function if progress is function.progress else function._replace(progress=progress)
-            )
+            return function._replace(progress=when_run_again(function.progress))
 
         programs = {"jaxpr": self.jaxpr, "condition": self.condition, "inverse": self.inverse}
         again = {name: x and with_functions(x, change) for name, x in programs.items()}
@@ -161,7 +144,6 @@ class Loop(NamedTuple):
 
     @property
     def all_ys(self) -> Mask:
-        """The mask that marks all ys."""
         return (True,) * (len(self.output_types) - self.num_carry)
 
     def entry(self, step: Any) -> Any:
@@ -170,7 +152,6 @@ class Loop(NamedTuple):
 
     @property
     def effects(self) -> Any:
-        """The effects of running the loop."""
         return self.body_effects | (frozenset() if self.progress is None else callback_effects())
 
     @property

@@ -12,35 +12,25 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import name_of
 from jax_revolve.jaxprs.walk import any_equation, inner_jaxprs
+from jax_revolve.step.work import CUBIC, ELEMENTWISE, KERNELS, MOVING, SLOW, TRANSCENDENTAL
 
 INDEPENDENT = {
-    *("abs", "acos", "acosh", "add", "add_any", "and", "approx_top_k", "argmax", "argmin", "asin"),
-    *("asinh", "atan", "atan2", "atanh", "axis_index", "bessel_i0e", "bessel_i1e"),
-    *("bitcast_convert_type", "broadcast_in_dim", "broadcast_to", "cbrt", "ceil", "cholesky"),
-    *("cholesky_update", "clamp", "clz", "complex", "concatenate", "conj", "conv_general_dilated"),
-    *("convert_element_type", "copy", "cos", "cosh", "cumlogsumexp", "cummax", "cummin", "cumprod"),
-    *("cumsum", "device_put", "digamma", "div", "dot_general", "dynamic_slice"),
-    *("dynamic_update_slice", "eig", "eigh", "empty", "empty2", "eq", "eq_to", "erf", "erf_inv"),
-    *("erfc", "exp", "exp2", "expm1", "fft", "floor", "gather", "ge", "geqp3", "geqrf", "gt"),
-    *("hessenberg", "householder_product", "igamma", "igamma_grad_a", "igammac", "imag"),
-    *("integer_pow", "iota", "iota_2x32_shape", "is_finite", "layout_constraint", "le", "le_to"),
-    *("lgamma", "log", "log1p", "log2", "logistic", "lt", "lt_to", "lu"),
-    *("lu_pivots_to_permutation", "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter"),
-    *("not", "one_minus_square", "optimization_barrier", "or", "ormqr", "pad", "philox2x32"),
-    *("philox4x32", "platform_index", "polygamma", "polynomial", "population_count", "pow"),
-    *("pvary", "qr", "ragged_dot_general", "random_bits", "random_clone", "random_fold_in"),
-    *("random_gamma", "random_seed", "random_split", "random_unwrap", "random_wrap", "real"),
-    *("reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision"),
-    *("reduce_prod", "reduce_sum", "reduce_window", "reduce_window_max", "reduce_window_min"),
-    *("reduce_window_sum", "reduce_xor", "regularized_incomplete_beta", "rem", "reshape"),
-    *("reshard", "rev", "rng_bit_generator", "round", "rsqrt", "scaled_dot", "scatter"),
-    *("scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub", "schur"),
-    *("select_and_gather_add", "select_and_scatter", "select_and_scatter_add", "select_n"),
-    *("sharding_constraint", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign"),
-    *("sin", "sinh", "slice", "sort", "split", "sqrt", "square", "squeeze", "stack"),
-    *("stop_gradient", "sub", "svd", "symmetric_product", "tan", "tanh", "threefry2x32"),
-    *("threefry4x32", "tie", "tile", "top_k", "transpose", "triangular_solve", "tridiagonal"),
-    *("tridiagonal_solve", "unstack", "xor", "zeros_like", "zeta"),
+    *(*ELEMENTWISE, *MOVING, *TRANSCENDENTAL, *SLOW, *CUBIC, *KERNELS),
+    *("approx_top_k", "axis_index", "bessel_i0e", "bessel_i1e", "bitcast_convert_type"),
+    *("broadcast_to", "cholesky_update", "clz", "conv_general_dilated", "cumlogsumexp", "cummax"),
+    *("cummin", "cumprod", "cumsum", "device_put", "dot_general", "empty", "empty2", "fft"),
+    *("geqp3", "geqrf", "hessenberg", "householder_product", "igamma", "igamma_grad_a"),
+    *("igammac", "iota_2x32_shape", "layout_constraint", "log2", "lu_pivots_to_permutation"),
+    *("mulhi", "name", "optimization_barrier", "ormqr", "philox2x32", "philox4x32"),
+    *("platform_index", "polygamma", "polynomial", "pvary", "ragged_dot_general", "random_bits"),
+    *("random_clone", "random_fold_in", "random_gamma", "random_seed", "random_split"),
+    *("random_unwrap", "random_wrap", "reduce", "reduce_precision", "reduce_window"),
+    *("reduce_window_max", "reduce_window_min", "reduce_window_sum", "reduce_xor"),
+    *("regularized_incomplete_beta", "reshard", "rng_bit_generator", "scaled_dot", "scatter-max"),
+    *("scatter-min", "scatter-mul", "scatter-sub", "schur", "select_and_gather_add"),
+    *("select_and_scatter", "select_and_scatter_add", "sharding_constraint", "stack"),
+    *("symmetric_product", "threefry2x32", "threefry4x32", "tie", "tile", "tridiagonal"),
+    *("tridiagonal_solve", "unstack", "zeros_like", "zeta"),
 }
 """Primitives that compute each example by itself, whatever `jax.vmap` maps over."""
 

@@ -11,7 +11,7 @@ any others, and nothing else in this library knows of references.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import jax
 
@@ -25,105 +25,86 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import exactly_of_type, is_array_type
 from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs, with_equations
-
-if TYPE_CHECKING:
-    from jax_revolve.step.equation import LoopEquation
-
-RunLoop: TypeAlias = Callable[["LoopEquation", list[Any]], Sequence[Any]]
+from jax_revolve.step.loop import Loop, pick, substitute
 
 
 class NotPure(Exception):
     """Why a loop is not a function of arrays and of the contents of references."""
 
 
-def run_on_contents(
-    run_loop: RunLoop, equation: "LoopEquation", operands: list[Any]
-) -> Sequence[Any]:
+def run_on_contents(run_loop: Callable[..., Any], equation: Loop, operands: list[Any]) -> Any:
     """`run_loop(equation, operands)`, with the contents of references in their places. A loop for
     which that is impossible stays as it is, and the equation names the `obstacle`."""
     try:
-        pure = _PureLoop(equation, operands)
+        pure, inputs, carried, written = _pure_loop(equation, operands)
     except NotPure as error:
         return run_loop(equation._replace(obstacle=str(error)), operands)
-    results = run_loop(pure.equation, pure.operands)
-    return pure.write_back(results)
+    carry, ys = pure.results(run_loop(pure, inputs))
+    num_carry, num_ys = len(carry) - len(carried), len(ys) - len(written)
+    contents = [*carry[num_carry:], *ys[num_ys:]]
+    for reference, value in zip([*carried, *written], contents, strict=True):
+        reference[...] = value
+    return [*carry[:num_carry], *ys[:num_ys]]
 
 
-class _PureLoop:
-    """A loop of references as one of their contents."""
+def _pure_loop(equation: Loop, operands: list[Any]) -> tuple[Loop, list[Any], list[Any], list[Any]]:
+    """The loop of the contents, its operands, and the references that it writes: of those that
+    become a part of the carry, and of those that are scanned over."""
+    _check(equation, operands)
+    num_condition, num_carry = equation.num_condition_consts, equation.num_carry
+    consts, carry, xs = equation.operands(operands)
+    step, condition = _Pure(equation.jaxpr, operands[num_condition:]), None
+    if equation.condition is not None:
+        condition = _Pure(equation.condition, [*consts[:num_condition], *carry])
+        if condition.written:
+            raise NotPure("its condition writes to a mutable reference")
 
-    def __init__(self, equation: "LoopEquation", operands: list[Any]) -> None:
-        _check(equation, operands)
-        first, last = equation.num_consts, equation.num_consts + equation.num_carry
-        num_condition, num_carry = equation.num_condition_consts, equation.num_carry
-        consts, carry, xs = operands[:first], operands[first:last], operands[last:]
-        step = _Pure(equation.jaxpr, operands[num_condition:])
-        condition = None
-        if equation.condition is not None:
-            condition = _Pure(equation.condition, [*consts[:num_condition], *carry])
-            if condition.written:
-                raise NotPure("its condition writes to a mutable reference")
+    # A condition and a step may use one reference: by then, it is one object.
+    carried = [*{id(x): x for x in consts if id(x) in step.written}.values()]
+    written = [x for x in xs if id(x) in step.written]
+    number = {id(x): num_carry + i for i, x in enumerate(carried)}
+    kept = [id(x) not in number for x in consts]
+    of_condition, of_step = kept[:num_condition], kept[num_condition:]
 
-        # A condition and a step may use one reference: by then, it is one object.
-        self.carried = [*{id(x): x for x in consts if id(x) in step.written}.values()]
-        self.written_xs = [x for x in xs if id(x) in step.written]
-        self.num_carry = num_carry
-        number = {id(x): num_carry + i for i, x in enumerate(self.carried)}
-        kept = [id(x) not in number for x in consts]
+    def with_carried(consts: Sequence[Any], own: list[Any], carry: list[Any]) -> list[Any]:
+        """The consts of a jaxpr and its carry, from the consts that are still consts."""
+        every = [id(x) in number and carry[number[id(x)]] for x in consts]
+        return [*substitute(every, [id(x) not in number for x in consts], own), *carry[:num_carry]]
 
-        def with_carried(
-            consts: Sequence[Any], own: Sequence[Any], carry: Sequence[Any]
-        ) -> list[Any]:
-            """The consts of a jaxpr and its carry, from the consts that are still consts."""
-            rest = iter(own)
-            every = [carry[number[id(x)]] if id(x) in number else next(rest) for x in consts]
-            return [*every, *carry[:num_carry]]
+    def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
+        results, after = step([*with_carried(consts[num_condition:], own, carry), *x])
+        new = map(exactly_of_type, (after[id(x)] for x in carried), types_carried)
+        ys = map(exactly_of_type, (after[id(x)] for x in written), types_xs)
+        return [*results[:num_carry], *new, *results[num_carry:], *ys]
 
-        def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
-            results, after = step([*with_carried(consts[num_condition:], own, carry), *x])
-            new = map(exactly_of_type, (after[id(x)] for x in self.carried), types_carried)
-            ys = map(exactly_of_type, (after[id(x)] for x in self.written_xs), types_xs)
-            return [*results[:num_carry], *new, *results[num_carry:], *ys]
+    def run_condition(own: list[Any], carry: list[Any]) -> list[Any]:
+        assert condition is not None
+        return condition(with_carried(consts[:num_condition], own, carry))[0]
 
-        def run_condition(own: list[Any], carry: list[Any]) -> list[Any]:
-            assert condition is not None
-            return condition(with_carried(consts[:num_condition], own, carry))[0]
+    types = equation.operands([*of_condition, *step.types])
+    types_carried = [contents_type(jax.typeof(x)) for x in carried]
+    types_xs = pick(types.xs, [id(x) in step.written for x in xs])
+    own, of_carry = pick(types.consts[num_condition:], of_step), [*types.carry, *types_carried]
+    of_written = [contents_type(jax.typeof(x)) for x in written]
+    outputs, output_ys = equation.results(equation.output_types)
+    pure = equation._replace(
+        jaxpr=jax.make_jaxpr(run_step)(own, of_carry, types.xs),
+        num_condition_consts=sum(of_condition),
+        num_consts=sum(kept),
+        num_carry=len(of_carry),
+        output_types=(*outputs, *types_carried, *output_ys, *of_written),
+        body_effects=frozenset(e for e in equation.body_effects if not is_reference_effect(e)),
+    )
+    if condition is not None:
+        own = pick(condition.types[:num_condition], of_condition)
+        pure = pure._replace(condition=jax.make_jaxpr(run_condition)(own, of_carry))
 
-        of_step = [t for t, k in zip(step.types, kept[num_condition:], strict=False) if k]
-        types_carried = [contents_type(jax.typeof(x)) for x in self.carried]
-        at = first - num_condition
-        of_carry = [*step.types[at : at + num_carry], *types_carried]
-        of_x = step.types[at + num_carry :]
-        types_xs = [t for t, x in zip(of_x, xs, strict=True) if id(x) in step.written]
-        if condition is not None:
-            own = [t for t, k in zip(condition.types, kept[:num_condition], strict=False) if k]
-            equation = equation._replace(condition=jax.make_jaxpr(run_condition)(own, of_carry))
-        outputs = equation.output_types
-        self.equation = equation._replace(
-            jaxpr=jax.make_jaxpr(run_step)(of_step, of_carry, of_x),
-            num_condition_consts=sum(kept[:num_condition]),
-            num_consts=sum(kept),
-            num_carry=len(of_carry),
-            output_types=(
-                *outputs[:num_carry],
-                *types_carried,
-                *outputs[num_carry:],
-                *(contents_type(jax.typeof(x)) for x in self.written_xs),
-            ),
-            body_effects=frozenset(e for e in equation.body_effects if not is_reference_effect(e)),
-        )
-        read = {id(x): _contents(x) for x in operands if is_reference(jax.typeof(x))}
-        own_consts = [x for x, k in zip(consts, kept, strict=True) if k]
-        self.operands = [read.get(id(x), x) for x in (*own_consts, *carry, *self.carried, *xs)]
+    def contents(x: Any) -> Any:
+        return exactly_of_type(x[...], contents_type(jax.typeof(x)))
 
-    def write_back(self, results: Sequence[Any]) -> list[Any]:
-        """The results of the loop of references, from the pure one's."""
-        first, last = self.num_carry, self.num_carry + len(self.carried)
-        ys = list(results[last : len(results) - len(self.written_xs)])
-        contents = [*results[first:last], *results[last + len(ys) :]]
-        for reference, value in zip([*self.carried, *self.written_xs], contents, strict=True):
-            reference[...] = value
-        return [*results[:first], *ys]
+    read = {id(x): contents(x) for x in operands if is_reference(jax.typeof(x))}
+    inputs = [read.get(id(x), x) for x in (*pick(consts, kept), *carry, *carried, *xs)]
+    return pure, inputs, carried, written
 
 
 class _Pure:
@@ -150,7 +131,7 @@ class _Pure:
         return results[:count], dict(zip(self.keys, results[count:], strict=True))
 
 
-def _check(equation: "LoopEquation", operands: Sequence[Any]) -> None:
+def _check(equation: Loop, operands: Sequence[Any]) -> None:
     for aval in (*map(jax.typeof, operands), *equation.output_types):
         if not (is_array_type(aval) or is_reference(aval)):
             raise NotPure(f"it has values of type {aval}, which are not arrays")
@@ -208,7 +189,3 @@ def _with_each(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
         return new if new is not eqn else changed(eqn, lambda _, inner: _with_each(inner, change))
 
     return with_equations(jaxpr, [*map(of, jaxpr.eqns)])
-
-
-def _contents(reference: Any) -> Any:
-    return exactly_of_type(reference[...], contents_type(jax.typeof(reference)))

@@ -1,21 +1,18 @@
 """The steps of a loop: from its start, with its ys, and again from a checkpoint."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.values import zeros
 from jax_revolve.step.examples import guarded, safe_operands
 from jax_revolve.step.linearized import Linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute, with_layout
-from jax_revolve.storage.buffers import read, write
+from jax_revolve.storage.buffers import read
 
 T = TypeVar("T")
-Progress = tuple[list[Any], list[Any]]
-"""The carry, and the ys that are kept, of the steps that are done."""
 
 
 class Steps(NamedTuple):
@@ -45,16 +42,6 @@ class Steps(NamedTuple):
         safe = safe_operands(loop, operands) if is_mapped else operands
         return cls(loop, restart, operands, safe, linearized, record)
 
-    def at_start(self, keep_ys: Sequence[bool]) -> Progress:
-        """Before the first step of a loop of known length."""
-        _, ys = self.loop.results(self.loop.output_types)
-        return self.operands.carry, list(map(zeros, pick(ys, keep_ys)))
-
-    def run(self, step: Any, progress: Progress, keep_ys: Sequence[bool]) -> Progress:
-        """One step of a loop of known length, and its ys."""
-        carry, y = self.step(progress[0], step)
-        return carry, write(progress[1], pick(y, keep_ys), self.loop.entry(step))
-
     @property
     def shared(self) -> list[Any]:
         """What all steps share, as in `Linearized`."""
@@ -73,7 +60,7 @@ class Steps(NamedTuple):
         """The operands of the step that runs as number `step`."""
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
-    def step(self, carry: list[Any], step: Any) -> Progress:
+    def step(self, carry: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
         """The carry after the step that runs as number `step`, and its y."""
         inputs = self.inputs(carry, step)
         if self.linearized is not None:

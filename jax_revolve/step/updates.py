@@ -60,7 +60,8 @@ class Uses:
         for eqn in self._closed.jaxpr.eqns:
             if eqn.primitive.name in WRITES and not is_literal(eqn.invars[0]):
                 writer, readers = self._writer(eqn.invars[0])
-                if writer is eqn and readers and known.issuperset(_inputs(readers)):
+                inputs = (v for reader in readers for v in variables(reader.invars))
+                if writer is eqn and readers and known.issuperset(inputs):
                     shape = eqn.invars[updated(eqn)].aval.shape
                     if all(reader.outvars[0].aval.shape == shape for reader in readers):
                         found.append((eqn, readers))
@@ -78,10 +79,6 @@ class Uses:
         if len(others) != 1 or not writes(others[0], array) or array in self._results:
             return None, []
         return others[0], readers
-
-
-def _inputs(eqns: Sequence[Any]) -> list[Any]:
-    return [v for eqn in eqns for v in variables(eqn.invars)]
 
 
 def with_slices(closed: Any) -> Any:

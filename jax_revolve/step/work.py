@@ -28,6 +28,20 @@ FOREIGN = ("callback", "custom_call", "ffi", "pallas")
 KERNELS = {"argmax", "argmin", "gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k"}
 """These, and products, are not merged with their neighbors."""
 FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
+ELEMENTWISE = FREE | {
+    *("abs", "add", "add_any", "and", "ceil", "clamp", "complex", "conj", "convert_element_type"),
+    *("copysign", "div", "eq", "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "iota"),
+    *("is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter"),
+    *("not", "one_minus_square", "or", "population_count", "real", "rem", "round", "select_n"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub"),
+    "xor",
+}
+MOVING = {
+    *("argmax", "argmin", "concatenate", "dynamic_slice", "dynamic_update_slice", "expand_dims"),
+    *("gather", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
+    *("reduce_sum", "rev", "slice", "split", "transpose"),
+}
+"""They move or reduce elements."""
 
 
 def work_of(jaxpr: ClosedJaxpr, profile: Profile) -> float:
@@ -36,7 +50,6 @@ def work_of(jaxpr: ClosedJaxpr, profile: Profile) -> float:
 
 
 def work_of_equations(eqns: Iterable[Any], profile: Profile) -> float:
-    """The time of evaluating these equations of a jaxpr once."""
     return sum(_work(eqn, profile) for eqn in eqns)
 
 

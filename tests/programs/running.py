@@ -21,7 +21,7 @@ from test_progress import Record
 import jax_revolve
 from jax_revolve import Disk, HostMemory
 from jax_revolve._compat.values import vary
-from jax_revolve.engine.tape.weight_gradients import WeightGradients
+from jax_revolve.engine.tape import weight_gradients
 from jax_revolve.step import cpu
 from programs import operations
 from programs.operations import NARROW, OPERATIONS, SIZE
@@ -536,9 +536,8 @@ def paths(program: Program) -> Iterator[None]:
     that is compiled for, where a carry is and how a loop turns the one that is traced for."""
     with ExitStack() as stack:
         if program.small_weights:
-            defaults = {"least_weight": 0, "most_kept": float("inf"), "most_steps": 2}
-            weight_defaults: Any = WeightGradients.__init__.__kwdefaults__
-            stack.enter_context(patch.dict(weight_defaults, defaults))
+            limits = {"LEAST_WEIGHT": 0, "MOST_KEPT": float("inf"), "STEPS_IN_A_PRODUCT": 2}
+            stack.enter_context(patch.multiple(weight_gradients, **limits))
         if program.other_platform:
             other = lambda *operands, default, **_: default(*operands)  # noqa: E731
             stack.enter_context(patch.object(lax, "platform_dependent", other))

@@ -28,21 +28,8 @@ from jax_revolve._compat.values import bytes_of
 from jax_revolve.jaxprs.parts import between
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.linearized import Linearized, Variable
-from jax_revolve.step.work import FREE, SLOW, TRANSCENDENTAL, work_of_equations
+from jax_revolve.step.work import ELEMENTWISE, MOVING, SLOW, TRANSCENDENTAL, work_of_equations
 
-ELEMENTWISE = FREE | {
-    *("abs", "add", "add_any", "and", "ceil", "clamp", "complex", "conj", "convert_element_type"),
-    *("copysign", "div", "eq", "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "iota"),
-    *("is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter"),
-    *("not", "one_minus_square", "or", "population_count", "real", "rem", "round", "select_n"),
-    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub"),
-    *("xor",),
-}
-MOVING = {
-    *("argmax", "argmin", "concatenate", "dynamic_slice", "dynamic_update_slice", "expand_dims"),
-    *("gather", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
-    *("reduce_sum", "rev", "slice", "split", "transpose"),
-}
 CHEAPEST = ELEMENTWISE | MOVING
 CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
 """Operations that may run again."""
@@ -88,7 +75,6 @@ def uncut(step: Linearized) -> list[Variable]:
 
 
 def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
-    """The cut with these values."""
     jaxpr, varying = step.closed.jaxpr, step.varying
     again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
     again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]

@@ -21,11 +21,7 @@ from jax_revolve.jaxprs.parts import part_of, with_outputs
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
-from jax_revolve.step.linearized import (
-    Cotangents,
-    Linearized,
-    add,
-)
+from jax_revolve.step.linearized import Cotangents, Linearized, add
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.step.work import work_of
@@ -36,7 +32,6 @@ _Pieces = tuple[Operands, Buffers]
 
 
 def taped_step(step: Linearized) -> "TapedStep":
-    """The taped step of a loop, found once."""
     profile = profile_of_platform()
     if profile not in step.derived:
         step.derived[profile] = TapedStep(step, best_cut(step, profile))
@@ -88,7 +83,6 @@ class TapedStep:
         self.varies = [not is_literal(v) and v in step.varying for v in step.residuals]
 
     def empty(self, block_size: int) -> Buffers:
-        """Buffers for the steps of a block."""
         return _buffers([v.aval for v in self.cut.kept], block_size)
 
     def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
@@ -140,7 +134,6 @@ class TapedStep:
 
     @cached_property
     def weight_gradients(self) -> WeightGradients:
-        """For steps in a block."""
         cts, stored = self.step.types, {v: i for i, v in enumerate(self.cut.kept)}
         buffers = [None if is_literal(v) else stored.get(v) for v in self.step.residuals]
         return WeightGradients(
@@ -189,7 +182,8 @@ class Pullback:
         piece, is_known = weights.piece(size), isinstance(count, int)
 
         def pull_back_piece(first: Any, length: Any, loop: Any, state: _Pieces) -> _Pieces:
-            base = _least(first, size - piece)
+            least = min if isinstance(first, int) else jnp.minimum
+            base = least(first, size - piece)
 
             def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
@@ -242,10 +236,6 @@ class Pullback:
             xs=write(gradient.xs, flat[first_x:], at),
         )
         return before, new
-
-
-def _least(a: Any, b: Any) -> Any:
-    return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 
 
 def _buffers(types: list[AbstractValue], length: int) -> Buffers:

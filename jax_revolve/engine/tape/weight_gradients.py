@@ -48,17 +48,11 @@ class WeightGradients:
         varies: Sequence[bool],
         stored: Sequence[int | None],
         num_consts: int,
-        *,
-        least_weight: float = LEAST_WEIGHT,
-        most_kept: float = MOST_KEPT,
-        most_steps: int = STEPS_IN_A_PRODUCT,
     ) -> None:
         """`pullback` is a step's. `varies` tells which of its inputs vary from step to step,
         and `stored` the buffer of each input that has one. The first `num_consts` outputs are the
         cotangents of consts."""
         jaxpr = pullback.jaxpr
-        self._least_weight, self._most_kept = least_weight, most_kept
-        self._most_steps = most_steps
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
         self._varying = varying_variables(jaxpr, pick(jaxpr.invars, varies))
@@ -71,7 +65,6 @@ class WeightGradients:
 
     @property
     def types(self) -> list[AbstractValue]:
-        """The types of the arrays that are kept for each step."""
         return [v.aval for v in self._kept]
 
     @property
@@ -81,7 +74,7 @@ class WeightGradients:
 
     def piece(self, block_size: int) -> int:
         """The number of steps whose cotangents are one product."""
-        return piece(block_size, self._most_steps) if self._kept else block_size
+        return piece(block_size, STEPS_IN_A_PRODUCT) if self._kept else block_size
 
     def of_step(
         self, inputs: Sequence[Any], deferred: Sequence[bool]
@@ -116,8 +109,7 @@ class WeightGradients:
             return False
         new = [v for v in factors if v not in self._stored and v not in self._kept]
         weight = bytes_of([cotangent.aval])
-        is_small = weight < self._least_weight
-        if is_small or bytes_of(v.aval for v in new) > self._most_kept * weight:
+        if weight < LEAST_WEIGHT or bytes_of(v.aval for v in new) > MOST_KEPT * weight:
             return False
         self._kept += new
         return True
