@@ -268,6 +268,7 @@ def test_quickest_has_the_least_predicted_time(
     """Its contenders take little more, and differ."""
     memory = cost.memory(Plan(length, 1), sizes) + more
     chosen = quickest(length, sizes, memory, is_while=online)
+    assert isinstance(chosen, Plan)
     candidates = time_and_memory(every_plan(length), sizes, online)
     least = min(time for time, taken in candidates if taken <= memory)
     tie = TIE if chosen.blocks <= 1 else 1  # a single block runs no step again
@@ -324,7 +325,9 @@ def test_residuals_that_leave_the_caches_cost_more_than_a_light_step(
 def test_contenders_are_all_that_may_be_quickest() -> None:
     """A plan that is predicted to be about as quick is among them, or one that is like it."""
     sizes, memory = Sizes(1000, 1000, 1000, 1000, work=5000.0), 18_000
-    found = contenders(quickest(100, sizes, memory), sizes, memory)
+    chosen = quickest(100, sizes, memory)
+    assert isinstance(chosen, Plan)
+    found = contenders(chosen, sizes, memory)
     assert len(found) == MOST_CONTENDERS
     slowest = max(cost.time(p, sizes) for p in found[1:])
     for p in every_plan(100):
