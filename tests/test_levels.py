@@ -180,8 +180,7 @@ def test_a_gpu_gets_static_plans_within_the_budget(carries: int) -> None:
     assert cost.memory(chosen, sizes(GPU)) <= carries * 4000
     for profile in (CPU, of_platform("tpu")):
         chosen = quickest(1000, sizes(profile), carries * 4000)
-        assert isinstance(chosen, Plan)
-        assert not chosen.levels
+        assert not getattr(chosen, "levels", ())
 
 
 def test_the_least_memory_needs_loops_of_unknown_length() -> None:
