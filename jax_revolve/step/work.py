@@ -15,6 +15,8 @@ from jax_revolve.jaxprs.walk import function_of, inner_jaxprs
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
 
+# Each of these but the foreign ones computes every example of a `jax.vmap` by itself: `mixing`
+# stands on that.
 TRANSCENDENTAL = {
     *("acosh", "asinh", "atanh", "cbrt", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
     *("log", "log1p", "logistic", "rsqrt", "sinh", "sqrt", "tanh"),
