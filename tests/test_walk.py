@@ -70,8 +70,10 @@ def option(name: str) -> Iterator[None]:
         pytest.skip(f"this JAX has no {name}")
     before = jax.config.values[name]
     jax.config.update(name, True)
-    yield
-    jax.config.update(name, before)
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def temporary_bytes(fun: Callable[[Any], Any]) -> int:
@@ -240,4 +242,4 @@ def test_new_scans_are_named() -> None:
         with pytest.warns(UserWarning, match="Scan3 of test_walk.*because JAX's new scans"):
             jax.eval_shape(checkpoint_loops(sines), X)
         with pytest.raises(NotImplementedError, match="jax_scan3=True"):
-            checkpointed_scan(lambda c, _: (jnp.sin(c), None), X, length=3)
+            jax.jit(lambda x: checkpointed_scan(lambda c, _: (jnp.sin(c), None), x, length=3))(X)
