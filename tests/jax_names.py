@@ -48,6 +48,7 @@ NAMES = (
         "jax._src.state.types: AbstractRef AccumEffect RefEffect WriteEffect",
         "the types and effects of references are not public",
     ),
+    Names("jax._src.effects: JaxprInputEffect", "nothing public tells effects on operands"),
     Names("jax._src.state.discharge: discharge_state", "no public function makes jaxprs pure"),
     Names(
         "jax._src.traceback_util: api_boundary register_exclusion",

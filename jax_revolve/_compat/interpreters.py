@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 from jax._src import checkify, config, core, source_info_util, traceback_util
+from jax._src.effects import JaxprInputEffect
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
 from jax.experimental import jet
@@ -60,6 +61,11 @@ def is_reference_effect(effect: Any, *, written: bool = False) -> bool:
     if written:
         return isinstance(effect, WriteEffect | AccumEffect)
     return isinstance(effect, RefEffect) or effect is core.internal_mutable_array_effect
+
+
+def is_input_effect(effect: Any) -> bool:
+    """Whether an effect is on an operand of the program, as those of references are."""
+    return isinstance(effect, JaxprInputEffect)
 
 
 def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:

@@ -9,6 +9,7 @@ import jax
 from jax_revolve._compat.interpreters import (
     LATE,
     eager_constant_folding,
+    is_input_effect,
     is_reference_effect,
     register_late,
 )
@@ -54,7 +55,8 @@ def run_around_loop(
     equation = READ[loop.primitive.name](loop)
     operands = list(map(as_array, operands))
     are_arrays = all(is_array_type(v.aval) for v in loop.outvars + loop.invars)
-    if any(map(is_reference_effect, equation.body_effects)) or not are_arrays:
+    effects = equation.body_effects
+    if not are_arrays or any(is_reference_effect(e) or is_input_effect(e) for e in effects):
         results = run_on_contents(run_loop, equation, operands)
     else:
         results = run_loop(equation, operands)

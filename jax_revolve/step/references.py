@@ -18,6 +18,7 @@ import jax
 from jax_revolve._compat.interpreters import (
     contents_type,
     discharged,
+    is_input_effect,
     is_reference,
     is_reference_effect,
 )
@@ -135,6 +136,10 @@ def _check(equation: Loop, operands: Sequence[Any]) -> None:
     for aval in (*map(jax.typeof, operands), *equation.output_types):
         if not (is_array_type(aval) or is_reference(aval)):
             raise NotPure(f"it has values of type {aval}, which are not arrays")
+
+    for effect in equation.body_effects:
+        if is_input_effect(effect) and not is_reference_effect(effect):
+            raise NotPure(f"it has the effect {effect} on an operand")
 
     def has_rule(eqn: Any) -> bool:
         return _has_own_rule(eqn) and uses_references(eqn)
