@@ -481,6 +481,20 @@ def test_python_functions_need_a_version(where: str, tmp_path: Path) -> None:
         run(1.0, version="2")
 
 
+def test_an_object_with_a_known_function_in_it_is_not_known(tmp_path: Path) -> None:
+    class Callback:
+        func = staticmethod(eqx.error_if)  # of a module whose callbacks change no result
+
+        def __call__(self, u: Any) -> Any:
+            return np.asarray(u)
+
+    def step(u: Any, _: Any) -> Any:
+        return jax.pure_callback(Callback(), jax.ShapeDtypeStruct(u.shape, u.dtype), u), None
+
+    with pytest.raises(ValueError, match="version must not be None here"):
+        host_scan(step, 1.0, None, 3, directory=tmp_path / "run")
+
+
 def test_a_function_that_is_called_is_the_one_of_the_call() -> None:
     """Though the program that calls it is the same."""
 

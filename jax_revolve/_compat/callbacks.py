@@ -67,7 +67,7 @@ def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
         raise NotImplementedError(
             f"jax.shard_map maps over the axes {mapped} and leaves {others} to the compiler. JAX "
             "cannot call Python there, which an error at run time needs. Let jax.shard_map map "
-            "over all axes, or pass throw=False to the loop."
+            "over all axes, or turn the error off: throw=False, or no JAX_REVOLVE_CHECK."
         )
 
     def run(right: Any, wrong: Any) -> Any:

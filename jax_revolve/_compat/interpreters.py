@@ -64,7 +64,7 @@ def is_reference_effect(effect: Any, *, written: bool = False) -> bool:
 
 
 def is_input_effect(effect: Any) -> bool:
-    """Whether an effect is on an operand of the program, as those of references are."""
+    """Whether an effect is on an operand of the program. A reference is such an operand."""
     return isinstance(effect, JaxprInputEffect)
 
 

@@ -7,6 +7,7 @@ depends on that has a `version`.
 
 import hashlib
 from collections.abc import Hashable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _KNOWN = ("equinox._errors", "jax_revolve.storage.stores")
 def check_known(calls: Iterable[PythonCall], version: object) -> None:
     """Refuse a program that has results of Python functions, unless a `version` stands for them."""
     for call in calls:
-        function = getattr(call.function, "func", call.function)  # of a `partial`
+        is_partial = isinstance(call.function, partial)
+        function: Any = call.function.func if is_partial else call.function
         module = getattr(function, "__globals__", {}).get("__name__")
         if version is None and call.is_used and module not in _KNOWN:
             name = getattr(function, "__qualname__", "a Python function")

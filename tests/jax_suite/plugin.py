@@ -10,9 +10,9 @@ from functools import partial, wraps
 from typing import Any
 
 from jax import lax
-from jax._src import traceback_util
 
 from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve._compat.interpreters import filtered_traceback, traceback_util
 
 traceback_util.register_exclusion(__file__)  # its frames are hidden, as JAX hides its own
 
@@ -22,7 +22,7 @@ OWN = ("jax_revolve", "equinox")
 
 
 def instead(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    @traceback_util.api_boundary
+    @filtered_traceback
     @wraps(theirs)
     def loop(*args: Any, **kwargs: Any) -> Any:
         caller = str(sys._getframe(2).f_globals.get("__name__", ""))
