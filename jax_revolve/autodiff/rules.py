@@ -98,6 +98,7 @@ from jax_revolve.step.linearized import (
     find_activity,
     find_reached,
     linearized,
+    live_carry,
     primal_loop,
 )
 from jax_revolve.step.loop import (
@@ -647,36 +648,35 @@ def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
         return kept, operands, params, loop_p
     kept, smaller = _without_unused(function, used)
     every = [True] * len(function.activity.operands)
-    tapes = smaller.numbers_held.tape is not None
-    if all(used) or function.has_rule or function.loop.inverse is not None or tapes:
-        return kept, every, {"function": smaller}
-    results, operands, smaller = _without_dead_carry(smaller, pick(used, kept))
-    return spread(results, kept), operands, {"function": smaller}
+    # The last block's tape is of the whole carry.
+    may_shrink = not function.has_rule and smaller.numbers_held.tape is None
+    if may_shrink and function.loop.inverse is None:
+        carry = list(map(max, used[: function.loop.num_carry], function.restart))
+        if not all(live_carry(function.loop, carry, smaller.ys)):
+            results, operands, smaller = _without_dead_carry(smaller, carry)
+            return spread(results, kept), operands, {"function": smaller}
+    return kept, every, {"function": smaller}
 
 
 def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mask, Sweep]:
-    """The sweep without the carry that neither a used result nor a checkpoint depends on. The last
-    block's tape is of the whole carry, so the sweep must have none."""
-    num_carry, of_loop = sweep.loop.num_carry, sweep.activity
-    carry = list(map(max, used[:num_carry], sweep.restart))
-    results, operands, params = prune_loop([*carry, *sweep.ys], sweep.loop)
+    """The sweep without the carry on which neither the used one nor a checkpoint depends."""
+    of_loop = sweep.activity
+    results, operands, params = prune_loop([*used, *sweep.ys], sweep.loop)
     (carry, ys), kept = sweep.loop.results(results), sweep.loop.operands(operands)
     parts = ((of_loop.consts, kept.consts), (of_loop.init, carry), (of_loop.xs, kept.xs))
     parts = (*parts, (of_loop.carry, carry), (of_loop.ys, ys))
-    activity = Activity(*(tuple(pick(mask, keep)) for mask, keep in parts))
-    kept_results = [*carry, *[True] * (len(used) - num_carry)]
-    vmaps = (
-        Vmap(v.axis, tuple(pick(v.dims, operands)), tuple(pick(v.dims_out, kept_results)))
-        for v in sweep.vmaps
-    )
+    kept_results = [*carry, *[True] * (len(sweep.output_types) - len(carry))]
     smaller = sweep.of_loop(
         params["function"],
-        activity=activity,
+        activity=Activity(*(tuple(pick(mask, keep)) for mask, keep in parts)),
         restart=tuple(pick(sweep.restart, carry)),
         record=tuple(pick(sweep.record, ys)),
         ys=tuple(pick(sweep.ys, ys)),
         output_types=tuple(pick(sweep.output_types, kept_results)),
-        vmaps=tuple(vmaps),
+        vmaps=tuple(
+            Vmap(v.axis, tuple(pick(v.dims, operands)), tuple(pick(v.dims_out, kept_results)))
+            for v in sweep.vmaps
+        ),
     )
     return kept_results, operands, smaller
 
