@@ -330,23 +330,26 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
         _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
 
 
-def test_functions_whose_mesh_has_other_axes() -> None:
+@pytest.mark.parametrize("closed_over", [False, True])
+@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}], ids=str)
+def test_functions_whose_mesh_has_other_axes(closed_over: bool, options: dict[str, Any]) -> None:
+    """They were refused, as was one that closes over a value without a mesh."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
-
     auto_axes: Any = partial(jax.sharding.auto_axes, out_sharding=P())
 
-    def inside(p: Any, u: Any) -> Any:
-        return auto_axes(lambda p, u: p * u)(p, u)
+    def product(p: Any, u: Any) -> Any:
+        if closed_over:
+            return auto_axes(lambda u: jnp.sin(u) * p * u)(u)
+        return auto_axes(lambda p, u: jnp.sin(u) * p * u)(p, u)
 
-    def grad(scan: Any, f: Any) -> Any:
-        run = lambda p: scan(lambda u, _: (f(p, u), None), 2.0, length=3)[0]  # noqa: E731
-        return jax.jit(jax.grad(run))(1.5)
+    def derivatives(scan: Any) -> Any:
+        def run(p: Any) -> Any:
+            return scan(lambda u, _: (product(p, jnp.cos(u)), u * u), 2.0, length=5)[0]
+
+        # Reverse mode over reverse mode is an error in lax.
+        orders = run, jax.grad(run), jax.jacfwd(jax.grad(run))
+        return [jax.jit(order)(1.5) for order in orders]
 
     with jax.set_mesh(mesh):
-        recomputed = jax.checkpoint(inside)
-        np.testing.assert_allclose(grad(checkpointed_scan, recomputed), grad(lax.scan, recomputed))
-        with pytest.raises(NotImplementedError, match=r"Wrap each in jax\.checkpoint"):
-            grad(checkpointed_scan, inside)
-        closed = lambda p, u: auto_axes(lambda u: p * u)(u)  # noqa: E731
-        with pytest.raises(NotImplementedError, match=r"step of .* no mesh .* as arguments"):
-            grad(checkpointed_scan, closed)
+        ours = derivatives(partial(checkpointed_scan, **options))
+        np.testing.assert_allclose(ours, derivatives(lax.scan))

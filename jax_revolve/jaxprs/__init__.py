@@ -8,6 +8,7 @@ program inside another.
 - `parts`: what depends on what, programs without dead code, and parts of them.
 - `inline`: programs without calls.
 - `evaluate`: running an equation, and calling a function in place of one.
+- `meshes`: what is computed on another mesh than the one that is set.
 
 May import `_compat`. `step` and the rooms above import this one.
 """

@@ -21,6 +21,7 @@ from jax_revolve._compat.values import (
 )
 from jax_revolve.jaxprs.equations import has_rule_of_user
 from jax_revolve.jaxprs.inline import inlined
+from jax_revolve.jaxprs.meshes import recomputed_outside
 from jax_revolve.jaxprs.parts import (
     num_equations,
     varying_variables,
@@ -267,6 +268,8 @@ def linearized(
         return [*results, *residuals]
 
     def trace() -> Linearized:
+        nonlocal loop
+        loop = loop._replace(jaxpr=recomputed_outside(loop.jaxpr))
         consts, carry, xs = with_layout(loop, operands)
         code = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
         num_results, of_residuals = len(loop.output_types), []

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.callbacks import callback_effects
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function, variables
-from jax_revolve._compat.values import AbstractValue, explicit_mesh, is_outside_the_mesh, laid_out
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.values import AbstractValue, as_array, explicit_mesh, laid_out
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_functions
 from jax_revolve.progress.listener import Progress, ReverseOnly, when_run_again
@@ -168,21 +168,13 @@ def with_layout(loop: Loop, operands: Operands) -> Operands:
     are made from the initial carry and hold later ones, so both need the same layout.
     """
     types = [*map(jax.typeof, operands.consts), *loop.output_types, *map(jax.typeof, operands.xs)]
-    mesh, inputs = explicit_mesh(types), loop.jaxpr.jaxpr.invars
+    mesh = explicit_mesh(types)
     if mesh is None:
         return operands
     carry, _ = loop.results(loop.output_types)
-    for eqn in loop.jaxpr.eqns:
-        without = [v for v in variables(eqn.invars) if v.aval.sharding.mesh.empty and v in inputs]
-        others = without and is_outside_the_mesh(v.aval for v in (*eqn.invars, *eqn.outvars))
-        if others and eqn.primitive.name != "reshard":
-            raise NotImplementedError(
-                f"The step of {source_of_function(loop.jaxpr)} must pass values that belong to no "
-                "mesh to functions under jax.sharding.auto_axes as arguments, but closes one of "
-                "them over such a value."
-            )
 
     def replicated(value: Any) -> Any:
+        value = as_array(value)
         return laid_out(value, mesh, jax.P(*[None] * value.ndim))
 
     return Operands(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
-from jax_revolve._compat.values import AbstractValue, bytes_of, is_outside_the_mesh, zeros
+from jax_revolve._compat.values import AbstractValue, bytes_of, zeros
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import part_of, with_outputs
@@ -239,9 +239,4 @@ class Pullback:
 
 
 def _buffers(types: list[AbstractValue], length: int) -> Buffers:
-    if is_outside_the_mesh(types):
-        raise NotImplementedError(
-            "Functions under jax.sharding.auto_axes in the step must not have residuals of their "
-            "own. Wrap each in jax.checkpoint: jax.checkpoint(auto_axes(f))."
-        )
     return [jnp.broadcast_to(z, (length, *z.shape)) for z in map(zeros, types)]
