@@ -14,8 +14,15 @@ from jax_revolve._compat.jaxprs import call_jaxpr, pruned
 from jax_revolve._compat.values import AbstractValue, is_zero
 
 
+def declare(name: str) -> Primitive:
+    """A primitive without rules, for rules that call others which call it."""
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    return primitive
+
+
 def new_primitive(
-    name: str,
+    name: str | Primitive,
     *,
     implementation: Callable[..., Sequence[Any]],
     output_types: Callable[..., tuple[Sequence[AbstractValue], Any]],
@@ -28,7 +35,8 @@ def new_primitive(
     keys: Callable[..., Sequence[Any]] | None = None,
     interpret: Callable[..., Any] = lambda run, params: run(params),
 ) -> Primitive:
-    """A primitive with several results, from Python functions in place of JAX's registries.
+    """A primitive with several results, perhaps one that was declared before, from Python functions
+    in place of JAX's registries.
 
     `implementation(*operands, **params)` is both run and lowered. `output_types(*avals, **params)`
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
@@ -48,8 +56,7 @@ def new_primitive(
     def compiled(params: tuple[tuple[str, Any], ...], *operands: Any) -> Sequence[Any]:
         return implementation(*operands, **dict(params))
 
-    primitive = Primitive(name)
-    primitive.multiple_results = True
+    primitive = declare(name) if isinstance(name, str) else name
     primitive.is_high = lambda *_, **__: False  # its lowering traces what has methods for rules
 
     def run(*operands: Any, **params: Any) -> Sequence[Any]:

@@ -5,8 +5,9 @@ says what runs when.
 
 - `derivatives`: how a primitive gets its derivatives, from rules for its own functions. Partial
   evaluation splits a `jvp` into a sweep and a linear part, which is transposed to the pullback.
-- `rules`: the primitives of loops, of their forward sweeps and of their reverse sweeps, and the
-  rules of each. The derivatives of sweeps, of any order, are sweeps again.
+- `sweeps`: a loop, its forward sweep and its reverse sweep are primitives. Why, and what the sweeps
+  have in common. The derivatives of sweeps, of any order, are sweeps again.
+- `loop`, `forward`, `reverse`: the rules of each, one file for each primitive.
 - `batching`: which results are batched under `jax.vmap`, and functions mapped over axes.
 - `check`: `JAX_REVOLVE_CHECK=1`, which compares every reverse sweep with a plain pullback.
 - `log`: `JAX_REVOLVE_TRACE=1`, which writes what was decided about each loop.

@@ -84,7 +84,7 @@ class Rules(NamedTuple):
     interpret: Callable[..., Any] = lambda run, params: run(params)
 
 
-def function_primitive(name: str, rules: Rules) -> Primitive:
+def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
     primitive = new_primitive(
         name,
         implementation=rules.run,
@@ -100,7 +100,7 @@ def function_primitive(name: str, rules: Rules) -> Primitive:
     if rules.linearize is None:
         rules = rules._replace(linearize=partial(_hold_nothing, rules, primitive))
     tangent_p = new_primitive(
-        f"{name}_tangent",
+        f"{primitive.name}_tangent",
         implementation=partial(_tangent_impl, rules),
         output_types=_tangent_types,
         batch=partial(_tangent_batching, rules),
@@ -108,7 +108,7 @@ def function_primitive(name: str, rules: Rules) -> Primitive:
         transpose=partial(_tangent_transpose, rules),
     )
     jvp_p = new_primitive(
-        f"{name}_jvp",
+        f"{primitive.name}_jvp",
         implementation=partial(_jvp_impl, rules),
         output_types=_jvp_types,
         batch=partial(_jvp_batching, rules),

@@ -2,7 +2,7 @@
 
 It is ordinary JAX, made of the two halves of a linearized step, and JAX differentiates it. So it is
 right where the slots engine's higher derivatives are not: if the step has derivative rules that
-need not be derivatives, or a derivative without reverse mode, see `autodiff.rules`. Its memory
+need not be derivatives, or a derivative without reverse mode, see `autodiff.sweeps`. Its memory
 grows as the square root of the length:
 
     starts = [carry at the start of each block]

@@ -2,7 +2,7 @@
 
 Begin with `scan`, which shows the whole path in one file. The arguments become a plan, or a request
 for one (`options`). `jax.lax` checks the step and traces it. The loop that it would run becomes one
-primitive (`autodiff.rules`), and JAX's transformations do the rest.
+primitive (`autodiff.sweeps`), and JAX's transformations do the rest.
 
 - `scan`, `while_loop`, `fori_loop`: the public functions, with the semantics, the order of checks
   and the errors of `jax.lax`.

@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_jit_disabled
-from jax_revolve.autodiff.rules import run_loop
+from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.loops.options import Options, check_bound
 from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop, run_from, run_or_raise

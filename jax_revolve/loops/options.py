@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.memories import HOST_MEMORY, default_device, has_host_memory
-from jax_revolve.autodiff.rules import run_loop
+from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import scheduled_blocks

@@ -8,7 +8,7 @@ from jax import lax
 
 from jax_revolve._compat.interpreters import filtered_traceback, is_traced_now
 from jax_revolve._compat.values import is_jit_disabled
-from jax_revolve.autodiff.rules import run_loop
+from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter

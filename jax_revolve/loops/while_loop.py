@@ -13,7 +13,7 @@ from jax_revolve._compat.callbacks import raise_if
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes
-from jax_revolve.autodiff.rules import run_counted, run_loop
+from jax_revolve.autodiff.loop import run_counted, run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter

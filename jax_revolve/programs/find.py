@@ -14,8 +14,8 @@ import jax
 
 from jax_revolve._compat.jaxprs import name_of, parameters_of
 from jax_revolve._compat.values import bytes_of, zeros
+from jax_revolve.autodiff.loop import loop_p
 from jax_revolve.autodiff.refusal import without_reverse_mode
-from jax_revolve.autodiff.rules import loop_p
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.jaxprs.equations import (
     is_recomputed,

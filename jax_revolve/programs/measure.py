@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jax_revolve._compat.values import is_traced, zeros
-from jax_revolve.autodiff.rules import run_loop
+from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.progress.meters import Show, limit_bar
 from jax_revolve.schedule.arguments import mistyped
 from jax_revolve.schedule.plan import Plan

@@ -46,6 +46,12 @@ class Paired(NamedTuple):
             *(*activity.xs, *pick(activity.xs, own.xs)),
         )
 
+    def halves(self, results: Sequence[Any], num_ys: int) -> tuple[list[Any], list[Any]]:
+        """The values, with so many ys, and the tangents, from the results of the loop of both."""
+        num_carry = len(self.activity.carry)
+        carry, ys = self.loop.results(results)
+        return [*carry[:num_carry], *ys[:num_ys]], [*carry[num_carry:], *ys[num_ys:]]
+
     def of_carry(self, mask: Mask) -> Mask:
         return (*mask, *pick(mask, self.activity.carry))
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import checkify, io_callback, sparse
 
 from jax_revolve import bounded_while_loop, checkpointed_chain, checkpointed_scan
-from jax_revolve.autodiff.rules import loop_p
+from jax_revolve.autodiff.loop import loop_p
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 

@@ -1,0 +1,274 @@
+"""The forward sweep: a loop's results, and what is held for the reverse sweep.
+
+What is held depends on the plan: checkpoints in slots or in a storage, the last block's tape, or
+the ends of a block that is walked back (`engine.slots.Held`). It has derivatives: the forward sweep
+of the loop of values and tangents holds pairs, of which the values are held here, too, and the
+tangents are the derivative.
+
+JAX's dead-code elimination makes a sweep smaller (`_prune`): into the loop, if nothing that it
+holds is used, as where an outer loop only advances.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.memories import moves_of
+from jax_revolve._compat.values import as_array, instantiate, with_weak_type
+from jax_revolve.autodiff.batching import Vmap, mapped, within
+from jax_revolve.autodiff.derivatives import Active, Flat
+from jax_revolve.autodiff.reverse import pull_back_loop
+from jax_revolve.autodiff.sweeps import (
+    CHECKPOINTS,
+    Sweep,
+    again,
+    define_sweep,
+    forward_sweep_p,
+    in_checkpoints,
+    loop_p,
+    sweep_primal_half,
+    with_progress,
+)
+from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
+from jax_revolve.engine.online import run_forward_online
+from jax_revolve.engine.plain import run_plain
+from jax_revolve.engine.slots import Held
+from jax_revolve.step.dead_code import prune_loop
+from jax_revolve.step.derived import paired
+from jax_revolve.step.linearized import Activity, find_activity, live_carry
+from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
+
+
+def run_forward_sweep(asked: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
+    """The loop's results that are kept, the leaves of what is held for the reverse sweep, and the
+    sweep."""
+    operands = list(map(as_array, operands))
+    traced, held = _trace_forward_sweep(asked, operands)
+    types = tuple(traced.out_avals)
+    fields = {"held": held, "output_types": types, "moves": moves_of(types), "vmaps": ()}
+    sweep = asked._replace(**fields)
+    flat = forward_sweep_p.bind(*operands, function=sweep)
+    count = len(flat) - held.num_leaves
+    return flat[:count], flat[count:], sweep
+
+
+def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any]:
+    """The forward sweep of one example, and the tree of what it holds."""
+    loop = sweep.loop
+
+    def run(*operands: Any) -> tuple[Flat, Held]:
+        plan, steps = plan_of(loop), sweep.steps(operands)
+        if loop.condition is None:
+            results, held = run_forward_offline(steps, plan, sweep.ys, tapes=sweep.tapes)
+        else:
+            results, held = run_forward_online(steps, plan)
+        return list(map(with_weak_type, results, sweep.of_results(loop.output_types))), held
+
+    def trace() -> tuple[ClosedJaxpr, Any]:
+        traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
+        return traced, jax.tree.structure(shape[1])
+
+    return once(sweep.asked, ("forward sweep", *map(jax.typeof, operands)), trace)
+
+
+def _of_one(sweep: Sweep, *operands: Any) -> Flat:
+    if not (sweep.later and sweep.numbers_held.tape):
+        return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
+    # The residuals are others once the step is linearized again. The reverse sweep tapes those
+    # itself; a reverse sweep that is not linearized again finds what it was made for.
+    bare = sweep.without_tape()
+    results = _of_one(bare, *operands)
+    held = bare.tree(results[len(results) - bare.num_held :])
+    steps = sweep._replace(later=()).steps(operands, again=True)
+    tape = tape_the_last_block(steps, plan_of(sweep.loop), held)
+    kept = results[: len(results) - bare.num_held]
+    return [*kept, *jax.tree.leaves(held._replace(tape=tape))]
+
+
+def _keys(*operands: Any, function: Sweep) -> Flat:
+    run = lambda *operands: run_plain(function.loop, function.loop.operands(operands))  # noqa: E731
+    return mapped(run, function.vmaps)(*operands)
+
+
+def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
+    """Which results a sweep keeps, and the sweep with those alone. Unused ys are not computed: XLA
+    does not find out by itself that a loop inside a loop only carries a buffer along. The last
+    block is taped apart from all else. The same loop computes all of the carry and of what else is
+    held."""
+    num_carry, first = sweep.loop.num_carry, len(sweep.output_types) - sweep.num_held
+    ys, tape = used[num_carry:first], sweep.numbers_held.tape or []
+    is_taped = any(used[first + number] for number in tape)
+    held = [is_taped or number not in tape for number in range(sweep.num_held)]
+    kept = [*[True] * num_carry, *ys, *held]
+    smaller = sweep._replace(
+        ys=tuple(substitute(sweep.ys, sweep.ys, ys)),
+        output_types=tuple(pick(sweep.output_types, kept)),
+        vmaps=tuple(v._replace(dims_out=tuple(pick(v.dims_out, kept))) for v in sweep.vmaps),
+    )
+    return kept, smaller if is_taped or not tape else smaller.without_tape()
+
+
+def _prune(used: list[bool], function: Sweep) -> Any:
+    """A sweep whose checkpoints nobody takes is the loop. So are inner loops where an outer loop
+    advances."""
+    count = len(used) - function.num_held
+    as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
+    as_loop &= function.loop.inverse is None or all(function.ys)  # it computes all ys
+    if as_loop and not any(used[count:]):
+        carry, ys = used[: function.loop.num_carry], used[function.loop.num_carry : count]
+        wanted = [*carry, *map(bool, spread(ys, function.ys))]
+        results, operands, params = prune_loop(wanted, function.loop)
+        kept = [*function.of_results(results), *[False] * function.num_held]
+        return kept, operands, params, loop_p
+    kept, smaller = _without_unused(function, used)
+    every = [True] * len(function.activity.operands)
+    # The last block's tape is of the whole carry.
+    may_shrink = not function.has_rule and smaller.numbers_held.tape is None
+    if may_shrink and function.loop.inverse is None:
+        carry = list(map(max, used[: function.loop.num_carry], function.restart))
+        if not all(live_carry(function.loop, carry, smaller.ys)):
+            results, operands, smaller = _without_dead_carry(smaller, carry)
+            return spread(results, kept), operands, {"function": smaller}
+    return kept, every, {"function": smaller}
+
+
+def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mask, Sweep]:
+    """The sweep without the carry on which neither the used one nor a checkpoint depends."""
+    of_loop = sweep.activity
+    results, operands, params = prune_loop([*used, *sweep.ys], sweep.loop)
+    (carry, ys), kept = sweep.loop.results(results), sweep.loop.operands(operands)
+    parts = ((of_loop.consts, kept.consts), (of_loop.init, carry), (of_loop.xs, kept.xs))
+    parts = (*parts, (of_loop.carry, carry), (of_loop.ys, ys))
+    kept_results = [*carry, *[True] * (len(sweep.output_types) - len(carry))]
+    smaller = sweep.of_loop(
+        params["function"],
+        activity=Activity(*(tuple(pick(mask, keep)) for mask, keep in parts)),
+        restart=tuple(pick(sweep.restart, carry)),
+        record=tuple(pick(sweep.record, ys)),
+        ys=tuple(pick(sweep.ys, ys)),
+        output_types=tuple(pick(sweep.output_types, kept_results)),
+        vmaps=tuple(
+            Vmap(v.axis, tuple(pick(v.dims, operands)), tuple(pick(v.dims_out, kept_results)))
+            for v in sweep.vmaps
+        ),
+    )
+    return kept_results, operands, smaller
+
+
+def _activity(sweep: Sweep, differentiated: Mask) -> Active:
+    """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
+    directed = tuple(map(max, differentiated, sweep.activity.operands))
+    activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
+    held = sweep.tree([False] * sweep.num_held)
+    if sweep.holds_pairs:
+        held = in_checkpoints(lambda name, _: sweep.held_of(name, activity), held)
+    results = (*sweep.of_results(activity.results), *jax.tree.leaves(held))
+    return Active(activity.operands, results)
+
+
+def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    """The results of a sweep of one example, then the tangents of the active ones."""
+    loop, count = sweep.loop, len(active.operands)
+    operands, tangents = flat[:count], flat[count:]
+    activity = find_activity(loop, active.operands)
+    if not sweep.holds_pairs:
+        return _jvp_without_pairs(sweep, activity, operands, tangents)
+    pairs = paired(loop, activity)
+    both = sweep.of_loop(
+        pairs.loop,
+        activity=find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
+        restart=pairs.of_carry(sweep.restart),
+        record=pairs.of_ys(sweep.record),
+        ys=pairs.of_ys(sweep.ys),
+        tapes=False,
+    )
+    inputs = pairs.operands(loop.operands(operands), tangents)
+    results, arrays, both = run_forward_sweep(both, inputs)
+    results, results_dot = pairs.halves(results, sum(sweep.ys))
+    held = both.tree(arrays)
+    count_of = lambda name: len(sweep.held_of(name, activity))  # noqa: E731
+    held_dot = [dot for n in CHECKPOINTS for dot in (getattr(held, n) or [])[count_of(n) :]]
+    held = in_checkpoints(lambda name, part: part[: count_of(name)], held)
+    if sweep.numbers_held.tape is not None:
+        # It has no derivative here: the derivative of the reverse sweep tapes pairs.
+        given, at = jax.tree.map(lax.stop_gradient, (list(operands), held))
+        tape = tape_the_last_block(sweep.steps(given, again=True), plan_of(loop), at)
+        held = held._replace(tape=tape)
+    return [*results, *jax.tree.leaves(held), *results_dot, *held_dot]
+
+
+def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat) -> Flat:
+    primals, half = pick(operands, activity.operands), partial(loop_p.bind, function=sweep.primal)
+    flat = lambda chosen: substitute(operands, activity.operands, chosen)  # noqa: E731
+    run = lambda chosen: sweep.of_results(half(*flat(chosen)))  # noqa: E731
+    results, dots = jax.jvp(run, (primals,), (list(tangents),))
+    silent = with_progress(sweep, lambda _: None)  # the results' loop shows it
+    _, arrays, _ = run_forward_sweep(silent, operands)
+    return [*results, *arrays, *pick(dots, sweep.of_results(activity.results))]
+
+
+def _linearize(sweep: Sweep, activity: Active, operands: Flat) -> tuple[Flat, Flat, Sweep, bool]:
+    """What is held serves this derivative, too, if it is of the same loop in the same operands."""
+    results = forward_sweep_p.bind(*operands, function=sweep_primal_half(sweep, activity))
+    # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
+    # the derivative is theirs.
+    serves = activity.operands == sweep.activity.operands
+    serves &= not (sweep.has_rule or sweep.vmaps)
+    serves &= not sweep.is_on_disk  # files are there to be read once
+    held = results[len(results) - sweep.num_held :] if serves else []
+    return results, held, sweep, serves
+
+
+def _pull_back(
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: bool
+) -> Flat:
+    """What is held has no cotangents, or zeros: the reverse sweep's result depends on the operands
+    and its cotangents alone, the slots only make it cheap."""
+    sweep, count = function, len(function.output_types) - function.num_held
+    cts = spread(cotangents, activity.results[:count])
+    if held:
+        of_loop, first = sweep.activity, sweep.loop.num_carry
+        ys = spread(cts[first:], sweep.ys)
+        of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
+        return pull_back_loop(of_results, operands, arrays, sweep, of_loop)
+    loop = again(within(sweep.vmaps, lambda: sweep.primal))
+
+    def run(*operands: Any) -> Flat:
+        return sweep.of_results(loop_p.bind(*operands, function=loop))
+
+    def results(chosen: Flat) -> Flat:
+        run_all = mapped(run, sweep.vmaps, wanted=lambda vmap: vmap.dims_out[:count])
+        flat = run_all(*substitute(operands, activity.operands, chosen))
+        return pick(flat, activity.results[:count])
+
+    _, pullback = jax.vjp(results, pick(operands, activity.operands))
+    return pullback([instantiate(ct) for ct in cts if ct is not None])[0]
+
+
+def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
+    """A result is kept if its tangent is used."""
+    dots = spread(used[len(activity.results) :], activity.results)
+    wanted = [bool(u or dot) for u, dot in zip(used[: len(dots)], dots, strict=True)]
+    kept, smaller = _without_unused(function, wanted)
+    results = [*kept, *pick(kept, activity.results)]
+    num_operands = len(activity.operands) + sum(activity.operands)
+    activity = activity._replace(results=tuple(pick(activity.results, kept)))
+    return results, [True] * num_operands, {"function": smaller, "activity": activity}
+
+
+define_sweep(
+    forward_sweep_p,
+    _of_one,
+    _jvp,
+    activity=_activity,
+    pull_back=_pull_back,
+    linearize=_linearize,
+    needed=lambda sweep, held: sweep.needed if held else (True,) * len(sweep.activity.operands),
+    prune=_prune,
+    keys=_keys,
+    prune_jvp=_prune_jvp,
+)

@@ -1,0 +1,265 @@
+"""The loop primitive: lax's own loop until it is differentiated.
+
+| asked for | becomes |
+|---|---|
+| its results | the plain engine |
+| `jax.jvp` | the loop of values and tangents, another loop |
+| `jax.vjp` | a forward sweep now, and a reverse sweep of what that held (`_linearize`) |
+| `jax.vmap` | the loop of the batched step; a while loop then goes on until all examples are done |
+| `checkify` and others | the loop that they make of lax's, with the same plan |
+"""
+
+from collections.abc import Callable
+from functools import partial
+from operator import add
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.values import is_symbolic, vary, varying_axes
+from jax_revolve.autodiff import log
+from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
+from jax_revolve.autodiff.derivatives import Flat, Rules, function_primitive
+from jax_revolve.autodiff.forward import run_forward_sweep
+from jax_revolve.autodiff.reverse import pull_back_loop
+from jax_revolve.autodiff.sweeps import Sweep, loop_p, with_progress
+from jax_revolve.engine.plain import run_plain
+from jax_revolve.engine.tape.tape import sizes_of
+from jax_revolve.jaxprs.equations import has_rule_of_user
+from jax_revolve.jaxprs.walk import with_equations
+from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
+from jax_revolve.step.derived import paired
+from jax_revolve.step.equation import run_around_loop
+from jax_revolve.step.examples import run_examples
+from jax_revolve.step.linearized import Activity, Linearized, find_activity, linearized, primal_loop
+from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of
+from jax_revolve.storage.buffers import read
+
+
+def run_loop(loop: Loop, operands: list[Any]) -> Flat:
+    if loop.obstacle is not None:
+        return run_plain(loop, loop.operands(operands))
+    if loop.length == 0:
+        inputs = loop.operands(operands)
+        return run_plain(loop, inputs) if loop.condition is None else inputs.carry
+    return loop_p.bind(*operands, function=loop)
+
+
+def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
+    """The steps that a while loop takes, of each example under `vmap`, and the loop's results."""
+    assert loop.condition is not None
+    none = vary(jnp.int32(0), varying_axes(loop.condition.out_avals[0]))
+    at = loop.num_consts
+    # The same loop each time, so that it is compiled once where it runs outside `jax.jit`.
+    counting = once(loop, ("counting",), lambda: _counting(loop, none))
+    steps, *results = run_loop(counting, [*operands[:at], none, *operands[at:]])
+    return steps, results
+
+
+def _counting(loop: Loop, none: jax.Array) -> Loop:
+    """A while loop with the number of its steps as the first carry."""
+    one_more = jax.make_jaxpr(lambda steps: steps + 1)(none).jaxpr
+
+    def counted(jaxpr: Any, num_consts: int, equations: list[Any], results: list[Any]) -> Any:
+        variables = getattr(jaxpr, "jaxpr", jaxpr)
+        invars = list(variables.invars)
+        invars[num_consts:num_consts] = one_more.invars
+        outvars = [*results, *variables.outvars]
+        return with_equations(jaxpr, [*jaxpr.eqns, *equations], invars=invars, outvars=outvars)
+
+    used = loop.num_consts - loop.num_condition_consts
+    return loop._replace(
+        jaxpr=counted(loop.jaxpr, used, one_more.eqns, one_more.outvars),
+        condition=counted(loop.condition, loop.num_condition_consts, [], []),
+        num_carry=loop.num_carry + 1,
+        output_types=(jax.typeof(none), *loop.output_types),
+    )
+
+
+def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
+    """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive for it.
+
+    The bound of a while loop is left out of its condition here, and belongs to the result again. So
+    does its progress.
+    """
+
+    def run(equation: Loop, operands: list[Any]) -> Flat:
+        own = equation.with_plan(loop.length, loop.plan, loop.progress)
+        own = own._replace(has_examples=loop.has_examples, trust=loop.trust)
+        return run_loop(own, operands)
+
+    length = None if loop.condition is not None else loop.length
+    bare = loop._replace(length=length, progress=None)
+    return run_around_loop(lambda: fun(bare), run)
+
+
+def _run_plain_loop(*operands: Any, function: Loop) -> Flat:
+    return run_plain(function, function.operands(operands))
+
+
+def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
+    def run(loop: Loop, *operands: Any) -> Flat:
+        inputs = loop.operands(operands)
+        if loop.condition is None:
+            return run_plain(loop, inputs)
+        return run_examples(loop, inputs)
+
+    def batch_loop(*operands: Any) -> Batched:
+        if function.condition is not None and function.body_effects:
+            # lax refuses a batched condition beside some effects.
+            as_lax = partial(_run_plain_loop, function=function._replace(progress=None))
+            jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
+
+        def run_and_look(*flat: Any) -> Flat:
+            results, consts = list(run(function, *flat)), function.operands(flat).consts
+            return [*results, function.condition is not None and function.holds(consts, results)]
+
+        *dims_out, dim = batched_dims(axis, run_and_look, operands, dims)
+        loop = function._replace(has_examples=function.has_examples or dim is not None)
+        results = _as_loop(
+            loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+        )
+        return results, dims_out
+
+    rule = batch_loop
+    if function.inverse is not None and function.condition is None:
+        rule = partial(_batch_reversible, axis, function, dims)
+    return batch_once(function, ("loop", axis), rule, operands, dims)
+
+
+def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batched:
+    """The loop of the batched step and the batched inverse. A leaf of the carry is batched if
+    either of them makes it so."""
+    assert loop.inverse is not None
+    assert loop.trust is not None
+    runs = call_jaxpr(loop.jaxpr), call_jaxpr(loop.inverse)
+    consts, carry, xs = loop.operands([d is not None for d in dims])
+    moved = [
+        x if d is None else jnp.moveaxis(x, d, int(i >= loop.num_consts + loop.num_carry))
+        for i, (x, d) in enumerate(zip(operands, dims, strict=True))
+    ]
+
+    def axes(batched: Flat, axis: int = 0) -> list[Any]:
+        return [axis if b else None for b in batched]
+
+    while True:
+        own, init, own_xs = loop.operands(moved)
+        inputs, flags = [*own, *init, *read(own_xs, 0)], [*consts, *carry, *xs]
+        found = batched_dims(axis, runs[0], inputs, axes(flags))
+        after, ys = loop.results([d is not None for d in found])
+        results = jax.eval_shape(vmap_over(axis, runs[0], axes(flags), found), *inputs)
+        inputs, flags = (inputs, [*inputs, *loop.results(results)[1]]), (flags, [*flags, *ys])
+        before = batched_dims(axis, runs[1], inputs[1], axes(flags[1]))
+        grown = [c or a or b is not None for c, a, b in zip(carry, after, before, strict=True)]
+        if carry == grown:
+            break
+        init = [
+            jnp.broadcast_to(x, (axis.size, *x.shape)) if g and not c else x
+            for x, g, c in zip(init, grown, carry, strict=True)
+        ]
+        moved, carry = [*own, *init, *own_xs], grown
+    both = [
+        jax.make_jaxpr(vmap_over(axis, run, axes(flags), axes(out)))(*inputs)
+        for run, inputs, flags, out in zip(runs, inputs, flags, ([*carry, *ys], carry), strict=True)
+    ]
+    dims, dims_out = [*axes([*consts, *carry]), *axes(xs, 1)], [*axes(carry), *axes(ys, 1)]
+    run_all = vmap_over(axis, partial(_run_plain_loop, function=loop), dims, dims_out)
+    batched = loop._replace(
+        jaxpr=both[0],
+        inverse=both[1],
+        output_types=tuple(jax.make_jaxpr(run_all)(*moved).out_avals),
+        trust=loop.trust._replace(examples=tuple(map(add, loop.trust.examples, carry))),
+    )
+    return loop_p.bind(*moved, function=batched), dims_out
+
+
+def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
+    """What an interpreter makes of the loop of lax is a loop with the same plan."""
+    if params["function"].inverse is not None:
+        raise NotImplementedError(
+            "inverse must be None under checkify, jet and other interpreters of programs: they "
+            "make another step of a loop's, which it does not reverse."
+        )
+    return _as_loop(params["function"], lambda loop: run({"function": loop}))
+
+
+def _jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
+    """The loop of values and tangents."""
+    count, pairs = len(activity.operands), paired(loop, activity)
+    inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
+    results = loop_p.bind(*inputs, function=pairs.loop)
+    values, tangents = pairs.halves(results, len(activity.ys))
+    return [*values, *tangents]
+
+
+def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Flat, Loop, "Sweep"]:
+    """All that is to know of the loop is found here, once for a signature."""
+    check_plan(loop)
+    inputs = loop.operands(operands)
+    _check_collectives(loop, activity, inputs)
+    step = linearized(loop, activity, inputs)
+    loop = loop._replace(plan=_plan(loop, step, inputs))
+    log.show(loop, step, inputs)
+    has_rule = has_rule_of_user(loop.jaxpr)
+    sweep = Sweep(
+        loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
+    )
+    results, arrays, sweep = run_forward_sweep(sweep, operands)
+    return results, arrays, loop, sweep
+
+
+def _plan(loop: Loop, step: Linearized, operands: Operands) -> AnyPlan:
+    """The loop's plan, chosen if it is a request."""
+    request = loop.plan
+    if not isinstance(request, Request):
+        return plan_of(loop)
+
+    shapes = [t.shape for t in operands.types if is_symbolic(t)]
+    if request.memory is not None and shapes:
+        raise ValueError(
+            f"memory must be None where sizes are symbolic, but is {request.memory} for operands "
+            f"of shapes such as {shapes[0]}: their sizes are unknown. Pass checkpoints."
+        )
+    resolve = lambda: request.resolve(sizes_of(loop, step, operands))  # noqa: E731
+    return once(loop, ("plan", step.activity, operands.types), resolve)
+
+
+def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
+    """Refuse a loop of which devices run different numbers of reversed steps, each of which adds up
+    cotangents over the devices: they would wait for each other for ever."""
+    if loop.condition is None:
+        return
+    going = jax.make_jaxpr(lambda: loop.holds(operands.consts, operands.carry))()
+    axes = varying_axes(going.out_avals[0])
+    consts = pick(operands.consts, activity.consts)
+    if not all(axes <= varying_axes(jax.typeof(c)) for c in consts):
+        raise NotImplementedError(
+            f"Inside jax.shard_map, a while loop whose condition varies over {sorted(axes)} "
+            "cannot be reversed with respect to a closed-over value that does not vary. Pass the "
+            "value through jax.lax.pcast(value, axes, to='varying') before the loop."
+        )
+
+
+function_primitive(
+    loop_p,
+    Rules(
+        run=_run_plain_loop,
+        batch=_batching,
+        activity=find_activity,
+        jvp=_jvp,
+        pull_back=pull_back_loop,
+        primal_half=primal_loop,
+        linearize=_linearize,
+        needed=lambda _, sweep: sweep.needed,
+        with_progress=with_progress,
+        prune=prune_loop,
+        prune_jvp=prune_jvp,
+        known=known_part,
+        keys=_run_plain_loop,
+        interpret=_interpret_loop,
+    ),
+)

@@ -1,0 +1,329 @@
+"""The reverse sweep, from what a forward sweep holds to the cotangents of the operands.
+
+In ten lines, with checkpoints in `held` and one step's pullback in `pull_back`:
+
+    for block in reversed(blocks):
+        carry = the checkpoint before the block, from which steps are advanced to its start
+        tape = the residuals of the block's steps
+        for step in reversed(block):
+            ct_carry, ct_consts, ct_xs[step] = pull_back(tape[step], ct_carry, ct_ys[step])
+
+Which checkpoint, and what is stored on the way, is the engine's (`engine.reverse`). Here is what
+JAX asks of it: it is linear in the cotangents, so in their direction its derivative is the sweep
+itself; in the direction of an operand, it is the reverse sweep of the loop of values and tangents,
+if that has one, and the derivative of the nested engine otherwise (`_jvp`).
+"""
+
+from functools import partial
+from math import prod
+from operator import gt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.memories import moves_of
+from jax_revolve._compat.values import (
+    as_array,
+    cotangent_type,
+    instantiate,
+    is_zero,
+    tangent_type,
+    with_weak_type,
+    zeros,
+)
+from jax_revolve.autodiff import check
+from jax_revolve.autodiff.batching import mapped
+from jax_revolve.autodiff.derivatives import Active, Flat
+from jax_revolve.autodiff.sweeps import (
+    Sweep,
+    again,
+    define_sweep,
+    in_checkpoints,
+    loop_p,
+    reverse_sweep_p,
+)
+from jax_revolve.engine.nested import pull_back_nested
+from jax_revolve.engine.reverse import run_reverse
+from jax_revolve.engine.slots import Held
+from jax_revolve.engine.tape.tape import taped_step
+from jax_revolve.step.derived import Paired, paired
+from jax_revolve.step.linearized import (
+    Activity,
+    Cotangents,
+    Linearized,
+    find_activity,
+    find_reached,
+    linearized,
+)
+from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
+
+
+def pull_back_loop(
+    cotangents: Flat, operands: Flat, arrays: Flat, held: "Sweep", activity: Activity, **_: Any
+) -> Flat:
+    """Results that have no cotangents, such as what a loss returns beside its value, cost nothing,
+    and what computes them needs no reverse mode."""
+    sweep, loop, checkpoints = held, held.loop, held.tree(arrays)
+    part = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
+    if part != activity:
+        needed = linearized(loop, part, loop.operands(operands)).restart
+        if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
+            sweep, checkpoints = sweep._replace(activity=part), checkpoints._replace(tape=None)
+    carry, ys = loop.results(spread(cotangents, activity.results))
+    cts = Cotangents(
+        [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],
+        [None if is_zero(ct) else ct for ct in pick(ys, sweep.activity.ys)],
+    )
+    result = run_reverse_sweep(sweep, operands, checkpoints, cts)
+    return pick(spread(result, sweep.activity.operands), activity.operands)
+
+
+def run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
+    """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
+    held, and from the active results' cotangents."""
+    arrays, tree = jax.tree.flatten(held)
+    sweep = forward._replace(
+        ys=tuple(ct is not None for ct in cotangents.ys),
+        tapes=False,
+        held=tree,
+        output_types=tuple(map(cotangent_type, pick(operands, forward.activity.operands))),
+        moves=moves_of(map(jax.typeof, arrays)),
+        vmaps=(),
+    )
+    flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, sweep.ys)]
+    return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
+
+
+def _of_one(sweep: Sweep, *flat: Any) -> Flat:
+    def run(*flat: Any) -> Flat:
+        operands, arrays, cotangents = sweep.take_apart(flat)
+        steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
+        plan = plan_of(sweep.loop)
+        held = sweep.tree(arrays)
+        held = held._replace(tape=None) if sweep.later else held
+        result = run_reverse(steps, plan, held, cts)
+        if check.is_on():
+            result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
+        result = jax.tree.leaves(result)
+        types = map(cotangent_type, pick(operands, sweep.activity.operands))
+        return list(map(with_weak_type, result, types))
+
+    key = ("reverse sweep", check.is_on(), sweep.held, *map(jax.typeof, flat))
+    return call_jaxpr(once(sweep.asked, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
+
+
+def _activity(sweep: Sweep, differentiated: Mask) -> Active:
+    """What is held follows from the operands."""
+    of_loop, _, of_cotangents = sweep.take_apart(differentiated)
+    return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
+
+
+def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    """The results of a sweep of one example, then their tangents."""
+    mask = active.operands
+    flat, tangents = flat[: len(mask)], flat[len(mask) :]
+    primals, arrays, cts = sweep.take_apart(flat)
+    held = sweep.tree(arrays)
+    along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
+    if all(dot is None for dot in along):  # it is linear in the cotangents
+        dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
+        run = lambda cts: run_reverse_sweep(sweep, primals, held, sweep.cotangents(cts))  # noqa: E731
+        if sweep.is_on_disk:  # files are there to be read once
+            both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
+            return [x[i] for i in range(2) for x in both]
+        return [*run(cts), *run(dots)]
+    active_operands = sweep.activity.operands
+    along = [
+        _tangent(x, dot) if is_active else dot
+        for x, dot, is_active in zip(primals, along, active_operands, strict=True)
+    ]
+    both = None if sweep.has_rule else _pairs_of(sweep, primals, along)
+    # The derivative of `jax.random.gamma` is a while loop, which has no reverse mode.
+    if both is None or not taped_step(both[-1]).is_transposable:
+        _refuse_inverse(sweep)
+        run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
+        results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
+        return [*results, *dots]
+    if not sweep.is_on_disk:
+        held_dot = sweep.tree(arrays_dot)
+        pulled_back = _of_pairs(sweep, *both, held, held_dot, cts, cts_dot)
+        if pulled_back is not None:
+            return pulled_back
+    have_cts_dot = [ct is not None for ct in cts_dot]
+
+    def pairs(active_primals: Flat, active_directions: Flat) -> tuple[Flat, Flat]:
+        at = substitute(primals, active_operands, active_primals)
+        directions = substitute(along, active_operands, active_directions)
+        values, tangents = _values_and_tangents(sweep, at, directions)
+        return pick(values, have_cts_dot), tangents
+
+    _, pullback = jax.vjp(pairs, pick(primals, active_operands), pick(along, active_operands))
+    tangent, value = pullback((pick(cts_dot, have_cts_dot), cts))
+    return [*value, *tangent]
+
+
+def _pairs_of(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Paired, list[Any], Linearized]:
+    """The loop of values and tangents whose reverse sweep is the derivative of this one in these
+    directions, `None` where there is none; its operands; and its step in that sweep."""
+    loop, own = sweep.loop, sweep.activity
+    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
+    operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
+    ys = tuple(map(bool, spread(sweep.ys, own.ys)))
+    given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
+    activity = find_activity(pairs.loop, pairs.of_operands(own))
+    activity = find_reached(pairs.loop, activity, pick(given, activity.results))
+    step = linearized(pairs.loop, activity, pairs.loop.operands(operands))
+    return pairs, operands, step
+
+
+def _of_pairs(
+    sweep: Sweep,
+    pairs: Paired,
+    operands: list[Any],
+    step: Linearized,
+    held: Held,
+    held_dot: Held,
+    cts: Flat,
+    cts_dot: Flat,
+) -> Flat | None:
+    """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
+    `None` if that is less than the loop of values and tangents needs."""
+    both, own, activity = pairs.loop, sweep.activity, step.activity
+    restart, record = pairs.of_carry(sweep.restart), pairs.of_ys(sweep.record)
+    if any(map(gt, (*step.restart, *step.record), (*restart, *record))):
+        return None
+
+    def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
+        is_paired = sweep.held_of(name, pairs.activity)
+        chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
+        return [*values, *(_tangent(value, dot) for value, dot in chosen)]
+
+    # It is taped again, with what the derivative needs.
+    held = in_checkpoints(with_tangents, held, held_dot)._replace(tape=None)
+    # The cotangents of values are the derivative's, and the other way round.
+    of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
+
+    def of_results(part: str) -> list[Any]:
+        own_mask, mask = getattr(own, part), getattr(pairs.activity, part)
+        values, dots = (spread(getattr(ct, part), own_mask) for ct in (of_values, of_tangents))
+        return pick([*values, *pick(dots, mask)], getattr(activity, part))
+
+    types = pick(both.results(both.output_types)[0], activity.carry)
+    carry = [
+        zeros(t.to_tangent_aval()) if ct is None else ct
+        for ct, t in zip(of_results("carry"), types, strict=True)
+    ]
+    cotangents = Cotangents(carry, of_results("ys"))
+    sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
+    flat = iter(run_reverse_sweep(sweep, operands, held, cotangents))
+    value, tangent = [], []
+    for part in (own.consts, own.init, own.xs):
+        tangent += [next(flat) for active in part if active]
+        value += [next(flat) for active in part if active]
+    return [*value, *tangent]
+
+
+def _refuse_inverse(sweep: Sweep) -> None:
+    if sweep.loop.inverse is not None:
+        raise NotImplementedError(
+            "inverse must be None where the gradient of a loop is differentiated whose step calls "
+            "a function with a custom_vjp or a custom_jvp rule that is not JAX's own, or has a "
+            "derivative without reverse mode: its second derivatives take nested scans under "
+            "jax.checkpoint, which walk nothing back."
+        )
+
+
+def _tangent(value: Any, dot: Any) -> Any:
+    """A tangent, which may be zero."""
+    return zeros(tangent_type(value)) if dot is None else dot
+
+
+def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
+    """The loop's results that have cotangents, and their derivatives in the given directions."""
+    loop, given = again(sweep.loop), [d is not None for d in along]
+    own = sweep.activity
+
+    def run(chosen: Flat) -> Flat:
+        carry, ys = loop.results(loop_p.bind(*substitute(primals, given, chosen), function=loop))
+        return [*pick(carry, own.carry), *pick(pick(ys, own.ys), sweep.ys)]
+
+    return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
+
+
+def _nested(sweep: Sweep, flat: Flat) -> Flat:
+    """The results of a sweep of one example, as the nested engine computes them."""
+    operands, _, cotangents = sweep.take_apart(flat)
+    # JAX may map it without a rule of ours.
+    steps = sweep.when_mapped().steps(operands, again=True)
+    return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
+
+
+def _pull_back(
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: None
+) -> Flat:
+    """The gradient of the product of the cotangents with the sweep's results."""
+    del arrays, held
+    vmaps, of_loop, of_held, of_cts = function.vmaps, *function.take_apart(activity.operands)
+    nonzero = tuple(not is_zero(ct) for ct in cotangents)
+
+    def part(ct: Any, number: int) -> Any:
+        """Of the cotangent of a result that is the same for several examples, the part of one."""
+        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[number] is None)
+        return ct if examples <= 1 else ct / examples
+
+    directions = [part(ct, number) for number, ct in enumerate(cotangents) if nonzero[number]]
+    num_products = len(directions) if function.has_rule else len(of_cts)
+    run = mapped(
+        partial(_product_of_one, function, nonzero),
+        vmaps,
+        lambda vmap: pick(vmap.dims_out, nonzero),
+        lambda _: [0] * num_products,
+    )
+    mask = [*of_loop, *[False] * len(of_held), *of_cts]
+
+    def product(chosen: Flat) -> Flat:
+        flat = substitute(operands, mask, chosen)
+        return list(map(jnp.sum, run(*flat, *directions)))
+
+    products, pullback = jax.vjp(product, pick(operands, mask))
+    (result,) = pullback(list(map(jnp.ones_like, products)))
+    return pick(spread(result, mask), activity.operands)
+
+
+def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
+    """The product of the wanted results of a sweep of one example with the directions that come
+    after its operands, as products of each with a number of elements."""
+    count = len(flat) - sum(wanted)
+    flat, directions = flat[:count], flat[count:]
+    if sweep.has_rule:
+        _refuse_inverse(sweep)
+        return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
+    primals, _, cts = sweep.take_apart(flat)
+    along = spread(spread(directions, wanted), sweep.activity.operands)
+    return list(map(jnp.multiply, cts, _values_and_tangents(sweep, primals, along)[1]))
+
+
+def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
+    """The derivative in the direction of a loop's operand makes a tape of its own."""
+    of_loop, _, _ = function.take_apart(activity.operands)
+    kept = [True] * len(activity.operands)
+    if any(of_loop) and function.numbers_held.tape:
+        for number in function.numbers_held.tape:
+            kept[len(of_loop) + number] = False
+        vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
+        function = function.without_tape()._replace(vmaps=vmaps)
+    operands = [*kept, *pick(kept, activity.operands)]
+    activity = activity._replace(operands=tuple(pick(activity.operands, kept)))
+    return [True] * len(used), operands, {"function": function, "activity": activity}
+
+
+define_sweep(
+    reverse_sweep_p,
+    _of_one,
+    _jvp,
+    activity=_activity,
+    pull_back=_pull_back,
+    prune_jvp=_prune_jvp,
+)

@@ -1,0 +1,270 @@
+"""A loop and its two sweeps as primitives: what the sweeps have in common.
+
+The loop primitive stands for a whole loop. Its derivative in forward mode is the loop of values and
+tangents. In reverse mode it is linearized by the forward sweep, which holds checkpoints, and pulled
+back by the reverse sweep.
+
+Both sweeps are primitives, too, and every derivative of a sweep consists of sweeps again. Write
+`L(p)` for the loop as a function of its operands, `J(p)` for its derivative, `S(p, w) = J(p)^T w`
+for the reverse sweep, and `T(p, p') = (L(p), J(p) p')` for the loop of values and tangents, which
+is a loop like any other.
+
+The derivative of the forward sweep of `L` is the forward sweep of `T`, whose slots hold pairs: the
+values are what the sweep of `L` holds, and the tangents are the derivative of that. So a derivative
+of a gradient finds the pairs there, and runs nothing twice.
+
+Second derivatives of `<w, L>` are symmetric, so
+
+    S' = J^T w' + d/dp <w, J p'>
+
+is the cotangent of `p` if `T` is pulled back with the cotangents `w'` of the values and `w` of the
+tangents. The cotangent of `p'` is `S` itself: one reverse sweep of `T` computes both. And `S'` is
+linear in `p'` and `w'`. Since `<u, S'>` is the derivative of `<w, J(p) u>` in their direction, its
+transpose at `u` is the gradient of that product with respect to `p` and `w`: the loop of values and
+tangents once more, forward and in reverse.
+
+The rule holds where derivative rules are derivatives. A step with a `custom_vjp` function has no
+forward mode, and a `custom_jvp` rule of a user may be anything. And `T` is pulled back, so the
+derivative of the step must have a reverse mode. The reverse sweep of other loops is differentiated
+as the pullback of the nested engine.
+
+A batched sweep is recorded as the sweep of one example and the axes that it is mapped over, so that
+its derivative is the derivative of one example's, mapped over the same axes. The sweep of a batched
+loop would not do: it adds up the cotangents of operands that are not batched, where `jax.vmap` of
+a gradient returns one for each example.
+
+Sweeps are primitives because a `jax.custom_jvp` function loses its rule in the body of a `lax.scan`
+that is linearized: up to 0.10 JAX looks there for what is the same at every step by partial
+evaluation, which takes such functions apart.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from operator import gt
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
+from jax_revolve._compat.primitives import Primitive, declare
+from jax_revolve._compat.values import as_array
+from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over
+from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
+from jax_revolve.engine.slots import Held
+from jax_revolve.progress.listener import when_run_again
+from jax_revolve.schedule.storage import Disk
+from jax_revolve.step.linearized import Activity, Cotangents, find_activity, linearized, primal_loop
+from jax_revolve.step.loop import Loop, Mask, once, pick, spread
+from jax_revolve.step.steps import Steps
+
+loop_p, forward_sweep_p, reverse_sweep_p = map(
+    declare,
+    (
+        "checkpointed_loop",
+        "checkpointed_loop_forward_sweep",
+        "checkpointed_loop_reverse_sweep",
+    ),
+)
+"""Their rules call each other, and are in `loop`, `forward` and `reverse`."""
+
+
+class Sweep(NamedTuple):
+    """A sweep over a loop, forward or in reverse.
+
+    The forward sweep takes the loop's operands. It returns the carry, the ys that `ys` marks, and
+    the leaves of what is `held` for a reverse sweep of this activity. If it `tapes`, the last
+    block's tape is among them.
+
+    The operands of the reverse sweep are the loop's, the leaves of what is `held`, and the
+    cotangents: of each active carry, and of those active ys that `ys` marks.
+    """
+
+    jaxpr: ClosedJaxpr
+    """The loop's: JAX and this library look for jaxprs among the fields of a parameter."""
+    loop: Loop
+    activity: Activity
+    restart: Mask
+    """Which leaves of the carry a checkpoint holds."""
+    record: Mask
+    """Which ys are held for an inverse."""
+    ys: Mask
+    tapes: bool
+    has_rule: bool
+    """Whether the step has a derivative rule of a user, which need not be a derivative."""
+    held: Any = None
+    output_types: tuple[Any, ...] = ()
+    moves: ClosedJaxpr | None = None
+    vmaps: tuple[Vmap, ...] = ()
+    """The axes that it is mapped over, the innermost first."""
+    is_mapped: bool = False
+    """Whether `jax.vmap` maps a while loop, whose examples may be done before others."""
+    later: tuple[Mask, ...] = ()
+    """If the sweep was linearized itself, the operands of the loop that were differentiated."""
+
+    @property
+    def asked(self) -> "Sweep":
+        """What is known before it is traced: the rest follows from this and the operands."""
+        return self._replace(held=None, output_types=(), moves=None, vmaps=())
+
+    def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
+        """The sweep over another loop, with other fields as well."""
+        return self._replace(jaxpr=loop.jaxpr, loop=loop, **fields)
+
+    @property
+    def effects(self) -> Any:
+        return self.loop.effects
+
+    @property
+    def num_held(self) -> int:
+        return self.held.num_leaves
+
+    def tree(self, arrays: Flat) -> Held:
+        return jax.tree.unflatten(self.held, arrays)
+
+    @property
+    def numbers_held(self) -> Held:
+        """The numbers of the leaves that are held, in their places."""
+        return self.tree(range(self.num_held))
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether it holds tickets of files, which have no tangents."""
+        return isinstance(getattr(self.loop.plan, "storage", None), Disk)
+
+    @property
+    def holds_pairs(self) -> bool:
+        """Whether the forward sweep's derivative is a sweep of values and tangents."""
+        return not (self.is_on_disk or self.has_rule)
+
+    def of_results(self, values: Flat) -> list[Any]:
+        """Of values with one entry for each result of the loop, the forward sweep's."""
+        carry, ys = self.loop.results(values)
+        return [*carry, *pick(ys, self.ys)]
+
+    @property
+    def needed(self) -> Mask:
+        """The operands of the loop on which its linearization depends. A rule of a user may depend
+        on more once it is differentiated."""
+        first, count = self.loop.num_consts, self.loop.num_carry
+        every = self.has_rule or self.loop.inverse is not None
+        carry = [every or stored for stored in self.restart]
+        num_xs = len(self.activity.operands) - first - count
+        return (*[True] * first, *carry, *[True] * num_xs)
+
+    def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
+        """Operands of the loop, what is held, and cotangents, of the reverse sweep's operands."""
+        first = len(self.activity.operands)
+        last = first + self.num_held
+        return list(flat[:first]), list(flat[first:last]), list(flat[last:])
+
+    def cotangents(self, flat: Flat) -> Cotangents:
+        """The reverse sweep's, with `None` for the ys that have none."""
+        num_carry = sum(self.activity.carry)
+        return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
+
+    def steps(self, operands: Flat, *, again: bool = False) -> Steps:
+        """The steps that it runs, perhaps `again`."""
+        loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
+        step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
+        if any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record))):
+            raise NotImplementedError(
+                f"A second derivative of {source_of_function(loop.jaxpr)} needs values of the "
+                "carry that the first one does not, because a custom_jvp or custom_vjp rule in it "
+                "uses them only if it is differentiated itself. Use jax.lax.scan for this loop."
+            )
+        return Steps.of(loop, self.restart, inputs, step, self.record)
+
+    def when_mapped(self) -> "Sweep":
+        """The sweep under `jax.vmap`. A scan has the same steps there, and is not traced again."""
+        return self._replace(is_mapped=self.loop.condition is not None)
+
+    def held_of(self, name: str, of_loop: Any) -> list[Any]:
+        """Of values for each leaf of the carry and for each y, those that a part of what is held
+        has entries for."""
+        if name == "record":
+            return pick(of_loop.ys, self.record)
+        return pick(of_loop.carry, self.restart)
+
+    @property
+    def primal(self) -> Loop:
+        """The loop whose derivatives are the derivatives of the forward sweep's results."""
+        loop = primal_loop(self.loop, self.activity)
+        for mask in self.later:
+            loop = primal_loop(loop, find_activity(loop, mask))
+        return loop
+
+    def without_tape(self) -> "Sweep":
+        held = jax.tree.structure(self.numbers_held._replace(tape=None))
+        return self._replace(tapes=False, held=held)
+
+
+CHECKPOINTS = ("slots", "start", "stores", "last", "end", "record")
+"""The parts of what is held that have an entry for each leaf of a checkpoint, or for each y that an
+inverse reads."""
+
+
+def in_checkpoints(change: Callable[..., list[Any]], held: Held, *others: Held) -> Held:
+    """What is held with its checkpoints changed, given other checkpoints as well."""
+    names = [name for name in CHECKPOINTS if getattr(held, name)]
+    parts = {name: [getattr(each, name) for each in (held, *others)] for name in names}
+    return held._replace(**{name: change(name, *part) for name, part in parts.items()})
+
+
+def again(loop: Loop) -> Loop:
+    """The loop of a sweep, to be run and differentiated again."""
+    return with_progress(loop.run_again(), when_run_again)
+
+
+def with_progress(function: Any, change: Callable[[Any], Any]) -> Any:
+    """A loop, or a sweep, with the progress of the loop changed."""
+    if isinstance(function, Sweep):
+        return function._replace(loop=with_progress(function.loop, change))
+    return function._replace(progress=change(function.progress))
+
+
+def sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
+    """What computes the sweep's results once it is linearized: derivative rules that this
+    derivative needs, but not the sweep, are applied in its steps, too."""
+    mask = activity.operands[: len(sweep.activity.operands)]
+    return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
+
+
+def define_sweep(
+    primitive: Primitive,
+    of_one: Callable[..., Flat],
+    jvp_of_one: Callable[..., Flat],
+    **rules: Any,
+) -> None:
+    """A primitive of sweeps, from `of_one(sweep, *operands)`, the results of a sweep of one
+    example, and `jvp_of_one(sweep, active, *operands, *tangents)`, the results and then the
+    tangents of the active ones."""
+
+    def run(*flat: Any, function: Sweep) -> Flat:
+        return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
+
+    def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
+        """The sweep mapped over one more axis."""
+        flat, function = list(map(as_array, flat)), function.when_mapped()
+
+        def find() -> tuple[Vmap, tuple[Any, ...]]:
+            run_all = partial(run, function=function)
+            dims_out = batched_dims(axis, run_all, flat, dims)
+            types = jax.make_jaxpr(vmap_over(axis, run_all, dims, dims_out))(*flat).out_avals
+            return Vmap(axis, tuple(dims), tuple(dims_out)), tuple(types)
+
+        key = ("batched sweep", primitive, axis, tuple(dims), *map(jax.typeof, flat))
+        vmap, types = once(function, key, find)
+        batched = function._replace(vmaps=(*function.vmaps, vmap), output_types=types)
+        return primitive.bind(*flat, function=batched), vmap.dims_out
+
+    def jvp(function: Sweep, active: Active, *flat: Any) -> Flat:
+        run_all = mapped(
+            partial(jvp_of_one, function, active),
+            function.vmaps,
+            lambda vmap: pick(vmap.dims, active.operands),
+            lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
+        )
+        return run_all(*flat)
+
+    same = {"primal_half": sweep_primal_half, "with_progress": with_progress}
+    function_primitive(primitive, Rules(run=run, batch=batch, jvp=jvp, **same, **rules))
