@@ -170,7 +170,7 @@ def test_chains_of_functions_with_new_rules(name: str) -> None:
 
 def test_new_scans_are_named() -> None:
     with option("jax_scan3"):
-        with pytest.warns(UserWarning, match="Scan3 of test_walk.*because JAX's new scans"):
+        with pytest.warns(UserWarning, match="Scan3 of calls.*because JAX's new scans"):
             jax.eval_shape(checkpoint_loops(sines), X)
         with pytest.raises(NotImplementedError, match="jax_scan3=True"):
             jax.jit(lambda x: checkpointed_scan(lambda c, _: (jnp.sin(c), None), x, length=3))(X)

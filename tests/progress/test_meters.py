@@ -92,9 +92,6 @@ def _shards(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 SWEEPS = {"jvp": 0, "linearize": 0, "jacfwd": 0, "grad_without_jit": 1, "vmap_of_grad": 1}
 SWEEPS |= {"grad_of_vmap": 1, "hessian": 1, "grad_inside_checkpoint": 1, "inside_cond": 1}
 SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
-"""How many reverse sweeps a transformation has; if none, it has a forward one."""
-SWEEPS |= {"grad_of_vmap": 1, "hessian": 1, "grad_inside_checkpoint": 1, "inside_cond": 1}
-SWEEPS |= {"grad_inside_scan": 2, "shard_map": 2}
 """How many reverse sweeps a transformation has, one of values and tangents if none."""
 
 
