@@ -11,7 +11,7 @@ harm. If files were named by position instead, two sweeps that XLA runs at the s
 of them, would overwrite each other's files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,9 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
         # XLA takes two random numbers for different ones. Otherwise, it would merge two writes of
         # the same carry, and one sweep would remove the file that the other still has to read.
         zero = lax.rng_uniform(np.float32(0), np.float32(1), ()).astype(jnp.uint32)
-        tickets = vary(jnp.full((count, files.TICKET), zero), axes)
+        unused = _on_mesh_of(carry, vary(jnp.full((count, files.TICKET), zero), axes))
         counters = [jnp.broadcast_to(x, (count,)) for x in filter(_is_counter, carry)]
-        return [_on_mesh_of(carry, tickets), *counters]
+        return [unused] * len(_parts(carry, map(jax.typeof, carry))) + counters
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
@@ -45,11 +45,13 @@ def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -
     """Store a carry as number `store`."""
     if not isinstance(storage, Disk):
         return write(stores, carry, store)
-    data = [data_of(x) for x in carry if not _is_counter(x)]
-    write_file = partial(_write_files, storage.directory)
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
-    (ticket,) = _call(write_file, [type_])(read(stores[:1], store)[0], *data)
-    return write(stores, [_on_mesh_of(carry, ticket), *filter(_is_counter, carry)], store)
+    write_files = _call(partial(_write_files, storage.directory), [type_])
+    parts = _parts(carry, map(jax.typeof, carry))
+    unused = read(stores[: len(parts)], store)
+    tickets = [write_files(*map(data_of, [t, *p]))[0] for t, p in zip(unused, parts, strict=True)]
+    tickets = [_on_mesh_of(carry, ticket) for ticket in tickets]
+    return write(stores, [*tickets, *filter(_is_counter, carry)], store)
 
 
 def get(
@@ -58,14 +60,24 @@ def get(
     """Carry number `store`, which has these types. It may be removed if this read `is_last`."""
     if not isinstance(storage, Disk):
         return read(stores, store)
-    ticket, *counters = read(stores, store)
-    in_file = [t for t in types if not _is_counter(t)]
-    like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in in_file]
-    read_files = partial(_read_files, storage.directory, like)
-    data = _call(read_files, like)(ticket, is_last)
-    carry = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, in_file, strict=True)]
-    rest, counted = iter(map(laid_out_as, carry, in_file)), iter(counters)
+    parts, stored = _parts(types, types), read(stores, store)
+    tickets, counters = stored[: len(parts)], stored[len(parts) :]
+    carry: list[Any] = []
+    for ticket, part in zip(tickets, parts, strict=True):
+        like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in part]
+        data = _call(partial(_read_files, storage.directory, like), like)(ticket, is_last)
+        found = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, part, strict=True)]
+        carry += map(laid_out_as, found, part)
+    rest, counted = iter(carry), iter(counters)
     return [next(counted if _is_counter(t) else rest) for t in types]
+
+
+def _parts(leaves: list[Any], types: Iterable[Any]) -> list[list[Any]]:
+    """What goes to one file each: all leaves but counters. On an explicit mesh it is each leaf:
+    XLA of jax 0.12 runs a callback with several results, which are sharded afterwards, on every
+    device, although JAX asks for one, and the first of them would remove the file."""
+    in_files = [x for x in leaves if not _is_counter(x)]
+    return [in_files] if explicit_mesh(types) is None else [[x] for x in in_files]
 
 
 def _is_counter(value: Any) -> bool:
