@@ -308,15 +308,12 @@ def test_a_derivative_without_reverse_mode(storage: Any, tmp_path: Path) -> None
 
 def _with_diagnostics(scan: Any, x: jax.Array) -> Any:
     """A loss, and what the loop computes beside it, in the carry and in the ys, by a while loop and
-    by a function whose derivative is an exponential. In jax 0.7 the Hessian of `lax.scan` cannot
-    have such a while loop."""
+    by a function whose derivative is an exponential."""
 
     def step(state: Any, t: Any) -> Any:
         c, total = state
-        most = c * c * c * c
-        if scan is not lax.scan:
-            body = lambda s: (s[0] + 1, s[1] * c)  # noqa: E731
-            most = lax.while_loop(lambda s: s[0] < 3, body, (0, c))[1]
+        body = lambda s: (s[0] + 1, s[1] * c)  # noqa: E731
+        most = lax.while_loop(lambda s: s[0] < 3, body, (0, c))[1]
         return (jnp.sin(c) * x + t, total + most), (c * x, lax.erf(total))
 
     (c, total), (used, unused) = scan(step, (x, x), jnp.linspace(0.1, 0.5, 6))
