@@ -390,7 +390,6 @@ def test_a_rule_that_returns_cotangents_of_another_dtype() -> None:
     np.testing.assert_array_equal(found, [32, 16, 8])
 
 
-@pytest.mark.skipif("jax_remat3" not in jax.config.values, reason="JAX does not have it")
 @pytest.mark.parametrize("kind", [jax.custom_jvp, jax.custom_vjp])
 def test_a_rule_of_what_has_no_tangent_under_the_next_checkpoint(kind: Any) -> None:
     """Second derivatives of such steps take `jax.checkpoint`."""
