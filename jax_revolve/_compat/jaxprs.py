@@ -70,6 +70,14 @@ def parameters_of(eqn: Any) -> Mapping[str, Any]:
     return eqn.params["_prim"].params if is_high(eqn) else eqn.params
 
 
+def has_methods_of_user(eqn: Any) -> bool:
+    """Whether an equation is an object whose methods may be a user's."""
+    if not is_high(eqn) or name_of(eqn) in _HIGH.values():
+        return False
+    module = type(eqn.params["_prim"]).__module__
+    return not module.startswith(("jax._src.numpy.", "jax._src.lax.", "jax._src.ad_checkpoint"))
+
+
 def has_jax_rule(eqn: Any) -> bool:
     """Whether the rule of a `custom_jvp` function is JAX's own; not if that cannot be found out.
 

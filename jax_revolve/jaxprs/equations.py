@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, has_jax_rule, name_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, has_jax_rule, has_methods_of_user, name_of
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
@@ -60,12 +60,14 @@ def has_rule_of_user(closed: ClosedJaxpr) -> bool:
     """Whether a function with a derivative rule that is not JAX's own is called anywhere in it.
 
     JAX's own `custom_jvp` rules are derivatives, which others need not be. A function with a
-    `custom_vjp` has no forward mode, whoever wrote it.
+    `custom_vjp` has no forward mode, whoever wrote it. A user's primitive with methods for rules
+    may be anything.
     """
 
     def is_of_user(eqn: Any) -> bool:
         name = name_of(eqn)
-        is_jvp = name.startswith("custom_jvp")
-        return name.startswith("custom_vjp") or (is_jvp and not has_jax_rule(eqn))
+        if name.startswith("custom_jvp"):
+            return not has_jax_rule(eqn)
+        return name.startswith("custom_vjp") or has_methods_of_user(eqn)
 
     return any_equation(closed, is_of_user)

@@ -77,7 +77,7 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
         carry = init
         while True:
             active = [*consts, *carry, *xs][first:]
-            results = active_results(call_jaxpr(loop.jaxpr), loop.jaxpr.in_avals, active)
+            results = active_results(loop.jaxpr, active)
             carry_out, ys = loop.results(results)
             grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
             if grown == carry:
@@ -110,13 +110,12 @@ def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Act
     return once(loop.bare, ("reached", activity, tuple(nonzero)), find)
 
 
-def active_results(
-    fun: Callable[..., Sequence[Any]], types: Sequence[Any], active: Sequence[bool]
-) -> list[bool]:
-    """Which results of a function have a derivative in its active inputs that is not symbolically
+def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
+    """Which results of a jaxpr have a derivative in its active inputs that is not symbolically
     zero.
 
-    JAX answers, as in `lax.scan`: the derivative is traced, and nothing runs.
+    JAX answers, as in `lax.scan`: the derivative is traced, and nothing runs. Forward mode takes
+    less time to trace, but a user's rule may be for reverse mode alone.
     """
     found: list[bool] = []
 
@@ -131,11 +130,14 @@ def active_results(
         return primals[0], tangents[0]
 
     def derivative(*inputs: Any) -> Any:
+        fun = call_jaxpr(jaxpr)
         run = lambda chosen: look(list(fun(*substitute(inputs, active, chosen))))  # noqa: E731
         chosen = pick(inputs, active)
+        if has_rule_of_user(jaxpr):
+            return jax.vjp(run, chosen)[0]
         return jax.jvp(run, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
 
-    jax.make_jaxpr(derivative)(*types)
+    jax.make_jaxpr(derivative)(*jaxpr.in_avals)
     return found
 
 
@@ -273,7 +275,7 @@ def linearized(
             direction = find_activity(half, mask)
             active = [*direction.consts, *direction.consts, *[False] * len(carry)]
             active += [*direction.carry, *direction.xs]
-            of_residuals.append(active_results(call_jaxpr(code), code.in_avals, active))
+            of_residuals.append(active_results(code, active))
             code, half = primal_half(code, active), primal_loop(half, direction)
         closed, num_shared = inlined(code), 2 * len(consts) + len(carry)
         inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars

@@ -410,6 +410,41 @@ def test_a_rule_of_what_has_no_tangent_under_the_next_checkpoint(kind: Any) -> N
         jax.config.update("jax_remat3", False)
 
 
+def test_a_primitive_of_a_user_that_has_reverse_mode_alone() -> None:
+    """It was asked for its forward mode, which it does not have."""
+    hijax = pytest.importorskip("jax.experimental.hijax")
+    if not hasattr(hijax, "HiPrim"):
+        pytest.skip("this JAX has such primitives under another name")
+
+    class Sine(hijax.HiPrim):
+        def __init__(self, aval: Any) -> None:
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x: Any) -> Any:
+            return jnp.sin(x)
+
+        def vjp_fwd(self, _: Any, x: Any) -> Any:
+            return 1.5 * jnp.sin(x), x
+
+        def vjp_bwd_retval(self, x: Any, ct: Any) -> Any:
+            return (2 * ct * jnp.cos(x),)
+
+        def batch(self, _: Any, args: Any, dims: Any) -> Any:
+            return Sine(jax.typeof(args[0]))(*args), dims[0]
+
+    def loss(scan: Any, x: Any) -> Any:
+        return scan(lambda c, _: (Sine(jax.typeof(c))(c) * x, None), x, length=5)[0]
+
+    def derivatives(scan: Any) -> Any:
+        one = partial(loss, scan)
+        of_one = [jax.jit(f)(0.7) for f in (one, jax.grad(one), jax.grad(jax.grad(one)))]
+        return of_one, jax.vmap(jax.grad(one))(jnp.array([0.7, 0.6]))
+
+    for options in OPTIONS:
+        equal(derivatives(partial(checkpointed_scan, **options)), derivatives(lax.scan))
+
+
 def test_a_rule_that_returns_python_numbers() -> None:
     @jax.custom_vjp
     def same(pair: Any) -> Any:
