@@ -21,7 +21,6 @@ from jax_revolve.profiles import in_force
 
 quickly = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
-
 CASES = [(24, (2, 3), 4), (23, (2, 3), 4), (11, (3, 4), 1), (41, (2, 3, 4), 2), (9, (2, 3), 4)]
 """Lengths, levels and block sizes: lengths that divide, and others."""
 

@@ -13,6 +13,7 @@ from jax import lax
 from support.compiled import (
     CARRY_BYTES,
     WIDTH,
+    Scan,
     compiled,
     instructions,
     residuals_of_one_step,
@@ -36,8 +37,6 @@ def while_stencil(checkpoints: Any, max_steps: int = 4096) -> Callable[..., Any]
     options = {"max_steps": max_steps, "checkpoints": checkpoints}
     return lambda u, limit: jnp.sum(repeat(step, limit, u, **options) ** 2)
 
-
-Scan = Callable[..., Any]
 
 LIMIT = jax.ShapeDtypeStruct((), jnp.int32)
 

@@ -14,8 +14,6 @@ from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
-Scan = Callable[..., Any]
-
 double = lambda x: 2 * x  # noqa: E731
 small = lambda x: x < 9.0  # noqa: E731
 always = lambda x: True  # noqa: E731

@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import pytest
 from support.record import Record
 
-from jax_revolve import (
-    bounded_while_loop,
-    checkpointed_scan,
-)
+from jax_revolve import bounded_while_loop, checkpointed_scan
 from jax_revolve.step.loop import once
 from jax_revolve.typing import ProgressMeter
 

@@ -19,7 +19,6 @@ from jax_revolve.schedule.selection import quickest
 
 GPU = of_platform("gpu")
 
-
 shapes = st.tuples(st.lists(st.integers(2, 6), min_size=1, max_size=4), st.integers(1, 5))
 
 

@@ -51,11 +51,7 @@ def test_what_is_kept_of_a_step_does_not_follow_the_profile(
 # The work of a step
 
 KERNEL, PRODUCT, SLOW = CPU.kernel, CPU.product_operation, 400 * CPU.slow_byte
-
-
 LOOP = lambda x: lax.scan(lambda x, _: (jnp.sin(x), None), x, None, 7)[0]  # noqa: E731
-
-
 BRANCH = lambda x: lax.cond(x[0] > 0, jnp.sin, lambda x: jnp.sin(jnp.sin(x)), x)  # noqa: E731
 
 
