@@ -109,7 +109,7 @@ class Split(NamedTuple):
     `activity.operands` marks; its results are `primal`'s, then tangents. JAX knows the primals but
     not the tangents when it linearizes for reverse mode. `primal_half(function, activity)` is the
     function of `primal`. `linearize(primals, **params)` returns its results, residuals such that
-    `linear(*primals, *residuals, *tangents)` are the tangents, and the parameters of `linear`.
+    `linear(*residuals, *tangents)` are the tangents, and the parameters of `linear`.
     `again(function)` is the primitive's own function where it is run after `primal` was.
     """
 
@@ -130,7 +130,7 @@ def _split_values(
         return trace.default_process_primitive(primitive, tracers, params)
     known = [x.pval.get_known() for x in primals]
     results, residuals, linear_params = split.linearize(known, **params)
-    operands = [*primals, *map(trace.to_jaxpr_tracer, residuals), *tangents]
+    operands = [*map(trace.to_jaxpr_tracer, residuals), *tangents]
     return [*results, *trace.default_process_primitive(split.linear, operands, linear_params)]
 
 

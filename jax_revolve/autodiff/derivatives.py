@@ -14,7 +14,8 @@ function with its tangents, and the *tangent* primitive the tangents alone.
 Operands are the function's, then what is held, then the tangents of the operands that are
 differentiated. Parameters are the `function`, a tuple that begins with a jaxpr and has
 `output_types` and `effects`; its `activity`; and what else the pullback has to know of the sweep,
-as `held`.
+as `held`. The tangent primitive does without operands whose values make no difference to it, such
+as the buffer that a loop writes its results to, but knows their types: `absent`.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,6 +40,9 @@ from jax_revolve.step.loop import Mask, pick, spread, substitute
 from jax_revolve.step.mixing import tells_examples_apart
 
 Flat = Sequence[Any]
+
+_Absent = Sequence[Any] | None
+"""The types of the operands that are absent, and `None` for the others."""
 
 
 class Active(NamedTuple):
@@ -69,6 +73,8 @@ class Rules(NamedTuple):
     linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
     """`linearize(function, activity, operands)` returns the results, the arrays that are held, and
     the `function` and `held` of the pullback. By default nothing is held."""
+    needed: Callable[[Any, Any], Mask] | None = None
+    """`needed(function, held)` flags the operands that the tangents depend on. By default all."""
     with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
     """The function with its progress changed."""
     prune: Prune | None = None
@@ -213,8 +219,8 @@ def _jvp_transpose(
 def _pull_back(
     rules: Rules, cotangents: Flat, operands: Flat, function: Any, activity: Active
 ) -> Flat:
-    _, arrays, params = _linearize(rules, operands, function, activity)
-    return rules.pull_back(cotangents, operands, arrays, **params)
+    _, residuals, params = _linearize(rules, operands, function, activity)
+    return _pull_back_from(rules, cotangents, residuals, **params)
 
 
 def _linearize(
@@ -222,7 +228,11 @@ def _linearize(
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     assert rules.linearize is not None
     results, arrays, function, held = rules.linearize(function, activity, operands)
-    return results, arrays, {"function": function, "activity": activity, "held": held}
+    needed = rules.needed(function, held) if rules.needed else [True] * len(operands)
+    types = map(jax.typeof, operands)
+    absent = tuple(None if need else t for t, need in zip(types, needed, strict=True))
+    params = {"function": function, "activity": activity, "held": held, "absent": absent}
+    return results, [*pick(operands, needed), *arrays], params
 
 
 # The tangent primitive
@@ -233,11 +243,13 @@ def _tangent_types(*_: Any, function: Any, activity: Active, **__: Any) -> Any:
     return [t.to_tangent_aval() for t in active], frozenset()
 
 
-def _tangent_impl(rules: Rules, *flat: Any, function: Any, activity: Active, held: Any) -> Flat:
+def _tangent_impl(
+    rules: Rules, *flat: Any, function: Any, activity: Active, held: Any, absent: _Absent
+) -> Flat:
     """No progress is shown, as the values were computed before."""
     del held
     silent = rules.with_progress(function, lambda _: None)
-    operands, _, tangents = _take_apart(flat, activity)
+    operands, _, tangents = _take_apart(flat, activity, absent)
     both = _jvp_impl(rules, *operands, *tangents, function=silent, activity=activity)
     return both[len(silent.output_types) :]
 
@@ -251,15 +263,33 @@ def _tangent_batching(rules: Rules, axis: Any, flat: Flat, dims: Flat, **params:
 def _tangent_transpose(
     rules: Rules, cotangents: Flat, *flat: Any, activity: Active, **params: Any
 ) -> Flat:
-    operands, arrays, tangents = _take_apart(flat, activity)
-    result = rules.pull_back(cotangents, operands, arrays, activity=activity, **params)
-    return [*[None] * (len(operands) + len(arrays)), *_of_linear(tangents, result)]
+    count = len(flat) - sum(activity.operands)
+    result = _pull_back_from(rules, cotangents, flat[:count], activity=activity, **params)
+    return [*[None] * count, *_of_linear(flat[count:], result)]
 
 
-def _take_apart(flat: Flat, activity: Active) -> tuple[Flat, Flat, Flat]:
-    """Operands, what is held, and tangents."""
-    first, last = len(activity.operands), len(flat) - sum(activity.operands)
-    return list(flat[:first]), list(flat[first:last]), list(flat[last:])
+def _pull_back_from(
+    rules: Rules,
+    cotangents: Flat,
+    residuals: Flat,
+    activity: Active,
+    absent: _Absent,
+    **params: Any,
+) -> Flat:
+    operands, arrays, _ = _take_apart(residuals, activity, absent, are_linear=False)
+    return rules.pull_back(cotangents, operands, arrays, activity=activity, **params)
+
+
+def _take_apart(
+    flat: Flat, activity: Active, absent: _Absent = None, *, are_linear: bool = True
+) -> tuple[Flat, Flat, Flat]:
+    """Operands, with zeros for the absent ones, what is held, and tangents, if they are there."""
+    rest = iter(flat)
+    types = absent or [None] * len(activity.operands)
+    operands = [next(rest) if type_ is None else zeros(type_) for type_ in types]
+    arrays = list(rest)
+    last = len(arrays) - (sum(activity.operands) if are_linear else 0)
+    return operands, arrays[:last], arrays[last:]
 
 
 def _of_linear(operands: Flat, cotangents: Flat) -> list[Any]:

@@ -98,6 +98,7 @@ from jax_revolve.step.linearized import (
     find_activity,
     find_reached,
     linearized,
+    live_carry,
     primal_loop,
 )
 from jax_revolve.step.loop import (
@@ -367,6 +368,7 @@ loop_p = function_primitive(
         pull_back=_loop_pull_back,
         primal_half=primal_loop,
         linearize=_loop_linearize,
+        needed=lambda _, sweep: sweep.needed,
         with_progress=_with_progress,
         prune=prune_loop,
         prune_jvp=prune_jvp,
@@ -452,6 +454,16 @@ class Sweep(NamedTuple):
         """Of values with one entry for each result of the loop, the forward sweep's."""
         carry, ys = self.loop.results(values)
         return [*carry, *pick(ys, self.ys)]
+
+    @property
+    def needed(self) -> Mask:
+        """The operands of the loop on which its linearization depends. A rule of a user may depend
+        on more once it is differentiated."""
+        first, count = self.loop.num_consts, self.loop.num_carry
+        every = self.has_rule or self.loop.inverse is not None
+        carry = [every or stored for stored in self.restart]
+        num_xs = len(self.activity.operands) - first - count
+        return (*[True] * first, *carry, *[True] * num_xs)
 
     def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
         """Operands of the loop, what is held, and cotangents, of the reverse sweep's operands."""
@@ -635,7 +647,38 @@ def _forward_sweep_prune(used: list[bool], function: Sweep) -> Any:
         kept = [*function.of_results(results), *[False] * function.num_held]
         return kept, operands, params, loop_p
     kept, smaller = _without_unused(function, used)
-    return kept, [True] * len(function.activity.operands), {"function": smaller}
+    every = [True] * len(function.activity.operands)
+    # The last block's tape is of the whole carry.
+    may_shrink = not function.has_rule and smaller.numbers_held.tape is None
+    if may_shrink and function.loop.inverse is None:
+        carry = list(map(max, used[: function.loop.num_carry], function.restart))
+        if not all(live_carry(function.loop, carry, smaller.ys)):
+            results, operands, smaller = _without_dead_carry(smaller, carry)
+            return spread(results, kept), operands, {"function": smaller}
+    return kept, every, {"function": smaller}
+
+
+def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mask, Sweep]:
+    """The sweep without the carry on which neither the used one nor a checkpoint depends."""
+    of_loop = sweep.activity
+    results, operands, params = prune_loop([*used, *sweep.ys], sweep.loop)
+    (carry, ys), kept = sweep.loop.results(results), sweep.loop.operands(operands)
+    parts = ((of_loop.consts, kept.consts), (of_loop.init, carry), (of_loop.xs, kept.xs))
+    parts = (*parts, (of_loop.carry, carry), (of_loop.ys, ys))
+    kept_results = [*carry, *[True] * (len(sweep.output_types) - len(carry))]
+    smaller = sweep.of_loop(
+        params["function"],
+        activity=Activity(*(tuple(pick(mask, keep)) for mask, keep in parts)),
+        restart=tuple(pick(sweep.restart, carry)),
+        record=tuple(pick(sweep.record, ys)),
+        ys=tuple(pick(sweep.ys, ys)),
+        output_types=tuple(pick(sweep.output_types, kept_results)),
+        vmaps=tuple(
+            Vmap(v.axis, tuple(pick(v.dims, operands)), tuple(pick(v.dims_out, kept_results)))
+            for v in sweep.vmaps
+        ),
+    )
+    return kept_results, operands, smaller
 
 
 def _forward_sweep_activity(sweep: Sweep, differentiated: Mask) -> Active:
@@ -762,6 +805,7 @@ forward_sweep_p = _sweep_primitive(
     activity=_forward_sweep_activity,
     pull_back=_forward_sweep_pull_back,
     linearize=_forward_sweep_linearize,
+    needed=lambda sweep, held: sweep.needed if held else (True,) * len(sweep.activity.operands),
     prune=_forward_sweep_prune,
     keys=_forward_sweep_keys,
     prune_jvp=_forward_sweep_prune_jvp,

@@ -312,18 +312,22 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX
     traces it.
     """
-    num_results = len(loop.output_types)
-    residuals = [i >= num_results for i in range(len(closed.out_avals))]
-    needed = needed_by(closed, residuals)[num_shared:][: loop.num_carry]
-    ys = [False] * (num_results - loop.num_carry)
+    num_results, first = len(loop.output_types), loop.num_condition_consts
+    residuals = [True] * (len(closed.out_avals) - num_results)
+    needed = [False] * loop.num_carry
+    no_ys = [False] * (num_results - loop.num_carry)
+    record = no_ys
+    if loop.condition is not None:
+        needed = needed_by(loop.condition, [True])[first:]
     while True:
-        needed = live_carry(loop, needed, ys)
-        if loop.inverse is None:
-            return tuple(needed), tuple(ys)
-        read = needed_by(loop.inverse, needed)
-        of_condition = [False] * loop.num_condition_consts
-        before, record = loop.operands([*of_condition, *read]).carry, read[len(read) - len(ys) :]
-        if (grown := either(needed, before)) == needed:
+        # What advances run has no derivative rules, so it is seen through.
+        read = needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:][: loop.num_carry]
+        grown = either(needed, read)
+        if grown == needed and loop.inverse is not None:
+            read = needed_by(loop.inverse, needed)
+            grown = either(needed, loop.operands([*[False] * first, *read]).carry)
+            record = read[len(read) - len(no_ys) :]
+        if grown == needed:
             return tuple(needed), tuple(record)
         needed = grown
 

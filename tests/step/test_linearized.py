@@ -312,6 +312,62 @@ def test_loops_that_run_while_a_function_is_traced(scan: Any) -> None:
     assert f(1.0) == 16
 
 
+@jax.custom_vjp
+def write(buffer: Any, x: Any, i: Any) -> Any:
+    return buffer.at[i].set(x), jnp.sin(x)
+
+
+write.defvjp(
+    lambda buffer, x, i: (write(buffer, x, i), (x, i)),
+    lambda held, cts: (
+        cts[0].at[held[1]].set(0),
+        cts[0][held[1]] + cts[1] * jnp.cos(held[0]),
+        None,
+    ),
+)
+
+
+def write_in_a_scan(buffer: Any, x: Any, i: Any) -> Any:
+    step = lambda c, j: ((c[0].at[i].add(c[1] * j), jnp.sin(c[1])), None)  # noqa: E731
+    return lax.scan(step, (buffer, x), jnp.arange(1.0, 4))[0]
+
+
+def write_in_a_while_loop(buffer: Any, x: Any, i: Any) -> Any:
+    """As Diffrax does for `SaveAt(ts=...)`."""
+
+    def step(carry: Any) -> Any:
+        buffer, x, j = carry
+        return buffer.at[i].add(x), jnp.sin(x), j + 1
+
+    init = (buffer, x, jnp.where(x[0] > 0, 0, 1))
+    return bounded_while_loop(lambda c: c[2] < 3, step, init, max_steps=3)[:2]
+
+
+@pytest.mark.parametrize("written", [write, write_in_a_scan, write_in_a_while_loop])
+def test_a_checkpoint_without_the_buffer_that_a_call_writes(
+    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(scan: Any, x: Any) -> Any:
+        init, step = (jnp.zeros((9, 3)), x), lambda c, i: (written(*c, i), None)
+        buffer, x = scan(step, init, jnp.arange(9))[0]
+        return jnp.sum(buffer**2) + jnp.sum(x)
+
+    def derivatives(scan: Any) -> Any:
+        gradient = jax.grad(partial(loss, scan))
+        product = lambda x: jax.vjp(gradient, x)[1](jnp.cos(x))[0]  # noqa: E731
+        if written is write:  # which is no derivative to second order
+            product = gradient
+        return gradient(x), product(x), jax.vmap(gradient)(jnp.stack([x, -x]))
+
+    x = jnp.array([0.3, 0.5, 0.7])
+    monkeypatch.setenv("JAX_REVOLVE_TRACE", "1")
+    ours = derivatives(partial(checkpointed_scan, checkpoints=2))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "scan of 9 steps" in line]
+    assert lines
+    assert "checkpoint: 1/2 leaves" in lines[0]
+    equal(ours, derivatives(by_python))
+
+
 class _Scale(jax.dtypes.extended):
     """A scale of eight-bit numbers, whose cotangents are scales, and the larger one counts."""
 
