@@ -15,6 +15,7 @@ from jax_revolve.engine.offline import run_forward_offline
 from jax_revolve.engine.reports import Reports
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan
+from jax_revolve.step.equation import run_as_traced
 from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps
 
@@ -24,6 +25,10 @@ LARGEST = np.iinfo(np.int32).max
 def run_plain(loop: Loop, operands: Operands) -> list[Any]:
     """The final carry and the ys, at exactly the cost of `jax.lax` unless progress is shown."""
     consts, init, xs = operands
+    if loop.progress is None:
+        results = run_as_traced(loop, [*consts, *init, *xs])
+        if results is not None:
+            return results
     if loop.condition is not None:
         return _run_while(loop, consts, init)
     if Reports(loop, FORWARD, loop.steps).are_shown and loop.length:

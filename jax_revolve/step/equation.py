@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jax_revolve._compat.interpreters import (
 )
 from jax_revolve._compat.jaxprs import eval_jaxpr, is_literal, variables
 from jax_revolve._compat.values import as_array, is_array_type
-from jax_revolve.step.loop import Loop
+from jax_revolve.step.loop import Loop, once
 from jax_revolve.step.references import run_on_contents
 
 
@@ -52,7 +53,7 @@ def run_around_loop(
     prologue = jaxpr.replace(eqns=before, outvars=[*inputs, *passed_on])
     values = dict(zip([*inputs, *passed_on], eval_jaxpr(prologue, closed.consts), strict=True))
     operands = [v.val if is_literal(v) else values[v] for v in loop.invars]
-    equation = READ[loop.primitive.name](loop)
+    equation = _read(loop)
     operands = list(map(as_array, operands))
     are_arrays = all(is_array_type(v.aval) for v in loop.outvars + loop.invars)
     effects = equation.body_effects
@@ -99,10 +100,30 @@ def _read_while(eqn: Any) -> Loop:
 
 READ = {"scan": _read_scan, "while": _read_while}
 
+_JAXPRS = ("jaxpr", "cond_jaxpr", "body_jaxpr")
+
+_LAX = ("lax's own equation",)
+
+
+def _read(eqn: Any) -> Loop:
+    loop = READ[eqn.primitive.name](eqn)
+    rest = {name: x for name, x in eqn.params.items() if name not in _JAXPRS}
+    once(loop.with_plan(loop.length, None), _LAX, lambda: partial(eqn.primitive.bind, **rest))
+    return loop
+
+
+def run_as_traced(loop: Loop, operands: list[Any]) -> list[Any] | None:
+    """The results of lax's own equation, without another trace of its step; `None` if the step is
+    not the one that lax traced."""
+    bind = once(loop.bare._replace(obstacle=None), _LAX, lambda: None)
+    if bind is None:
+        return None
+    if loop.condition is None:
+        return bind(*operands, jaxpr=loop.jaxpr)
+    return bind(*operands, cond_jaxpr=loop.condition, body_jaxpr=loop.jaxpr)
+
 
 def read_loop(eqn: Any) -> Loop | None:
     """The loop that an equation is, if it is one of lax's over arrays."""
-    read = READ.get(eqn.primitive.name)
-    if read is None or not all(is_array_type(v.aval) for v in eqn.invars):
-        return None
-    return read(eqn)
+    are_arrays = all(is_array_type(v.aval) for v in eqn.invars)
+    return _read(eqn) if are_arrays and eqn.primitive.name in READ else None
