@@ -29,6 +29,8 @@ os.environ[VARIABLE] = str(FOLDER / "cpu.json")  # not one that was measured on 
 
 jax.config.update("jax_enable_x64", True)
 
+pytest.register_assert_rewrite("support", "parity")  # failures show values there, too
+
 # The same examples in every run, however busy the machine is.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")

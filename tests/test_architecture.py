@@ -36,6 +36,10 @@ ROOMS: dict[str, set[str]] = {
 }
 """Which rooms each room may import."""
 
+TESTS = Path(__file__).parent
+BESIDE_ROOMS = {"parity", "jax_suite", "slow", "support"}
+"""Folders of tests that are not of one room."""
+
 
 def imports(tree: ast.AST) -> set[str]:
     found = set()
@@ -99,6 +103,15 @@ def test_rooms_say_what_is_in_them() -> None:
         says = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
         files = {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")}
         assert not {name for name in files if f"`{name}`" not in says}, folder
+
+
+def test_rooms_have_tests() -> None:
+    """In the folder of their name."""
+    folders = {path.parent.relative_to(TESTS).parts[:1] for path in TESTS.rglob("test_*.py")}
+    of_rooms = {room.removeprefix("_") for room in ROOMS}
+    assert of_rooms <= {folder[0] for folder in folders if folder}
+    every = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert every - of_rooms == BESIDE_ROOMS
 
 
 def test_public_names_are_imported_when_they_are_used() -> None:

@@ -1,2 +1,2 @@
 """Every use of JAX outside its stable public API, and what differs between its versions.
-`tests/jax_names.py` lists the names, and why no public one serves."""
+`tests/support/jax_names.py` lists the names, and why no public one serves."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from parity.loops import Loops, with_reverse_rule
+from support.oracles import Loops, with_reverse_rule
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from parity.cases import SCAN_CASES, WHILE_CASES, Case
-from parity.loops import Loops, assert_same, ours, reference, scan_as_while
 from parity.transformations import ALL, COMPOUND, FORWARD_MODE
+from support.oracles import Loops, assert_same, ours, reference, scan_as_while
 
 from jax_revolve import Disk, HostMemory, explain
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from parity.loops import assert_like_lax
+from support.oracles import assert_like_lax
 
 from jax_revolve import (
     bounded_while_loop,

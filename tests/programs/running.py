@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from parity.loops import masked_while_loop
-from test_progress import Record
+from support.oracles import by_python, masked_while_loop
+from support.record import Record
 
 import jax_revolve
 from jax_revolve import Disk, HostMemory
@@ -66,19 +66,6 @@ def theirs(scan: Callable[..., Any] = lax.scan) -> Loops:
 
     chain = lambda layers, x: reduce(lambda x, layer: layer(x), layers, x)  # noqa: E731
     return Loops(scan, masked, fori_loop, lambda fun, **_: fun, chain, (scan, masked), scan)
-
-
-def by_python(
-    f: Any, init: Any, xs: Any = None, length: Any = None, reverse: bool = False, unroll: int = 1
-) -> Any:
-    """`lax.scan` as a loop in Python. Before jax 0.12 the second derivative of a scan forgets the
-    rules of `custom_jvp` functions in its body."""
-    del unroll
-    steps = jax.tree.leaves(xs)[0].shape[0] if length is None else length
-    carry, ys = init, {}
-    for i in reversed(range(steps)) if reverse else range(steps):
-        carry, ys[i] = f(carry, jax.tree.map(lambda x: x[i], xs))  # noqa: B023
-    return carry, jax.tree.map(lambda *y: jnp.stack(y), *(ys[i] for i in range(steps)))
 
 
 def ours(options: dict[str, Any], plain: Callable[..., Any] = lax.scan) -> Loops:

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from asked import explained_while
 from parity.transformations import ALL
-from test_counts import steps_executed
+from support.asked import explained_while
+from support.evaluations import steps_executed
 
 import jax_revolve
 from jax_revolve import checkpoint_loops, plan, typing

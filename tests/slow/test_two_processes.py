@@ -1,7 +1,6 @@
 """Two processes on one machine, joined by `jax.distributed`, that differentiate one loop; and runs
 of theirs that are killed and go on."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.runs import environment
 
 PROGRAM = Path(__file__).with_name("two_processes.py")
 SECONDS = 120
@@ -41,8 +41,6 @@ def _run(folder: Path, *what: list[str]) -> tuple[Codes, list[str]]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    paths = [str(PROGRAM.parents[2]), *filter(None, sys.path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     outputs = [folder / f"process-{i}.txt" for i in range(2)]
     last = time.monotonic() + SECONDS
     with ExitStack() as stack:
@@ -52,7 +50,7 @@ def _run(folder: Path, *what: list[str]) -> tuple[Codes, list[str]]:
             command = [*python, address, str(i), *what[i % len(what)]]
             file = stack.enter_context(output.open("w"))
             process = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT
+                command, env=environment(), stdout=file, stderr=subprocess.STDOUT
             )
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -28,10 +28,10 @@ assert len(jax.devices()) == 2 * len(jax.local_devices()) == 8
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-import sharded_programs  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
+from support import sharded_programs  # noqa: E402
 
 from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan  # noqa: E402
 from jax_revolve.host.states import States  # noqa: E402
