@@ -33,7 +33,8 @@ class ProgressMeter:
         ```python
         import jax
         import jax.numpy as jnp
-        from jax_revolve import ProgressMeter, checkpointed_scan
+        from jax_revolve import checkpointed_scan
+        from jax_revolve.typing import ProgressMeter
 
         class Log(ProgressMeter):
             def start(self, name, total):

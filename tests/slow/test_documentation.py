@@ -33,6 +33,7 @@ RUN_LONG = {README, *(ROOT / "docs" / name for name in ("progress.md", "tutorial
 """They show the memory of optimized programs, or run longer than they compile."""
 PUBLIC = [
     *(getattr(jax_revolve, name) for name in dir(jax_revolve)),
+    *(getattr(typing, name) for name in dir(typing) if name[0].isupper()),
     *(equinox.filter_bounded_while_loop, equinox.filter_checkpointed_scan, diffrax.RevolveAdjoint),
 ]
 WITH_EXAMPLE = [value for value in PUBLIC if "```python" in (inspect.getdoc(value) or "")]
