@@ -4,21 +4,19 @@ A piece that changes no row by a twentieth, in time or in bytes, can go.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from benchmarks.fronts import QUICK_SHAPES, SHAPES
+from benchmarks.report.results import Results, Run, find
+from benchmarks.report.table import Table, of
 from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import Record
+from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Compiler, Contender, Program
-from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import Recurrence, of_state, scanned
 from jax_revolve import checkpointed_scan
 from jax_revolve.step.cpu import PIECES, VARIABLE
@@ -30,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two blocks": {"checkpoints": 2, "block_size": 500},
     "one block": {"checkpoints": 1, "block_size": 1000},
 }
-SECONDS = 3.0
+NOTHING = "nothing"
 
 
 def trajectory(length: int, width: int) -> Recurrence:
@@ -45,44 +43,52 @@ def trajectory(length: int, width: int) -> Recurrence:
     return of_state("trajectory", str(width), length, step, init)
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
-    shapes = QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]
-    for make, shape in shapes:
+def comparisons(quick: bool) -> Iterator[Comparison]:
+    for make, shape in QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]:
         workload = scanned(make(*shape))
         for name, options in OPTIONS.items():
-            loop = Contender(name, partial(checkpointed_scan, **options))
-            programs: list[Program] = []
-            for piece in tqdm(("", *PIECES), desc="Compiling", leave=False):
-                with _without(piece):
-                    programs.append(Compiler(workload, "gradient")(loop))
-            runs = [program.run for program in programs]
-            for run in runs:
-                run()
-            times = interleave(runs, 0.0 if quick else SECONDS, 2 if quick else 7)
-            records = zip(("nothing", *PIECES), programs, times, strict=True)
-            yield [
-                {
-                    "workload": workload.name,
-                    "options": name,
-                    "without": piece,
-                    "ratio": median(b / a for a, b in zip(times[0], each, strict=True)),
-                    "median_ms": 1e3 * median(each),
-                    "temp_bytes": program.temp_bytes,
-                }
-                for piece, program, each in records
-            ]
+            loop = partial(checkpointed_scan, **options)
+            each = [_without(piece, loop, name) for piece in (NOTHING, *PIECES)]
+            yield Comparison(workload, f"gradient, {name}", each, share=0.12)
 
 
-@contextmanager
-def _without(piece: str) -> Iterator[None]:
+def _without(piece: str, loop: Any, detail: str) -> Callable[..., list[Program]]:
     """Nothing that was traced with a piece is in the caches when it is traced without."""
-    jax.clear_caches()
-    os.environ[VARIABLE] = piece
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
+
+    def search(compile: Compiler, _: list[Program]) -> list[Program]:
         jax.clear_caches()
+        os.environ[VARIABLE] = "" if piece == NOTHING else piece
+        try:
+            return [compile(Contender(f"without {piece}", loop, detail=detail))]
+        finally:
+            del os.environ[VARIABLE]
+            jax.clear_caches()
+
+    return search
 
 
-BENCHMARK = Benchmark("cpu-pieces", measure)
+def _pieces_that_pay(results: Results) -> Iterator[tuple[Run, float]]:
+    """Where doing without a piece takes a twentieth more time or memory, and how many times the
+    memory that is."""
+    for piece in PIECES:
+        for run in find(results.runs, contender=f"without {piece}"):
+            times_the_bytes = run.memory_over(f"without {NOTHING}")
+            if max(run["ratio"], times_the_bytes) >= 1.05:
+                yield run, times_the_bytes
+
+
+TABLES = {
+    "cpu-pieces": Table(
+        "Gradients {where} without one piece of `jax_revolve.step.cpu`, if that takes a twentieth"
+        " more time or memory (`benchmarks/cpu_pieces.py`):",
+        _pieces_that_pay,
+        [
+            ("without", lambda row: f"`{row[0]['contender'].removeprefix('without ')}`"),
+            ("workload", of(0, "{workload}")),
+            ("plan", of(0, "{detail}")),
+            ("time", of(0, "{ratio:.2f}")),
+            ("memory", lambda row: f"{row[1]:.2f}"),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("cpu-pieces", comparisons, TABLES)

@@ -11,14 +11,14 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
-from benchmarks.contenders.budgets import explained
+from benchmarks.contenders.scans import LAX_SCAN
+from benchmarks.contenders.searches import explained
 from benchmarks.fronts import SHAPES
-from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import Record
-from benchmarks.runner.programs import Compiler, Contender, Workload
+from benchmarks.report.table import Table
+from benchmarks.runner.benchmark import Benchmark, Measurement
+from benchmarks.runner.programs import Compiler, Contender, Record, Workload
 from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import scanned
 from benchmarks.workloads.steps import sine_stencil
@@ -32,23 +32,30 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MOST_OF_FEWEST = 1.6
 """Plans that run more steps than so many times the fewest are not timed."""
 
-ROUNDS = 12
+ROUNDS = 14
+"""Half of them choose, and half of them compare."""
 MEASURING = 60.0
 """Seconds: the default of `explain`."""
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
+def measurements(quick: bool) -> Iterator[Measurement]:
     for make, shape in QUICK_SHAPES if quick else SHAPES:
         workload = scanned(make(*shape))
-        compile = Compiler(workload, "gradient")
-        everything = compile(Contender("", jax.lax.scan)).temp_bytes
-        for share in SHARES[:1] if quick else SHARES:
-            budget = int(share * everything)
-            found = _record(workload, compile, budget, quick)
-            yield [{"workload": workload.name, "share": share, "budget": budget, **found}]
+        shares = SHARES[:1] if quick else SHARES
+        yield Measurement(workload.name, partial(_of_workload, workload, shares))
 
 
-def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
+def _of_workload(workload: Workload, shares: tuple[float, ...], quick: bool) -> list[Record]:
+    compile = Compiler(workload, "gradient")
+    budgets = {share: int(share * compile(LAX_SCAN).temp_bytes) for share in shares}
+    return [
+        {"workload": workload.name, "share": share, "budget": budget}
+        | _within(workload, compile, budget, quick)
+        for share, budget in budgets.items()
+    ]
+
+
+def _within(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
     within = {"memory": budget}
     predicted, length = explained(workload, within), workload.length
     seconds = 2.0 if quick else MEASURING
@@ -82,4 +89,20 @@ def _in_words(plan: AnyPlan) -> str:
     return f"{plan.checkpoints} checkpoints, blocks of {plan.block_size}"
 
 
-BENCHMARK = Benchmark("plans", measure)
+TABLES = {
+    "plans": Table(
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
+        " fastest of the plans that fit, and how much longer others take: the one"
+        " predicted to be fastest, and the one that `measure=True` finds (`benchmarks/plans.py`):",
+        lambda results: results.runs,
+        [
+            ("loop", "{workload}"),
+            ("share", "{share:.0%}"),
+            ("fastest", "{best}"),
+            ("time", "{best_ms:.0f} ms"),
+            ("predicted", "{predicted_loss:+.0%}"),
+            ("`measure=True`", "{measured_loss:+.0%}"),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("plans", measurements, TABLES)

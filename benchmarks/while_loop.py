@@ -2,16 +2,21 @@
 
 from collections.abc import Iterator
 
+from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE
 from benchmarks.contenders.while_loops import (
+    EQUINOX_BOUNDED,
+    MASKED,
     bounded,
     default_checkpoints,
     equinox,
     jax_revolve,
     masked,
 )
+from benchmarks.report.results import Results, Run, find, quickest
+from benchmarks.report.table import Table, over, ratio
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
-from benchmarks.workloads.recurrences import Recurrence, lstm, rnn, stencil, until_limit
+from benchmarks.workloads.recurrences import Recurrence, lstm, rnn, stencil, under_vmap, until_limit
 
 SHAPES = [
     (stencil, (1000, 20_000), 4096, (63, 10)),
@@ -33,6 +38,10 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         each = [c for s in counts for c in (jax_revolve(bound, s), equinox(bound, s))]
         workload = until_limit(make(*shape), bound)
         yield Comparison(workload, "gradient", [masked(bound), bounded(bound), *each])
+    many, bound = (stencil(5, 16), 32) if quick else (stencil(64, 2000), 4096)
+    s = default_checkpoints(bound)
+    contenders = [masked(many.length), jax_revolve(bound, s), equinox(bound, s)]
+    yield Comparison(under_vmap(many, bound), "gradient", contenders)
     recurrence, bound = (stencil(12, 16), 32) if quick else (stencil(200, 2000), 256)
     workload = until_limit(recurrence, bound, family="second-order")
     contenders = [masked(bound), bounded(bound), jax_revolve(bound)]
@@ -52,4 +61,78 @@ def with_bounds(recurrence: Recurrence, checkpoints: int, *bounds: int) -> Itera
         yield Comparison(workload, quantity, contenders, 1 / 4, most_rounds=MOST_SHORT_ROUNDS)
 
 
-BENCHMARK = Benchmark("while", comparisons)
+LABELS = {
+    MASKED: "`lax.scan` up to the bound, steps that are done masked",
+    EQUINOX_BOUNDED: 'Equinox\'s loop, `kind="bounded"`',
+    JAX_REVOLVE: "`bounded_while_loop`",
+}
+
+
+def _of_while_loops(results: Results) -> Iterator[Run]:
+    """The quickest of each loop and number of checkpoints."""
+    runs = find(results.runs, quantity="gradient", contender=JAX_REVOLVE)
+    runs = [run for run in runs if run["family"] != "bounds"]
+    for workload, s in dict.fromkeys((run["workload"], run["checkpoints"]) for run in runs):
+        yield quickest(runs, workload=workload, checkpoints=s)
+
+
+def _bounds(results: Results) -> list[Run]:
+    runs = find(results.runs, family="bounds", contender=JAX_REVOLVE)
+    return [run for run in runs if run["quantity"] != "value"]
+
+
+def _checkpoints(run: Run) -> str:
+    by_default = "default" in run["quantity"]
+    return f"{run['checkpoints']}, {'by default' if by_default else 'given'}"
+
+
+def _over_least_bound(run: Run) -> str:
+    same = {name: run[name] for name in ("workload", "quantity", "contender")}
+    least = min(find(run.others, **same), key=lambda other: other["max_steps"])
+    return ratio(run, least)
+
+
+def _far_bound(results: Results) -> str:
+    """The time with a bound of 2**20 and default checkpoints, over the time with a bound of 16."""
+    runs = [run for run in _bounds(results) if "default" in run["quantity"]]
+    near, far = (quickest(runs, max_steps=bound) for bound in (16, 2**20))
+    return f"{far['median_ms'] / near['median_ms']:.1f}"
+
+
+TABLES = {
+    "while-loops": Table(
+        "Gradients of while loops {where} and Equinox {machine[versions][equinox]}; times are"
+        " ratios of medians, `jax_revolve` over the other (`benchmarks/while_loop.py`):",
+        _of_while_loops,
+        [
+            ("loop", "{workload}"),
+            ("checkpoints", "{checkpoints}"),
+            ("memory, `jax_revolve`", "{MB:.2f} MB"),
+            ("memory, Equinox's checkpointed", lambda r: f"{r.beside(EQUINOX)[0]['MB']:.2f} MB"),
+            ("time / Equinox's checkpointed", over(EQUINOX)),
+            ("time / Equinox's bounded", over(EQUINOX_BOUNDED)),
+        ],
+    ),
+    "bounds": Table(
+        "The gradient of a loop that stops after 8 steps, {where}; times are ratios of medians,"
+        " over that with the least bound (`benchmarks/while_loop.py`):",
+        _bounds,
+        [
+            ("`max_steps`", "{max_steps}"),
+            ("checkpoints", _checkpoints),
+            ("memory", "{MB:.2f} MB"),
+            ("time", _over_least_bound),
+        ],
+    ),
+    "second-order": Table(
+        "A Hessian-vector product through 200 steps of 256, of a stencil of width 2000, {where};"
+        " times are ratios of medians, over Equinox's (`benchmarks/while_loop.py`):",
+        lambda results: find(results.runs, family="second-order", quantity="hvp"),
+        [
+            ("loop", lambda run: LABELS[run["contender"]]),
+            ("memory", "{MB:.2f} MB"),
+            ("time", over(EQUINOX_BOUNDED)),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("while", comparisons, TABLES, {"far-bound": _far_bound})

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from benchmarks.contenders import names
-from benchmarks.report.fronts import ON_THE_FIRST_PAGE as FAMILIES
+from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, NESTED, SAVES_PRODUCTS
+from benchmarks.fronts import ON_THE_FIRST_PAGE as FAMILIES
 from benchmarks.report.results import FOLDER, Run, find, load, quickest
 
 STYLES: dict[str, dict[str, Any]] = {
-    names.LAX_SCAN: {
+    LAX_SCAN.name: {
         "label": "lax.scan, stores everything",
         "linestyle": "none",
         "marker": "*",
         "markersize": 14,
     },
-    names.NESTED: {
+    NESTED: {
         "label": "nested remat scans",
         "linestyle": "none",
         "color": "#009E73",
@@ -22,14 +22,14 @@ STYLES: dict[str, dict[str, Any]] = {
         "markerfacecolor": "none",
         "markeredgewidth": 1.5,
     },
-    names.EQUINOX: {"label": "Equinox, checkpointed", "color": "#CC79A7", "marker": "D"},
-    names.SAVES_PRODUCTS: {
+    EQUINOX: {"label": "Equinox, checkpointed", "color": "#CC79A7", "marker": "D"},
+    SAVES_PRODUCTS.name: {
         "label": "jax.checkpoint that saves products",
         "linestyle": "none",
         "color": "#D55E00",
         "marker": "v",
     },
-    names.JAX_REVOLVE: {"label": "jax_revolve, memory=...", "color": "#0072B2", "marker": "o"},
+    JAX_REVOLVE: {"label": "jax_revolve, memory=...", "color": "#0072B2", "marker": "o"},
 }
 """Colors that the color-blind tell apart (Okabe and Ito)."""
 
@@ -53,7 +53,7 @@ def over_memory(runs: list[Run]) -> Any:
     panels = figure.subplots(1, len(FAMILIES), squeeze=False, sharey=True)[0]
     for ax, family in zip(panels, FAMILIES, strict=True):
         shown = find(runs, family=family, quantity="gradient")
-        plain = quickest(shown, contender=names.LAX_SCAN)
+        plain = quickest(shown, contender=LAX_SCAN.name)
         for name, style in STYLES.items():
             points = sorted(
                 (run["temp_bytes"] / plain["temp_bytes"], run["median_ms"] / plain["median_ms"])
