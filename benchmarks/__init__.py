@@ -7,7 +7,7 @@ them and writes `results`, and `report` makes the tables and pictures. Begin wit
 """
 
 BENCHMARKS = (
-    *("scan", "while_loop", "reversible", "budget", "fronts", "plans", "storage", "layers"),
-    *("diffrax_adjoints", "compiling", "growth", "progress", "fit", "host_scan", "cpu_pieces"),
+    *("scan", "while_loop", "reversible", "budget", "fronts", "storage", "layers"),
+    *("diffrax_adjoints", "compiling", "growth", "progress", "host_scan"),
 )
 BY_NAME = ("third_party",)

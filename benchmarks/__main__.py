@@ -17,16 +17,13 @@ and are:
 - `reversible`: gradients of steps that are walked back by an inverse
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
-- `plans`: what the plans that are chosen lose on the quickest
 - `storage`: gradients with checkpoints beside the device
 - `layers`: gradients of models
 - `diffrax_adjoints`: solves of differential equations
 - `compiling`: compile time and program size over the length of the loop, for steps of many kinds
 - `growth`: compile time, run time and memory up to a million steps, and to large steps
 - `progress`: what showing progress costs
-- `fit`: the largest budget with which a program fits; it needs Flax and Optax
 - `host_scan`: what a step costs when Python drives the loop
-- `cpu_pieces`: what each piece of `jax_revolve.step.cpu` is worth
 
 One runs only by name, because it needs packages that the project does not depend on:
 
