@@ -10,4 +10,3 @@ BENCHMARKS = (
     *("scan", "while_loop", "reversible", "budget", "fronts", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "growth", "progress", "host_scan"),
 )
-BY_NAME = ("third_party",)

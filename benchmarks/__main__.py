@@ -25,10 +25,6 @@ and are:
 - `progress`: what showing progress costs
 - `host_scan`: what a step costs when Python drives the loop
 
-One runs only by name, because it needs packages that the project does not depend on:
-
-- `third_party`: gradients of programs of other packages
-
 On an accelerator, `fronts` and `storage` take large workloads; `--only` runs one of them.
 """
 
@@ -38,7 +34,7 @@ import subprocess
 import sys
 from importlib import import_module
 
-from benchmarks import BENCHMARKS, BY_NAME
+from benchmarks import BENCHMARKS
 from benchmarks.runner.machine import load, sources
 
 QUIET = 0.5
@@ -52,7 +48,7 @@ def main() -> None:
     )
     parser.add_argument("command", nargs="?", choices=["stale"], help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="tiny loops; results are not kept")
-    parser.add_argument("--only", choices=BENCHMARKS + BY_NAME, help="one of them")
+    parser.add_argument("--only", choices=BENCHMARKS, help="one of them")
     parser.add_argument("--draw", action="store_true", help="only tables and pictures")
     parser.add_argument("--busy", action="store_true", help="measure although the machine is busy")
     options = parser.parse_args()
