@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, NESTED
 from benchmarks.contenders.searches import (
     PURE_REVOLVE,
-    BestNested,
     Within,
+    best_nested,
     equinox_as_lean,
     single_steps,
 )
@@ -21,7 +21,7 @@ from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.workloads.recurrences import lstm, scanned
 
-SEARCHES = (single_steps, equinox_as_lean, BestNested())
+SEARCHES = (single_steps, equinox_as_lean, best_nested)
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:

@@ -21,7 +21,7 @@ from benchmarks.contenders.scans import (
     SAVES_PRODUCTS,
     TAPED_WHOLE,
 )
-from benchmarks.contenders.searches import BestNested, Within, equinox_as_lean, explained
+from benchmarks.contenders.searches import Within, best_nested, equinox_as_lean, explained
 from benchmarks.report.results import Results, Run, find, grouped, labeled, quickest, within
 from benchmarks.report.table import Column, Table, of, ratio, text
 from benchmarks.runner.benchmark import Benchmark
@@ -59,7 +59,7 @@ LARGE_SHAPES = [
 """For accelerators."""
 QUICK_SHAPES = [(sine_stencil, (16, 16)), (gru, (16, 2, 4))]
 SHARES = (2, 0.3, 0.1, 0.05, 0.02)
-SEARCHES = (BestNested(), equinox_as_lean)
+SEARCHES = (best_nested, equinox_as_lean)
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:

@@ -12,7 +12,7 @@ from benchmarks.contenders.scans import (
     equinox,
     jax_revolve,
 )
-from benchmarks.contenders.searches import BestNested
+from benchmarks.contenders.searches import best_nested
 from benchmarks.report.results import Results, Run, find, quickest
 from benchmarks.report.table import Column, Table, of, over
 from benchmarks.runner.benchmark import Benchmark
@@ -35,7 +35,7 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     for make, shape, checkpoints in QUICK_SHAPES if quick else SHAPES:
         workload = scanned(make(*shape))
         counts = [plan(workload.length, s).checkpoints for s in checkpoints]
-        others = [c for s in counts for c in (jax_revolve(s), equinox(s), BestNested())]
+        others = [c for s in counts for c in (jax_revolve(s), equinox(s), best_nested)]
         yield Comparison(workload, "gradient", [LAX_SCAN, REMAT, *others])
         yield Comparison(workload, "hvp", [LAX_SCAN, REMAT, *others[:3]], share=1 / 2)
 

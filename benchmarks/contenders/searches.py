@@ -1,6 +1,6 @@
 """Scans whose gradient is to keep to a share of the memory that storing everything takes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 from benchmarks.contenders.scans import JAX_REVOLVE, equinox, nested
 from benchmarks.runner.comparison import Search
 from benchmarks.runner.programs import Compiler, Contender, Loop, Program, Workload
-from benchmarks.runner.timing import seconds
 from jax_revolve import checkpointed_scan, explain
 from jax_revolve.schedule.arguments import TooLittleMemory
 from jax_revolve.typing import Report
@@ -18,7 +17,7 @@ TOLERANCE = 1.05  # of the memory; so small a difference is not what is compared
 ENOUGH = 0.9  # of the memory of jax_revolve, for Equinox to be compared with it
 TRIED = 4
 LEVELS = range(2, 6)
-FINALISTS = 2
+FINALISTS = 3
 
 Blocking: TypeAlias = tuple[int, ...]
 
@@ -41,25 +40,20 @@ class Within:
                 yield from search(compile, earlier)
 
 
-@dataclass(frozen=True)
-class BestNested:
+def best_nested(compile: Compiler, earlier: list[Program]) -> list[Program]:
     """The quickest nested scans that need no more memory than the last program of jax_revolve, of
-    all ways to divide the length into two and three levels. More levels are tried if none fits;
-    if still none does, the leanest is found. `cost` says which is quickest."""
-
-    cost: Callable[[Program], float] = lambda program: seconds(program.run)
-
-    def __call__(self, compile: Compiler, earlier: list[Program]) -> list[Program]:
-        lean = last_of_jax_revolve(earlier)
-        tried: list[Program] = []
-        fit: list[Program] = []
-        for levels in LEVELS:
-            if levels <= 3 or not fit:
-                ways = list(blockings(compile.workload.length, levels))
-                tried += [compile(nested(way, taped)) for way in ways for taped in (True, False)]
-                fit = [p for p in tried if p.temp_bytes <= TOLERANCE * lean.temp_bytes]
-        found = sorted(fit, key=self.cost) or sorted(tried, key=lambda p: p.temp_bytes)[:1]
-        return [beside(lean, program) for program in found[:FINALISTS]]
+    all ways to divide the length into two and three levels. More levels are tried if none fits; if
+    still none does, the leanest is found."""
+    lean = last_of_jax_revolve(earlier)
+    tried: list[Program] = []
+    fit: list[Program] = []
+    for levels in LEVELS:
+        if levels <= 3 or not fit:
+            ways = list(blockings(compile.workload.length, levels))
+            tried += [compile(nested(way, taped)) for way in ways for taped in (True, False)]
+            fit = [p for p in tried if p.temp_bytes <= TOLERANCE * lean.temp_bytes]
+    found = sorted(fit, key=lambda p: p.once) or sorted(tried, key=lambda p: p.temp_bytes)[:1]
+    return [beside(lean, program) for program in found[:FINALISTS]]
 
 
 def blockings(length: int, levels: int, most: int | None = None) -> Iterator[Blocking]:

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from benchmarks.runner.timing import seconds
+
 Loop: TypeAlias = Any
 """What a workload is run with: called as `lax.scan` or `lax.while_loop` is, or an adjoint."""
 
@@ -69,6 +71,11 @@ class Program:
     arguments: tuple[Any, ...]
     temp_bytes: int
     phases: dict[str, float]
+
+    @cached_property
+    def once(self) -> float:
+        """The seconds of one run, for a search among many."""
+        return seconds(self.run)
 
     @property
     def instructions(self) -> int:
