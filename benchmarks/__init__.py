@@ -7,6 +7,6 @@ them and writes `results`, and `report` makes the tables and pictures. Begin wit
 """
 
 BENCHMARKS = (
-    *("scan", "while_loop", "reversible", "budget", "fronts", "storage", "layers"),
+    *("scan", "while_loop", "reversible", "budget", "fronts", "plans", "storage", "layers"),
     *("diffrax_adjoints", "compiling", "growth", "progress", "host_scan"),
 )

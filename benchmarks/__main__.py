@@ -17,6 +17,7 @@ and are:
 - `reversible`: gradients of steps that are walked back by an inverse
 - `budget`: a heavy network with little memory, beside pure Revolve
 - `fronts`: time over memory, for steps of many kinds
+- `plans`: what the plans that are chosen lose on the quickest
 - `storage`: gradients with checkpoints beside the device
 - `layers`: gradients of models
 - `diffrax_adjoints`: solves of differential equations

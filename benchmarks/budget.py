@@ -7,26 +7,20 @@ of the memory costs 1.33 times the time in recurrent networks on sequences of le
 
 from collections.abc import Iterator
 
+from benchmarks.contenders import searches
 from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, NESTED
-from benchmarks.contenders.searches import (
-    PURE_REVOLVE,
-    Within,
-    best_nested,
-    equinox_as_lean,
-    single_steps,
-)
 from benchmarks.report.results import Results, labeled, within
 from benchmarks.report.table import Table, of, over
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.workloads.recurrences import lstm, scanned
 
-SEARCHES = (single_steps, equinox_as_lean, best_nested)
+SEARCHES = (searches.single_steps, searches.equinox_as_lean, searches.best_nested)
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
     workload = scanned(lstm(194, 2, 4) if quick else lstm(1000, 32, 512))
-    contenders = [LAX_SCAN, *(Within(share, SEARCHES) for share in (0.05, 0.02))]
+    contenders = [LAX_SCAN, *(searches.Within(share, SEARCHES) for share in (0.05, 0.02))]
     yield Comparison(workload, "gradient", contenders)
 
 
@@ -34,7 +28,7 @@ ROWS = [
     ("`lax.scan`, stores everything", LAX_SCAN.name, None),
     ("`memory=` 5% of that", JAX_REVOLVE, 0.05),
     ("`memory=` 2% of that", JAX_REVOLVE, 0.02),
-    ("pure Revolve, single steps, 5% of that", PURE_REVOLVE, 0.05),
+    ("pure Revolve, single steps, 5% of that", searches.PURE_REVOLVE, 0.05),
     ("the fastest nested scans in as much memory as `memory=` 5%", NESTED, 0.05),
     ("Equinox's checkpointed loop, as much memory as `memory=` 5%", EQUINOX, 0.05),
 ]

@@ -14,16 +14,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from benchmarks.contenders import while_loops
-from benchmarks.contenders.scans import (
-    EQUINOX,
-    JAX_REVOLVE,
-    LAX_SCAN,
-    NESTED,
-    REMAT,
-    equinox,
-    nested,
-)
+from benchmarks.contenders import scans, while_loops
 from benchmarks.contenders.searches import squarest
 from benchmarks.report.results import Results, Run, find
 from benchmarks.report.table import Cell, Column, Table, of
@@ -54,7 +45,7 @@ LENGTHS = (10, 1000, 100_000)
 CARRIES = 100
 """The budget of `memory=`, in carries: short loops may be taped whole in it, long ones may not."""
 
-BY_DEFAULT = Contender(JAX_REVOLVE, checkpointed_scan, detail="by default")
+BY_DEFAULT = Contender(scans.JAX_REVOLVE, checkpointed_scan, detail="by default")
 SECOND = ", second order"
 DERIVATIVES = ("gradient", "hvp", "grad of grad")
 
@@ -85,22 +76,23 @@ def measurements(quick: bool) -> Iterator[Measurement]:
     bodies = [gru(n, size, heads), diffrax_step(n, width), transformer(n, size, heads)]
     for body in [*(stencil(n, width) for n in lengths), *bodies]:
         workload = replace(scanned(body), family=f"{body.family}{SECOND}")
-        contenders = [LAX_SCAN, nested(squarest(body.length), True), BY_DEFAULT]
+        contenders = [scans.LAX_SCAN, scans.nested(squarest(body.length), True), BY_DEFAULT]
         yield _measurement(workload, DERIVATIVES, contenders)
 
 
 def of_scan(recurrence: Recurrence) -> list[Contender]:
     n, init = recurrence.length, (recurrence.active | recurrence.passive)["init"]
     within = partial(checkpointed_scan, memory=CARRIES * bytes_of(init))
-    others = [LAX_SCAN, REMAT, nested(squarest(n), True), equinox(plan(n).checkpoints)]
-    return [*others, BY_DEFAULT, Contender(JAX_REVOLVE, within, detail="memory=")]
+    others = [scans.LAX_SCAN, scans.REMAT, scans.nested(squarest(n), True)]
+    ours = [BY_DEFAULT, Contender(scans.JAX_REVOLVE, within, detail="memory=")]
+    return [*others, scans.equinox(plan(n).checkpoints), *ours]
 
 
 def of_while_loop(n: int) -> list[Contender]:
     """Equinox's has as many checkpoints as jax_revolve's has by default."""
     loop = partial(bounded_while_loop, max_steps=n, throw=False)
     theirs = while_loops.equinox(n, while_loops.default_checkpoints(n))
-    return [theirs, Contender(JAX_REVOLVE, loop)]
+    return [theirs, Contender(scans.JAX_REVOLVE, loop)]
 
 
 def _measurement(
@@ -140,14 +132,14 @@ def _compiled(
 
 
 ROWS = [
-    ("stencil", LAX_SCAN.name, "", "`lax.scan(f)`"),
-    ("stencil", REMAT.name, "", "`lax.scan(jax.checkpoint(f))`"),
-    ("stencil", NESTED, "", "two nested scans under `jax.checkpoint`"),
-    ("stencil", EQUINOX, "", "Equinox's checkpointed loop"),
-    ("stencil", JAX_REVOLVE, "by default", "`checkpointed_scan(f)`"),
-    ("stencil", JAX_REVOLVE, "memory=", "`checkpointed_scan(f, memory=)`, 100 carries"),
-    ("stencil, while", EQUINOX, "", "Equinox's checkpointed loop"),
-    ("stencil, while", JAX_REVOLVE, "", "`bounded_while_loop`"),
+    ("stencil", scans.LAX_SCAN.name, "", "`lax.scan(f)`"),
+    ("stencil", scans.REMAT.name, "", "`lax.scan(jax.checkpoint(f))`"),
+    ("stencil", scans.NESTED, "", "two nested scans under `jax.checkpoint`"),
+    ("stencil", scans.EQUINOX, "", "Equinox's checkpointed loop"),
+    ("stencil", scans.JAX_REVOLVE, "by default", "`checkpointed_scan(f)`"),
+    ("stencil", scans.JAX_REVOLVE, "memory=", "`checkpointed_scan(f, memory=)`, 100 carries"),
+    ("stencil, while", scans.EQUINOX, "", "Equinox's checkpointed loop"),
+    ("stencil, while", scans.JAX_REVOLVE, "", "`bounded_while_loop`"),
 ]
 
 
@@ -162,7 +154,8 @@ def _over_lengths(results: Results) -> Iterator[dict[int | str, Run | str]]:
 def _twice_over_lengths(results: Results) -> Iterator[dict[int | str, tuple[Run, Run] | str]]:
     """Gradients and Hessian-vector products, by length."""
     runs = find(results.runs, family=f"stencil{SECOND}")
-    for contender, label in ((LAX_SCAN.name, "`lax.scan`"), (JAX_REVOLVE, "jax_revolve")):
+    labels = {scans.LAX_SCAN.name: "`lax.scan`", scans.JAX_REVOLVE: "jax_revolve"}
+    for contender, label in labels.items():
         first, second = (find(runs, contender=contender, quantity=q) for q in ("gradient", "hvp"))
         pairs = zip(first, second, strict=True)
         yield {"label": label, **{pair[0]["length"]: pair for pair in pairs}}

@@ -27,37 +27,29 @@ from benchmarks.report.table import Column, Table, of, ratio, text
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Record
+from benchmarks.workloads import steps
 from benchmarks.workloads.recurrences import lstm, scanned
-from benchmarks.workloads.steps import (
-    gru,
-    lorenz,
-    neural_ode,
-    particles,
-    sine_stencil,
-    transformer,
-    waves,
-)
 
 SHAPES = [
-    (sine_stencil, (1000, 20_000)),
-    (waves, (1000, 100)),
-    (particles, (300, 64)),
-    (lorenz, (1000, 4000)),
-    (gru, (1000, 16, 128)),
+    (steps.sine_stencil, (1000, 20_000)),
+    (steps.waves, (1000, 100)),
+    (steps.particles, (300, 64)),
+    (steps.lorenz, (1000, 4000)),
+    (steps.gru, (1000, 16, 128)),
     (lstm, (1000, 16, 128)),
-    (transformer, (60, 64, 128)),
-    (neural_ode, (400, 32, 64)),
+    (steps.transformer, (60, 64, 128)),
+    (steps.neural_ode, (400, 32, 64)),
 ]
 LARGE_SHAPES = [
-    (waves, (1000, 2000)),
-    (particles, (300, 1024)),
-    (gru, (1000, 32, 1024)),
+    (steps.waves, (1000, 2000)),
+    (steps.particles, (300, 1024)),
+    (steps.gru, (1000, 32, 1024)),
     (lstm, (1000, 32, 1024)),
-    (transformer, (48, 512, 1024)),
-    (neural_ode, (400, 512, 512)),
+    (steps.transformer, (48, 512, 1024)),
+    (steps.neural_ode, (400, 512, 512)),
 ]
 """For accelerators."""
-QUICK_SHAPES = [(sine_stencil, (16, 16)), (gru, (16, 2, 4))]
+QUICK_SHAPES = [(steps.sine_stencil, (16, 16)), (steps.gru, (16, 2, 4))]
 SHARES = (2, 0.3, 0.1, 0.05, 0.02)
 SEARCHES = (best_nested, equinox_as_lean)
 

@@ -2,16 +2,8 @@
 
 from collections.abc import Iterator
 
+from benchmarks.contenders import while_loops as loops
 from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE
-from benchmarks.contenders.while_loops import (
-    EQUINOX_BOUNDED,
-    MASKED,
-    bounded,
-    default_checkpoints,
-    equinox,
-    jax_revolve,
-    masked,
-)
 from benchmarks.report.results import Results, Run, find, quickest
 from benchmarks.report.table import Table, over, ratio
 from benchmarks.runner.benchmark import Benchmark
@@ -34,17 +26,17 @@ MOST_SHORT_ROUNDS = 2000
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
     for make, shape, bound, checkpoints in QUICK_SHAPES if quick else SHAPES:
-        counts = [s or default_checkpoints(bound) for s in checkpoints]
-        each = [c for s in counts for c in (jax_revolve(bound, s), equinox(bound, s))]
+        counts = [s or loops.default_checkpoints(bound) for s in checkpoints]
+        each = [c for s in counts for c in (loops.jax_revolve(bound, s), loops.equinox(bound, s))]
         workload = until_limit(make(*shape), bound)
-        yield Comparison(workload, "gradient", [masked(bound), bounded(bound), *each])
+        yield Comparison(workload, "gradient", [loops.masked(bound), loops.bounded(bound), *each])
     many, bound = (stencil(5, 16), 32) if quick else (stencil(64, 2000), 4096)
-    s = default_checkpoints(bound)
-    contenders = [masked(many.length), jax_revolve(bound, s), equinox(bound, s)]
+    s = loops.default_checkpoints(bound)
+    contenders = [loops.masked(many.length), loops.jax_revolve(bound, s), loops.equinox(bound, s)]
     yield Comparison(under_vmap(many, bound), "gradient", contenders)
     recurrence, bound = (stencil(12, 16), 32) if quick else (stencil(200, 2000), 256)
     workload = until_limit(recurrence, bound, family="second-order")
-    contenders = [masked(bound), bounded(bound), jax_revolve(bound)]
+    contenders = [loops.masked(bound), loops.bounded(bound), loops.jax_revolve(bound)]
     yield Comparison(workload, "hvp", contenders, share=1 / 4)
     if quick:
         yield from with_bounds(stencil(4, 16), 4, 8, 2**20)
@@ -55,15 +47,15 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
 def with_bounds(recurrence: Recurrence, checkpoints: int, *bounds: int) -> Iterator[Comparison]:
     """The same short loop, up to bounds that are further and further away."""
     workload = until_limit(recurrence, *bounds, family="bounds")
-    told = masked(recurrence.length)
+    told = loops.masked(recurrence.length)
     for quantity, s in {"gradient": checkpoints, "gradient, default checkpoints": None}.items():
-        contenders = [told, *(jax_revolve(bound, s) for bound in bounds)]
+        contenders = [told, *(loops.jax_revolve(bound, s) for bound in bounds)]
         yield Comparison(workload, quantity, contenders, 1 / 4, most_rounds=MOST_SHORT_ROUNDS)
 
 
 LABELS = {
-    MASKED: "`lax.scan` up to the bound, steps that are done masked",
-    EQUINOX_BOUNDED: 'Equinox\'s loop, `kind="bounded"`',
+    loops.MASKED: "`lax.scan` up to the bound, steps that are done masked",
+    loops.EQUINOX_BOUNDED: 'Equinox\'s loop, `kind="bounded"`',
     JAX_REVOLVE: "`bounded_while_loop`",
 }
 
@@ -110,7 +102,7 @@ TABLES = {
             ("memory, `jax_revolve`", "{MB:.2f} MB"),
             ("memory, Equinox's checkpointed", lambda r: f"{r.beside(EQUINOX)[0]['MB']:.2f} MB"),
             ("time / Equinox's checkpointed", over(EQUINOX)),
-            ("time / Equinox's bounded", over(EQUINOX_BOUNDED)),
+            ("time / Equinox's bounded", over(loops.EQUINOX_BOUNDED)),
         ],
     ),
     "bounds": Table(
@@ -131,7 +123,7 @@ TABLES = {
         [
             ("loop", lambda run: LABELS[run["contender"]]),
             ("memory", "{MB:.2f} MB"),
-            ("time", over(EQUINOX_BOUNDED)),
+            ("time", over(loops.EQUINOX_BOUNDED)),
         ],
     ),
 }

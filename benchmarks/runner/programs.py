@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf, isnan
-from operator import sub
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -147,17 +146,14 @@ class Compiler:
     def __call__(self, contender: Contender) -> Program:
         if contender not in self._programs:
             loss = partial(self.workload.loss, contender.loop)
-            clock = [perf_counter()]
-            jitted: Any = jax.jit(partial(QUANTITIES[self.quantity], loss))
-            traced = jitted.trace(*self.arguments)
-            clock.append(perf_counter())
-            lowered = traced.lower()
-            clock.append(perf_counter())
-            compiled = lowered.compile()
-            clock.append(perf_counter())
-            phases = dict(zip(PHASES, map(sub, clock[1:], clock), strict=True))
-            size = int(compiled.memory_analysis().temp_size_in_bytes)
-            self._programs[contender] = Program(contender, compiled, self.arguments, size, phases)
+            stage: Any = jax.jit(partial(QUANTITIES[self.quantity], loss))
+            phases: dict[str, float] = {}
+            for phase, arguments in {"trace": self.arguments, "lower": (), "compile": ()}.items():
+                start = perf_counter()
+                stage = getattr(stage, phase)(*arguments)
+                phases[f"{phase}_seconds"] = perf_counter() - start
+            size = int(stage.memory_analysis().temp_size_in_bytes)
+            self._programs[contender] = Program(contender, stage, self.arguments, size, phases)
         return self._programs[contender]
 
 
