@@ -40,30 +40,27 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`results` is the first part of the name of its file, whose last part is the device. `machine`
-    is added to what the file says about the machine, if programs are compiled for another one.
-    Pages show the `tables`, and the `figures` in their text."""
+    """`results` is the first part of the name of its file, whose last part is the device. The pages
+    show `tables` of what was measured on a CPU, and `figures` in their text."""
 
     results: str
     pieces: Callable[[bool], Iterator[Piece]]
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Mapping[str, Callable[[Results], str]] = field(default_factory=dict)
-    device: str | None = None
-    machine: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def shown(self) -> str:
         """The file of results that the tables are made of."""
-        return f"{self.results}-{self.device or 'cpu'}"
+        return f"{self.results}-cpu"
 
     def run(self, quick: bool, folder: Path | None = None) -> None:
         """A quick run writes to a temporary folder."""
         if quick:  # nearly all of the time goes into compiling
             jax.config.update("jax_disable_most_optimizations", True)
         folder = folder or (Path(mkdtemp()) if quick else FOLDER)
-        path = folder / f"{self.results}-{self.device or device_slug()}.json"
+        path = folder / f"{self.results}-{device_slug()}.json"
         part = path.with_suffix(".part")
-        machine = describe_machine() | dict(self.machine)
+        machine = describe_machine()
         results: dict[str, Any] = {"machine": machine, "pieces": {}, "measurements": []}
         if machine["tree"] or quick:
             results = _going_on(path, machine) or _going_on(part, machine) or results
@@ -95,9 +92,9 @@ def _seconds_of_pieces(path: Path) -> dict[str, float]:
 
 
 def _in_minutes(seconds: float | None) -> str:
-    return (
-        "no earlier time" if seconds is None else f"about {seconds / 60:.1f} minutes, as last time"
-    )
+    if seconds is None:
+        return "it is not known how long it takes"
+    return f"about {seconds / 60:.1f} minutes, by its last run"
 
 
 def _going_on(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:

@@ -137,7 +137,7 @@ def test_a_benchmark_that_was_stopped_goes_on(
 
     def run(stops: bool) -> None:
         of_pieces = lambda _: pieces(stops)  # noqa: E731
-        benchmark.Benchmark("made-up", of_pieces, device="cpu").run(False, tmp_path)
+        benchmark.Benchmark("made-up", of_pieces).run(False, tmp_path)
 
     with pytest.raises(KeyboardInterrupt):
         run(stops=True)
