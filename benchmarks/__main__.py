@@ -5,6 +5,7 @@
     python -m benchmarks --only scan  # one of them
     python -m benchmarks --draw       # only the tables and pictures, of earlier results
     python -m benchmarks stale        # which results are of other sources, and who quotes them
+    python -m benchmarks accelerator  # what is to be known of a GPU or TPU: `--part 1`, `--part 2`
 
 Each runs in a process of its own, with its contenders taking turns in it, and writes its results to
 `benchmarks/results`, one file for each kind of device; a quick run writes to a temporary folder.
@@ -24,9 +25,19 @@ and are:
 - `compiling`: compile time and program size over the length of the loop, for steps of many kinds
 - `growth`: compile time, run time and memory up to a million steps, and to large steps
 - `progress`: what showing progress costs
+- `fit`: the largest budget with which a program fits
 - `host_scan`: what a step costs when Python drives the loop
+- `cpu_pieces`: what each piece of `jax_revolve.step.cpu` is worth
 
-On an accelerator, `fronts` and `storage` take large workloads; `--only` runs one of them.
+Three run only by name, because they need packages that the project does not depend on:
+
+- `third_party`: gradients of programs of other packages
+- `tpu_programs`: gradients compiled for a TPU, without one; it needs `libtpu`
+- `gpu_programs`: gradients compiled for GPUs, without one; it needs `jax_revolve[gpu-programs]`
+
+A command of its own runs pieces of them at sizes for an accelerator:
+
+- `accelerator`: time over memory of large workloads (part 1), host memory and while loops (part 2)
 """
 
 import argparse
@@ -35,9 +46,10 @@ import subprocess
 import sys
 from importlib import import_module
 
-from benchmarks import BENCHMARKS
+from benchmarks import BENCHMARKS, BY_NAME
 from benchmarks.runner.machine import load, sources
 
+COMMANDS = ("accelerator", "stale")
 QUIET = 0.5
 """The load of a machine that does nothing else."""
 
@@ -47,14 +59,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         "python -m benchmarks", description=__doc__, formatter_class=raw
     )
-    parser.add_argument("command", nargs="?", choices=["stale"], help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="tiny loops; results are not kept")
-    parser.add_argument("--only", choices=BENCHMARKS, help="one of them")
+    parser.add_argument("--only", choices=BENCHMARKS + BY_NAME, help="one of them")
+    parser.add_argument("--part", type=int, choices=(1, 2), help="of `accelerator`")
     parser.add_argument("--draw", action="store_true", help="only tables and pictures")
     parser.add_argument("--busy", action="store_true", help="measure although the machine is busy")
     options = parser.parse_args()
     if options.command == "stale":
         sys.exit(stale() > 0)
+    if options.command == "accelerator":
+        import_module("benchmarks.accelerator").of_part(options.part).run(options.quick)
+        return
     if not options.draw:
         if load() > QUIET and not (options.quick or options.busy):
             sys.exit(f"The load is {load():.1f}: wait until it is {QUIET}, or add --busy.")

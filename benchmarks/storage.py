@@ -9,8 +9,6 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
-
 from benchmarks.report.results import Run
 from benchmarks.report.table import Table, over
 from benchmarks.runner.benchmark import Benchmark
@@ -23,19 +21,27 @@ ON_DEVICE = "jax_revolve, checkpoints on the device"
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
-    sizes = [(1000, 20_000), (1000, 1_000_000)]
-    if jax.default_backend() != "cpu":
-        sizes = [(300, 200_000), (300, 16_000_000)]
-    for length, width in [(12, 16)] if quick else sizes:
+    for length, width in [(12, 16)] if quick else [(1000, 20_000), (1000, 1_000_000)]:
         with TemporaryDirectory() as directory:
             count = 2 if quick else 10
-            contenders = [
-                Contender(ON_DEVICE, partial(checkpointed_scan, checkpoints=count)),
-                _stored("checkpoints=0, HostMemory", 0, HostMemory(checkpoints=count)),
-                _stored("HostMemory", count, HostMemory()),
-                _stored("Disk", count, Disk(directory)),
-            ]
+            contenders = [*_in_memory(count), _stored("Disk", count, Disk(directory))]
             yield Comparison(scanned(stencil(length, width)), "gradient", contenders)
+
+
+def large(quick: bool) -> Iterator[Comparison]:
+    """For accelerators."""
+    for length, width in [(12, 16)] if quick else [(300, 200_000), (300, 16_000_000)]:
+        workload, contenders = scanned(stencil(length, width)), _in_memory(2 if quick else 10)
+        yield Comparison(workload, "gradient", contenders, may_fail=True)
+
+
+def _in_memory(count: int) -> list[Contender]:
+    """On the device alone, in the host's memory alone, and in both."""
+    return [
+        Contender(ON_DEVICE, partial(checkpointed_scan, checkpoints=count)),
+        _stored("checkpoints=0, HostMemory", 0, HostMemory(checkpoints=count)),
+        _stored("HostMemory", count, HostMemory()),
+    ]
 
 
 def _stored(name: str, checkpoints: int, storage: Any) -> Contender:

@@ -9,6 +9,7 @@ from benchmarks.report.table import Table, over, ratio
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.workloads.recurrences import Recurrence, lstm, rnn, stencil, under_vmap, until_limit
+from benchmarks.workloads.steps import lorenz
 
 SHAPES = [
     (stencil, (1000, 20_000), 4096, (63, 10)),
@@ -19,6 +20,13 @@ SHAPES = [
 """With `max_steps` and the numbers of checkpoints; `None` is the library's default."""
 
 QUICK_SHAPES = [(stencil, (12, 16), 32, (3,)), (rnn, (12, 2, 4), 32, (None,))]
+
+LARGE_SHAPES = [
+    (stencil, (1000, 20_000), (64, 20_000), 4096),
+    (lorenz, (500, 1_000_000), (32, 100_000), 2048),
+]
+QUICK_LARGE_SHAPES = [(make, (12, 16), (5, 16), 32) for make in (stencil, lorenz)]
+"""For one loop and for many, with `max_steps`."""
 
 MOST_SHORT_ROUNDS = 2000
 """For programs of less than a millisecond."""
@@ -42,6 +50,15 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         yield from with_bounds(stencil(4, 16), 4, 8, 2**20)
     else:
         yield from with_bounds(stencil(8, 20_000), 8, 16, 1024, 2**20)
+
+
+def large(quick: bool) -> Iterator[Comparison]:
+    """For accelerators: light steps and heavy ones, one loop and many at once."""
+    for make, single, batch, bound in QUICK_LARGE_SHAPES if quick else LARGE_SHAPES:
+        for workload in (until_limit(make(*single), bound), under_vmap(make(*batch), bound)):
+            theirs = loops.equinox(bound, loops.default_checkpoints(bound))
+            contenders = [loops.jax_revolve(bound), theirs, loops.masked(workload.length)]
+            yield Comparison(workload, "gradient", contenders, may_fail=True)
 
 
 def with_bounds(recurrence: Recurrence, checkpoints: int, *bounds: int) -> Iterator[Comparison]:

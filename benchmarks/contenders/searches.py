@@ -41,19 +41,23 @@ class Within:
 
 
 def best_nested(compile: Compiler, earlier: list[Program]) -> list[Program]:
-    """The quickest nested scans that need no more memory than the last program of jax_revolve, of
-    all ways to divide the length into two and three levels. More levels are tried if none fits; if
-    still none does, the leanest is found."""
+    """The quickest nested scans that need no more memory than the last program of jax_revolve."""
     lean = last_of_jax_revolve(earlier)
+    found = sorted(nested_within(compile, lean.temp_bytes, levels=3), key=lambda p: p.once)
+    return [beside(lean, program) for program in found[:FINALISTS]]
+
+
+def nested_within(compile: Compiler, limit: int, levels: int) -> list[Program]:
+    """Nested scans that need no more memory, of all ways to divide the length into so many levels,
+    or fewer. More levels are tried if none fits; if still none does, the leanest is found."""
     tried: list[Program] = []
     fit: list[Program] = []
-    for levels in LEVELS:
-        if levels <= 3 or not fit:
-            ways = list(blockings(compile.workload.length, levels))
+    for count in LEVELS:
+        if count <= levels or not fit:
+            ways = list(blockings(compile.workload.length, count))
             tried += [compile(nested(way, taped)) for way in ways for taped in (True, False)]
-            fit = [p for p in tried if p.temp_bytes <= TOLERANCE * lean.temp_bytes]
-    found = sorted(fit, key=lambda p: p.once) or sorted(tried, key=lambda p: p.temp_bytes)[:1]
-    return [beside(lean, program) for program in found[:FINALISTS]]
+            fit = [p for p in tried if p.temp_bytes <= TOLERANCE * limit]
+    return fit or sorted(tried, key=lambda p: p.temp_bytes)[:1]
 
 
 def blockings(length: int, levels: int, most: int | None = None) -> Iterator[Blocking]:

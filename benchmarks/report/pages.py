@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks import BENCHMARKS
+from benchmarks import BENCHMARKS, BY_NAME
 from benchmarks.report.results import FOLDER, Results, load
 from benchmarks.report.table import tidy
 
@@ -23,7 +23,7 @@ FIGURE = re.compile(r"(<!-- figure (?P<name>[\w-]+) -->)[^<]*(<!-- /figure -->)"
 def declared() -> dict[str, tuple[str, Callable[[Results], str]]]:
     """What makes each table and each figure, and of which file of results, if that has rows."""
     found: dict[str, tuple[str, Callable[[Results], str]]] = {}
-    for name in BENCHMARKS:
+    for name in (*BENCHMARKS, *BY_NAME):
         benchmark = import_module(f"benchmarks.{name}").BENCHMARK
         if (FOLDER / f"{benchmark.shown}.json").exists():
             results = load(benchmark.shown)

@@ -40,30 +40,32 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`results` is the first part of the name of its file, whose last part is the device. The pages
-    show `tables` of what was measured on a CPU, and `figures` in their text."""
+    """`results` is the first part of the name of its file, whose last part is the device, perhaps
+    one that is only described. The pages show `tables` of what was measured on a CPU or for that
+    device, and `figures` in their text."""
 
     results: str
     pieces: Callable[[bool], Iterator[Piece]]
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Mapping[str, Callable[[Results], str]] = field(default_factory=dict)
+    described: str | None = None
 
     @property
     def shown(self) -> str:
         """The file of results that the tables are made of."""
-        return f"{self.results}-cpu"
+        return f"{self.results}-{self.described or 'cpu'}"
 
     def run(self, quick: bool, folder: Path | None = None) -> None:
         """A quick run writes to a temporary folder."""
         if quick:  # nearly all of the time goes into compiling
             jax.config.update("jax_disable_most_optimizations", True)
         folder = folder or (Path(mkdtemp()) if quick else FOLDER)
-        path = folder / f"{self.results}-{device_slug()}.json"
+        path = folder / f"{self.results}-{self.described or device_slug()}.json"
         part = path.with_suffix(".part")
         machine = describe_machine()
         results: dict[str, Any] = {"machine": machine, "pieces": {}, "measurements": []}
         if machine["tree"] or quick:
-            results = _going_on(path, machine) or _going_on(part, machine) or results
+            results = _going_on(part, machine) or _going_on(path, machine) or results
         taken = _seconds_of_pieces(path)
         left = sum(taken.values()) - sum(taken.get(name, 0) for name in results["pieces"])
         print(f"{path.stem}: {_in_minutes(left if taken else None)}", flush=True)
