@@ -12,7 +12,7 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 
-from benchmarks.report.results import Results, Run, grouped
+from benchmarks.report.results import Run, by_contender
 from benchmarks.report.table import Table, of
 from benchmarks.runner.benchmark import Benchmark, Measurement
 from benchmarks.runner.programs import Record
@@ -98,10 +98,6 @@ def states_on_the_device(run: Callable[[], Any]) -> int:
     return most[0]
 
 
-def _by_case(results: Results) -> Iterator[dict[str, Run]]:
-    return ({run["contender"]: run for run in runs} for runs in grouped(results, "evaluations"))
-
-
 def _microseconds(run: Run) -> str:
     """Of one evaluation."""
     return f"{1e3 * run['median_ms'] / run['evaluations']:.1f}"
@@ -115,7 +111,7 @@ TABLES = {
     "host-scan": Table(
         "5000 steps {where}, each of which does next to nothing: microseconds of one evaluation,"
         " and the most states on the device (`benchmarks/host_scan.py`):",
-        _by_case,
+        partial(by_contender, name="evaluations"),
         [
             ("", _of_host_scan("quantity")),
             ("checkpoints", _of_host_scan("checkpoints")),

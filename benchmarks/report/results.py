@@ -93,3 +93,8 @@ def grouped(results: Results, name: str) -> Iterator[list[Run]]:
     """The runs with the same value of a field."""
     for value in dict.fromkeys(run[name] for run in results.runs):
         yield find(results.runs, **{name: value})
+
+
+def by_contender(results: Results, name: str) -> Iterator[dict[str, Run]]:
+    """The same, by their contenders."""
+    return ({run["contender"]: run for run in runs} for runs in grouped(results, name))
