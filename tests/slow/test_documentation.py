@@ -108,15 +108,30 @@ def test_tables_and_figures_are_from_the_results(monkeypatch: pytest.MonkeyPatch
         assert "\n<!-- figure" not in text, f"{page.name}: a comment there ends the paragraph"
     assert tables | figures == set(report.declared())
     shown = {results for results, _ in report.declared().values()}
-    assert shown == {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+    results = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+    assert shown == {name for name in results if not name.startswith("accelerator-")}
 
 
-def test_every_benchmark_runs_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_benchmark_runs_with_the_others_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     command = of_benchmarks("__main__", monkeypatch)
+    names = [*command.BENCHMARKS, *command.BY_NAME, "accelerator"]
     programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-    assert programs == {"__init__", "__main__", *command.BENCHMARKS}
-    for name in command.BENCHMARKS:
+    assert programs == {"__init__", "__main__", *names}
+    for name in names:
         assert f"- `{name}`: " in (command.__doc__ or "")
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_every_piece_of_the_accelerator_command(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, at tiny sizes."""
+    pieces = of_benchmarks("accelerator", monkeypatch).of_part(part).pieces(True)
+    command = [sys.executable, "-m", "benchmarks", "accelerator", "--quick", "--part", str(part)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    path = Path(done.stdout.rpartition("Written: ")[2].strip())
+    assert ROOT not in path.parents
+    written = json.loads(path.read_text())
+    assert list(written["pieces"]) == [piece.name for piece in pieces]
+    assert not [record for record in written["measurements"] if "error" in record]
 
 
 def test_a_benchmark_that_was_stopped_goes_on(
