@@ -5,20 +5,19 @@ A piece that changes no row by a twentieth, in time or in bytes, can go.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from benchmarks.fronts import QUICK_SHAPES, SHAPES
-from benchmarks.report.results import Results, Run, find, grouped
-from benchmarks.report.table import Table, of
-from benchmarks.runner.benchmark import Benchmark, Measurement
-from benchmarks.runner.programs import Compiler, Contender, Program, Record, Workload
-from benchmarks.runner.timing import LEAST_ROUNDS, interleave, spread
+from benchmarks.report.results import Results, Run, grouped
+from benchmarks.report.table import Table
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.comparison import Comparison
+from benchmarks.runner.programs import Compiler, Contender, Program
 from benchmarks.workloads.recurrences import Recurrence, of_state, scanned
 from jax_revolve import checkpointed_scan
 from jax_revolve.step.cpu import PIECES, VARIABLE
@@ -30,8 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two blocks": {"checkpoints": 2, "block_size": 500},
     "one block": {"checkpoints": 1, "block_size": 1000},
 }
-NOTHING = "nothing"
-SECONDS = 3.0
+WHOLE = "nothing"
 
 
 def trajectory(length: int, width: int) -> Recurrence:
@@ -46,52 +44,30 @@ def trajectory(length: int, width: int) -> Recurrence:
     return of_state("trajectory", str(width), length, step, init)
 
 
-def measurements(quick: bool) -> Iterator[Measurement]:
+def comparisons(quick: bool) -> Iterator[Comparison]:
     for make, shape in QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]:
         workload = scanned(make(*shape))
-        for options in OPTIONS:
-            name = f"{workload.name}: {options}"
-            yield Measurement(name, partial(_with_and_without, workload, options))
+        for name, options in OPTIONS.items():
+            without = [partial(_without, piece, options) for piece in (WHOLE, *PIECES)]
+            yield Comparison(workload, f"gradient, {name}", without, share=0.12)
 
 
-def _with_and_without(workload: Workload, options: str, quick: bool) -> list[Record]:
-    loop = Contender(options, partial(checkpointed_scan, **OPTIONS[options]))
-    programs: list[Program] = []
-    for piece in tqdm(("", *PIECES), desc="Compiling", leave=False):
-        with _without(piece):
-            programs.append(Compiler(workload, "gradient")(loop))
-    for program in programs:
-        program.run()
-    seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
-    times = interleave([program.run for program in programs], seconds, least)
-    about = {"workload": workload.name, "options": options}
-    return [
-        about | {"without": piece, "temp_bytes": program.temp_bytes, **spread(each, times[0])}
-        for piece, program, each in zip((NOTHING, *PIECES), programs, times, strict=True)
-    ]
-
-
-@contextmanager
-def _without(piece: str) -> Iterator[None]:
+def _without(
+    piece: str, options: dict[str, Any], compile: Compiler, _: list[Program]
+) -> list[Program]:
     """Nothing that was traced with a piece is in the caches when it is traced without."""
     jax.clear_caches()
-    os.environ[VARIABLE] = piece
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        jax.clear_caches()
+    with patch.dict(os.environ, {VARIABLE: "" if piece == WHOLE else piece}):
+        program = compile(Contender(piece, partial(checkpointed_scan, **options)))
+    jax.clear_caches()
+    return [program]
 
 
-def _pieces_that_pay(results: Results) -> Iterator[tuple[Run, float]]:
-    """Where doing without a piece takes a twentieth more time or memory, and how many times the
-    memory that is."""
-    for run in (run for runs in grouped(results, "without") for run in runs):
-        same = {name: run[name] for name in ("workload", "options")}
-        (whole,) = find(results.runs, without=NOTHING, **same)
-        times_the_bytes = run["temp_bytes"] / whole["temp_bytes"]
-        if max(run["ratio"], times_the_bytes) >= 1.05:
-            yield run, times_the_bytes
+def _pieces_that_pay(results: Results) -> Iterator[Run]:
+    """Where doing without a piece takes a twentieth more time or memory."""
+    for run in (run for runs in grouped(results, "contender") for run in runs):
+        if max(run["ratio"], run.memory_over(WHOLE)) >= 1.05:
+            yield run
 
 
 TABLES = {
@@ -100,12 +76,12 @@ TABLES = {
         " more time or memory (`benchmarks/cpu_pieces.py`):",
         _pieces_that_pay,
         [
-            ("without", of(0, "`{without}`")),
-            ("workload", of(0, "{workload}")),
-            ("plan", of(0, "{options}")),
-            ("time", of(0, "{ratio:.2f}")),
-            ("memory", lambda row: f"{row[1]:.2f}"),
+            ("without", "`{contender}`"),
+            ("workload", "{workload}"),
+            ("plan", lambda run: run["quantity"].removeprefix("gradient, ")),
+            ("time", "{ratio:.2f}"),
+            ("memory", lambda run: f"{run.memory_over(WHOLE):.2f}"),
         ],
     ),
 }
-BENCHMARK = Benchmark("cpu-pieces", measurements, TABLES)
+BENCHMARK = Benchmark("cpu-pieces", comparisons, TABLES)

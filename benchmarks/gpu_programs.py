@@ -12,18 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.contenders import while_loops
 from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, NESTED, equinox
 from benchmarks.contenders.searches import TOLERANCE, explained, nested_within
 from benchmarks.fronts import QUICK_SHAPES, SHAPES
+from benchmarks.plans import in_words
 from benchmarks.report.results import Results, Run, find
 from benchmarks.report.table import Cell, Column, Table, of
 from benchmarks.runner.benchmark import Benchmark, Measurement
-from benchmarks.runner.hlo import ProgramText
+from benchmarks.runner.hlo import ProgramText, on_described
 from benchmarks.runner.programs import Compiler, Contender, Record, Workload, bytes_of
 from benchmarks.workloads.recurrences import scanned, stencil, under_vmap
 from jax_revolve import HostMemory, Plan, checkpointed_scan, plan
@@ -75,10 +73,8 @@ class CompilerFor(Compiler):
             platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }}
             device_description_str: "{self.device}"
         """
-        topology = topologies.get_topology_desc("", "cuda", target_config=config, topology="1x1x1")
-        mesh = Mesh(np.array(topology.devices).reshape(1), ("x",))
-        described = partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, PartitionSpec()))
-        return jax.tree.map(lambda x: described(x.shape, x.dtype), super().arguments)
+        how = {"target_config": config, "topology": "1x1x1"}
+        return on_described(super().arguments, "", "cuda", **how)
 
     @property
     def init(self) -> Any:
@@ -118,7 +114,9 @@ def of_scan(compiler: CompilerFor) -> Iterator[Record]:
             chosen = explained(compiler.workload, options).plan
         except TooLittleMemory:
             continue
-        ours = Contender(JAX_REVOLVE, partial(checkpointed_scan, **options), detail=words(chosen))
+        ours = Contender(
+            JAX_REVOLVE, partial(checkpointed_scan, **options), detail=in_words(chosen)
+        )
         memory = compiler(ours).temp_bytes
         yield compiler.record(ours, share, unknown(chosen))
         # The longer the innermost scan, the fewer kernels.
@@ -134,14 +132,6 @@ def of_scan(compiler: CompilerFor) -> Iterator[Record]:
 def unknown(chosen: Any) -> int:
     """The iterations of its loops of unknown length."""
     return 0 if chosen.static_levels else chosen.evaluations
-
-
-def words(chosen: Any) -> str:
-    if chosen.levels:
-        slots = f"{' x '.join(map(str, chosen.levels))} checkpoints"
-    else:
-        slots = f"{chosen.checkpoints} checkpoint{'s' if chosen.checkpoints > 1 else ''}"
-    return f"{slots}, blocks of {chosen.block_size}"
 
 
 def of_while_loop(bound: int, compiler: CompilerFor) -> Iterator[Record]:

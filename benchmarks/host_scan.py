@@ -16,7 +16,7 @@ from benchmarks.report.results import Run, by_contender
 from benchmarks.report.table import Table, of
 from benchmarks.runner.benchmark import Benchmark, Measurement
 from benchmarks.runner.programs import Record
-from benchmarks.runner.timing import LEAST_ROUNDS, interleave, spread
+from benchmarks.runner.timing import interleave, spread
 from jax_revolve import HostMemory, host_scan, plan
 from jax_revolve.host.watch import Watch
 
@@ -49,11 +49,8 @@ def compared(quantity: str, options: dict[str, Any], quick: bool) -> list[Record
 
     of_host_scan = partial(value if made is None else jax.grad(value), u)
     runs = {BARE_LOOP: bare(u, xs, 0 if made is None else made.advances), HOST_SCAN: of_host_scan}
-    for run in runs.values():
-        jax.block_until_ready(run())
-    seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
     blocking = [lambda run=run: jax.block_until_ready(run()) for run in runs.values()]
-    times = interleave(blocking, seconds, least)
+    times = interleave(blocking, SECONDS, quick=quick)
     record = {
         "quantity": quantity,
         "steps": steps,

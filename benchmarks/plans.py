@@ -70,21 +70,20 @@ def _within(workload: Workload, compile: Compiler, budget: int, quick: bool) -> 
         compile(Contender("", partial(checkpointed_scan, plan=plan)))
         for plan in tqdm(plans, desc="Compiling", leave=False)
     ]
-    for program in programs:
-        program.run()
     rounds = 4 if quick else ROUNDS
     times = interleave([program.run for program in programs], 0.0, rounds, rounds)
     even = {plan: median(each[::2]) for plan, each in zip(plans, times, strict=True)}
     odd = {plan: median(each[1::2]) for plan, each in zip(plans, times, strict=True)}
     best = min(even, key=lambda plan: even[plan])
-    record: Record = {"plans": len(plans), "best": _in_words(best), "best_ms": 1e3 * odd[best]}
+    record: Record = {"plans": len(plans), "best": in_words(best), "best_ms": 1e3 * odd[best]}
     for name, plan in chosen.items():
-        record |= {name: _in_words(plan), f"{name}_loss": odd[plan] / odd[best] - 1}
+        record |= {name: in_words(plan), f"{name}_loss": odd[plan] / odd[best] - 1}
     return record
 
 
-def _in_words(plan: AnyPlan) -> str:
-    return f"{plan.checkpoints} checkpoints, blocks of {plan.block_size}"
+def in_words(plan: AnyPlan) -> str:
+    slots = " x ".join(map(str, plan.levels)) or plan.checkpoints
+    return f"{slots} checkpoints, blocks of {plan.block_size}"
 
 
 TABLES = {

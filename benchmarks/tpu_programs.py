@@ -9,18 +9,16 @@ program tells which loops have a static length, and what is copied or moved to t
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.report.table import Table
 from benchmarks.runner.benchmark import Benchmark, Measurement
-from benchmarks.runner.hlo import ProgramText
+from benchmarks.runner.hlo import ProgramText, on_described
 from benchmarks.runner.programs import Record, sum_of_squares
 from benchmarks.workloads.recurrences import reaction_diffusion
 from jax_revolve import HostMemory, bounded_while_loop, checkpointed_scan
@@ -72,11 +70,9 @@ def measurements(_: bool) -> Iterator[Measurement]:
 
 def held(name: str, options: str, function: Callable[..., jax.Array], _: bool) -> list[Record]:
     """What the program holds, in states, and what its text tells."""
-    devices = topologies.get_topology_desc(TOPOLOGY, "tpu").devices
-    sharding = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
-    state = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=sharding)
+    state = on_described(jax.ShapeDtypeStruct(SHAPE, jnp.float32), TOPOLOGY, "tpu")
     program: Any = jax.jit(jax.grad(function)).lower(state).compile()
-    memory, size = program.memory_analysis(), 4 * np.prod(SHAPE)
+    memory, size = program.memory_analysis(), 4 * prod(SHAPE)
     record = {
         "loop": name,
         "options": options,

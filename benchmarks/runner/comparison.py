@@ -69,8 +69,8 @@ class Comparison:
                 message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
                 failed.append(self._about(name) | dict.fromkeys(MEASURED) | {"error": message})
         once = list({id(program.compiled): program for program in ran}.values())
-        seconds, least = (0.0, 2) if quick else (self.share * SECONDS, self.least_rounds)
-        times = interleave([program.run for program in once], seconds, least, self.most_rounds)
+        rounds = (self.share * SECONDS, self.least_rounds, self.most_rounds)
+        times = interleave([program.run for program in once], *rounds, quick)
         taken = {id(p.compiled): spread(t, times[0]) for p, t in zip(once, times, strict=True)}
         return failed + [self._record(p, taken[id(p.compiled)], apart[id(p.compiled)]) for p in ran]
 

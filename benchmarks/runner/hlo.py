@@ -9,8 +9,14 @@ loop counts as static if it compares a counter with a constant, and starts from 
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 HOST = "S(5)"
 """The memory space of the host in the layout of a type."""
@@ -32,6 +38,14 @@ MOVES = {
 }
 SAME = {"bitcast", "copy", "copy-done"}
 """Operations whose result is their operand."""
+
+
+def on_described(arrays: Any, name: str, platform: str, **options: Any) -> Any:
+    """The shapes of arrays on the first device of a topology that need not be there."""
+    devices = topologies.get_topology_desc(name, platform, **options).devices
+    sharding = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
+    described = partial(jax.ShapeDtypeStruct, sharding=sharding)
+    return jax.tree.map(lambda x: described(x.shape, x.dtype), arrays)
 
 
 class Instruction(NamedTuple):

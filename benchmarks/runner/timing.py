@@ -22,15 +22,18 @@ def seconds(function: Callable[[], Any]) -> float:
 def interleave(
     functions: Sequence[Callable[[], Any]],
     budget: float,
-    least_rounds: int,
+    least_rounds: int = LEAST_ROUNDS,
     most_rounds: int = MOST_ROUNDS,
+    quick: bool = False,
 ) -> list[list[float]]:
-    """The seconds of each function in every round, as many rounds as the budget (s) allows.
+    """The seconds of each function in every round, as many rounds as the budget (s) allows, or two
+    if it is `quick`.
 
     Each function runs once a round, so that what disturbs the machine disturbs all alike. The order
     changes from round to round, so that none always runs after the same other one, whose memory it
-    would find in the caches. The functions are expected to have run once before.
+    would find in the caches. Before that, all run once.
     """
+    budget, least_rounds = (0.0, 2) if quick else (budget, least_rounds)
     times: list[list[float]] = [[] for _ in functions]
     order, shuffler = list(range(len(functions))), random.Random(0)
 
@@ -39,6 +42,8 @@ def interleave(
         for i in order:
             times[i].append(seconds(functions[i]))
 
+    for function in functions:
+        function()
     rounds = min(max(round(budget / seconds(run_round)), least_rounds), most_rounds)
     for _ in tqdm(range(1, rounds), desc="Timing", unit="round", leave=False):
         run_round()
