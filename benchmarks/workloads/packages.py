@@ -6,6 +6,7 @@ not be installed when this file is checked.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -173,18 +174,10 @@ def hidden_states() -> Any:
     return lambda p: -model.marginal_log_prob(p, observed), parameters
 
 
-def hmc() -> Any:
-    """Hamiltonian Monte Carlo for a logistic regression; the loss is the mean of the weights'
-    squares, as a function of the scale of their prior."""
-    return _sampling("hmc", 500, num_integration_steps=20, step_size=0.02)
-
-
-def nuts() -> Any:
-    """The same by the no-U-turn sampler, whose trajectories are while loops."""
-    return _sampling("nuts", 200, max_num_doublings=6, step_size=0.05)
-
-
-def _sampling(name: str, samples: int, **options: Any) -> Any:
+def sampling(name: str, samples: int, **options: Any) -> Any:
+    """Monte Carlo for a logistic regression; the loss is the mean of the weights' squares, as a
+    function of the scale of their prior. The trajectories of the no-U-turn sampler are while
+    loops."""
     build = getattr(import_module("blackjax"), name)
     features = _normal(500, 20)
     labels = (features.sum(1) > 0).astype(np.float32)
@@ -235,6 +228,8 @@ def training() -> Any:
     return loss, (jnp.float32(1e-3), [jnp.asarray(w) for w in weights])
 
 
+HMC = partial(sampling, "hmc", 500, num_integration_steps=20, step_size=0.02)
+NUTS = partial(sampling, "nuts", 200, max_num_doublings=6, step_size=0.05)
 PROGRAMS = [
     ThirdParty("dinosaur", "72 steps of T42, 8 layers", ("dinosaur",), atmosphere),
     ThirdParty("jax-cfd", "300 steps of 128 x 128", ("jax-cfd",), turbulence),
@@ -243,7 +238,7 @@ PROGRAMS = [
     ThirdParty("Brax", "100 steps of 32 hoppers", ("brax",), robots),
     ThirdParty("jax-md", "300 steps of 216 particles", ("jax-md",), molecules),
     ThirdParty("dynamax", "20000 steps of 64 states", ("dynamax",), hidden_states),
-    ThirdParty("blackjax, HMC", "500 samples of 20 steps", ("blackjax",), hmc),
-    ThirdParty("blackjax, NUTS", "200 samples", ("blackjax",), nuts, 64),
+    ThirdParty("blackjax, HMC", "500 samples of 20 steps", ("blackjax",), HMC),
+    ThirdParty("blackjax, NUTS", "200 samples", ("blackjax",), NUTS, 64),
     ThirdParty("optax", "500 steps of Adam, batch 64, width 128", ("optax",), training),
 ]

@@ -75,24 +75,16 @@ def gru(length: int, batch: int, width: int) -> Recurrence:
 
 def transformer(length: int, tokens: int, width: int) -> Recurrence:
     """One block of a transformer, `length` times, as in a looped transformer."""
-    step = lambda p, h, _: _transformer_block(p, h)  # noqa: E731
+
+    def step(p: Any, h: Any, _: None) -> Any:
+        q, k, v = jnp.split(_norm(h) @ p["qkv"], 3, axis=-1)
+        h = h + jax.nn.softmax(q @ k.T / h.shape[-1] ** 0.5, axis=-1) @ v
+        return h + 0.1 * jax.nn.gelu(_norm(h) @ p["in"]) @ p["out"]
+
+    shapes = {"qkv": (width, 3 * width), "in": (width, 4 * width), "out": (4 * width, width)}
     size = f"{tokens} tokens, width {width}"
-    weights, init = _weights(_shapes_of_block(width)), _tokens(tokens, width)
-    return _of_parameters("transformer block", size, length, step, weights, init)
-
-
-def _transformer_block(p: Any, h: Any) -> Any:
-    q, k, v = jnp.split(_norm(h) @ p["qkv"], 3, axis=-1)
-    h = h + jax.nn.softmax(q @ k.T / h.shape[-1] ** 0.5, axis=-1) @ v
-    return h + 0.1 * jax.nn.gelu(_norm(h) @ p["in"]) @ p["out"]
-
-
-def _shapes_of_block(width: int) -> dict[str, tuple[int, ...]]:
-    return {"qkv": (width, 3 * width), "in": (width, 4 * width), "out": (4 * width, width)}
-
-
-def _tokens(tokens: int, width: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(1), (tokens, width))
+    init = jax.random.normal(jax.random.key(1), (tokens, width))
+    return _of_parameters("transformer block", size, length, step, _weights(shapes), init)
 
 
 def neural_ode(length: int, batch: int, width: int) -> Recurrence:
