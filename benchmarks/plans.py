@@ -23,7 +23,6 @@ from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import scanned
 from jax_revolve import checkpointed_scan
 from jax_revolve.schedule.selection import quickest
-from jax_revolve.schedule.two_level import AnyPlan
 
 SHARES = (0.3, 0.1, 0.03)
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -81,7 +80,7 @@ def _within(workload: Workload, compile: Compiler, budget: int, quick: bool) -> 
     return record
 
 
-def in_words(plan: AnyPlan) -> str:
+def in_words(plan: Any) -> str:
     slots = " x ".join(map(str, plan.levels)) or plan.checkpoints
     return f"{slots} checkpoints, blocks of {plan.block_size}"
 

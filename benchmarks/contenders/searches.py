@@ -49,12 +49,14 @@ def best_nested(compile: Compiler, earlier: list[Program]) -> list[Program]:
 
 def nested_within(compile: Compiler, limit: int, levels: int) -> list[Program]:
     """Nested scans that need no more memory, of all ways to divide the length into so many levels,
-    or fewer. More levels are tried if none fits; if still none does, the leanest is found."""
+    or fewer. If none fits, more levels are tried, of four and five the squarest alone; if still
+    none does, the leanest is found."""
     tried: list[Program] = []
     fit: list[Program] = []
     for count in LEVELS:
         if count <= levels or not fit:
-            ways = list(blockings(compile.workload.length, count))
+            ways = sorted(blockings(compile.workload.length, count), key=sum)
+            ways = ways if count <= 3 else ways[:1]
             tried += [compile(nested(way, taped)) for way in ways for taped in (True, False)]
             fit = [p for p in tried if p.temp_bytes <= TOLERANCE * limit]
     return fit or sorted(tried, key=lambda p: p.temp_bytes)[:1]

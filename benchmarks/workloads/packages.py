@@ -94,18 +94,13 @@ def neuron() -> Any:
 BALLS = """
 <mujoco>
   <option timestep="0.004" iterations="4" ls_iterations="4" solver="Newton"/>
-  <worldbody>
-    <geom type="plane" size="5 5 .1"/>
-    {balls}
-  </worldbody>
+  <worldbody> <geom type="plane" size="5 5 .1"/> {balls} </worldbody>
 </mujoco>
 """
 BALL = """
 <body pos="{x} 0 0.15">
-  <joint type="slide" axis="1 0 0"/>
-  <joint type="slide" axis="0 0 1"/>
-  <joint type="hinge" axis="0 1 0"/>
-  <geom type="sphere" size=".1" mass="1"/>
+  <joint type="slide" axis="1 0 0"/> <joint type="slide" axis="0 0 1"/>
+  <joint type="hinge" axis="0 1 0"/> <geom type="sphere" size=".1" mass="1"/>
 </body>
 """
 
