@@ -5,20 +5,19 @@ A piece that changes no row by a twentieth, in time or in bytes, can go.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from benchmarks.fronts import QUICK_SHAPES, SHAPES
+from benchmarks.report.results import Results, Run, grouped
+from benchmarks.report.table import Table
 from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import Record
+from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Compiler, Contender, Program
-from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import Recurrence, of_state, scanned
 from jax_revolve import checkpointed_scan
 from jax_revolve.step.cpu import PIECES, VARIABLE
@@ -30,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "two blocks": {"checkpoints": 2, "block_size": 500},
     "one block": {"checkpoints": 1, "block_size": 1000},
 }
-SECONDS = 3.0
+WHOLE = "nothing"
 
 
 def trajectory(length: int, width: int) -> Recurrence:
@@ -45,44 +44,44 @@ def trajectory(length: int, width: int) -> Recurrence:
     return of_state("trajectory", str(width), length, step, init)
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
-    shapes = QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]
-    for make, shape in shapes:
+def comparisons(quick: bool) -> Iterator[Comparison]:
+    for make, shape in QUICK_SHAPES if quick else [*SHAPES, (trajectory, (1000, 1000))]:
         workload = scanned(make(*shape))
         for name, options in OPTIONS.items():
-            loop = Contender(name, partial(checkpointed_scan, **options))
-            programs: list[Program] = []
-            for piece in tqdm(("", *PIECES), desc="Compiling", leave=False):
-                with _without(piece):
-                    programs.append(Compiler(workload, "gradient")(loop))
-            runs = [program.run for program in programs]
-            for run in runs:
-                run()
-            times = interleave(runs, 0.0 if quick else SECONDS, 2 if quick else 7)
-            records = zip(("nothing", *PIECES), programs, times, strict=True)
-            yield [
-                {
-                    "workload": workload.name,
-                    "options": name,
-                    "without": piece,
-                    "ratio": median(b / a for a, b in zip(times[0], each, strict=True)),
-                    "median_ms": 1e3 * median(each),
-                    "temp_bytes": program.temp_bytes,
-                }
-                for piece, program, each in records
-            ]
+            without = [partial(_without, piece, options) for piece in (WHOLE, *PIECES)]
+            yield Comparison(workload, f"gradient, {name}", without, share=0.12)
 
 
-@contextmanager
-def _without(piece: str) -> Iterator[None]:
+def _without(
+    piece: str, options: dict[str, Any], compile: Compiler, _: list[Program]
+) -> list[Program]:
     """Nothing that was traced with a piece is in the caches when it is traced without."""
     jax.clear_caches()
-    os.environ[VARIABLE] = piece
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        jax.clear_caches()
+    with patch.dict(os.environ, {VARIABLE: "" if piece == WHOLE else piece}):
+        program = compile(Contender(piece, partial(checkpointed_scan, **options)))
+    jax.clear_caches()
+    return [program]
 
 
-BENCHMARK = Benchmark("cpu-pieces", measure)
+def _pieces_that_pay(results: Results) -> Iterator[Run]:
+    """Where doing without a piece takes a twentieth more time or memory."""
+    for run in (run for runs in grouped(results, "contender") for run in runs):
+        if max(run["ratio"], run.memory_over(WHOLE)) >= 1.05:
+            yield run
+
+
+TABLES = {
+    "cpu-pieces": Table(
+        "Gradients {where} without one piece of `jax_revolve.step.cpu`, if that takes a twentieth"
+        " more time or memory (`benchmarks/cpu_pieces.py`):",
+        _pieces_that_pay,
+        [
+            ("without", "`{contender}`"),
+            ("workload", "{workload}"),
+            ("plan", lambda run: run["quantity"].removeprefix("gradient, ")),
+            ("time", "{ratio:.2f}"),
+            ("memory", lambda run: f"{run.memory_over(WHOLE):.2f}"),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("cpu-pieces", comparisons, TABLES)

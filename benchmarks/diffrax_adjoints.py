@@ -7,23 +7,26 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders import names
+from benchmarks.contenders.scans import JAX_REVOLVE
+from benchmarks.report.results import Run
+from benchmarks.report.table import Table, over
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender, Inputs, Workload, sum_of_squares
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 
-FORWARD = Contender(names.FORWARD, diffrax.ForwardMode())
-DIRECT = Contender(names.DIRECT, diffrax.DirectAdjoint())
-BACKSOLVE = Contender(names.BACKSOLVE, diffrax.BacksolveAdjoint())
+RECURSIVE = "RecursiveCheckpointAdjoint"
+FORWARD = Contender("ForwardMode", diffrax.ForwardMode())
+DIRECT = Contender("DirectAdjoint", diffrax.DirectAdjoint())
+BACKSOLVE = Contender("BacksolveAdjoint", diffrax.BacksolveAdjoint())
 
 
 def revolve(s: int | None = None) -> Contender:
-    return Contender(names.JAX_REVOLVE, RevolveAdjoint(checkpoints=s), s)
+    return Contender(JAX_REVOLVE, RevolveAdjoint(checkpoints=s), s)
 
 
 def recursive(s: int | None = None) -> Contender:
-    return Contender(names.RECURSIVE, diffrax.RecursiveCheckpointAdjoint(checkpoints=s), s)
+    return Contender(RECURSIVE, diffrax.RecursiveCheckpointAdjoint(checkpoints=s), s)
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
@@ -104,4 +107,29 @@ def _solve(
     return Workload(family, f"n = {length}", size, length, loss, active, {})
 
 
-BENCHMARK = Benchmark("diffrax", comparisons)
+def _adjoint(run: Run) -> str:
+    return f"`{run['contender'].replace(JAX_REVOLVE, 'RevolveAdjoint')}`"
+
+
+def _over_diffrax(run: Run) -> str:
+    return over({"jvp": FORWARD.name, "gradient": RECURSIVE}[run["quantity"]])(run)
+
+
+TABLES = {
+    "diffrax": Table(
+        "Solves {where}; the last column is the time over `ForwardMode` or, for gradients, over"
+        " `RecursiveCheckpointAdjoint` with as many checkpoints"
+        " (`benchmarks/diffrax_adjoints.py`):",
+        lambda results: [run for run in results.runs if run["quantity"] != "value"],
+        [
+            ("problem", "{workload}"),
+            ("derivative", "{quantity}"),
+            ("adjoint", _adjoint),
+            ("checkpoints", "{checkpoints}"),
+            ("memory", "{MB:.2f} MB"),
+            ("time", "{median_ms:.1f} ms"),
+            ("ratio", _over_diffrax),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("diffrax", comparisons, TABLES)

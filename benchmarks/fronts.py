@@ -7,72 +7,201 @@
 Each record has the bytes of the residuals of a step, too: as JAX keeps them, and as a tape does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-from jax import lax
-
-from benchmarks.contenders import names
-from benchmarks.contenders.budgets import Within, equinox_as_lean, explained
-from benchmarks.contenders.nested import BestNested
-from benchmarks.contenders.scans import LAX_SCAN, REMAT
-from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import Comparison, Record
-from benchmarks.runner.programs import Contender
-from benchmarks.workloads.recurrences import lstm, scanned
-from benchmarks.workloads.steps import (
-    gru,
-    lorenz,
-    neural_ode,
-    particles,
-    sine_stencil,
-    transformer,
-    waves,
+from benchmarks.contenders.scans import (
+    EQUINOX,
+    JAX_REVOLVE,
+    LAX_SCAN,
+    NESTED,
+    REMAT,
+    SAVES_PRODUCTS,
+    TAPED_WHOLE,
+    nested,
 )
-from jax_revolve import checkpointed_scan
+from benchmarks.contenders.searches import (
+    Within,
+    best_nested,
+    equinox_as_lean,
+    explained,
+    squarest,
+)
+from benchmarks.report.results import Results, Run, find, grouped, labeled, quickest, within
+from benchmarks.report.table import Column, Table, of, ratio, text
+from benchmarks.runner.benchmark import Benchmark
+from benchmarks.runner.comparison import Comparison
+from benchmarks.runner.programs import Record
+from benchmarks.workloads import steps
+from benchmarks.workloads.recurrences import lstm, scanned
 
 SHAPES = [
-    (sine_stencil, (1000, 20_000)),
-    (waves, (1000, 100)),
-    (particles, (300, 64)),
-    (lorenz, (1000, 4000)),
-    (gru, (1000, 16, 128)),
+    (steps.sine_stencil, (1000, 20_000)),
+    (steps.waves, (1000, 100)),
+    (steps.particles, (300, 64)),
+    (steps.lorenz, (1000, 4000)),
+    (steps.gru, (1000, 16, 128)),
     (lstm, (1000, 16, 128)),
-    (transformer, (60, 64, 128)),
-    (neural_ode, (400, 32, 64)),
+    (steps.transformer, (60, 64, 128)),
+    (steps.neural_ode, (400, 32, 64)),
 ]
-QUICK_SHAPES = [(sine_stencil, (16, 16)), (gru, (16, 2, 4))]
+LARGE_SHAPES = [
+    (steps.waves, (1000, 2000)),
+    (steps.particles, (300, 1024)),
+    (lstm, (1000, 32, 1024)),
+    (steps.transformer, (48, 512, 1024)),
+    (steps.neural_ode, (400, 512, 512)),
+]
+"""For accelerators."""
+QUICK_SHAPES = [(steps.sine_stencil, (16, 16)), (steps.gru, (16, 2, 4))]
 SHARES = (2, 0.3, 0.1, 0.05, 0.02)
+LARGE_SHARES = (0.3, 0.1, 0.03)
+SEARCHES = (best_nested, equinox_as_lean)
 
 
-def _scan_that_saves_products(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, Any]:
-    policy = jax.checkpoint_policies.dots_saveable
-    return lax.scan(jax.checkpoint(body, prevent_cse=False, policy=policy), init, xs, length)
-
-
-def _taped_whole(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, Any]:
-    return checkpointed_scan(body, init, xs, length, checkpoints=1, block_size=length)
-
-
-PLAIN = [
-    LAX_SCAN,
-    REMAT,
-    Contender(names.SAVES_PRODUCTS, _scan_that_saves_products),
-    Contender(names.TAPED_WHOLE, _taped_whole),
-]
-
-
-def measure(quick: bool) -> Iterator[list[Record]]:
+def comparisons(quick: bool) -> Iterator[Comparison]:
     for make, shape in QUICK_SHAPES if quick else SHAPES:
         workload = scanned(make(*shape))
-        searches = (BestNested(levels_tried=1), equinox_as_lean)
         shares = SHARES[2:3] if quick else SHARES
-        contenders = [*PLAIN, *(Within(share, searches) for share in shares)]
-        comparison = Comparison(workload, "gradient", contenders, share=1 / 3, least_rounds=9)
+        plain = (LAX_SCAN, REMAT, SAVES_PRODUCTS, TAPED_WHOLE)
+        contenders = [*plain, *(Within(share, SEARCHES) for share in shares)]
         sizes = explained(workload).sizes
-        about = {"carry": sizes.carry, "uncut": sizes.uncut, "kept": sizes.residuals}
-        yield [record | about for record in comparison.measured(quick)]
+        about: Record = {"carry": sizes.carry, "uncut": sizes.uncut, "kept": sizes.residuals}
+        yield Comparison(workload, "gradient", contenders, 1 / 3, least_rounds=9, about=about)
 
 
-BENCHMARK = Benchmark("fronts", measure)
+def large(quick: bool) -> Iterator[Comparison]:
+    """For accelerators, with few ways to nest scans: to compile many takes longer than to run
+    them."""
+    for make, shape in QUICK_SHAPES if quick else LARGE_SHAPES:
+        workload = scanned(make(*shape))
+        budgets = (Within(share, (equinox_as_lean,)) for share in LARGE_SHARES)
+        few = (nested(squarest(workload.length), taped) for taped in (True, False))
+        contenders = [LAX_SCAN, REMAT, *few, *budgets]
+        yield Comparison(workload, "gradient", contenders, may_fail=True)
+
+
+SHOWN = (0.1, 0.05, 0.02)
+ON_THE_FIRST_PAGE = ("2-D wave", "gru")
+"""The families of the workloads in the README: a field, and a network."""
+
+BESIDE = {JAX_REVOLVE: "jax_revolve", NESTED: "nested", EQUINOX: "Equinox"}
+QUARTILES = "{quartiles_ms[0]:.0f} to {quartiles_ms[1]:.0f}"
+TRANSFORMER = "transformer block, n = 60, 64 tokens, width 128"
+OF_BLOCKS = [
+    ("`lax.scan(f)`", LAX_SCAN.name, None),
+    ("`lax.scan(jax.checkpoint(f))`", REMAT.name, None),
+    ("the same, policy `dots_saveable`", SAVES_PRODUCTS.name, None),
+    *((f"`checkpointed_scan`, `memory=` {s:.0%}", JAX_REVOLVE, s) for s in SHOWN),
+    ("Equinox's loop, `memory=` 5%", EQUINOX, 0.05),
+]
+
+
+def _workloads(results: Results) -> Iterator[list[Run]]:
+    """The gradients of each workload."""
+    return grouped(results, "workload")
+
+
+def _in_carries(name: str) -> Callable[[list[Run]], str]:
+    return lambda runs: f"{runs[0][name] / runs[0]['carry']:.1f}"
+
+
+def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], str]:
+    """Over `lax.scan`'s, with a budget of this share of its memory."""
+
+    def time(runs: list[Run]) -> str:
+        run = within(runs, contender, share)
+        return ratio(run, quickest(runs, contender=LAX_SCAN.name)) if run else ""
+
+    return time
+
+
+def _memory_when_taped(runs: list[Run]) -> str:
+    return f"{quickest(runs, contender=TAPED_WHOLE.name).memory_over(LAX_SCAN.name):.1%}"
+
+
+def _cost(contender: str) -> Callable[[list[Run]], str]:
+    """The memory and the time within the least budget; of several ways, those of the quickest."""
+
+    def cost(runs: list[Run]) -> str:
+        least = min(run["budget"] for run in runs if run["budget"] is not None)
+        tried = find(runs, contender=contender)
+        run = quickest([run for run in tried if run["budget"] in (None, least)])
+        return text(f"{{MB:.1f}} MB, {QUARTILES} ms", run)
+
+    return cost
+
+
+def _trade(results: Results) -> Iterator[tuple[Any, ...]]:
+    """A label and the runs of the two workloads in the README."""
+    wave, gru = (find(results.runs, family=family) for family in ON_THE_FIRST_PAGE)
+    yield "`lax.scan`", within(wave, LAX_SCAN.name), within(gru, LAX_SCAN.name)
+    for share in SHOWN:
+        both = (within(runs, JAX_REVOLVE, share) for runs in (wave, gru))
+        yield f"`memory=` {share:.0%} of that", *both
+
+
+LOOP: Column = ("loop", lambda runs: runs[0]["workload"])
+
+TABLES = {
+    "trade": Table(
+        "Memory and median time of one gradient {where} (`benchmarks/fronts.py`):",
+        _trade,
+        [
+            ("gradient of 1000 steps", lambda row: row[0]),
+            ("2-D wave, 100 x 100", of(1, "{MB:.1f} MB, {median_ms:.0f} ms")),
+            ("GRU, batch 16, width 128", of(2, "{MB:.1f} MB, {median_ms:.0f} ms")),
+        ],
+    ),
+    "results": Table(
+        "Memory and time of gradients {where}: `memory=` is 2% of what `lax.scan` takes. Nested"
+        " `jax.checkpoint` scans and Equinox's loop are the fastest settings within that, or the"
+        " ones nearest to it. The times are the quartiles of nine runs (`benchmarks/fronts.py`):",
+        _workloads,
+        [
+            LOOP,
+            ("`lax.scan`", _cost(LAX_SCAN.name)),
+            ("jax_revolve", _cost(JAX_REVOLVE)),
+            ("nested scans", _cost(NESTED)),
+            ("Equinox", _cost(EQUINOX)),
+        ],
+    ),
+    "transformer-blocks": Table(
+        f"Gradients of a loop over a {TRANSFORMER}, {{where}}; `memory=` is a share of what"
+        " `lax.scan` takes, and times are medians with quartiles (`benchmarks/fronts.py`):",
+        labeled(OF_BLOCKS, workload=TRANSFORMER),
+        [
+            ("gradient of", lambda row: row[0]),
+            ("memory", of(1, "{MB:.1f} MB")),
+            ("time", of(1, f"{{median_ms:.0f}} ms ({QUARTILES})")),
+        ],
+    ),
+    "residuals": Table(
+        "Residuals of a step in carries, as JAX keeps them and as a tape does, and gradients that"
+        " tape every step {where}, over `lax.scan`'s (`benchmarks/fronts.py`):",
+        _workloads,
+        [
+            LOOP,
+            ("JAX", _in_carries("uncut")),
+            ("tape", _in_carries("kept")),
+            ("memory", _memory_when_taped),
+            ("time", _time(TAPED_WHOLE.name)),
+            ("time, `memory=` twice `lax.scan`'s", _time(JAX_REVOLVE, 2)),
+        ],
+    ),
+    "fronts": Table(
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}, and the fastest"
+        " nested scans and Equinox's loop in as much memory, or the least that they take:"
+        " times over `lax.scan`'s (`benchmarks/fronts.py`):",
+        _workloads,
+        [
+            LOOP,
+            *(
+                (f"{share:.0%}: {label}", _time(contender, share))
+                for share in SHOWN
+                for contender, label in BESIDE.items()
+            ),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("fronts", comparisons, TABLES)

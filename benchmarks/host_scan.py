@@ -12,13 +12,15 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders.names import BARE_LOOP, HOST_SCAN
-from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import LEAST_ROUNDS, Record
+from benchmarks.report.results import Run, by_contender
+from benchmarks.report.table import Table, of
+from benchmarks.runner.benchmark import Benchmark, Measurement
+from benchmarks.runner.programs import Record
 from benchmarks.runner.timing import interleave, spread
 from jax_revolve import HostMemory, host_scan, plan
 from jax_revolve.host.watch import Watch
 
+BARE_LOOP, HOST_SCAN = "compiled step in a bare loop", "host_scan"
 SECONDS, STEPS, WIDTH = 6.0, 5000, 1000
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("value", {}),
@@ -31,8 +33,10 @@ def step(u: Any, x: Any) -> Any:
     return u - 0.001 * jnp.sin(u) + x, None
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
-    yield from (compared(quantity, options, quick) for quantity, options in CASES)
+def measurements(_: bool) -> Iterator[Measurement]:
+    for quantity, options in CASES:
+        name = " ".join([quantity, *map(str, options.values())])
+        yield Measurement(name, partial(compared, quantity, options))
 
 
 def compared(quantity: str, options: dict[str, Any], quick: bool) -> list[Record]:
@@ -45,11 +49,8 @@ def compared(quantity: str, options: dict[str, Any], quick: bool) -> list[Record
 
     of_host_scan = partial(value if made is None else jax.grad(value), u)
     runs = {BARE_LOOP: bare(u, xs, 0 if made is None else made.advances), HOST_SCAN: of_host_scan}
-    for run in runs.values():
-        jax.block_until_ready(run())
-    seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
     blocking = [lambda run=run: jax.block_until_ready(run()) for run in runs.values()]
-    times = interleave(blocking, seconds, least)
+    times = interleave(blocking, SECONDS, quick=quick)
     record = {
         "quantity": quantity,
         "steps": steps,
@@ -60,7 +61,7 @@ def compared(quantity: str, options: dict[str, Any], quick: bool) -> list[Record
         "states": None if "storage" in options else states_on_the_device(of_host_scan),
     }
     return [
-        {"contender": name, **record, **spread(each)}
+        {"contender": name, **record, **spread(each, times[0])}
         for name, each in zip(runs, times, strict=True)
     ]
 
@@ -94,4 +95,29 @@ def states_on_the_device(run: Callable[[], Any]) -> int:
     return most[0]
 
 
-BENCHMARK = Benchmark("host-scan", measure)
+def _microseconds(run: Run) -> str:
+    """Of one evaluation."""
+    return f"{1e3 * run['median_ms'] / run['evaluations']:.1f}"
+
+
+def _of_host_scan(name: str) -> Callable[[dict[str, Run]], str]:
+    return of(HOST_SCAN, f"{{{name}}}")
+
+
+TABLES = {
+    "host-scan": Table(
+        "5000 steps {where}, each of which does next to nothing: microseconds of one evaluation,"
+        " and the most states on the device (`benchmarks/host_scan.py`):",
+        partial(by_contender, name="evaluations"),
+        [
+            ("", _of_host_scan("quantity")),
+            ("checkpoints", _of_host_scan("checkpoints")),
+            ("storage", lambda runs: (s := runs[HOST_SCAN]["storage"]) and f"`{s}`"),
+            ("evaluations", _of_host_scan("evaluations")),
+            ("bare loop", of(BARE_LOOP, _microseconds)),
+            ("`host_scan`", of(HOST_SCAN, _microseconds)),
+            ("states", _of_host_scan("states")),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("host-scan", measurements, TABLES)

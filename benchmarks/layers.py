@@ -9,11 +9,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from benchmarks.contenders import names
+from benchmarks.contenders.scans import JAX_REVOLVE
+from benchmarks.report.results import Results, Run, quickest
+from benchmarks.report.table import Table, over
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison, Search
 from benchmarks.runner.programs import Compiler, Contender, Inputs, Loop, Program, Workload
 from jax_revolve import Checkpointed, checkpointed_chain
+
+PLAIN = "plain"
 
 
 class TransformerBlock(eqx.Module):
@@ -107,40 +111,45 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
     shares = (0.5, 0.25, 0.1)
     if quick:
         cases = [
-            (transformer(2, 8, 8, 2, is_stack=True), _run_stack, (), (0.9,)),
+            (transformer(2, 8, 8, 2, is_stack=True), run_stack, (), (0.9,)),
             (resnet(3, 2, 4, 2), _run_list, (2,), (0.9,)),
         ]
     else:
         cases = [
-            (transformer(48, 256, 256, 2, is_stack=True), _run_stack, (24, 9), shares),
+            (transformer(48, 256, 256, 2, is_stack=True), run_stack, (24, 9), shares),
             (transformer(48, 256, 256, 1, is_stack=False), _run_list, (), (0.25,)),
             (resnet(100, 16, 32, 8), _run_list, (50, 13), shares),
         ]
     for workload, run, checkpoints, shares in cases:
         contenders = [
-            Contender(names.PLAIN_LAYERS, run),
+            Contender(PLAIN, run),
             Contender("jax.checkpoint on every block", partial(run, wrap=eqx.filter_checkpoint)),
+            Contender("jax.checkpoint that saves products", partial(run, wrap=_products_saved)),
             Contender("Checkpointed on every block", partial(run, wrap=Checkpointed)),
-            Contender("jax_revolve, by default", _chain()),
-            *(Contender(names.JAX_REVOLVE, _chain(checkpoints=s), s) for s in checkpoints),
+            Contender("jax_revolve, by default", chain()),
+            *(Contender(JAX_REVOLVE, chain(checkpoints=s), s) for s in checkpoints),
             *map(_within, shares),
         ]
         yield Comparison(workload, "gradient", contenders)
 
 
+def _products_saved(layer: Any) -> Any:
+    return eqx.filter_checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)
+
+
 def _within(share: float) -> Search:
-    """A share of the plain model's memory. Inside of `jax.vmap` a budget is for one example."""
+    """A share of the plain model's memory. Inside `jax.vmap` a budget is for one example."""
 
     def search(compile: Compiler, earlier: list[Program]) -> list[Program]:
         memory = int(share * earlier[0].temp_bytes)
         batch = jax.tree.leaves(compile.workload.passive["inputs"])[0].shape[0]
-        loop = _chain(memory=memory // batch)
-        return [compile(Contender(names.JAX_REVOLVE, loop, budget=memory))]
+        loop = chain(memory=memory // batch)
+        return [compile(Contender(JAX_REVOLVE, loop, budget=memory))]
 
     return search
 
 
-def _chain(**options: Any) -> Callable[..., Any]:
+def chain(**options: Any) -> Callable[..., Any]:
     def run(layers: Any, x: Any, key: Any, state: Any) -> Any:
         result = checkpointed_chain(layers, x, key=key, state=state, **options)
         return (result, None) if state is None else result
@@ -160,7 +169,7 @@ def _run_list(
     return x, state
 
 
-def _run_stack(
+def run_stack(
     stack: Any, x: Any, key: Any, state: Any, wrap: Any = lambda layer: layer
 ) -> tuple[Any, Any]:
     arrays, rest = eqx.partition(stack, eqx.is_array)
@@ -173,4 +182,50 @@ def _run_stack(
     return jax.lax.scan(layer, x, (arrays, keys))[0], state
 
 
-BENCHMARK = Benchmark("layers", comparisons)
+def _run_by(run: Run) -> str:
+    if run["budget"] is not None:
+        return f"{run['contender']}, memory={run['budget'] / 1e6:.1f} MB"
+    if run["checkpoints"] is not None:
+        return f"{run['contender']}, checkpoints={run['checkpoints']}"
+    return run["contender"]
+
+
+def _figure(workload: str, cell: str, share: float | None = None) -> Callable[[Results], str]:
+    """Of the plain model, or of the one with a share of its memory as the budget."""
+
+    def figure(results: Results) -> str:
+        runs = [r for r in results.runs if r["workload"].startswith(workload)]
+        run = plain = quickest(runs, contender=PLAIN)
+        if share is not None:
+            budget = share * plain["temp_bytes"]
+            run = quickest(r for r in runs if r["budget"] and abs(r["budget"] / budget - 1) < 0.04)
+        return cell.format_map(run)
+
+    return figure
+
+
+LIST, STACK = "transformer, ", "transformer stack, "
+MEMORY = "{MB:.0f} MB"
+FIGURES = {
+    "stack-half": _figure(STACK, MEMORY, 0.5),
+    "stack-half-time": _figure(STACK, "{seconds:.1f} s", 0.5),
+    "stack-quarter": _figure(STACK, MEMORY, 0.25),
+    "stack-quarter-time": _figure(STACK, "{seconds:.1f} s", 0.25),
+    "plain-list": _figure(LIST, "{seconds:.0f} s"),
+    "plain-stack": _figure(STACK, "{seconds:.0f} s"),
+}
+TABLES = {
+    "layers": Table(
+        "Gradients of models {where}; memory and time over the plain model's"
+        " (`benchmarks/layers.py`):",
+        lambda results: results.runs,
+        [
+            ("model", "{workload}"),
+            ("layers run by", _run_by),
+            ("memory", "{MB:.2f} MB"),
+            ("share", lambda run: f"{run.memory_over(PLAIN):.3f}"),
+            ("time", over(PLAIN)),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("layers", comparisons, TABLES, FIGURES)

@@ -11,44 +11,48 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import jax
 from tqdm import tqdm
 
-from benchmarks.contenders.budgets import explained
-from benchmarks.fronts import SHAPES
-from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import Record
-from benchmarks.runner.programs import Compiler, Contender, Workload
+from benchmarks.contenders.scans import LAX_SCAN
+from benchmarks.contenders.searches import explained
+from benchmarks.fronts import QUICK_SHAPES, SHAPES
+from benchmarks.report.table import Table
+from benchmarks.runner.benchmark import Benchmark, Measurement
+from benchmarks.runner.programs import Compiler, Contender, Record, Workload
 from benchmarks.runner.timing import interleave
 from benchmarks.workloads.recurrences import scanned
-from benchmarks.workloads.steps import sine_stencil
 from jax_revolve import checkpointed_scan
 from jax_revolve.schedule.selection import quickest
-from jax_revolve.schedule.two_level import AnyPlan
 
 SHARES = (0.3, 0.1, 0.03)
-QUICK_SHAPES = [(sine_stencil, (64, 16))]
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 MOST_OF_FEWEST = 1.6
 """Plans that run more steps than so many times the fewest are not timed."""
 
-ROUNDS = 12
+ROUNDS = 14
+"""Half of them choose, and half of them compare."""
 MEASURING = 60.0
 """Seconds: the default of `explain`."""
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
+def measurements(quick: bool) -> Iterator[Measurement]:
     for make, shape in QUICK_SHAPES if quick else SHAPES:
         workload = scanned(make(*shape))
-        compile = Compiler(workload, "gradient")
-        everything = compile(Contender("", jax.lax.scan)).temp_bytes
-        for share in SHARES[:1] if quick else SHARES:
-            budget = int(share * everything)
-            found = _record(workload, compile, budget, quick)
-            yield [{"workload": workload.name, "share": share, "budget": budget, **found}]
+        shares = SHARES[:1] if quick else SHARES
+        yield Measurement(workload.name, partial(_of_workload, workload, shares))
 
 
-def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
+def _of_workload(workload: Workload, shares: tuple[float, ...], quick: bool) -> list[Record]:
+    compile = Compiler(workload, "gradient")
+    budgets = {share: int(share * compile(LAX_SCAN).temp_bytes) for share in shares}
+    about = {"workload": workload.name}
+    return [
+        about | {"share": share, **_within(workload, compile, budget, quick)}
+        for share, budget in budgets.items()
+    ]
+
+
+def _within(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
     within = {"memory": budget}
     predicted, length = explained(workload, within), workload.length
     seconds = 2.0 if quick else MEASURING
@@ -65,21 +69,36 @@ def _record(workload: Workload, compile: Compiler, budget: int, quick: bool) -> 
         compile(Contender("", partial(checkpointed_scan, plan=plan)))
         for plan in tqdm(plans, desc="Compiling", leave=False)
     ]
-    for program in programs:
-        program.run()
     rounds = 4 if quick else ROUNDS
     times = interleave([program.run for program in programs], 0.0, rounds, rounds)
     even = {plan: median(each[::2]) for plan, each in zip(plans, times, strict=True)}
     odd = {plan: median(each[1::2]) for plan, each in zip(plans, times, strict=True)}
     best = min(even, key=lambda plan: even[plan])
-    record: Record = {"plans": len(plans), "best": _in_words(best), "best_ms": 1e3 * odd[best]}
+    record: Record = {"plans": len(plans), "best": in_words(best), "best_ms": 1e3 * odd[best]}
     for name, plan in chosen.items():
-        record |= {name: _in_words(plan), f"{name}_loss": odd[plan] / odd[best] - 1}
+        record |= {name: in_words(plan), f"{name}_loss": odd[plan] / odd[best] - 1}
     return record
 
 
-def _in_words(plan: AnyPlan) -> str:
-    return f"{plan.checkpoints} checkpoints, blocks of {plan.block_size}"
+def in_words(plan: Any) -> str:
+    slots = " x ".join(map(str, plan.levels)) or plan.checkpoints
+    return f"{slots} checkpoints, blocks of {plan.block_size}"
 
 
-BENCHMARK = Benchmark("plans", measure)
+TABLES = {
+    "plans": Table(
+        "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
+        " fastest of the plans that fit, and how much longer others take: the one"
+        " predicted to be fastest, and the one that `measure=True` finds (`benchmarks/plans.py`):",
+        lambda results: results.runs,
+        [
+            ("loop", "{workload}"),
+            ("share", "{share:.0%}"),
+            ("fastest", "{best}"),
+            ("time", "{best_ms:.0f} ms"),
+            ("predicted", "{predicted_loss:+.0%}"),
+            ("`measure=True`", "{measured_loss:+.0%}"),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("plans", measurements, TABLES)

@@ -5,20 +5,19 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import LEAST_ROUNDS, Record
-from benchmarks.runner.programs import Compiler, Contender, Program, Workload
-from benchmarks.runner.timing import interleave
+from benchmarks.report.results import Results, Run, find
+from benchmarks.report.table import ENOUGH, Table, of
+from benchmarks.runner.benchmark import Benchmark, Measurement
+from benchmarks.runner.comparison import Comparison
+from benchmarks.runner.programs import Contender, Record
 from benchmarks.workloads.recurrences import Recurrence, of_state, scanned, stencil, until_limit
 from jax_revolve import bounded_while_loop, checkpointed_scan
 
-SECONDS = 15.0
+SILENT, SHOWN = "without progress", "progress=True"
 
 
 def scalar(length: int, _: int = 1) -> Recurrence:
@@ -26,7 +25,7 @@ def scalar(length: int, _: int = 1) -> Recurrence:
     return of_state("scalar", "", length, step, jnp.ones(1))
 
 
-WHILE = {"max_steps": None}
+WHILE: dict[str, Any] = {"max_steps": None}
 CASES: list[tuple[str, Any, tuple[int, int], dict[str, Any]]] = [
     ("stencil", stencil, (1000, 20_000), {}),
     ("stencil, every carry", stencil, (1000, 20_000), {"checkpoints": "all", "block_size": 1}),
@@ -39,40 +38,44 @@ QUICK_CASES = [
 ]
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
+def comparisons(quick: bool) -> Iterator[Measurement]:
     for name, make, (steps, width), options in QUICK_CASES if quick else CASES:
         if options is WHILE:
             workload = until_limit(make(steps, width), 2 * steps)
             loop = partial(bounded_while_loop, max_steps=2 * steps)
         else:
             workload, loop = scanned(make(steps, width)), partial(checkpointed_scan, **options)
+        both = [Contender(SILENT, loop), Contender(SHOWN, partial(loop, progress=True))]
         label = f"{name}, {steps} x {width}"
-        quantities = ("value", "gradient")
-        yield [{"loop": label} | compared(workload, loop, q, quick) for q in quantities]
+        for quantity in ("value", "gradient"):
+            compared = Comparison(workload, quantity, both, share=0.6, about={"loop": label})
+            yield Measurement(f"{label}: {quantity}", partial(_unseen, compared))
 
 
-def compared(workload: Workload, loop: Any, quantity: str, quick: bool) -> Record:
-    """Seconds, and the median of their ratios, round by round."""
-    compile = Compiler(workload, quantity)
-    loops = [Contender("", partial(loop, progress=progress)) for progress in (False, True)]
-    runs = [partial(_run, compile(each)) for each in loops]
-    seconds, least = (0.0, 2) if quick else (SECONDS, LEAST_ROUNDS)
+def _unseen(compared: Comparison, quick: bool) -> list[Record]:
     with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
-        for run in runs:
-            run()
-        off, on = interleave(runs, seconds, least)
-    return {
-        "program": quantity,
-        "off": median(off),
-        "on": median(on),
-        "ratio": median(b / a for a, b in zip(off, on, strict=True)),
-        "rounds": len(off),
-    }
+        return compared.measured(quick)
 
 
-def _run(program: Program) -> None:
-    program.run()
-    jax.effects_barrier()
+def _by_loop(results: Results) -> Iterator[dict[str, Run]]:
+    shown = find(results.runs, contender=SHOWN)
+    for loop in dict.fromkeys(run["loop"] for run in shown):
+        yield {run["quantity"]: run for run in find(shown, loop=loop)}
 
 
-BENCHMARK = Benchmark("progress", measure)
+def _slower(run: Run) -> str:
+    return f"{run['ratio']:.{2 if run['repetitions'] >= ENOUGH else 1}f}"
+
+
+TABLES = {
+    "progress": Table(
+        "Time with bars over time without, {where} (`benchmarks/progress.py`):",
+        _by_loop,
+        [
+            ("loop, steps x width", of("value", "{loop}")),
+            ("value", of("value", _slower)),
+            ("gradient", of("gradient", _slower)),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("progress", comparisons, TABLES)

@@ -1,4 +1,4 @@
-"""Steps with an inverse: `checkpointed_scan(inverse=)` beside `lax.scan`, checkpoints, and a
+"""Steps with an inverse: `checkpointed_scan(inverse=)` beside scans, checkpoints, and a
 `jax.custom_vjp` written by hand."""
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.contenders import names
+from benchmarks.contenders.scans import JAX_REVOLVE, LAX_SCAN, REMAT, nested
+from benchmarks.contenders.searches import squarest
+from benchmarks.report.table import Table, over
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender, Inputs, Workload, sum_of_squares
@@ -19,58 +21,41 @@ Step = Callable[..., Any]
 """`step(parameters, carry, x)`, and `back(parameters, carry, x)` for its inverse."""
 
 
-def laplacian(u: jax.Array) -> Any:
-    return sum(jnp.roll(u, shift, axis) for shift in (1, -1) for axis in (0, 1)) - 4 * u
-
-
 def workload(
-    family: str, length: int, size: str, step: Step, back: Step, active: Inputs, xs: Any = None
+    family: str, length: int, size: str, step: Step, back: Step, active: Inputs
 ) -> Workload:
-    """The gradient with respect to `active`: "parameters", "init" and perhaps "xs"."""
+    """The gradient with respect to all inputs: "parameters", "init" and perhaps "xs"."""
 
-    def loss(loop: Any, active: Inputs, passive: Inputs) -> jax.Array:
-        inputs = passive | active
-        parts = (inputs["parameters"], inputs["init"], inputs["xs"])
+    def loss(loop: Any, active: Inputs, _: Inputs) -> jax.Array:
+        parts = (active["parameters"], active["init"], active.get("xs"))
         return sum_of_squares(loop(step, back, *parts, length)[0])
 
-    return Workload(family, f"n = {length}", size, length, loss, active, {"xs": xs})
+    return Workload(family, f"n = {length}", size, length, loss, active, {})
 
 
 def wave(length: int, width: int) -> Workload:
+    """Leapfrog steps of a wave in two dimensions, whose speed depends on the place."""
+
+    def change(c: Any, u: Any) -> Any:
+        return c * (sum(jnp.roll(u, shift, axis) for shift in (1, -1) for axis in (0, 1)) - 4 * u)
+
     def step(c: Any, carry: Any, _: Any) -> Any:
         u, before = carry
-        return (2 * u - before + c * laplacian(u), u), None
+        return (2 * u - before + change(c, u), u), None
 
     def back(c: Any, carry: Any, _: Any) -> Any:
         after, u = carry
-        return u, 2 * u - after + c * laplacian(u)
+        return u, 2 * u - after + change(c, u)
 
-    active = {"parameters": jnp.full((width, width), 0.2), "init": (bump(width),) * 2}
+    i = jnp.arange(width, dtype=jnp.float32)
+    bump = jnp.exp(-0.02 * ((i[:, None] - width / 2) ** 2 + (i - width / 3) ** 2))
+    active = {"parameters": jnp.full((width, width), 0.2), "init": (bump, bump)}
     return workload("wave", length, f"{width} x {width}", step, back, active)
 
 
-def bump(width: int) -> jax.Array:
-    i = jnp.arange(width, dtype=jnp.float32)
-    return jnp.exp(-0.02 * ((i[:, None] - width / 2) ** 2 + (i - width / 3) ** 2))
-
-
-def staggered(length: int, width: int) -> Workload:
-    def step(c: Any, carry: Any, _: Any) -> Any:
-        p, vx, vy = carry
-        vx, vy = vx - 0.5 * (jnp.roll(p, -1, 0) - p), vy - 0.5 * (jnp.roll(p, -1, 1) - p)
-        return (p - c * (vx - jnp.roll(vx, 1, 0) + vy - jnp.roll(vy, 1, 1)), vx, vy), None
-
-    def back(c: Any, carry: Any, _: Any) -> Any:
-        p, vx, vy = carry
-        p = p + c * (vx - jnp.roll(vx, 1, 0) + vy - jnp.roll(vy, 1, 1))
-        return p, vx + 0.5 * (jnp.roll(p, -1, 0) - p), vy + 0.5 * (jnp.roll(p, -1, 1) - p)
-
-    init = (bump(width), *[jnp.zeros((width, width))] * 2)
-    active = {"parameters": jnp.full((width, width), 0.4), "init": init}
-    return workload("staggered wave", length, f"{width} x {width}", step, back, active)
-
-
 def couplings(length: int, batch: int, width: int, *, are_tied: bool) -> Workload:
+    """A reversible residual network, whose layers have the same weights or weights of their own."""
+
     def change(w: Any, x: Any) -> Any:
         return jnp.tanh(x @ w[0]) @ w[1]
 
@@ -93,35 +78,18 @@ def couplings(length: int, batch: int, width: int, *, are_tied: bool) -> Workloa
     return workload(family, length, f"batch {batch}, width {width}", step, back, active)
 
 
-def henon_heiles(length: int) -> Workload:
-    def force(p: Any, q: Any) -> Any:
-        x, y = q
-        return -jnp.stack([x + 2 * p * x * y, y + p * (x * x - y * y)])
-
-    def step(p: Any, carry: Any, _: Any) -> Any:
-        q, v = carry
-        v = v + 0.05 * force(p, q)
-        return (q + 0.05 * v, v), None
-
-    def back(p: Any, carry: Any, _: Any) -> Any:
-        q, v = carry
-        q = q - 0.05 * v
-        return q, v - 0.05 * force(p, q)
-
-    init = (jnp.array([0.0, 0.1]), jnp.array([0.49, 0.05]))
-    active = {"parameters": jnp.float32(1.0), "init": init}
-    return workload("Hénon-Heiles", length, "2 x 2", step, back, active)
-
-
-def _of_scan(scan: Any, step: Step, back: Step, p: Any, init: Any, xs: Any, length: int) -> Any:
+def _scan(scan: Any, step: Step, back: Step, p: Any, init: Any, xs: Any, length: int) -> Any:
     return scan(partial(step, p), init, xs, length)
 
 
 def _walked_back(
-    options: dict[str, Any], step: Step, back: Step, p: Any, init: Any, xs: Any, length: int
+    checkpoints: int | None, step: Step, back: Step, p: Any, init: Any, xs: Any, length: int
 ) -> Any:
-    inverse = lambda carry, x, _: back(p, carry, x)  # noqa: E731
-    return checkpointed_scan(partial(step, p), init, xs, length, inverse=inverse, **options)
+    how: dict[str, Any] = {
+        "inverse": lambda carry, x, _: back(p, carry, x),
+        "checkpoints": checkpoints,
+    }
+    return checkpointed_scan(partial(step, p), init, xs, length, **how)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 5))
@@ -151,40 +119,51 @@ def _back(step: Step, back: Step, length: int, held: Any, cts: Any) -> Any:
 
 
 by_hand.defvjp(_forth, _back)
-
-LAX = Contender(names.LAX_SCAN, partial(_of_scan, lax.scan))
 BY_HAND = Contender("custom_vjp by hand", by_hand)
 
 
-def plain(checkpoints: int | None) -> Contender:
-    scan = partial(checkpointed_scan, checkpoints=checkpoints)
-    return Contender(names.JAX_REVOLVE, partial(_of_scan, scan), checkpoints)
+def plain(contender: Contender) -> Contender:
+    return Contender(contender.name, partial(_scan, contender.loop), detail=contender.detail)
 
 
-def walked(checkpoints: int | None) -> Contender:
-    options = {"checkpoints": checkpoints}
-    name = f"{names.JAX_REVOLVE}, inverse"
-    return Contender(name, partial(_walked_back, options), checkpoints)
+def ours(checkpoints: int | None) -> list[Contender]:
+    """Without the inverse, and with it."""
+    scan = partial(_scan, partial(checkpointed_scan, checkpoints=checkpoints))
+    return [
+        Contender(JAX_REVOLVE, scan, checkpoints),
+        Contender(f"{JAX_REVOLVE}, inverse", partial(_walked_back, checkpoints), checkpoints),
+    ]
 
 
 def comparisons(quick: bool) -> Iterator[Comparison]:
     if quick:
-        yield Comparison(wave(8, 6), "gradient", [LAX, plain(2), walked(1), BY_HAND])
-        yield Comparison(couplings(4, 2, 4, are_tied=False), "gradient", [LAX, walked(2), BY_HAND])
-        yield Comparison(henon_heiles(8), "hvp", [LAX, walked(None)])
-        return
-    workloads = [
-        wave(1000, 100),
-        wave(10_000, 100),
-        staggered(1000, 100),
-        couplings(100, 16, 128, are_tied=False),
-        couplings(1000, 16, 128, are_tied=True),
-        henon_heiles(10_000),
-    ]
-    ours = [plain(None), plain(20), plain(5), walked(None), walked(20), walked(1)]
+        workloads = [wave(8, 6), couplings(4, 2, 4, are_tied=False)]
+    else:
+        workloads = [
+            *(wave(1000, 100), wave(10_000, 100)),
+            *(couplings(100, 16, 128, are_tied=False), couplings(1000, 16, 128, are_tied=True)),
+        ]
     for each in workloads:
-        yield Comparison(each, "gradient", [LAX, *ours, BY_HAND])
-    yield Comparison(workloads[0], "hvp", [LAX, *ours])
+        others = map(plain, (LAX_SCAN, REMAT, nested(squarest(each.length), True)))
+        contenders = [*others, *ours(None), *ours(2 if quick else 20), BY_HAND]
+        yield Comparison(each, "gradient", contenders)
+    contenders = [plain(LAX_SCAN), *ours(None)]
+    yield Comparison(workloads[0], "hvp", contenders)
 
 
-BENCHMARK = Benchmark("reversible", comparisons)
+TABLES = {
+    "reversible": Table(
+        "Derivatives of steps with an inverse {where}; times are ratios of medians, over"
+        " `lax.scan`'s (`benchmarks/reversible.py`):",
+        lambda results: results.runs,
+        [
+            ("loop", "{workload}"),
+            ("derivative", "{quantity}"),
+            ("loop run by", "{contender}"),
+            ("checkpoints", "{checkpoints}"),
+            ("memory", "{MB:.2f} MB"),
+            ("time", over(LAX_SCAN.name)),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("reversible", comparisons, TABLES)

@@ -9,20 +9,17 @@ program tells which loops have a static length, and what is copied or moved to t
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from tqdm import tqdm
 
-from benchmarks.runner.benchmark import Benchmark
-from benchmarks.runner.comparison import Record
-from benchmarks.runner.hlo import ProgramText
-from benchmarks.runner.programs import sum_of_squares
+from benchmarks.report.table import Table
+from benchmarks.runner.benchmark import Benchmark, Measurement
+from benchmarks.runner.hlo import ProgramText, on_described
+from benchmarks.runner.programs import Record, sum_of_squares
 from benchmarks.workloads.recurrences import reaction_diffusion
 from jax_revolve import HostMemory, bounded_while_loop, checkpointed_scan
 
@@ -57,9 +54,8 @@ def while_loop(u: jax.Array, **options: Any) -> jax.Array:
     return sum_of_squares(loop(u, max_steps=LENGTH, **options))
 
 
-def measure(quick: bool) -> Iterator[list[Record]]:
+def measurements(_: bool) -> Iterator[Measurement]:
     """As quick as it is, since nothing runs."""
-    del quick
     # Read when the TPU's library is loaded: there is no machine whose metadata it could ask for.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     programs = [("lax.scan", "", partial(scan, loop=lax.scan))]
@@ -68,23 +64,40 @@ def measure(quick: bool) -> Iterator[list[Record]]:
             ("checkpointed_scan", options, partial(scan, **arguments)),
             ("bounded_while_loop", options, partial(while_loop, **arguments)),
         ]
-    yield [held(*program) for program in tqdm(programs, desc="Compiling", unit="program")]
+    for name, options, function in programs:
+        yield Measurement(f"{name}, {options}", partial(held, name, options, function))
 
 
-def held(name: str, options: str, function: Callable[..., jax.Array]) -> Record:
+def held(name: str, options: str, function: Callable[..., jax.Array], _: bool) -> list[Record]:
     """What the program holds, in states, and what its text tells."""
-    devices = topologies.get_topology_desc(topology_name=TOPOLOGY, platform="tpu").devices
-    sharding = NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
-    state = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=sharding)
+    state = on_described(jax.ShapeDtypeStruct(SHAPE, jnp.float32), TOPOLOGY, "tpu")
     program: Any = jax.jit(jax.grad(function)).lower(state).compile()
-    memory = program.memory_analysis()
-    return {
+    memory, size = program.memory_analysis(), 4 * prod(SHAPE)
+    record = {
         "loop": name,
         "options": options,
-        "device_states": memory.temp_size_in_bytes / (4 * np.prod(SHAPE)),
-        "host_states": memory.host_temp_size_in_bytes / (4 * np.prod(SHAPE)),
-        **ProgramText(program.as_text()).facts([SHAPE]),
+        "device_states": memory.temp_size_in_bytes / size,
+        "host_states": memory.host_temp_size_in_bytes / size,
     }
+    return [record | ProgramText(program.as_text()).facts([SHAPE])]
 
 
-BENCHMARK = Benchmark("programs", measure, device="tpu", machine={"compiled_for": TOPOLOGY})
+TABLES = {
+    "tpu-programs": Table(
+        f"Gradients of 1000 steps of a stencil, compiled for a TPU ({TOPOLOGY}) with"
+        " jax {machine[versions][jax]}; temporaries in states of 16 MiB"
+        " (`benchmarks/tpu_programs.py`):",
+        lambda results: results.runs,
+        [
+            ("loop", "`{loop}`"),
+            ("options", lambda run: run["options"] and f"`{run['options']}`"),
+            ("on the device", "{device_states:.1f}"),
+            ("on the host", "{host_states:.0f}"),
+            ("loops", "{loops}"),
+            ("of dynamic length", "{dynamic_loops}"),
+            ("copies of slots", "{copies_of_buffers}"),
+            ("transfers", "{transfers}"),
+        ],
+    ),
+}
+BENCHMARK = Benchmark("programs", measurements, TABLES, described="tpu")

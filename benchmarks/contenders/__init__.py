@@ -1,4 +1,5 @@
-"""Ways to run a loop, as data: `runner.programs.Contender`, by the names in `names.py`.
+"""Ways to run a loop, as data: `runner.programs.Contender`, found again in results by their names.
 
-`nested.py` and `budgets.py` search for contenders that take as much memory as another one.
+`scans.py` and `while_loops.py` have the loops, and `searches.py` finds those that take as much
+memory as another one.
 """

@@ -7,32 +7,44 @@ import equinox.internal as eqxi
 import jax
 from jax import lax
 
-from benchmarks.contenders import names
 from benchmarks.runner.programs import Contender
 from jax_revolve import checkpointed_scan
+
+JAX_REVOLVE = "jax_revolve"
+EQUINOX = "equinox checkpointed"
+NESTED = "nested remat scan"
 
 # Inside a scan XLA cannot merge the recomputation with the original, so JAX's guard against that
 # is not needed; leaving it out is what JAX advises and gives other contenders their best time.
 remat = partial(jax.checkpoint, prevent_cse=False)
 
 
-def _scan_of_checkpoints(body: Any, init: Any, xs: Any, length: int) -> tuple[Any, Any]:
-    return lax.scan(remat(body), init, xs, length)
+def _scan_of_checkpoints(body: Any, init: Any, xs: Any, length: int, **policy: Any) -> Any:
+    return lax.scan(remat(body, **policy), init, xs, length)
 
 
-LAX_SCAN = Contender(names.LAX_SCAN, lax.scan)
-REMAT = Contender(names.REMAT, _scan_of_checkpoints)
+def _taped_whole(body: Any, init: Any, xs: Any, length: int) -> Any:
+    return checkpointed_scan(body, init, xs, length, checkpoints=1, block_size=length)
+
+
+LAX_SCAN = Contender("lax.scan", lax.scan)
+REMAT = Contender("lax.scan(checkpoint)", _scan_of_checkpoints)
+SAVES_PRODUCTS = Contender(
+    "lax.scan(checkpoint, products saved)",
+    partial(_scan_of_checkpoints, policy=jax.checkpoint_policies.dots_saveable),
+)
+TAPED_WHOLE = Contender("jax_revolve, taped whole", _taped_whole)
 
 
 def jax_revolve(checkpoints: int) -> Contender:
     scan = partial(checkpointed_scan, checkpoints=checkpoints)
-    return Contender(names.JAX_REVOLVE, scan, checkpoints)
+    return Contender(JAX_REVOLVE, scan, checkpoints)
 
 
 def equinox(checkpoints: int) -> Contender:
     """For as many checkpoints it stores about twice as many states as jax_revolve."""
     scan = partial(eqxi.scan, kind="checkpointed", checkpoints=checkpoints)
-    return Contender(names.EQUINOX, scan, checkpoints)
+    return Contender(EQUINOX, scan, checkpoints)
 
 
 @cache
@@ -45,7 +57,7 @@ def nested(blocks: tuple[int, ...], taped: bool) -> Contender:
     """
     scan = partial(_nested_scan, blocks, taped)
     detail = " x ".join(map(str, blocks)) + (", innermost taped" if taped else "")
-    return Contender(names.NESTED, scan, detail=detail)
+    return Contender(NESTED, scan, detail=detail)
 
 
 def _nested_scan(

@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.contenders import names
+from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE
 from benchmarks.runner.programs import Contender
 from jax_revolve import bounded_while_loop, plan
+
+EQUINOX_BOUNDED = "equinox bounded"
+MASKED = "masked lax.scan"
 
 
 def jax_revolve(max_steps: int, checkpoints: int | None = None) -> Contender:
     s = checkpoints or default_checkpoints(max_steps)
     loop = partial(bounded_while_loop, max_steps=max_steps, checkpoints=s, throw=False)
-    return Contender(names.JAX_REVOLVE, loop, s, max_steps)
+    return Contender(JAX_REVOLVE, loop, s, max_steps)
 
 
 def default_checkpoints(max_steps: int) -> int:
@@ -28,18 +31,18 @@ def default_checkpoints(max_steps: int) -> int:
 def equinox(max_steps: int, checkpoints: int) -> Contender:
     """Equinox's loop for reverse mode."""
     how = {"kind": "checkpointed", "max_steps": max_steps, "checkpoints": checkpoints}
-    return Contender(names.EQUINOX, partial(eqxi.while_loop, **how), checkpoints, max_steps)
+    return Contender(EQUINOX, partial(eqxi.while_loop, **how), checkpoints, max_steps)
 
 
 def bounded(max_steps: int) -> Contender:
     """Equinox's loop for both modes and higher orders: nested scans with conditions."""
     loop = partial(eqxi.while_loop, kind="bounded", max_steps=max_steps)
-    return Contender(names.EQUINOX_BOUNDED, loop, max_steps=max_steps)
+    return Contender(EQUINOX_BOUNDED, loop, max_steps=max_steps)
 
 
 def masked(max_steps: int) -> Contender:
     """A scan of `max_steps` steps that keeps the state once the condition has failed."""
-    return Contender(names.MASKED, partial(_masked_scan, max_steps), max_steps=max_steps)
+    return Contender(MASKED, partial(_masked_scan, max_steps), max_steps=max_steps)
 
 
 def _masked_scan(

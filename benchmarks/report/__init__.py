@@ -1,5 +1,5 @@
 """Tables and pictures, made from the files of results alone: nothing is measured here.
 
-`table.py` says what a table is, and `pages.py` writes them into the README and `docs`. The other
-files are the tables, by what they show, and `pictures.py`, which draws.
+`results.py` reads a file, `table.py` says what a table is, `pages.py` writes those that the
+benchmarks declare into the README and `docs`, and `pictures.py` draws.
 """

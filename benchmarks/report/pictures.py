@@ -1,37 +1,21 @@
 """The picture of what memory costs, among the pages of the documentation."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
-from benchmarks.contenders import names
-from benchmarks.report.fronts import ON_THE_FIRST_PAGE as FAMILIES
+from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, NESTED, SAVES_PRODUCTS
+from benchmarks.fronts import ON_THE_FIRST_PAGE as FAMILIES
 from benchmarks.report.results import FOLDER, Run, find, load, quickest
 
-STYLES: dict[str, dict[str, Any]] = {
-    names.LAX_SCAN: {
-        "label": "lax.scan, stores everything",
-        "linestyle": "none",
-        "marker": "*",
-        "markersize": 14,
-    },
-    names.NESTED: {
-        "label": "nested remat scans",
-        "linestyle": "none",
-        "color": "#009E73",
-        "marker": "^",
-        "markersize": 11,
-        "markerfacecolor": "none",
-        "markeredgewidth": 1.5,
-    },
-    names.EQUINOX: {"label": "Equinox, checkpointed", "color": "#CC79A7", "marker": "D"},
-    names.SAVES_PRODUCTS: {
-        "label": "jax.checkpoint that saves products",
-        "linestyle": "none",
-        "color": "#D55E00",
-        "marker": "v",
-    },
-    names.JAX_REVOLVE: {"label": "jax_revolve, memory=...", "color": "#0072B2", "marker": "o"},
+Style: TypeAlias = tuple[str, str | None, str, int, str]
+STYLES: dict[str, Style] = {
+    LAX_SCAN.name: ("lax.scan, stores everything", None, "*", 14, "none"),
+    NESTED: ("nested remat scans", "#009E73", "^", 11, "none"),
+    EQUINOX: ("Equinox, checkpointed", "#CC79A7", "D", 7, "-"),
+    SAVES_PRODUCTS.name: ("jax.checkpoint that saves products", "#D55E00", "v", 7, "none"),
+    JAX_REVOLVE: ("jax_revolve, memory=...", "#0072B2", "o", 7, "-"),
 }
-"""Colors that the color-blind tell apart (Okabe and Ito)."""
+"""Label, color, marker, its size, and the line: colors that the color-blind tell apart (Okabe and
+Ito)."""
 
 INK = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 THEMES: dict[str, Any] = {
@@ -53,14 +37,15 @@ def over_memory(runs: list[Run]) -> Any:
     panels = figure.subplots(1, len(FAMILIES), squeeze=False, sharey=True)[0]
     for ax, family in zip(panels, FAMILIES, strict=True):
         shown = find(runs, family=family, quantity="gradient")
-        plain = quickest(shown, contender=names.LAX_SCAN)
-        for name, style in STYLES.items():
+        plain = quickest(shown, contender=LAX_SCAN.name)
+        for name, (label, color, marker, size, line) in STYLES.items():
             points = sorted(
                 (run["temp_bytes"] / plain["temp_bytes"], run["median_ms"] / plain["median_ms"])
                 for run in find(shown, contender=name)
             )
             if points:
-                ax.plot(*zip(*points, strict=True), **{"markersize": 7, "color": ink} | style)
+                how: dict[str, Any] = {"marker": marker, "markersize": size, "linestyle": line}
+                ax.plot(*zip(*points, strict=True), label=label, color=color or ink, **how)
         ax.set_title(plain["workload"], fontsize="medium")
         ax.set_xlabel("memory / lax.scan")
         ax.set_xscale("log")

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contenders import names
+from benchmarks.contenders.scans import LAX_SCAN
 
 FOLDER = Path(__file__).parents[1] / "results"
 
@@ -22,7 +22,7 @@ class Run:
 
     def __getitem__(self, name: str) -> Any:
         if name == "MB":
-            return self["temp_bytes"] / 1e6
+            return self["temp_bytes"] and self["temp_bytes"] / 1e6
         return self["median_ms"] / 1e3 if name == "seconds" else self.fields[name]
 
     def beside(self, contender: str) -> "list[Run]":
@@ -69,7 +69,7 @@ def within(runs: Sequence[Run], contender: str, share: float | None = None) -> R
     """The quickest run with a budget of this share of the memory that `lax.scan` takes, if any."""
     found = find(runs, contender=contender)
     if share is not None:
-        everything = quickest(runs, contender=names.LAX_SCAN)["temp_bytes"]
+        everything = quickest(runs, contender=LAX_SCAN.name)["temp_bytes"]
         found = find(found, budget=int(share * everything))
     return quickest(found) if found else None
 
@@ -93,3 +93,8 @@ def grouped(results: Results, name: str) -> Iterator[list[Run]]:
     """The runs with the same value of a field."""
     for value in dict.fromkeys(run[name] for run in results.runs):
         yield find(results.runs, **{name: value})
+
+
+def by_contender(results: Results, name: str) -> Iterator[dict[str, Run]]:
+    """The same, by their contenders."""
+    return ({run["contender"]: run for run in runs} for runs in grouped(results, name))

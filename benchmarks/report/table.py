@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any, TypeAlias
 
-from benchmarks.report.results import Results, Run, load
+from benchmarks.report.results import Results, Run
 
 Cell: TypeAlias = str | Callable[[Any], str]
 """A function of a row, or a template such as "{median_ms:.1f} ms" for the fields of a run, which is
@@ -24,13 +24,11 @@ ENOUGH = 7
 class Table:
     """A table of a file of results; `{where}` in its caption is the machine."""
 
-    results: str
     caption: str
     rows: Callable[[Results], Iterable[Any]]
     columns: Sequence[Column]
 
-    def __str__(self) -> str:
-        results = load(self.results)
+    def of(self, results: Results) -> str:
         caption = self.caption.format(where=results.where, machine=results.machine)
         return f"{caption}\n\n{markdown(self.columns, self.rows(results))}"
 

@@ -1,43 +1,109 @@
-"""Runs a benchmark and writes its file of results."""
+"""Runs a benchmark piece by piece, and writes its file of results: the only writer.
+
+A file has what `machine.py` says of the machine and the sources, the "measurements", and for each
+piece its date, its seconds, and the load before and after it. Until all pieces are measured it is a
+`.part`, from which the next run goes on if the sources and the machine are the same.
+"""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from time import monotonic
+from typing import Any, Protocol
 
 import jax
 
-from benchmarks.report.results import FOLDER
-from benchmarks.report.table import markdown
-from benchmarks.runner.comparison import Comparison, Record
-from benchmarks.runner.timing import describe_machine, device_slug
+from benchmarks.report.results import FOLDER, Results
+from benchmarks.report.table import Table, markdown
+from benchmarks.runner.machine import VARYING, describe_machine, device_slug, load, today
+from benchmarks.runner.programs import Record
 
-Measure = Callable[[bool], Iterator[Comparison | list[Record]]]
+
+class Piece(Protocol):
+    """A `Comparison`, or a `Measurement`: nothing is measured before it is asked to."""
+
+    @property
+    def name(self) -> str: ...
+
+    def measured(self, quick: bool, /) -> list[Record]: ...
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A piece that compares no programs by their results."""
+
+    name: str
+    measured: Callable[[bool], list[Record]]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`measure(quick)` yields comparisons, or records of what was compared; `results` is the first
-    part of the name of the file they are written to, whose last part is the device. `machine` is to
-    be added to what the file says about the machine, if programs are compiled for another one."""
+    """`results` is the first part of the name of its file, whose last part is the device, perhaps
+    one that is only described. The pages show `tables` of what was measured on a CPU or for that
+    device, and `figures` in their text."""
 
     results: str
-    measure: Measure
-    device: str | None = None
-    machine: dict[str, str] = field(default_factory=dict)
+    pieces: Callable[[bool], Iterator[Piece]]
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[Results], str]] = field(default_factory=dict)
+    described: str | None = None
 
-    def run(self, quick: bool) -> None:
+    @property
+    def shown(self) -> str:
+        """The file of results that the tables are made of."""
+        return f"{self.results}-{self.described or 'cpu'}"
+
+    def run(self, quick: bool, folder: Path | None = None) -> None:
+        """A quick run writes to a temporary folder."""
         if quick:  # nearly all of the time goes into compiling
             jax.config.update("jax_disable_most_optimizations", True)
-        found: list[Record] = []
-        for each in self.measure(quick):
-            records = each.measured(quick) if isinstance(each, Comparison) else each
-            print(summary(records), end="\n\n", flush=True)
-            found += records
-        if not quick:
-            path = FOLDER / f"{self.results}-{self.device or device_slug()}.json"
-            record = {"machine": describe_machine() | self.machine, "measurements": found}
-            path.write_text(json.dumps(record, indent=1) + "\n")
-            print(f"Written: {path}")
+        folder = folder or (Path(mkdtemp()) if quick else FOLDER)
+        path = folder / f"{self.results}-{self.described or device_slug()}.json"
+        part = path.with_suffix(".part")
+        machine = describe_machine()
+        results: dict[str, Any] = {"machine": machine, "pieces": {}, "measurements": []}
+        if machine["tree"] or quick:
+            results = _going_on(part, machine) or _going_on(path, machine) or results
+        taken = _seconds_of_pieces(path)
+        left = sum(taken.values()) - sum(taken.get(name, 0) for name in results["pieces"])
+        print(f"{path.stem}: {_in_minutes(left if taken else None)}", flush=True)
+        for piece in self.pieces(quick):
+            if piece.name not in results["pieces"]:
+                print(f"{piece.name}: {_in_minutes(taken.get(piece.name))}", flush=True)
+                before, start = load(), monotonic()
+                found = piece.measured(quick)
+                print(summary(found), end="\n\n", flush=True)
+                results["measurements"] += found
+                results["pieces"][piece.name] = {
+                    "date": today(),
+                    "seconds": round(monotonic() - start, 1),
+                    "load": [before, load()],
+                }
+                part.write_text(json.dumps(results, indent=1) + "\n")
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        part.unlink(missing_ok=True)
+        print(f"Written: {path}", flush=True)
+
+
+def _seconds_of_pieces(path: Path) -> dict[str, float]:
+    """Of the last run, whatever its sources were."""
+    known = json.loads(path.read_text()).get("pieces", {}) if path.exists() else {}
+    return {name: piece["seconds"] for name, piece in known.items()}
+
+
+def _in_minutes(seconds: float | None) -> str:
+    if seconds is None:
+        return "it is not known how long it takes"
+    return f"about {seconds / 60:.1f} minutes, by its last run"
+
+
+def _going_on(path: Path, machine: dict[str, Any]) -> dict[str, Any] | None:
+    """The results that are known of this machine with these sources."""
+    known = json.loads(path.read_text()) if path.exists() else None
+    varying = {name: machine[name] for name in VARYING}
+    return known if known and {**known["machine"], **varying} == machine else None
 
 
 def summary(records: list[Record]) -> str:

@@ -1,34 +1,35 @@
 """Measures several contenders on one workload."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from math import inf
-from time import monotonic
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-from benchmarks.runner.programs import Compiler, Contender, Program, Workload, difference
-from benchmarks.runner.timing import MOST_ROUNDS, interleave, spread
-
-Record: TypeAlias = dict[str, Any]
+from benchmarks.runner.programs import (
+    PHASES,
+    Compiler,
+    Contender,
+    Program,
+    Record,
+    Workload,
+    difference,
+)
+from benchmarks.runner.timing import LEAST_ROUNDS, MOST_ROUNDS, interleave, spread
 
 Search: TypeAlias = Callable[[Compiler, list[Program]], Iterable[Program]]
 """Finds contenders that depend on what others take, given the programs before each of them."""
 
 SECONDS = 25.0
-LEAST_ROUNDS = 5
-COMPILING = 0.6
-"""The share of a limit after which nothing further is compiled."""
+MEASURED = ("detail", "temp_bytes", "instructions", "median_ms", *PHASES)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Contenders for the same result, that of the first of them. They are timed in turns, for a
-    `share` of the time that a gradient has.
+    `share` of the time that a gradient has. `about` is added to each record.
 
-    With a `limit` of seconds for all of it, a contender may fail, out of memory or time: its error
-    is recorded, and the others go on.
+    Where a contender `may_fail`, as by lack of memory, its error is recorded, and the others go on.
     """
 
     workload: Workload
@@ -37,11 +38,15 @@ class Comparison:
     share: float = 1.0
     least_rounds: int = LEAST_ROUNDS
     most_rounds: int = MOST_ROUNDS
-    limit: float = inf
+    may_fail: bool = False
+    about: Record = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name}: {self.quantity}"
 
     def measured(self, quick: bool) -> list[Record]:
-        end = monotonic() + self.limit
-        compile = Compiler(self.workload, self.quantity, end - (1 - COMPILING) * self.limit)
+        compile = Compiler(self.workload, self.quantity)
         found: list[Program] = []
         ran: list[Program] = []
         apart: dict[int, float] = {}
@@ -58,16 +63,15 @@ class Comparison:
                         apart[id(program.compiled)] = difference(result, reference)
                     ran.append(program)
             except Exception as error:  # of the compiler, the allocator, or a search
-                if self.limit == inf:
+                if not self.may_fail:
                     raise
                 name = each.name if isinstance(each, Contender) else type(each).__name__
                 message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-                failed.append({**self._about(name), "error": message})
+                failed.append(self._about(name) | dict.fromkeys(MEASURED) | {"error": message})
         once = list({id(program.compiled): program for program in ran}.values())
-        seconds = min(self.share * SECONDS, (end - monotonic()) / 2)
-        seconds, least = (0.0, 2) if quick else (seconds, self.least_rounds)
-        times = interleave([program.run for program in once], seconds, least, self.most_rounds)
-        taken = {id(p.compiled): spread(each) for p, each in zip(once, times, strict=True)}
+        rounds = (self.share * SECONDS, self.least_rounds, self.most_rounds)
+        times = interleave([program.run for program in once], *rounds, quick)
+        taken = {id(p.compiled): spread(t, times[0]) for p, t in zip(once, times, strict=True)}
         return failed + [self._record(p, taken[id(p.compiled)], apart[id(p.compiled)]) for p in ran]
 
     def _about(self, contender: str) -> Record:
@@ -77,9 +81,11 @@ class Comparison:
             "length": self.workload.length,
             "quantity": self.quantity,
             "contender": contender,
+            **self.about,
         }
 
     def _record(self, program: Program, taken: Record, apart: float) -> Record:
         fields = {k: v for k, v in vars(program.contender).items() if k != "loop"}
         about = self._about(fields.pop("name"))
-        return about | fields | taken | {"temp_bytes": program.temp_bytes, "difference": apart}
+        sizes = {"temp_bytes": program.temp_bytes, "instructions": program.instructions}
+        return about | fields | taken | sizes | program.phases | {"difference": apart}

@@ -1,20 +1,26 @@
 """Workloads and contenders, and the programs that are compiled of them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf, isnan
-from time import monotonic
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+
+from benchmarks.runner.timing import seconds
 
 Loop: TypeAlias = Any
 """What a workload is run with: called as `lax.scan` or `lax.while_loop` is, or an adjoint."""
 
 Inputs: TypeAlias = dict[str, Any]
 Loss: TypeAlias = Callable[[Inputs, Inputs], jax.Array]
+
+Record: TypeAlias = dict[str, Any]
+"""What was measured of one program, as it is written to the file of results."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,33 @@ class Contender:
     detail: str = ""
 
 
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%\S+ = ", re.MULTILINE)
+
+
 @dataclass(frozen=True)
 class Program:
     """A compiled function with its arguments; `temp_bytes` is the memory that it takes beside its
-    arguments and results."""
+    arguments and results, and `phases` says how long each phase of compiling it took."""
 
     contender: Contender
-    compiled: Callable[..., Any]
+    compiled: Any
     arguments: tuple[Any, ...]
     temp_bytes: int
+    phases: dict[str, float]
+
+    @cached_property
+    def once(self) -> float:
+        """The seconds of one run, for a search among many."""
+        return seconds(self.run)
+
+    @property
+    def instructions(self) -> int:
+        return len(INSTRUCTION.findall(self.compiled.as_text()))
 
     def run(self) -> Any:
-        return jax.block_until_ready(self.compiled(*self.arguments))
+        result = jax.block_until_ready(self.compiled(*self.arguments))
+        jax.effects_barrier()  # what reports progress may end later than the result
+        return result
 
 
 def _value(loss: Loss, active: Inputs, passive: Inputs, _: Inputs) -> Any:
@@ -82,45 +103,57 @@ def _hvp(loss: Loss, active: Inputs, passive: Inputs, tangents: Inputs) -> Any:
     return jax.jvp(lambda active: jax.grad(loss)(active, passive), (active,), (tangents,))[1]
 
 
-QUANTITIES = {"value": _value, "jvp": _jvp, "gradient": _gradient, "hvp": _hvp}
+def _grad_of_grad(loss: Loss, active: Inputs, passive: Inputs, tangents: Inputs) -> Any:
+    """Reverse over reverse."""
+    first = jax.grad(loss)
+    return jax.grad(lambda active: _along(first(active, passive), tangents))(active)
+
+
+def _along(gradient: Inputs, tangents: Inputs) -> jax.Array:
+    return sum(map(jnp.vdot, *map(jax.tree.leaves, (gradient, tangents))), jnp.zeros(()))
+
+
+QUANTITIES = {
+    "value": _value,
+    "jvp": _jvp,
+    "gradient": _gradient,
+    "hvp": _hvp,
+    "grad of grad": _grad_of_grad,
+}
 """What is computed of a loss. Tangents of all ones are an argument: the compiler would make use of
 constants."""
 
 
+PHASES: tuple[str, ...] = ("trace_seconds", "lower_seconds", "compile_seconds")
+
+
 class Compiler:
-    """Compiles a quantity of a workload by one contender or another, by each of them once, and
-    nothing after `until`, by the monotonic clock: a search may want many programs.
+    """Compiles a quantity of a workload by one contender or another, by each of them once.
 
     What follows a comma in the quantity is for the reader.
     """
 
-    def __init__(self, workload: Workload, quantity: str, until: float = inf) -> None:
+    def __init__(self, workload: Workload, quantity: str) -> None:
         self.workload = workload
         self.quantity = quantity.partition(",")[0]
-        self._until = until
         self._programs: dict[Contender, Program] = {}
-
-    @cached_property
-    def lowered_with(self) -> tuple[Any, ...]:
-        """The arguments, or their types on another device."""
-        return self.arguments
 
     @cached_property
     def arguments(self) -> tuple[Any, ...]:
         active = self.workload.active
         return active, self.workload.passive, jax.tree.map(jnp.ones_like, active)
 
-    def traceable(self, contender: Contender) -> Callable[..., Any]:
-        """The function, to be jitted."""
-        return partial(QUANTITIES[self.quantity], partial(self.workload.loss, contender.loop))
-
     def __call__(self, contender: Contender) -> Program:
         if contender not in self._programs:
-            if monotonic() > self._until:
-                raise TimeoutError("There was no time left to compile it.")
-            compiled: Any = jax.jit(self.traceable(contender)).lower(*self.lowered_with).compile()
-            size = int(compiled.memory_analysis().temp_size_in_bytes)
-            self._programs[contender] = Program(contender, compiled, self.arguments, size)
+            loss = partial(self.workload.loss, contender.loop)
+            stage: Any = jax.jit(partial(QUANTITIES[self.quantity], loss))
+            phases: dict[str, float] = {}
+            for phase, arguments in {"trace": self.arguments, "lower": (), "compile": ()}.items():
+                start = perf_counter()
+                stage = getattr(stage, phase)(*arguments)
+                phases[f"{phase}_seconds"] = perf_counter() - start
+            size = int(stage.memory_analysis().temp_size_in_bytes)
+            self._programs[contender] = Program(contender, stage, self.arguments, size, phases)
         return self._programs[contender]
 
 

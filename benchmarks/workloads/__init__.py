@@ -1,5 +1,5 @@
 """Losses whose derivatives are measured, as data: `runner.programs.Workload`.
 
-`recurrences.py` has the steps that most benchmarks share, run by scans or until a condition fails;
-`steps.py` has more of them, and `packages.py` programs of other packages.
+`recurrences.py` has the steps that most benchmarks share, run by scans or until a condition fails,
+and `steps.py` has more of them.
 """

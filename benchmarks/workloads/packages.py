@@ -6,6 +6,7 @@ not be installed when this file is checked.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -93,18 +94,13 @@ def neuron() -> Any:
 BALLS = """
 <mujoco>
   <option timestep="0.004" iterations="4" ls_iterations="4" solver="Newton"/>
-  <worldbody>
-    <geom type="plane" size="5 5 .1"/>
-    {balls}
-  </worldbody>
+  <worldbody> <geom type="plane" size="5 5 .1"/> {balls} </worldbody>
 </mujoco>
 """
 BALL = """
 <body pos="{x} 0 0.15">
-  <joint type="slide" axis="1 0 0"/>
-  <joint type="slide" axis="0 0 1"/>
-  <joint type="hinge" axis="0 1 0"/>
-  <geom type="sphere" size=".1" mass="1"/>
+  <joint type="slide" axis="1 0 0"/> <joint type="slide" axis="0 0 1"/>
+  <joint type="hinge" axis="0 1 0"/> <geom type="sphere" size=".1" mass="1"/>
 </body>
 """
 
@@ -173,18 +169,10 @@ def hidden_states() -> Any:
     return lambda p: -model.marginal_log_prob(p, observed), parameters
 
 
-def hmc() -> Any:
-    """Hamiltonian Monte Carlo for a logistic regression; the loss is the mean of the weights'
-    squares, as a function of the scale of their prior."""
-    return _sampling("hmc", 500, num_integration_steps=20, step_size=0.02)
-
-
-def nuts() -> Any:
-    """The same by the no-U-turn sampler, whose trajectories are while loops."""
-    return _sampling("nuts", 200, max_num_doublings=6, step_size=0.05)
-
-
-def _sampling(name: str, samples: int, **options: Any) -> Any:
+def sampling(name: str, samples: int, **options: Any) -> Any:
+    """Monte Carlo for a logistic regression; the loss is the mean of the weights' squares, as a
+    function of the scale of their prior. The trajectories of the no-U-turn sampler are while
+    loops."""
     build = getattr(import_module("blackjax"), name)
     features = _normal(500, 20)
     labels = (features.sum(1) > 0).astype(np.float32)
@@ -235,6 +223,8 @@ def training() -> Any:
     return loss, (jnp.float32(1e-3), [jnp.asarray(w) for w in weights])
 
 
+HMC = partial(sampling, "hmc", 500, num_integration_steps=20, step_size=0.02)
+NUTS = partial(sampling, "nuts", 200, max_num_doublings=6, step_size=0.05)
 PROGRAMS = [
     ThirdParty("dinosaur", "72 steps of T42, 8 layers", ("dinosaur",), atmosphere),
     ThirdParty("jax-cfd", "300 steps of 128 x 128", ("jax-cfd",), turbulence),
@@ -243,7 +233,7 @@ PROGRAMS = [
     ThirdParty("Brax", "100 steps of 32 hoppers", ("brax",), robots),
     ThirdParty("jax-md", "300 steps of 216 particles", ("jax-md",), molecules),
     ThirdParty("dynamax", "20000 steps of 64 states", ("dynamax",), hidden_states),
-    ThirdParty("blackjax, HMC", "500 samples of 20 steps", ("blackjax",), hmc),
-    ThirdParty("blackjax, NUTS", "200 samples", ("blackjax",), nuts, 64),
+    ThirdParty("blackjax, HMC", "500 samples of 20 steps", ("blackjax",), HMC),
+    ThirdParty("blackjax, NUTS", "200 samples", ("blackjax",), NUTS, 64),
     ThirdParty("optax", "500 steps of Adam, batch 64, width 128", ("optax",), training),
 ]

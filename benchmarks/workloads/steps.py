@@ -1,7 +1,6 @@
 """More steps: fields in one and two dimensions, particles, differential equations, networks."""
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import jax
@@ -20,28 +19,16 @@ def sine_stencil(length: int, width: int) -> Recurrence:
 
 
 def waves(length: int, width: int) -> Recurrence:
-    """The sine-Gordon equation in two dimensions."""
-    return _sine_gordon(length, width, 2)
-
-
-def waves_3d(length: int, width: int) -> Recurrence:
-    """The same in three dimensions."""
-    return _sine_gordon(length, width, 3)
-
-
-def _sine_gordon(length: int, width: int, dimensions: int) -> Recurrence:
-    axes = range(dimensions)
+    """Leapfrog steps of the sine-Gordon equation in two dimensions."""
 
     def step(_: None, state: Any, __: None) -> Any:
         u, v = state
-        spread = sum(jnp.roll(u, shift, axis) for shift in (1, -1) for axis in axes)
-        v = v + 0.1 * (spread - 2 * dimensions * u - jnp.sin(u))
+        spread = sum(jnp.roll(u, shift, axis) for shift in (1, -1) for axis in (0, 1))
+        v = v + 0.1 * (spread - 4 * u - jnp.sin(u))
         return u + 0.1 * v, v
 
-    shape = (width,) * dimensions
-    waves = (_wave(width).reshape([-1 if a == axis else 1 for a in axes]) for axis in axes)
-    init = (jnp.broadcast_to(prod(waves, start=jnp.ones(())), shape), jnp.zeros(shape))
-    return of_state(f"{dimensions}-D wave", f"width {width}", length, step, init)
+    init = (jnp.outer(_wave(width), _wave(width)), jnp.zeros((width, width)))
+    return of_state("2-D wave", f"width {width}", length, step, init)
 
 
 def particles(length: int, count: int) -> Recurrence:
@@ -88,33 +75,16 @@ def gru(length: int, batch: int, width: int) -> Recurrence:
 
 def transformer(length: int, tokens: int, width: int) -> Recurrence:
     """One block of a transformer, `length` times, as in a looped transformer."""
-    step = lambda p, h, _: _transformer_block(p, h)  # noqa: E731
+
+    def step(p: Any, h: Any, _: None) -> Any:
+        q, k, v = jnp.split(_norm(h) @ p["qkv"], 3, axis=-1)
+        h = h + jax.nn.softmax(q @ k.T / h.shape[-1] ** 0.5, axis=-1) @ v
+        return h + 0.1 * jax.nn.gelu(_norm(h) @ p["in"]) @ p["out"]
+
+    shapes = {"qkv": (width, 3 * width), "in": (width, 4 * width), "out": (4 * width, width)}
     size = f"{tokens} tokens, width {width}"
-    weights, init = _weights(_shapes_of_block(width)), _tokens(tokens, width)
-    return _of_parameters("transformer block", size, length, step, weights, init)
-
-
-def transformer_stack(length: int, tokens: int, width: int) -> Recurrence:
-    """Equal blocks of a transformer, each with weights of its own: the xs."""
-    step = lambda _, h, x: _transformer_block(x, h)  # noqa: E731
-    size = f"{tokens} tokens, width {width}"
-    xs = _weights({name: (length, *shape) for name, shape in _shapes_of_block(width).items()})
-    passive = {"parameters": None, "init": _tokens(tokens, width)}
-    return Recurrence("transformer stack", size, length, step, {"xs": xs}, passive)
-
-
-def _transformer_block(p: Any, h: Any) -> Any:
-    q, k, v = jnp.split(_norm(h) @ p["qkv"], 3, axis=-1)
-    h = h + jax.nn.softmax(q @ k.T / h.shape[-1] ** 0.5, axis=-1) @ v
-    return h + 0.1 * jax.nn.gelu(_norm(h) @ p["in"]) @ p["out"]
-
-
-def _shapes_of_block(width: int) -> dict[str, tuple[int, ...]]:
-    return {"qkv": (width, 3 * width), "in": (width, 4 * width), "out": (4 * width, width)}
-
-
-def _tokens(tokens: int, width: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(1), (tokens, width))
+    init = jax.random.normal(jax.random.key(1), (tokens, width))
+    return _of_parameters("transformer block", size, length, step, _weights(shapes), init)
 
 
 def neural_ode(length: int, batch: int, width: int) -> Recurrence:

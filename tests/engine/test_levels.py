@@ -130,38 +130,41 @@ needs_plugin = pytest.mark.skipif(
 )
 
 
-def for_an_h100(**options: Any) -> tuple[Any, Any]:
-    """A compiler of the gradient of a stencil, and the scan with these options."""
-    from benchmarks.contenders import names
-    from benchmarks.gpu_programs import CompilerFor
-    from benchmarks.runner.launches import H100
+def for_an_h100(monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict[str, Any]:
+    """What is recorded of the gradient of a stencil, whose scan has these options."""
+    monkeypatch.setattr(in_force, "default_device", in_force.default_device)  # to be put back
+    from benchmarks.contenders.scans import JAX_REVOLVE
+    from benchmarks.gpu_programs import H100, CompilerFor
     from benchmarks.runner.programs import Contender
     from benchmarks.workloads.recurrences import scanned, stencil
 
-    scan = partial(checkpointed_scan, **options)
-    return CompilerFor(scanned(stencil(1000, 20_000)), H100), Contender(names.JAX_REVOLVE, scan)
+    compiler = CompilerFor(scanned(stencil(1000, 20_000)), H100)
+    ours = Contender(JAX_REVOLVE, partial(checkpointed_scan, **options))
+    return compiler.record(ours, None)
 
 
 @pytest.mark.slow
 @needs_plugin
-def test_no_waits_in_a_program_for_a_gpu() -> None:
+@pytest.mark.usefixtures("default_precision")
+def test_no_waits_in_a_program_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = plan(1000, levels=(10, 10), block_size=10)
-    compiler, ours = for_an_h100(plan=chosen)
-    record = compiler.record(ours, None)
+    record = for_an_h100(monkeypatch, plan=chosen)
     assert (record["waits"], record["dynamic_loops"], record["copies_of_buffers"]) == (0, 0, 0)
     assert record["kernels"] < 14_000
-    carry = compiler.workload.active["init"].nbytes
-    assert record["temp_bytes"] <= chosen.memory(carry, carry) + 16_000
+    assert record["temp_bytes"] <= chosen.memory(80_000, 80_000) + 16_000
 
 
 @pytest.mark.slow
 @needs_plugin
-def test_transfers_to_and_from_the_host_overlap_with_blocks() -> None:
-    """All but the write and the reads between the sweeps have a block of kernels to end in."""
-    compiler, ours = for_an_h100(checkpoints=0, storage=HostMemory(checkpoints=50), block_size=20)
-    record = compiler.record(ours, None)
+@pytest.mark.usefixtures("default_precision")
+def test_transfers_to_and_from_the_host_overlap_with_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All have a block of kernels to end in, except perhaps the last write, which the first read
+    follows."""
+    options = {"checkpoints": 0, "storage": HostMemory(checkpoints=50), "block_size": 20}
+    record = for_an_h100(monkeypatch, **options)
     assert (record["waits"], record["dynamic_loops"]) == (0, 0)
     beside = sorted(record["beside_transfers"])
-    assert len(beside) == 4
-    assert beside[0] == 0  # the last write, which the first read follows
-    assert beside[1] >= 20 * 3
+    assert len(beside) in (3, 4)
+    assert beside[-3] >= 20 * 3

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -106,15 +107,15 @@ def test_tables_and_figures_are_from_the_results(monkeypatch: pytest.MonkeyPatch
         assert len(report.BLOCK.findall(text)) == text.count("<!-- table") == text.count("<!-- end")
         assert len(report.FIGURE.findall(text)) == text.count("<!-- figure") == text.count("<!-- /")
         assert "\n<!-- figure" not in text, f"{page.name}: a comment there ends the paragraph"
-    assert (tables, figures) == (set(report.TABLES), set(report.FIGURES))
-    shown = {table.results for table in report.TABLES.values()}
+    assert tables | figures == set(report.declared())
+    shown = {results for results, _ in report.declared().values()}
     results = {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.json")}
     assert shown == {name for name in results if not name.startswith("accelerator-")}
 
 
 def test_every_benchmark_runs_with_the_others_or_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     command = of_benchmarks("__main__", monkeypatch)
-    names = [*command.BENCHMARKS, *command.BY_NAME, *command.COMMANDS]
+    names = [*command.BENCHMARKS, *command.BY_NAME, "accelerator"]
     programs = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert programs == {"__init__", "__main__", *names}
     for name in names:
@@ -124,15 +125,49 @@ def test_every_benchmark_runs_with_the_others_or_by_name(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("part", [1, 2])
 def test_every_piece_of_the_accelerator_command(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs, at tiny sizes."""
-    pieces = of_benchmarks("accelerator", monkeypatch).PIECES
+    pieces = of_benchmarks("accelerator", monkeypatch).of_part(part).pieces(True)
     command = [sys.executable, "-m", "benchmarks", "accelerator", "--quick", "--part", str(part)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     path = Path(done.stdout.rpartition("Written: ")[2].strip())
     assert ROOT not in path.parents
-    records = json.loads(path.read_text())["measurements"]
-    wanted = {name for name, piece in pieces.items() if piece.part == part}
-    assert {record["piece"] for record in records} == wanted
-    assert not [record for record in records if "error" in record]
+    written = json.loads(path.read_text())
+    assert list(written["pieces"]) == [piece.name for piece in pieces]
+    assert not [record for record in written["measurements"] if "error" in record]
+
+
+def test_a_benchmark_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured is kept in a part, and not measured again; other sources are."""
+    benchmark = of_benchmarks("runner.benchmark", monkeypatch)
+    machine = {"tree": "1", "date": "", "command": "", "commit": ""}
+    monkeypatch.setattr(benchmark, "describe_machine", lambda: dict(machine))
+    ran: list[str] = []
+
+    def pieces(stops: bool) -> Iterator[Any]:
+        for name in ("first", "second"):
+            if stops and name == "second":
+                raise KeyboardInterrupt
+            measured = lambda _, name=name: ran.append(name) or [{"contender": name}]  # noqa: E731
+            yield benchmark.Measurement(name, measured)
+
+    def run(stops: bool) -> None:
+        of_pieces = lambda _: pieces(stops)  # noqa: E731
+        benchmark.Benchmark("made-up", of_pieces).run(False, tmp_path)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(stops=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["made-up-cpu.part"]
+    run(stops=False)
+    run(stops=False)
+    assert ran == ["first", "second"]
+    written = json.loads((tmp_path / "made-up-cpu.json").read_text())
+    assert [record["contender"] for record in written["measurements"]] == ran
+    assert {"date", "seconds", "load"} == set(written["pieces"]["second"])
+    machine["tree"] = "2"
+    run(stops=False)
+    assert ran == ["first", "second"] * 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.usefixtures("compile_quickly")

@@ -1,0 +1,77 @@
+"""What a file of results says about the machine, the sources and the circumstances."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+ROOT = Path(__file__).parents[2]
+VARYING = ("date", "command", "commit")
+"""Entries that differ between two runs on the same machine with the same sources."""
+PACKAGES = ("jax", "jaxlib", "equinox", "diffrax")
+
+
+def describe_machine() -> dict[str, Any]:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: installed(name) for name in PACKAGES},
+        "date": today(),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        **sources(),
+    }
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def sources() -> dict[str, str | None]:
+    """The commit, and the hash of `jax_revolve/` in it; `None` where they are unknown, because this
+    is no checkout or has changes."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    is_clean = git("status", "--porcelain", "jax_revolve") == ""
+    tree = git("rev-parse", "HEAD:jax_revolve") if is_clean else None
+    return {"commit": git("rev-parse", "HEAD"), "tree": tree}
+
+
+def load() -> float:
+    """The processes that wanted to run in the last minute, on average; 0 where it is unknown."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def device_slug() -> str:
+    """The kind of device as part of a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", jax.devices()[0].device_kind.lower()).strip("-")
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, if it is installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    """The model of the CPU."""
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text() if info.exists() else "", re.M)
+    return found[1] if found else platform.processor()
