@@ -7,7 +7,17 @@ them and writes `results`, and `report` makes the tables and pictures. Begin wit
 """
 
 BENCHMARKS = (
-    *("scan", "while_loop", "reversible", "budget", "fronts", "plans", "storage", "layers"),
+    *(
+        "scan",
+        "while_loop",
+        "reversible",
+        "drift",
+        "budget",
+        "fronts",
+        "plans",
+        "storage",
+        "layers",
+    ),
     *("diffrax_adjoints", "compiling", "growth", "progress", "fit", "host_scan", "cpu_pieces"),
 )
 BY_NAME = ("third_party", "tpu_programs", "gpu_programs")
