@@ -61,7 +61,7 @@ def is_host_type(aval: AbstractValue) -> bool:
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
-def moves_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
+def transfers_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
     """A program that moves a value to the host, if one of these types is there.
 
     JAX lowers moves between memories only if it finds one to another memory than the device's, in
@@ -69,11 +69,11 @@ def moves_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
     whose lowering is a Python function, so such a program has to be among its parameters: without
     it all of the moves are left out, quietly.
     """
-    return _a_move() if any(map(is_host_type, types)) else None
+    return _a_transfer() if any(map(is_host_type, types)) else None
 
 
 @cache
-def _a_move() -> ClosedJaxpr:
+def _a_transfer() -> ClosedJaxpr:
     with jax.disable_jit(False):
         return jax.make_jaxpr(to_host)(np.float32(0))
 

@@ -105,11 +105,11 @@ def mapped(
     def over(vmap: Vmap, run: Run, *operands: Any) -> Sequence[Any]:
         dims = (*vmap.dims, *more(vmap))
         found = batched_dims(vmap.axis, run, operands, dims)
-        asked = found if wanted is None else wanted(vmap)
-        either = [w if f is None else f for f, w in zip(found, asked, strict=True)]
+        wanted_dims = found if wanted is None else wanted(vmap)
+        either = [w if f is None else f for f, w in zip(found, wanted_dims, strict=True)]
         results = vmap_over(vmap.axis, run, dims, either)(*operands)
         # What is computed for each example, but need not be, is the same for all.
-        triples = zip(results, asked, either, strict=True)
+        triples = zip(results, wanted_dims, either, strict=True)
         return [x[0] if w is None and e is not None else x for x, w, e in triples]
 
     for vmap in vmaps:

@@ -14,7 +14,7 @@ function with its tangents, and the *tangent* primitive the tangents alone.
 Operands are the function's, then what is held, then the tangents of the operands that are
 differentiated. Parameters are the `function`, a tuple that begins with a jaxpr and has
 `output_types` and `effects`; its `activity`; and what else the pullback has to know of the sweep,
-as `held`. The tangent primitive does without operands whose values make no difference to it, such
+as `aux`. The tangent primitive does without operands whose values make no difference to it, such
 as the buffer that a loop writes its results to, but knows their types: `absent`.
 """
 
@@ -66,15 +66,15 @@ class Rules(NamedTuple):
     """`jvp(function, activity, *operands, *tangents)`, with the active operands' tangents, returns
     the results, and the tangents of the active ones. JAX differentiates it."""
     pull_back: Callable[..., Flat]
-    """`pull_back(cotangents, operands, arrays, function, activity, held)` returns the cotangents of
+    """`pull_back(cotangents, operands, arrays, function, activity, aux)` returns the cotangents of
     the active operands, from the active results' cotangents."""
     primal_half: Callable[[Any, Any], Any]
     """The function, given its activity, that computes the values once it is linearized."""
     linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
     """`linearize(function, activity, operands)` returns the results, the arrays that are held, and
-    the `function` and `held` of the pullback. By default nothing is held."""
+    the `function` and `aux` of the pullback. By default nothing is held."""
     needed: Callable[[Any, Any], Mask] | None = None
-    """`needed(function, held)` flags the operands that the tangents depend on. By default all."""
+    """`needed(function, aux)` flags the operands that the tangents depend on. By default all."""
     with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
     """The function with its progress changed."""
     prune: Prune | None = None
@@ -227,11 +227,11 @@ def _linearize(
     rules: Rules, operands: Flat, function: Any, activity: Active
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     assert rules.linearize is not None
-    results, arrays, function, held = rules.linearize(function, activity, operands)
-    needed = rules.needed(function, held) if rules.needed else [True] * len(operands)
+    results, arrays, function, aux = rules.linearize(function, activity, operands)
+    needed = rules.needed(function, aux) if rules.needed else [True] * len(operands)
     types = map(jax.typeof, operands)
     absent = tuple(None if need else t for t, need in zip(types, needed, strict=True))
-    params = {"function": function, "activity": activity, "held": held, "absent": absent}
+    params = {"function": function, "activity": activity, "aux": aux, "absent": absent}
     return results, [*pick(operands, needed), *arrays], params
 
 
@@ -244,10 +244,10 @@ def _tangent_types(*_: Any, function: Any, activity: Active, **__: Any) -> Any:
 
 
 def _tangent_impl(
-    rules: Rules, *flat: Any, function: Any, activity: Active, held: Any, absent: _Absent
+    rules: Rules, *flat: Any, function: Any, activity: Active, aux: Any, absent: _Absent
 ) -> Flat:
     """No progress is shown, as the values were computed before."""
-    del held
+    del aux
     silent = rules.with_progress(function, lambda _: None)
     operands, _, tangents = _take_apart(flat, activity, absent)
     both = _jvp_impl(rules, *operands, *tangents, function=silent, activity=activity)

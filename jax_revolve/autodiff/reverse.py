@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.memories import moves_of
+from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import (
     as_array,
     cotangent_type,
@@ -38,15 +38,15 @@ from jax_revolve.autodiff.batching import mapped
 from jax_revolve.autodiff.derivatives import Active, Flat
 from jax_revolve.autodiff.sweeps import (
     Sweep,
-    again,
     define_sweep,
     in_checkpoints,
     loop_p,
+    rerun,
     reverse_sweep_p,
 )
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.reverse import run_reverse
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.linearized import (
@@ -61,16 +61,16 @@ from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
 
 
 def pull_back_loop(
-    cotangents: Flat, operands: Flat, arrays: Flat, held: "Sweep", activity: Activity, **_: Any
+    cotangents: Flat, operands: Flat, arrays: Flat, aux: "Sweep", activity: Activity, **_: Any
 ) -> Flat:
     """Results that have no cotangents, such as what a loss returns beside its value, cost nothing,
     and what computes them needs no reverse mode."""
-    sweep, loop, checkpoints = held, held.loop, held.tree(arrays)
-    part = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
-    if part != activity:
-        needed = linearized(loop, part, loop.operands(operands)).restart
+    sweep, loop, checkpoints = aux, aux.loop, aux.unflatten(arrays)
+    reached = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
+    if reached != activity:
+        needed = linearized(loop, reached, loop.operands(operands)).restart
         if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
-            sweep, checkpoints = sweep._replace(activity=part), checkpoints._replace(tape=None)
+            sweep, checkpoints = sweep._replace(activity=reached), checkpoints._replace(tape=None)
     carry, ys = loop.results(spread(cotangents, activity.results))
     cts = Cotangents(
         [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],
@@ -80,38 +80,38 @@ def pull_back_loop(
     return pick(spread(result, sweep.activity.operands), activity.operands)
 
 
-def run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
+def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: Cotangents) -> Flat:
     """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
-    held, and from the active results' cotangents."""
-    arrays, tree = jax.tree.flatten(held)
+    saved, and from the active results' cotangents."""
+    arrays, tree = jax.tree.flatten(saved)
     sweep = forward._replace(
         ys=tuple(ct is not None for ct in cotangents.ys),
         tapes=False,
-        held=tree,
+        saved_tree=tree,
         output_types=tuple(map(cotangent_type, pick(operands, forward.activity.operands))),
-        moves=moves_of(map(jax.typeof, arrays)),
+        transfers=transfers_of(map(jax.typeof, arrays)),
         vmaps=(),
     )
     flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, sweep.ys)]
     return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
 
 
-def _of_one(sweep: Sweep, *flat: Any) -> Flat:
+def _run_example(sweep: Sweep, *flat: Any) -> Flat:
     def run(*flat: Any) -> Flat:
         operands, arrays, cotangents = sweep.take_apart(flat)
-        steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
+        steps, cts = sweep.steps(operands, rerun=True), sweep.cotangents(cotangents)
         plan = plan_of(sweep.loop)
-        held = sweep.tree(arrays)
-        held = held._replace(tape=None) if sweep.later else held
-        result = run_reverse(steps, plan, held, cts)
+        saved = sweep.unflatten(arrays)
+        saved = saved._replace(tape=None) if sweep.later else saved
+        result = run_reverse(steps, plan, saved, cts)
         if check.is_on():
             result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
         result = jax.tree.leaves(result)
         types = map(cotangent_type, pick(operands, sweep.activity.operands))
         return list(map(with_weak_type, result, types))
 
-    key = ("reverse sweep", check.is_on(), sweep.held, *map(jax.typeof, flat))
-    return call_jaxpr(once(sweep.asked, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
+    key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
+    return call_jaxpr(once(sweep.untraced, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
@@ -125,11 +125,11 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     mask = active.operands
     flat, tangents = flat[: len(mask)], flat[len(mask) :]
     primals, arrays, cts = sweep.take_apart(flat)
-    held = sweep.tree(arrays)
+    saved = sweep.unflatten(arrays)
     along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
-        run = lambda cts: run_reverse_sweep(sweep, primals, held, sweep.cotangents(cts))  # noqa: E731
+        run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
         if sweep.is_on_disk:  # files are there to be read once
             both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
             return [x[i] for i in range(2) for x in both]
@@ -147,8 +147,8 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
     if not sweep.is_on_disk:
-        held_dot = sweep.tree(arrays_dot)
-        pulled_back = _of_pairs(sweep, *both, held, held_dot, cts, cts_dot)
+        saved_dot = sweep.unflatten(arrays_dot)
+        pulled_back = _of_pairs(sweep, *both, saved, saved_dot, cts, cts_dot)
         if pulled_back is not None:
             return pulled_back
     have_cts_dot = [ct is not None for ct in cts_dot]
@@ -183,8 +183,8 @@ def _of_pairs(
     pairs: Paired,
     operands: list[Any],
     step: Linearized,
-    held: Held,
-    held_dot: Held,
+    saved: Saved,
+    saved_dot: Saved,
     cts: Flat,
     cts_dot: Flat,
 ) -> Flat | None:
@@ -196,12 +196,12 @@ def _of_pairs(
         return None
 
     def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
-        is_paired = sweep.held_of(name, pairs.activity)
+        is_paired = sweep.entries_of(name, pairs.activity)
         chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
         return [*values, *(_tangent(value, dot) for value, dot in chosen)]
 
     # It is taped again, with what the derivative needs.
-    held = in_checkpoints(with_tangents, held, held_dot)._replace(tape=None)
+    saved = in_checkpoints(with_tangents, saved, saved_dot)._replace(tape=None)
     # The cotangents of values are the derivative's, and the other way round.
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
 
@@ -217,7 +217,7 @@ def _of_pairs(
     ]
     cotangents = Cotangents(carry, of_results("ys"))
     sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
-    flat = iter(run_reverse_sweep(sweep, operands, held, cotangents))
+    flat = iter(run_reverse_sweep(sweep, operands, saved, cotangents))
     value, tangent = [], []
     for part in (own.consts, own.init, own.xs):
         tangent += [next(flat) for active in part if active]
@@ -242,7 +242,7 @@ def _tangent(value: Any, dot: Any) -> Any:
 
 def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
     """The loop's results that have cotangents, and their derivatives in the given directions."""
-    loop, given = again(sweep.loop), [d is not None for d in along]
+    loop, given = rerun(sweep.loop), [d is not None for d in along]
     own = sweep.activity
 
     def run(chosen: Flat) -> Flat:
@@ -256,32 +256,32 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, as the nested engine computes them."""
     operands, _, cotangents = sweep.take_apart(flat)
     # JAX may map it without a rule of ours.
-    steps = sweep.when_mapped().steps(operands, again=True)
+    steps = sweep.when_mapped().steps(operands, rerun=True)
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 
 def _pull_back(
-    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: None
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: None
 ) -> Flat:
     """The gradient of the product of the cotangents with the sweep's results."""
-    del arrays, held
-    vmaps, of_loop, of_held, of_cts = function.vmaps, *function.take_apart(activity.operands)
+    del arrays, aux
+    vmaps, of_loop, of_saved, of_cts = function.vmaps, *function.take_apart(activity.operands)
     nonzero = tuple(not is_zero(ct) for ct in cotangents)
 
-    def part(ct: Any, number: int) -> Any:
+    def share(ct: Any, i: int) -> Any:
         """Of the cotangent of a result that is the same for several examples, the part of one."""
-        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[number] is None)
+        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[i] is None)
         return ct if examples <= 1 else ct / examples
 
-    directions = [part(ct, number) for number, ct in enumerate(cotangents) if nonzero[number]]
+    directions = [share(ct, i) for i, ct in enumerate(cotangents) if nonzero[i]]
     num_products = len(directions) if function.has_rule else len(of_cts)
     run = mapped(
-        partial(_product_of_one, function, nonzero),
+        partial(_product_of_example, function, nonzero),
         vmaps,
         lambda vmap: pick(vmap.dims_out, nonzero),
         lambda _: [0] * num_products,
     )
-    mask = [*of_loop, *[False] * len(of_held), *of_cts]
+    mask = [*of_loop, *[False] * len(of_saved), *of_cts]
 
     def product(chosen: Flat) -> Flat:
         flat = substitute(operands, mask, chosen)
@@ -292,7 +292,7 @@ def _pull_back(
     return pick(spread(result, mask), activity.operands)
 
 
-def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
+def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
     """The product of the wanted results of a sweep of one example with the directions that come
     after its operands, as products of each with a number of elements."""
     count = len(flat) - sum(wanted)
@@ -309,9 +309,9 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
     """The derivative in the direction of a loop's operand makes a tape of its own."""
     of_loop, _, _ = function.take_apart(activity.operands)
     kept = [True] * len(activity.operands)
-    if any(of_loop) and function.numbers_held.tape:
-        for number in function.numbers_held.tape:
-            kept[len(of_loop) + number] = False
+    if any(of_loop) and function.saved_indices.tape:
+        for i in function.saved_indices.tape:
+            kept[len(of_loop) + i] = False
         vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
         function = function.without_tape()._replace(vmaps=vmaps)
     operands = [*kept, *pick(kept, activity.operands)]
@@ -321,7 +321,7 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
 
 define_sweep(
     reverse_sweep_p,
-    _of_one,
+    _run_example,
     _jvp,
     activity=_activity,
     pull_back=_pull_back,

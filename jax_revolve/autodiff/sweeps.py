@@ -50,7 +50,7 @@ from jax_revolve._compat.primitives import Primitive, declare
 from jax_revolve._compat.values import as_array
 from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.step.linearized import Activity, Cotangents, find_activity, linearized, primal_loop
@@ -72,10 +72,10 @@ class Sweep(NamedTuple):
     """A sweep over a loop, forward or in reverse.
 
     The forward sweep takes the loop's operands. It returns the carry, the ys that `ys` marks, and
-    the leaves of what is `held` for a reverse sweep of this activity. If it `tapes`, the last
+    the leaves of what is `saved_tree` for a reverse sweep of this activity. If it `tapes`, the last
     block's tape is among them.
 
-    The operands of the reverse sweep are the loop's, the leaves of what is `held`, and the
+    The operands of the reverse sweep are the loop's, the leaves of what is `saved_tree`, and the
     cotangents: of each active carry, and of those active ys that `ys` marks.
     """
 
@@ -91,9 +91,9 @@ class Sweep(NamedTuple):
     tapes: bool
     has_rule: bool
     """Whether the step has a derivative rule of a user, which need not be a derivative."""
-    held: Any = None
+    saved_tree: Any = None
     output_types: tuple[Any, ...] = ()
-    moves: ClosedJaxpr | None = None
+    transfers: ClosedJaxpr | None = None
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
     is_mapped: bool = False
@@ -102,9 +102,9 @@ class Sweep(NamedTuple):
     """If the sweep was linearized itself, the operands of the loop that were differentiated."""
 
     @property
-    def asked(self) -> "Sweep":
+    def untraced(self) -> "Sweep":
         """What is known before it is traced: the rest follows from this and the operands."""
-        return self._replace(held=None, output_types=(), moves=None, vmaps=())
+        return self._replace(saved_tree=None, output_types=(), transfers=None, vmaps=())
 
     def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
         """The sweep over another loop, with other fields as well."""
@@ -115,16 +115,16 @@ class Sweep(NamedTuple):
         return self.loop.effects
 
     @property
-    def num_held(self) -> int:
-        return self.held.num_leaves
+    def num_saved(self) -> int:
+        return self.saved_tree.num_leaves
 
-    def tree(self, arrays: Flat) -> Held:
-        return jax.tree.unflatten(self.held, arrays)
+    def unflatten(self, arrays: Flat) -> Saved:
+        return jax.tree.unflatten(self.saved_tree, arrays)
 
     @property
-    def numbers_held(self) -> Held:
+    def saved_indices(self) -> Saved:
         """The numbers of the leaves that are held, in their places."""
-        return self.tree(range(self.num_held))
+        return self.unflatten(range(self.num_saved))
 
     @property
     def is_on_disk(self) -> bool:
@@ -132,7 +132,7 @@ class Sweep(NamedTuple):
         return isinstance(getattr(self.loop.plan, "storage", None), Disk)
 
     @property
-    def holds_pairs(self) -> bool:
+    def saves_pairs(self) -> bool:
         """Whether the forward sweep's derivative is a sweep of values and tangents."""
         return not (self.is_on_disk or self.has_rule)
 
@@ -154,7 +154,7 @@ class Sweep(NamedTuple):
     def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
         """Operands of the loop, what is held, and cotangents, of the reverse sweep's operands."""
         first = len(self.activity.operands)
-        last = first + self.num_held
+        last = first + self.num_saved
         return list(flat[:first]), list(flat[first:last]), list(flat[last:])
 
     def cotangents(self, flat: Flat) -> Cotangents:
@@ -162,9 +162,9 @@ class Sweep(NamedTuple):
         num_carry = sum(self.activity.carry)
         return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
-    def steps(self, operands: Flat, *, again: bool = False) -> Steps:
-        """The steps that it runs, perhaps `again`."""
-        loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
+    def steps(self, operands: Flat, *, rerun: bool = False) -> Steps:
+        """The steps that it runs, perhaps again."""
+        loop, inputs = self.loop.run_again() if rerun else self.loop, self.loop.operands(operands)
         step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
         if any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record))):
             raise NotImplementedError(
@@ -178,7 +178,7 @@ class Sweep(NamedTuple):
         """The sweep under `jax.vmap`. A scan has the same steps there, and is not traced again."""
         return self._replace(is_mapped=self.loop.condition is not None)
 
-    def held_of(self, name: str, of_loop: Any) -> list[Any]:
+    def entries_of(self, name: str, of_loop: Any) -> list[Any]:
         """Of values for each leaf of the carry and for each y, those that a part of what is held
         has entries for."""
         if name == "record":
@@ -194,23 +194,23 @@ class Sweep(NamedTuple):
         return loop
 
     def without_tape(self) -> "Sweep":
-        held = jax.tree.structure(self.numbers_held._replace(tape=None))
-        return self._replace(tapes=False, held=held)
+        saved = jax.tree.structure(self.saved_indices._replace(tape=None))
+        return self._replace(tapes=False, saved_tree=saved)
 
 
-CHECKPOINTS = ("slots", "start", "stores", "last", "end", "record")
+CHECKPOINTS = ("slots", "start", "storage", "last_start", "end", "record")
 """The parts of what is held that have an entry for each leaf of a checkpoint, or for each y that an
 inverse reads."""
 
 
-def in_checkpoints(change: Callable[..., list[Any]], held: Held, *others: Held) -> Held:
+def in_checkpoints(change: Callable[..., list[Any]], saved: Saved, *others: Saved) -> Saved:
     """What is held with its checkpoints changed, given other checkpoints as well."""
-    names = [name for name in CHECKPOINTS if getattr(held, name)]
-    parts = {name: [getattr(each, name) for each in (held, *others)] for name in names}
-    return held._replace(**{name: change(name, *part) for name, part in parts.items()})
+    names = [name for name in CHECKPOINTS if getattr(saved, name)]
+    parts = {name: [getattr(each, name) for each in (saved, *others)] for name in names}
+    return saved._replace(**{name: change(name, *part) for name, part in parts.items()})
 
 
-def again(loop: Loop) -> Loop:
+def rerun(loop: Loop) -> Loop:
     """The loop of a sweep, to be run and differentiated again."""
     return with_progress(loop.run_again(), when_run_again)
 
@@ -231,16 +231,16 @@ def sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
 
 def define_sweep(
     primitive: Primitive,
-    of_one: Callable[..., Flat],
-    jvp_of_one: Callable[..., Flat],
+    of_example: Callable[..., Flat],
+    jvp_of_example: Callable[..., Flat],
     **rules: Any,
 ) -> None:
-    """A primitive of sweeps, from `of_one(sweep, *operands)`, the results of a sweep of one
-    example, and `jvp_of_one(sweep, active, *operands, *tangents)`, the results and then the
+    """A primitive of sweeps, from `of_example(sweep, *operands)`, the results of a sweep of one
+    example, and `jvp_of_example(sweep, active, *operands, *tangents)`, the results and then the
     tangents of the active ones."""
 
     def run(*flat: Any, function: Sweep) -> Flat:
-        return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
+        return mapped(partial(of_example, function), function.vmaps)(*map(as_array, flat))
 
     def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
@@ -259,7 +259,7 @@ def define_sweep(
 
     def jvp(function: Sweep, active: Active, *flat: Any) -> Flat:
         run_all = mapped(
-            partial(jvp_of_one, function, active),
+            partial(jvp_of_example, function, active),
             function.vmaps,
             lambda vmap: pick(vmap.dims, active.operands),
             lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],

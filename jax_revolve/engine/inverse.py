@@ -20,7 +20,7 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import varying_axes, zeros
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
 from jax_revolve.step.cpu import in_a_branch
@@ -41,9 +41,9 @@ class Walk(NamedTuple):
 
 
 class WalkBack:
-    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, held: Held) -> None:
+    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, saved: Saved) -> None:
         assert steps.loop.trust is not None
-        self._steps, self._pullback, self._held = steps, pullback, held
+        self._steps, self._pullback, self._saved = steps, pullback, saved
         self._trust, traced = steps.loop.trust, step.step
         inputs = [*traced.shared, *traced.carry, *traced.x]
         after = pick(traced.results[: steps.loop.num_carry], steps.restart)
@@ -56,7 +56,7 @@ class WalkBack:
 
     def begin(self) -> Walk:
         """At the end of the loop."""
-        end = self._held.end or []
+        end = self._saved.end or []
         drift = self._drift(end, end, end)
         return Walk(end, drift, jnp.zeros_like(drift, jnp.int32))
 
@@ -71,7 +71,7 @@ class WalkBack:
     ) -> tuple[Operands, Walk]:
         """The cotangents before the `count` steps from `start` on, from those after them, given the
         checkpoint before them; and how far that is walked back."""
-        steps, own = self._steps, self._held.own
+        steps, own = self._steps, self._saved.example_steps
 
         def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
             after, gradient, is_wrong = state
@@ -99,7 +99,7 @@ class WalkBack:
         flat = [*consts[loop.num_condition_consts :], *carry, *x]
         assert loop.inverse is not None
         unread = list(map(zeros, loop.inverse.in_avals[len(flat) :]))
-        y = substitute(unread, steps.record, read(self._held.record or [], loop.entry(step)))
+        y = substitute(unread, steps.record, read(self._saved.record or [], loop.entry(step)))
 
         def run() -> list[Any]:
             before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)

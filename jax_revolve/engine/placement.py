@@ -42,7 +42,7 @@ class Stack(NamedTuple):
       both from 0;
     - `end`: the rows from this one on have been looked at, and moved down; while slots are free,
       their number, negative;
-    - `above`: the row that moves into the place of the last of the others.
+    - `above`: the row that shifts into the place of the last of the others.
     """
 
     rows: Any
@@ -105,7 +105,7 @@ class Placement:
         is_landmark = position == _at(marks, level, landmark)
 
         # The window
-        now = jnp.minimum(level + _as_number(end_of_level <= position), last)
+        now = jnp.minimum(level + _as_int(end_of_level <= position), last)
         first = self._first(end)
         moved, removed, is_found = self._moved(stack.seen, jnp.stack(above), first, end, now)
         is_done = is_found | (first == 1)
@@ -116,8 +116,8 @@ class Placement:
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
         # The next position. Its level is the level of position + 3 steps, without this sum.
-        upcoming = jnp.minimum(level + _as_number(end_of_level - 2 <= position), last)
-        mark = jnp.where(upcoming > level, 0, landmark + _as_number(is_landmark))
+        upcoming = jnp.minimum(level + _as_int(end_of_level - 2 <= position), last)
+        mark = jnp.where(upcoming > level, 0, landmark + _as_int(is_landmark))
         ahead = _at(marks, upcoming, mark)
         distance = jnp.minimum(2 * (upcoming + 1), ahead - position)
         following = position + jnp.where(end < -1, 1, distance)
@@ -156,9 +156,9 @@ class Placement:
         kept = (here[:, _SLOT] < 0) & (here[:, _POSITION] >= first_of_level)
         found = jnp.max(jnp.where(fits & ~kept & (index < end), index, 0))
         dropped = jnp.maximum(found, first)
-        moves = (dropped <= index) & (index < end)
+        shifts = (dropped <= index) & (index < end)
         (removed,) = read([seen], dropped - first + 1)
-        return jnp.where(moves[:, None], after, here), removed, found > 0
+        return jnp.where(shifts[:, None], after, here), removed, found > 0
 
 
 def _slot(rows: jax.Array) -> jax.Array:
@@ -166,7 +166,7 @@ def _slot(rows: jax.Array) -> jax.Array:
     return jnp.where(slots < 0, ~slots, slots)
 
 
-def _as_number(flag: jax.Array) -> jax.Array:
+def _as_int(flag: jax.Array) -> jax.Array:
     return flag.astype(jnp.int32)
 
 
@@ -179,5 +179,5 @@ def _unsigned(*indices: jax.Array | int) -> list[jax.Array]:
 
 
 def _table(rule: Callable[[int], list[int]], levels: int) -> np.ndarray:
-    rows = [[min(number, NEVER) for number in rule(q + 1)] for q in range(levels)]
+    rows = [[min(value, NEVER) for value in rule(q + 1)] for q in range(levels)]
     return np.array(rows, np.int32)

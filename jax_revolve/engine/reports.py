@@ -26,7 +26,7 @@ from jax_revolve.step.steps import for_loop
 from jax_revolve.step.work import is_estimated, work_of
 
 T = TypeVar("T")
-Number = Any
+Int = Any
 """An int or an `int32` scalar."""
 
 REPORTS = 100
@@ -46,7 +46,7 @@ LEAST_WORK = 100.0
 class Reports:
     """The reports of one sweep; none if the loop shows no progress."""
 
-    def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
+    def __init__(self, loop: Loop, sweep: str, total: Int | None) -> None:
         """`total` is the number of steps of the sweep, if it is known at its start."""
         progress = loop.progress
         if isinstance(progress, ReverseOnly):
@@ -58,13 +58,13 @@ class Reports:
             work = work_of(loop.jaxpr, profile_in_force())
             self._least = ceil(BETWEEN_REPORTS / max(work, LEAST_WORK))
 
-    def before_step(self, steps: Number) -> None:
+    def before_step(self, steps: Int) -> None:
         """In the body of a loop: report that so many steps have been taken, if that is due."""
         is_short = isinstance(self._total, int) and self._total < self._least
         if self.are_shown and not is_short:
             self._report_if(lax.rem(steps, self._spacing(steps)) == 0, steps)
 
-    def _spacing(self, steps: Number) -> jax.Array:
+    def _spacing(self, steps: Int) -> jax.Array:
         """The steps between reports, at least what takes the least time. In a sweep whose length is
         not known, a power of two: the largest one in a `FRACTION` of the steps."""
         if isinstance(self._total, int):
@@ -78,7 +78,7 @@ class Reports:
         would report the end at any time, even before the beginning."""
         return lax.optimization_barrier(numbers) if self.are_shown else numbers
 
-    def end(self, steps: Number) -> None:
+    def end(self, steps: Int) -> None:
         """Report that the sweep is over, after so many steps, a number that its end computes."""
         if self.are_shown:
             self._report_if(True, steps, is_over=True)
@@ -87,7 +87,7 @@ class Reports:
         """`lax.fori_loop`, after which the sweep is over if it `is_last`."""
         return self._last_loop if is_last and self.are_shown else for_loop
 
-    def _last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
+    def _last_loop(self, start: Int, stop: Int, body: Callable[[Any, T], T], state: T) -> T:
         stop = self.begin(jnp.asarray(stop, jnp.int32))
         total = jnp.asarray(self._total, jnp.int32)
         axes = varying_axes(jax.typeof(total))
@@ -101,7 +101,7 @@ class Reports:
         self.end(lax.select(i < stop, i, vary(total, varying_axes(jax.typeof(i)))))
         return state
 
-    def _report_if(self, wanted: Any, steps: Number, *, is_over: bool = False) -> None:
+    def _report_if(self, wanted: Any, steps: Int, *, is_over: bool = False) -> None:
         assert self._listener is not None
         hear = partial(self._listener.hear, self._sweep, is_over=is_over)
         total = UNKNOWN if self._total is None else self._total

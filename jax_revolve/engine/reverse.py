@@ -12,7 +12,7 @@ from jax_revolve.engine.inverse import Walk, WalkBack
 from jax_revolve.engine.offline import first_advances, tape_the_last_block
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
-    Held,
+    Saved,
     at_slot,
     empty,
     is_walked_back,
@@ -28,7 +28,7 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import Steps, for_loop, number
+from jax_revolve.step.steps import Steps, element, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import get
 
@@ -58,7 +58,7 @@ class _State(NamedTuple):
         return level if self.slot_index is None else self.slot_index[level]
 
 
-def run_reverse(steps: Steps, plan: AnyPlan, held: Held, cotangents: Cotangents) -> Operands:
+def run_reverse(steps: Steps, plan: AnyPlan, saved: Saved, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
     assert steps.linearized is not None
     operands, activity = steps.operands, steps.linearized.activity
@@ -67,8 +67,8 @@ def run_reverse(steps: Steps, plan: AnyPlan, held: Held, cotangents: Cotangents)
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
-    sweep = _Sweep(steps, plan, taped_step(steps.linearized), held.steps, cotangents.ys)
-    gradient = sweep.run(held, gradient)
+    sweep = _Sweep(steps, plan, taped_step(steps.linearized), saved.steps, cotangents.ys)
+    gradient = sweep.run(saved, gradient)
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
@@ -94,44 +94,46 @@ class _Sweep:
         self._pullback = Pullback(self._step, steps, size, ct_ys, before_step)
         self._back: WalkBack | None = None
 
-    def run(self, held: Held, gradient: Operands) -> Operands:
+    def run(self, saved: Saved, gradient: Operands) -> Operands:
         """From the cotangents after the loop to those before it."""
         plan, size = self._plan, self._plan.block_size
         first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
         blocks, taped, walk = -(-self._total // size), [], None
         if is_walked_back(self._steps.loop, plan):
-            self._back = WalkBack(self._steps, self._step, self._pullback, held)
+            self._back = WalkBack(self._steps, self._step, self._pullback, saved)
             walk = self._back.begin()
         if self._is_taped:
             blocks -= 1
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start
-            if self._back is not None and walk is not None and held.last is not None:
-                gradient, walk = self._back.of_block(start, count, held.last, gradient, walk, loop)
+            if self._back is not None and walk is not None and saved.last_start is not None:
+                gradient, walk = self._back.of_block(
+                    start, count, saved.last_start, gradient, walk, loop
+                )
             else:
-                taped = held.tape
+                taped = saved.tape
                 if taped is None:
-                    taped = tape_the_last_block(self._steps, plan, held)
+                    taped = tape_the_last_block(self._steps, plan, saved)
                 gradient = self._pullback.of_block(taped, start, count, gradient, loop)
         elif size > 1 and walk is None:
             taped = self._step.empty(size)
-        stack = self._stack(held)
-        state = _State(held.slots, held.start, *stack, gradient, taped, walk)
-        is_stored = held.stores is not None and self._is_while
+        stack = self._stack(saved)
+        state = _State(saved.slots, saved.start, *stack, gradient, taped, walk)
+        is_stored = saved.storage is not None and self._is_while
         if not is_stored and (not self._is_taped or plan.blocks > first + 1):
             state = self._reverse(first, blocks, state)
-        if held.stores is not None:
-            state = self._reverse_stored(held.stores, blocks, state)
+        if saved.storage is not None:
+            state = self._reverse_stored(saved.storage, blocks, state)
         if self._back is None or state.walk is None:
             return state.gradient
         return self._back.trusted(state.gradient, state.walk)
 
-    def _stack(self, held: Held) -> tuple[Any, Any, Any]:
+    def _stack(self, saved: Saved) -> tuple[Any, Any, Any]:
         """Positions, slots and top after the forward sweep. Placement online tells them; otherwise
         they follow from the plan. If a while loop has its checkpoints in a storage, it holds none
         of them."""
-        if self._levels or held.positions is not None:
-            return held.positions, held.slot_index, held.top
+        if self._levels or saved.positions is not None:
+            return saved.positions, saved.slot_index, saved.top
         positions, starts = np.zeros(slots_used(self._plan), np.int32), []
         if not self._is_while:
             starts, _ = first_advances(self._plan)
@@ -156,7 +158,7 @@ class _Sweep:
             of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
             gradient, _ = self._pullback.of_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
-        taped = self._step.record(self._steps, taped, restarted, start, count)
+        taped = self._step.tape_steps(self._steps, taped, restarted, start, count)
         gradient = self._pullback.of_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)
 
@@ -230,44 +232,44 @@ class _Sweep:
         On CPU each number that is computed by itself is a kernel, which lasts as long as a light
         step.
         """
-        split, levels = SplitTable(self._plan), np.int32(state.positions.size)
+        split, capacity = SplitTable(self._plan), np.int32(state.positions.size)
         size = np.int32(self._plan.block_size)
 
         @jax.jit  # traced and lowered once for both its calls
-        def way(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
+        def path(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
             steps = lax.sub(lax.add(block, ONE), position)
-            target = lax.add(position, split(steps, lax.sub(levels, top)))
+            target = lax.add(position, split(steps, lax.sub(capacity, top)))
             step, stop = (lax.mul(size, n) for n in (position, block))
             return stacked(step, stop, block, target, top, position)
 
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
-            step, _, block, target, top, position = (number(at, i) for i in range(at.size))
+            step, _, block, target, top, position = (element(at, i) for i in range(at.size))
             # As many numbers as the other advance takes, so that it is the same function.
             span = stacked(step, lax.mul(size, target), block, target, top, position)
             _, carry = self._advance(span, carry)
             top = lax.add(top, ONE)
             slots = write_slot(slots, carry, state.slot(top))
             (positions,) = write([positions], [target], top)
-            return way(target, block, top), carry, slots, positions
+            return path(target, block, top), carry, slots, positions
 
         def reverse_block(_: Any, done_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
             done, state = done_state
-            block, top = number(done, BLOCK), number(done, TOP)
-            is_at_block = lax.eq(number(done, POSITION), block)
+            block, top = element(done, BLOCK), element(done, TOP)
+            is_at_block = lax.eq(element(done, POSITION), block)
             top = lax.sub(top, lax.convert_element_type(is_at_block, jnp.int32))
             (position,) = read([state.positions], top)
-            at = way(position, lax.sub(block, ONE), top)
-            newest = self._at(state.slot(number(at, TOP)), state)
+            at = path(position, lax.sub(block, ONE), top)
+            newest = self._at(state.slot(element(at, TOP)), state)
             # Never at the block itself: it would not be read there.
             at, newest, slots, positions = lax.while_loop(
-                lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
+                lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),
                 store,
                 (at, newest, state.slots, state.positions),
             )
             at, restarted = self._advance(at, newest)
             state = state._replace(slots=slots, positions=positions)
-            return at, self._reverse_block(restarted, number(at, BLOCK), state)
+            return at, self._reverse_block(restarted, element(at, BLOCK), state)
 
         # As after a block that no checkpoint enters.
         done, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
@@ -277,7 +279,7 @@ class _Sweep:
 
     # From a storage
 
-    def _reverse_stored(self, stores: Buffers, blocks: Any, state: _State) -> _State:
+    def _reverse_stored(self, buffers: Buffers, blocks: Any, state: _State) -> _State:
         """From the cotangents before the tail to those before the loop: every part that starts in
         the storage. In a loop of unknown length the tail does so, too."""
         steps, plan = self._steps, self._plan
@@ -288,9 +290,9 @@ class _Sweep:
             state = state._replace(slots=empty(plan.checkpoints, initial, plan), start=initial)
         types = list(map(jax.typeof, steps.initial()))
 
-        def reverse_move(number: jax.Array, state: _State) -> _State:
-            store, start, stop, position, is_last = jnp.asarray(moves)[number]
-            restarted = get(plan.storage, stores, types, store, is_last)
+        def reverse_move(index: jax.Array, state: _State) -> _State:
+            store, start, stop, position, is_last = jnp.asarray(moves)[index]
+            restarted = get(plan.storage, buffers, types, store, is_last)
             span = plan.block_size * jnp.stack([position, start])
             _, restarted = self._advance(span, restarted)
             positions, top = state.positions.at[0].set(start), jnp.zeros_like(state.top)

@@ -37,30 +37,33 @@ from jax_revolve.step.loop import Loop
 from jax_revolve.storage.buffers import Buffers, read, write
 
 
-class Held(NamedTuple):
-    """What the forward sweep hands to the reverse sweep, as far as the plan does not determine it.
+class Saved(NamedTuple):
+    """Everything that a forward sweep saves for its reverse sweep, besides what the plan determines.
 
-    `steps` is the number of steps of a while loop, and `tape` holds the residuals of the last block
-    of any other loop. With a storage, `stores` are its buffers, and `start` is the checkpoint at
-    the start of the tail, which takes the place of the initial carry. Where checkpoints are placed
-    as the loop runs, those up to number `top` are at the blocks `positions`, in the slots
-    `slot_index`. If blocks are walked back, `last` is the checkpoint at the start of the last one,
-    `end` the one at the loop's end, and `record` the ys that the inverse reads; `own` are
-    the steps that each example of a while loop takes.
+    - `slots`: the checkpoints on the device, from slot 1 up.
+    - `tape`: the residuals of the last block of a scan.
+    - `start`: with a storage, the checkpoint at the start of the tail, instead of the initial carry.
+    - `storage`: the buffers of that storage.
+    - `steps`: the number of steps that a while loop took.
+    - `positions`, `slot_index`, `top`: where an online sweep placed its checkpoints: number i, up to
+      `top`, is at block `positions[i]` in slot `slot_index[i]`.
+    - `last_start`, `end`, `record`: for blocks that are walked back, the checkpoints at the start of
+      the last block and at the end of the loop, and the ys that the inverse reads.
+    - `example_steps`: the steps that each example of such a while loop took.
     """
 
     slots: list[Any]
     tape: Buffers | None = None
     start: list[Any] | None = None
-    stores: Buffers | None = None
+    storage: Buffers | None = None
     steps: Any = None
     positions: Any = None
     slot_index: Any = None
     top: Any = None
-    last: list[Any] | None = None
+    last_start: list[Any] | None = None
     end: list[Any] | None = None
     record: list[Any] | None = None
-    own: Any = None
+    example_steps: Any = None
 
 
 def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:

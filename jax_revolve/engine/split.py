@@ -9,7 +9,7 @@ from jax import lax
 
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition
 from jax_revolve.schedule.plan import Reversal
-from jax_revolve.step.steps import number
+from jax_revolve.step.steps import element
 from jax_revolve.storage.buffers import read
 
 
@@ -33,7 +33,7 @@ class SplitTable:
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         """The split; 1 for a single step, which is not split."""
         (row,) = read([jnp.asarray(self.table)], lax.sub(checkpoints, ONE))
-        starts, rises = number(row, 0), number(row, 1)
+        starts, rises = element(row, 0), element(row, 1)
         beyond = lax.sub(lax.full_like(starts, steps), starts)
         return lax.add(jnp.sum(lax.clamp(ZERO, beyond, rises), dtype=jnp.int32), ONE)
 

@@ -37,7 +37,7 @@ class Problem(NamedTuple):
     differentiated.
 
     The call: its loop, the operands, without xs if those are fetched, the structures of the carry
-    and of one y, and the options, of which `asked` is the plan or a request for one.
+    and of one y, and the options, of which `requested` is the plan or a request for one.
     """
 
     loop: Loop
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     fetched: Fetched | None
     carry_tree: Any
     y_tree: Any
-    asked: AnyPlan | Request | None = None
+    requested: AnyPlan | Request | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
     directory: Path | None = None
@@ -79,7 +79,7 @@ class Problem(NamedTuple):
         before = loop.operands(loop.jaxpr.jaxpr.invars).carry
         is_changed = [new is not old for new, old in zip(carry, before, strict=True)]
         restart = tuple(n and c for n, c in zip(linear.restart, is_changed, strict=True))
-        plan = self.asked
+        plan = self.requested
         if isinstance(plan, Request):
             sizes = sizes_of(loop, linear, one)
             # All residuals of a step are there at once, and cotangents of weights are added up.
@@ -138,7 +138,7 @@ class Problem(NamedTuple):
 
     def identity(self, processes: int) -> dict[str, str]:
         """What has to be the same for a saved run to go on."""
-        operands, plan, fetched = self.operands, self.asked, self.fetched
+        operands, plan, fetched = self.operands, self.requested, self.fetched
         check_known(self.step.calls, self.version)
         assert plan is not None
         if isinstance(plan.storage, Disk):  # which is the directory of the run

@@ -54,8 +54,8 @@ def run(call: Problem) -> Results:
         values = jax.tree.map(lambda x: x.value, given)
         flags = jax.tree.map(lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), given)
         flags = flags._replace(xs=list(map(bool, flags.xs)))  # None for NumPy's
-        results, run = _run_forward(call.gradient(whole(values), flags))
-        return results, jax.tree_util.Partial(run.pull_back)  # without leaves
+        results, pullback = _run_forward(call.gradient(whole(values), flags))
+        return results, jax.tree_util.Partial(pullback.pull_back)  # without leaves
 
     def backward(pull_back: Any, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
@@ -68,7 +68,7 @@ def run(call: Problem) -> Results:
 
 
 @dataclass(eq=False)
-class _Run:
+class _Pullback:
     """A run whose forward sweep is over.
 
     The first pullback uses up what is `left`, so that the device holds no more than the plan says.
@@ -192,13 +192,13 @@ def sweep(
     return final
 
 
-def _run_forward(problem: Problem) -> tuple[Results, _Run]:
+def _run_forward(problem: Problem) -> tuple[Results, _Pullback]:
     """The results, and what pulls cotangents back."""
     ys, watch = problem.ys(), Watch(problem.listener, problem.save_every)
     if problem.directory is None:
         position = Position(carry=problem.operands.carry)
         final = sweep(problem, position, ys, watch, keep)
-        return (final, ys.result()), _Run(problem, watch, None, position)
+        return (final, ys.result()), _Pullback(problem, watch, None, position)
     processes = Processes([x for part in problem.operands for x in part])
     directory = RunDirectory(problem.directory, problem, processes)
     with directory.running(watch):
@@ -208,7 +208,7 @@ def _run_forward(problem: Problem) -> tuple[Results, _Run]:
             save = partial(directory.save, position, ys)
             final = sweep(problem, position, ys, watch, directory.keep, save)
             directory.save(position, ys, final, is_over=problem.plan is None)
-    return (final, ys.result()), _Run(problem, watch, directory, position)
+    return (final, ys.result()), _Pullback(problem, watch, directory, position)
 
 
 def _like(cotangent: Any, value: Any) -> Any:

@@ -123,8 +123,8 @@ def host_scan(
             jax.grad(energy)(0.5, directory)
         ```
     """
-    asked = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
-    _check(consume, directory, save_every, version, asked)
+    options = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
+    _check(consume, directory, save_every, version, options)
     if directory is not None and version is None and is_function(xs):
         raise needs_version("xs is a function")
     call = trace(f, init, xs, length, reverse)
@@ -132,7 +132,7 @@ def host_scan(
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
     call = call._replace(
-        asked=asked.plan_for(call.length, is_while=False),
+        requested=options.plan_for(call.length, is_while=False),
         consume=consume,
         listener=listener_of(progress),
         directory=None if directory is None else Path(directory).absolute(),
@@ -145,7 +145,7 @@ def host_scan(
 
 
 def _check(
-    consume: object, directory: Any, save_every: Any, version: object, asked: Options
+    consume: object, directory: Any, save_every: Any, version: object, options: Options
 ) -> None:
     """Checks the arguments that only this loop has, and refuses blocks and a second directory."""
     if not (consume is None or callable(consume)):
@@ -156,8 +156,8 @@ def _check(
     check_number("save_every", save_every, least=0, allowed=seconds)
     if isinstance(version, bool) or not isinstance(version, str | int | None):
         raise mistyped("version", version, "a str, an int or None")
-    plan = asked.plan
-    storage = asked.storage if plan is None else plan.storage
+    plan = options.plan
+    storage = options.storage if plan is None else plan.storage
     if plan is not None and plan.block_size != 1:
         raise ValueError(
             f"plan must have blocks of a single step, but is for blocks of {plan.block_size}: "

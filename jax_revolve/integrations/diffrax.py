@@ -100,10 +100,10 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
 
     def __check_init__(self) -> None:
         check_interface()
-        _ = self._asked
+        _ = self._options
 
     @property
-    def _asked(self) -> Options:
+    def _options(self) -> Options:
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
     def loop(
@@ -124,7 +124,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         def outer_while_loop(*functions_and_init: Any, max_steps: int | None, buffers: Any) -> Any:
             # Diffrax has its own error at the bound. The linearized step tells the leaves to store.
             del buffers
-            options = {"max_steps": max_steps, "throw": False, **vars(self._asked)}
+            options = {"max_steps": max_steps, "throw": False, **vars(self._options)}
             return filter_bounded_while_loop(*functions_and_init, **options)
 
         final_state = self._loop(

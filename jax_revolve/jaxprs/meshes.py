@@ -35,11 +35,11 @@ def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
                 continue
             made = [v for eqn in eqns for v in eqn.outvars]
             used = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
-            taken = [v for v in used if v not in made]
+            operands = [v for v in used if v not in made]
             given = [v for v in made if not is_outside_the_mesh([v.aval])]
-            piece = jaxpr.replace(constvars=[], invars=taken, outvars=given, eqns=list(eqns))
-            operands = map(_on_mesh_of(eqns), taken, map(value, taken))
-            results = jax.checkpoint(partial(eval_jaxpr, piece, []))(*operands)
+            piece = jaxpr.replace(constvars=[], invars=operands, outvars=given, eqns=list(eqns))
+            values_in = map(_on_mesh_of(eqns), operands, map(value, operands))
+            results = jax.checkpoint(partial(eval_jaxpr, piece, []))(*values_in)
             values.update(zip(given, results, strict=True))
         return list(map(value, jaxpr.outvars))
 

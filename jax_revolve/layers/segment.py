@@ -120,7 +120,7 @@ def _primal_half(function: Segment, activity: Active) -> Segment:
 
 
 def _transpose(
-    cotangents: Flat, operands: Flat, _: Flat, function: Segment, activity: Active, held: None
+    cotangents: Flat, operands: Flat, _: Flat, function: Segment, activity: Active, aux: None
 ) -> Flat:
     given = [not is_zero(ct) for ct in cotangents]
     nothing = (False,) * len(activity.results)

@@ -94,7 +94,7 @@ class Reversible:
 
         return jax.tree.map(like, carry, before)
 
-    def run(self, asked: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
+    def run(self, options: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
         """The results of the loop of `f` alone, which its inverse walks back."""
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop
@@ -124,7 +124,7 @@ class Reversible:
         equation = equation._replace(**bare, output_types=equation.output_types[:count])
         source, examples = source_of_function(closed), (0,) * num_carry
         trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
-        loop = asked.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
+        loop = options.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
         return [*run_loop(loop, operands[: len(operands) - added]), *[None] * num_carry]
 
     def _check(self, carry: Any, before: Any) -> None:
@@ -221,8 +221,8 @@ def inverse_drift(
             ratios = [drift / tolerance_of(leaf, inverse_tol) for drift, leaf in leaves]
             return before, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]
 
-        end, taken = lax.scan(step, start, xs, k)
-        return end, lax.scan(back, end, taken, reverse=True)[1]
+        end, history = lax.scan(step, start, xs, k)
+        return end, lax.scan(back, end, history, reverse=True)[1]
 
     _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), n // k)
     is_off = jnp.flip(jnp.any(~(ratio <= 1), 0))  # by distance from the end of a block

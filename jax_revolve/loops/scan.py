@@ -176,8 +176,8 @@ def checkpointed_scan(
     del _split_transpose  # of the transposition of lax.scan, which never runs here
     if not isinstance(unroll, Integral):  # lax looks at it where all steps run in order
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
-    options = Options if inverse is None else ReversibleOptions
-    asked = options(checkpoints, block_size, memory, storage, plan, progress)
+    kind = Options if inverse is None else ReversibleOptions
+    options = kind(checkpoints, block_size, memory, storage, plan, progress)
     both = Reversible.of(f, inverse, inverse_tol, throw)
 
     def scan() -> tuple[Carry, Y]:
@@ -188,12 +188,12 @@ def checkpointed_scan(
 
     def run(equation: Loop, operands: list[Any]) -> Any:
         if both is None:
-            return run_loop(asked.loop(equation), operands)
-        return both.run(asked, equation, operands)
+            return run_loop(options.loop(equation), operands)
+        return both.run(options, equation, operands)
 
     # Where nothing can be differentiated, lax.scan itself, which finds what it compiled before. It
     # is a Python loop without jit, for debugging.
-    is_plain = asked == Options() and both is None
+    is_plain = options == Options() and both is None
     if is_jit_disabled() or (is_plain and not is_traced_now()):
         return scan()
     return run_around_loop(scan, run)

@@ -191,9 +191,9 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for the range in which an online schedule can be exact. The rule is in
         no paper; see `jax_revolve/schedule/online.py`.
     """
-    options = Options if inverse is None else ReversibleOptions
-    asked = options(checkpoints, block_size, memory, storage, plan, progress)
-    asked.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
+    kind = Options if inverse is None else ReversibleOptions
+    options = kind(checkpoints, block_size, memory, storage, plan, progress)
+    options.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
     value: Any = init_val
     steps: Any = 0
     if is_jit_disabled():
@@ -214,7 +214,7 @@ def bounded_while_loop(
         steps, value = run_from(
             (start, start),
             lambda init: lax.while_loop(lambda state: cond_fun(state[0][1]), both.body, init)[0],
-            lambda equation, operands: both.run(asked, equation, operands, max_steps),
+            lambda equation, operands: both.run(options, equation, operands, max_steps),
         )
         if throw and max_steps is not None:
             stopped = (steps >= max_steps) & cond_fun(value)
@@ -223,7 +223,7 @@ def bounded_while_loop(
 
     def run(equation: Loop, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = asked.loop(equation, max_steps)
+        loop = options.loop(equation, max_steps)
         if throw:
             steps, results = run_or_raise(loop, operands)
         elif with_steps:

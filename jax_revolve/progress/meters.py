@@ -72,8 +72,8 @@ class ProgressMeter:
         raise NotImplementedError
 
     @property
-    def _listener(self) -> "_Runs":
-        return vars(self).setdefault("_listener", _Runs(self))  # one for all threads
+    def _listener(self) -> "_RunningSweeps":
+        return vars(self).setdefault("_listener", _RunningSweeps(self))  # one for all threads
 
 
 def listener_of(progress: object) -> Listener | None:
@@ -201,7 +201,7 @@ def _clock(seconds: float) -> timedelta:
 
 
 @dataclass
-class _Run:
+class _RunningSweep:
     """A running sweep, with the times of its last report and, if it reported it, of its begin."""
 
     bar: Any
@@ -211,7 +211,7 @@ class _Run:
 
 
 @dataclass(eq=False)
-class _Runs:
+class _RunningSweeps:
     """Sorts reports by run, and calls the meter.
 
     A report cannot tell its run: a program may run many times at the same time, and under `vmap` or
@@ -227,7 +227,7 @@ class _Runs:
 
     meter: ProgressMeter
     _is_given_up: bool = False
-    _runs: dict[tuple[str, int], list[_Run]] = field(default_factory=dict)
+    _runs: dict[tuple[str, int], list[_RunningSweep]] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
     _clock: Any = field(default_factory=count)
 
@@ -261,7 +261,7 @@ class _Runs:
             return  # a later report came first
         else:
             bar = self.meter.start(sweep, None if total == UNKNOWN else total)
-            run = _Run(bar, now if begins else 0, now)
+            run = _RunningSweep(bar, now if begins else 0, now)
             runs.append(run)
         if begins:
             return

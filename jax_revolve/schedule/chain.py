@@ -30,15 +30,15 @@ Schedule: TypeAlias = tuple[Any, ...]
 """Entries are an `int` or a `Schedule`."""
 
 Rows = np.ndarray[Any, np.dtype[np.float64]]
-"""A row for each part of some length, with a number for each number of slots."""
+"""A row for each part of some length, with a number for each number of units."""
 
 MOST_TERMS = 1_200_000_000
 """The most sums that filling a table may take. They take a second or two."""
 
-MOST_SLOTS = 200
-"""The most slots that a memory budget is divided into. Sizes are rounded up to whole slots."""
+MOST_UNITS = 200
+"""The most units that a memory budget is divided into. Sizes are rounded up to whole units."""
 
-FEWEST_SLOTS = 40
+FEWEST_UNITS = 40
 
 
 class Layers(NamedTuple):
@@ -65,16 +65,16 @@ def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
     # Revolve's choice is the best for layers of equal work.
     revolve = lambda i, j, left: (i + split(j - i, left), left - 1, False)  # noqa: E731
     found = [_schedule(count, checkpoints, revolve)]
-    slots = min(checkpoints - 1, _most_slots(count))
-    if len(set(layers.work)) > 1 and slots >= 0:
+    units = min(checkpoints - 1, _most_units(count))
+    if len(set(layers.work)) > 1 and units >= 0:
         one, none = (1,) * count, (0,) * count
-        costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(slots + 1,) * count)
-        found.append(_by_table(costs, slots) or found[0])
+        costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(units + 1,) * count)
+        found.append(_by_table(costs, units) or found[0])
     return min(found, key=lambda schedule: work_of(schedule, layers))
 
 
-def _most_slots(count: int) -> int:
-    """The most slots, besides none, of a table for so many layers."""
+def _most_units(count: int) -> int:
+    """The most units, besides none, of a table for so many layers."""
     return 6 * MOST_TERMS // count**3 - 1
 
 
@@ -164,7 +164,7 @@ def _segments(layers: Layers, memory: int) -> list[Schedule]:
 
 
 class Costs(NamedTuple):
-    """A chain, with its memory in slots: five numbers for each layer."""
+    """A chain, with its memory in units: five numbers for each layer."""
 
     work: Sequence[int]  # the work of a run
     keep: Sequence[int]  # the carry that enters it, while further layers run
@@ -174,33 +174,33 @@ class Costs(NamedTuple):
 
 
 def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
-    """Sizes in slots, and the number of slots with which rounding loses the least."""
-    most = min(MOST_SLOTS, max(_most_slots(len(layers.work)), FEWEST_SLOTS))
+    """Sizes in units, and the number of units with which rounding loses the least."""
+    most = min(MOST_UNITS, max(_most_units(len(layers.work)), FEWEST_UNITS))
 
-    def in_slots(sizes: Sequence[int], slots: int) -> list[int]:
+    def in_units(sizes: Sequence[int], units: int) -> list[int]:
         if not memory:
-            return [(slots + 1) * (size > 0) for size in sizes]
-        return [-(-size * slots // memory) for size in sizes]
+            return [(units + 1) * (size > 0) for size in sizes]
+        return [-(-size * units // memory) for size in sizes]
 
     every = [*layers.carry, *layers.hold]
-    slots = min(range(most // 2, most + 1), key=lambda slots: sum(in_slots(every, slots)) / slots)
+    units = min(range(most // 2, most + 1), key=lambda units: sum(in_units(every, units)) / units)
     groups = (layers.carry, layers.carry, layers.residuals, layers.hold)
-    return Costs(layers.work, *(in_slots(group, slots) for group in groups)), slots
+    return Costs(layers.work, *(in_units(group, units) for group in groups)), units
 
 
-def _by_table(costs: Costs, slots: int) -> Schedule | None:
-    """The cheapest schedule within so many slots, from a table of C(i, j, m) for every part of the
-    chain and m from 0 to `slots`; `None` if nothing fits.
+def _by_table(costs: Costs, units: int) -> Schedule | None:
+    """The cheapest schedule within so many units, from a table of C(i, j, m) for every part of the
+    chain and m from 0 to `units`; `None` if nothing fits.
 
     The table is filled from short parts to long ones, for all parts of a length and all m at once.
     Of each length there are two arrays: C and the work of advancing over the part, and C with the
-    slots that the first carry of the part occupies meanwhile.
+    units that the first carry of the part occupies meanwhile.
     """
     count = len(costs.work)
     until = np.concatenate([[0.0], np.cumsum(costs.work, dtype=np.float64)])
     work = np.array(costs.work, np.float64)[:, None]
     hold, keep = np.array(costs.hold), np.array(costs.keep)
-    least = np.where(np.arange(slots + 1) >= np.array(costs.tape)[:, None], work, inf)
+    least = np.where(np.arange(units + 1) >= np.array(costs.tape)[:, None], work, inf)
     before, after = [least, least + work], [least, _with_less(least, np.array(costs.alone))]
     for length in range(2, count + 1):
         parts = count - length + 1
@@ -212,55 +212,55 @@ def _by_table(costs: Costs, slots: int) -> Schedule | None:
         before.append(least + (until[length:] - until[:parts])[:, None])
         after.append(_with_less(least, keep[:parts]))
 
-    def least_of(start: int, stop: int, slots: int) -> float:
-        return float(before[stop - start][start, slots] - (until[stop] - until[start]))
+    def least_of(start: int, stop: int, units: int) -> float:
+        return float(before[stop - start][start, units] - (until[stop] - until[start]))
 
-    def choose(start: int, stop: int, slots: int) -> tuple[int, int, bool]:
-        left = slots - costs.hold[start]
+    def choose(start: int, stop: int, units: int) -> tuple[int, int, bool]:
+        left = units - costs.hold[start]
         if left >= 0:
             rest = least_of(start + 1, stop, left)
-            if costs.work[start] + rest == least_of(start, stop, slots):
+            if costs.work[start] + rest == least_of(start, stop, units):
                 return start + 1, left, True
         middle = min(
             range(start + 1, stop),
-            key=lambda k: before[k - start][start, slots] + after[stop - k][k, slots],
+            key=lambda k: before[k - start][start, units] + after[stop - k][k, units],
         )
         kept = costs.alone if middle == stop - 1 else costs.keep
-        return middle, slots - kept[middle], False
+        return middle, units - kept[middle], False
 
-    return _schedule(count, slots, choose) if least_of(0, count, slots) < inf else None
+    return _schedule(count, units, choose) if least_of(0, count, units) < inf else None
 
 
-def _with_less(least: Rows, taken: np.ndarray[Any, Any]) -> Rows:
-    """The rows with so many slots fewer each."""
-    left = np.arange(least.shape[1]) - taken[: len(least), None]
+def _with_less(least: Rows, used: np.ndarray[Any, Any]) -> Rows:
+    """The rows with so many units fewer each."""
+    left = np.arange(least.shape[1]) - used[: len(least), None]
     return np.where(left >= 0, np.take_along_axis(least, np.maximum(left, 0), axis=1), inf)
 
 
 def _schedule(
-    count: int, slots: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
+    count: int, units: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
 ) -> Schedule:
-    """The schedule of a chain. `choose(start, stop, slots)` returns where the next entry of the
-    layers from `start` to `stop` begins, the slots that are left for what follows, and whether the
+    """The schedule of a chain. `choose(start, stop, units)` returns where the next entry of the
+    layers from `start` to `stop` begins, the units that are left for what follows, and whether the
     entry is a layer that is taped.
 
     Schedules may be nested deeper than Python's calls may.
     """
     whole: list[Any] = []
     made: list[tuple[list[Any], int, list[Any]]] = []
-    rest = [(0, count, slots, whole)]
+    rest = [(0, count, units, whole)]
     while rest:
-        start, stop, slots, entries = rest.pop()
+        start, stop, units, entries = rest.pop()
         while stop - start > 1:
-            following, left, is_taped = choose(start, stop, slots)
+            following, left, is_taped = choose(start, stop, units)
             if is_taped:
                 entries.append(start)
             else:
                 advanced: list[Any] = []
                 made.append((entries, len(entries), advanced))
                 entries.append(advanced)
-                rest.append((start, following, slots, advanced))
-            start, slots = following, left
+                rest.append((start, following, units, advanced))
+            start, units = following, left
         entries.append(start)
     for entries, index, advanced in reversed(made):
         entries[index] = tuple(advanced)

@@ -27,7 +27,7 @@ STEPS_IN_A_PRODUCT = 32
 """The most steps whose share of a weight's cotangent is computed by one product. Its factors are
 kept for so many steps, however long the block. More steps do not make the product quicker."""
 
-STACK_LEVEL = 8
+STACK_ENTRY = 8
 """The bytes of a stack level of a while loop: the position of its checkpoint and its slot index."""
 
 MOST_BLOCKS_SIMULATED = 2000
@@ -71,14 +71,14 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
 def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     """The bytes held between the sweeps. An inner loop's exist once for each taped outer step."""
     if is_while:
-        return plan.checkpoints * (sizes.checkpoint + STACK_LEVEL)
+        return plan.checkpoints * (sizes.checkpoint + STACK_ENTRY)
     tape = plan.block_size * sizes.residuals if plan.block_size > 1 else 0
     return plan.checkpoints * sizes.checkpoint + tape
 
 
 def passing(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     """The further bytes that the plan holds during the reverse sweep only."""
-    stack = plan.checkpoints * STACK_LEVEL if is_while else 0
+    stack = plan.checkpoints * STACK_ENTRY if is_while else 0
     return memory(plan, sizes) + stack - held(plan, sizes, is_while=is_while)
 
 
@@ -112,7 +112,7 @@ def _least_evaluations(plan: Reversal) -> int:
 def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     """The predicted nanoseconds, without the costs that all plans share; if `sizes.work` is `None`,
     the evaluations. A transfer counts as `storage.transfer` evaluations."""
-    runs, profile = _runs(plan, is_while), sizes.profile
+    runs, profile = _weighted_evaluations(plan, is_while), sizes.profile
     if sizes.work is None:
         return runs
     alone = sizes.weights * profile.weight_byte
@@ -131,11 +131,11 @@ def _waits(plan: Reversal, is_while: bool) -> float:
     """About the iterations of loops whose end depends on data, without the forward sweep's."""
     if not is_while and plan.static_levels:
         return 0
-    return max(_runs(plan, is_while) - 2 * plan.length, 0) + 2 * plan.blocks
+    return max(_weighted_evaluations(plan, is_while) - 2 * plan.length, 0) + 2 * plan.blocks
 
 
 @lru_cache(maxsize=2**14)
-def _runs(plan: Reversal, is_while: bool) -> float:
+def _weighted_evaluations(plan: Reversal, is_while: bool) -> float:
     """The evaluations, with transfers counted as evaluations."""
     runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):

@@ -146,7 +146,7 @@ class LowerBound:
     By duality, it is the maximum of p n - S(p) - (what the segments save) over the price p of a
     block. A part of depth d saves S(p - d), where S grows from 0 by beta(s, r) between r and r + 1.
     A segment has all parts that save more than a read costs, and at least one. The maximum is at an
-    integer p, or where one part more begins to save that much; all of these p are `part / unit`
+    integer p, or where one part more begins to save that much; all of these p are `fraction / unit`
     above an integer.
     """
 
@@ -156,34 +156,34 @@ class LowerBound:
         last = beta(slots, self.whole)
         self.unit = transfer.denominator * last
         self.transfer = transfer.numerator * last
-        self.part = transfer.numerator - transfer.denominator * beta(slots + 1, self.whole - 1)
+        self.fraction = transfer.numerator - transfer.denominator * beta(slots + 1, self.whole - 1)
 
     def __call__(self, writes: int) -> int:
-        def at(price: int, part: int = 0) -> int:
-            return self._without_writes(price, part) - writes * self._saved(price, part)
+        def at(price: int, fraction: int = 0) -> int:
+            return self._without_writes(price, fraction) - writes * self._saved(price, fraction)
 
         price = smallest(lambda p: at(p + 1) <= at(p))
-        return max(at(price), *(at(p, self.part) for p in (price - 1, price) if p >= 0))
+        return max(at(price), *(at(p, self.fraction) for p in (price - 1, price) if p >= 0))
 
     @property
     def near_least(self) -> int:
         """A number of writes with about the least bound: where the lines of two prices meet."""
         price = smallest(lambda p: self._saved(p, 0) > 0)
-        prices = [(price - 1, 0), (price - 1, self.part), (price, 0)]
+        prices = [(price - 1, 0), (price - 1, self.fraction), (price, 0)]
         falls = next(i for i, p in enumerate(prices) if self._saved(*p) > 0)
         lines = [(self._without_writes(*p), self._saved(*p)) for p in prices[falls - 1 : falls + 1]]
         (low, adds), (high, saves) = lines
         return max((high - low) // (saves - adds), 0)
 
-    def _without_writes(self, price: int, part: int) -> int:
-        """The bound from the price `price + part / unit`, without segments."""
+    def _without_writes(self, price: int, fraction: int) -> int:
+        """The bound from the price `price + fraction / unit`, without segments."""
         s = self.slots
-        tail = self.unit * beta(s + 1, price - 1) + part * beta(s, price)
-        return (self.unit * price + part) * self.blocks - tail
+        tail = self.unit * beta(s + 1, price - 1) + fraction * beta(s, price)
+        return (self.unit * price + fraction) * self.blocks - tail
 
-    def _saved(self, price: int, part: int) -> int:
+    def _saved(self, price: int, fraction: int) -> int:
         """What a segment saves at that price."""
         s, parts = self.slots, max(price - self.whole - 1, 1)
         saved = self.unit * (beta(s + 2, price - 2) - beta(s + 2, price - parts - 2))
-        saved += part * (beta(s + 1, price - 1) - beta(s + 1, price - parts - 1))
+        saved += fraction * (beta(s + 1, price - 1) - beta(s + 1, price - parts - 1))
         return saved - self.transfer * (parts + 1)

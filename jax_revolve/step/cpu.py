@@ -154,7 +154,7 @@ def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
     that needs it. So the read is a branch of its own, and the write depends on it.
     """
     closed = with_slices(pullback)
-    pairs = Uses(closed).pairs() if is_on("reads") else []
+    pairs = Uses(closed).writes_with_reads() if is_on("reads") else []
     if not pairs:
         return pullback
     before = {id(writer): readers for writer, readers in pairs}

@@ -74,8 +74,8 @@ def prune_loop(used: Sequence[bool], function: Loop) -> Part:
     carry, ys = loop.results(used)
     carry = live_carry(loop, carry, ys)
     kept = [*[False] * (loop.num_consts - first), *carry, *[False] * num_xs]
-    jaxpr, taken = pruned(loop.jaxpr, [*carry, *ys], kept)
-    inputs = loop.operands([*[True] * first, *taken])
+    jaxpr, used_inputs = pruned(loop.jaxpr, [*carry, *ys], kept)
+    inputs = loop.operands([*[True] * first, *used_inputs])
     if (condition := loop.condition) is not None:
         condition, _ = pruned(condition, [True], [*[True] * first, *carry])
     results, operands = (*carry, *ys), (*inputs.consts, *carry, *inputs.xs)

@@ -103,8 +103,8 @@ def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Act
         smaller, _ = pruned(loop.jaxpr, kept, [True] * len(loop.jaxpr.in_avals))
         if num_equations(smaller) == num_equations(without_dead_code(loop.jaxpr)):
             return activity
-        part = [r and a for r, a in zip(results, activity.results, strict=True)]
-        of_carry, of_ys = loop.results(part)
+        reached = [r and a for r, a in zip(results, activity.results, strict=True)]
+        of_carry, of_ys = loop.results(reached)
         init = [i and c for i, c in zip(activity.init, of_carry, strict=True)]
         return activity._replace(init=tuple(init), carry=tuple(of_carry), ys=tuple(of_ys))
 

@@ -85,11 +85,11 @@ class Steps(NamedTuple):
 
         def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
             span, restarted = state
-            restarted = self.step_again(restarted, number(span, 0))
+            restarted = self.step_again(restarted, element(span, 0))
             return lax.add(span, one), restarted
 
         def is_before(state: tuple[jax.Array, list[Any]]) -> jax.Array:
-            return lax.lt(number(state[0], 0), number(state[0], 1))
+            return lax.lt(element(state[0], 0), element(state[0], 1))
 
         one = np.eye(1, span.size, dtype=np.int32)[0]
         return lax.while_loop(is_before, step, (span, restarted))
@@ -109,7 +109,7 @@ def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
     return lax.while_loop(is_before, step, (np.int32(start), state))[1]
 
 
-def number(numbers: jax.Array, which: int) -> jax.Array:
+def element(numbers: jax.Array, which: int) -> jax.Array:
     """One of several numbers that are one array. Here and in `engine.split`, functions of `jax.lax`
     compute with them: each operator would be traced as a function of its own."""
     return lax.index_in_dim(numbers, which, keepdims=False)

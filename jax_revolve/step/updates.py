@@ -52,7 +52,7 @@ class Uses:
             (array,) = writer.outvars
         return [] if self._uses[array] or self._results.count(array) > 1 else chain
 
-    def pairs(self) -> list[tuple[Any, list[Any]]]:
+    def writes_with_reads(self) -> list[tuple[Any, list[Any]]]:
         """Each equation that writes to an array from which others read as many entries, if that is
         all that uses the array, with the others, if all of them can run before."""
         found: list[tuple[Any, list[Any]]] = []

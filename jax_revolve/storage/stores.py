@@ -41,26 +41,26 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
-def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
+def put(storage: Storage, buffers: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
     """Store a carry as number `store`."""
     if not isinstance(storage, Disk):
-        return write(stores, carry, store)
+        return write(buffers, carry, store)
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
     write_files = _call(partial(_write_files, storage.directory), [type_])
     parts = _parts(carry, map(jax.typeof, carry))
-    unused = read(stores[: len(parts)], store)
+    unused = read(buffers[: len(parts)], store)
     tickets = [write_files(*map(data_of, [t, *p]))[0] for t, p in zip(unused, parts, strict=True)]
     tickets = [_on_mesh_of(carry, ticket) for ticket in tickets]
-    return write(stores, [*tickets, *filter(_is_counter, carry)], store)
+    return write(buffers, [*tickets, *filter(_is_counter, carry)], store)
 
 
 def get(
-    storage: Storage, stores: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
+    storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
 ) -> list[Any]:
     """Carry number `store`, which has these types. It may be removed if this read `is_last`."""
     if not isinstance(storage, Disk):
-        return read(stores, store)
-    parts, stored = _parts(types, types), read(stores, store)
+        return read(buffers, store)
+    parts, stored = _parts(types, types), read(buffers, store)
     tickets, counters = stored[: len(parts)], stored[len(parts) :]
     carry: list[Any] = []
     for ticket, part in zip(tickets, parts, strict=True):

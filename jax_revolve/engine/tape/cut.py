@@ -48,7 +48,7 @@ class Cut(NamedTuple):
 
     kept: list[Variable]
     same: list[Variable]
-    again: list[Any]
+    recomputed: list[Any]
     work: float
 
     @property
@@ -58,12 +58,12 @@ class Cut(NamedTuple):
     @property
     def is_elementwise(self) -> bool:
         """Whether what runs again is arithmetic, one element at a time."""
-        return all(eqn.primitive.name in ELEMENTWISE for eqn in self.again)
+        return all(eqn.primitive.name in ELEMENTWISE for eqn in self.recomputed)
 
 
 def best_cut(step: Linearized, profile: Profile) -> Cut:
     """The cut that takes the least time, if a byte that is kept counts as `saved_byte`."""
-    choices = [uncut(step), *(fewest_bytes(step, again) for again in (CHEAPEST, CHEAP))]
+    choices = [uncut(step), *(fewest_bytes(step, cheap) for cheap in (CHEAPEST, CHEAP))]
     cuts = [cut_at(step, kept, profile) for kept in choices]
     return min(cuts, key=lambda cut: cut.work + profile.saved_byte * cut.bytes)
 
@@ -76,26 +76,26 @@ def uncut(step: Linearized) -> list[Variable]:
 
 def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
     jaxpr, varying = step.closed.jaxpr, step.varying
-    again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
-    again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
-    used = variables([*step.residuals, *(v for eqn in again for v in eqn.invars)])
+    recomputed = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
+    recomputed = [eqn for eqn in recomputed if not varying.isdisjoint(eqn.outvars)]
+    used = variables([*step.residuals, *(v for eqn in recomputed for v in eqn.invars)])
     same = {v for v in used if v not in varying}.difference([*jaxpr.constvars, *step.shared])
 
     def work_to(outputs: Sequence[Any]) -> float:
         eqns = between(jaxpr, jaxpr.invars, [*step.results, *outputs])
         return work_of_equations(eqns, profile)
 
-    more = work_to(kept) - work_to(step.residuals) + work_of_equations(again, profile)
-    return Cut(kept, step.in_order(same), again, more)
+    more = work_to(kept) - work_to(step.residuals) + work_of_equations(recomputed, profile)
+    return Cut(kept, step.in_order(same), recomputed, more)
 
 
-def fewest_bytes(step: Linearized, again: Collection[str] = CHEAP) -> list[Variable]:
+def fewest_bytes(step: Linearized, cheap: Collection[str] = CHEAP) -> list[Variable]:
     """The variables of least total bytes from which, and from the xs and what is the same for every
-    step, the residuals can be computed by the operations `again` alone."""
+    step, the residuals can be computed by the operations `cheap` alone."""
     varying = step.varying.difference(step.x)
     residuals = varying.intersection(variables(step.residuals))
-    needed = _needed(step.closed.jaxpr, residuals, varying, again)
-    nodes = {v: 2 * number + 2 for number, v in enumerate(needed)}
+    needed = _needed(step.closed.jaxpr, residuals, varying, cheap)
+    nodes = {v: 2 * i + 2 for i, v in enumerate(needed)}
     unlimited = [(nodes[v] + 1, SINK) for v in residuals]
     for v, operands in needed.items():
         sources = [SOURCE] if operands is None else [nodes[u] + 1 for u in operands]
@@ -106,7 +106,7 @@ def fewest_bytes(step: Linearized, again: Collection[str] = CHEAP) -> list[Varia
 
 
 def _needed(
-    jaxpr: Any, residuals: Collection[Variable], varying: set[Variable], again: Collection[str]
+    jaxpr: Any, residuals: Collection[Variable], varying: set[Variable], cheap: Collection[str]
 ) -> dict[Variable, set[Variable] | None]:
     """What residuals are computed from, each with the operands of its equation that are kept or
     computed; `None` if it can only be kept."""
@@ -118,7 +118,7 @@ def _needed(
         if v in found:
             continue
         eqn = makers.get(v)
-        if eqn is None or eqn.effects or eqn.primitive.name not in again:
+        if eqn is None or eqn.effects or eqn.primitive.name not in cheap:
             found[v] = None
         else:
             operands = found[v] = varying.intersection(variables(eqn.invars))

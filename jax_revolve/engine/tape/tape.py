@@ -91,7 +91,7 @@ class TapedStep:
         count = len(self.step.results)
         return *steps.loop.results(flat[:count]), flat[count:]
 
-    def record(
+    def tape_steps(
         self, steps: Steps, tape: Buffers, restarted: list[Any], start: Any, count: Any
     ) -> Buffers:
         """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
