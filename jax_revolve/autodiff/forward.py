@@ -1,13 +1,13 @@
-"""The forward sweep: a loop's results, and what is held for the reverse sweep.
+"""The forward sweep: a loop's results, and the arrays that it saves for the reverse sweep.
 
-What is held depends on the plan: checkpoints in slots or in a storage, the last block's tape, or
-the ends of a block that is walked back (`engine.slots.Saved`).
-It has derivatives: the forward sweep
-of the loop of values and tangents holds pairs, of which the values are held here, too, and the
-tangents are the derivative.
+    results, *saved = forward_sweep(*operands)       # saved: the leaves of `engine.slots.Saved`
 
-JAX's dead-code elimination makes a sweep smaller (`_prune`): into the loop, if nothing that it
-holds is used, as where an outer loop only advances.
+The plan determines what is saved: checkpoints in slots or in a storage, the last block's tape, or
+the ends of blocks that are walked back. The saved arrays have derivatives: the forward sweep of the
+loop of values and tangents saves pairs, whose tangents are the derivative (`_jvp`).
+
+JAX's dead-code elimination shrinks a sweep (`_prune`). If nothing that it saves is used, as where
+an outer loop only advances, the sweep becomes the loop.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,7 @@ from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
 
 
 def run_forward_sweep(untraced: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
-    """The loop's results that are kept, the leaves of what is held for the reverse sweep, and the
-    sweep."""
+    """The loop's kept results, the saved arrays, and the sweep."""
     operands = list(map(as_array, operands))
     traced, saved = _trace_forward_sweep(untraced, operands)
     types = tuple(traced.out_avals)
@@ -63,7 +62,7 @@ def run_forward_sweep(untraced: Sweep, operands: Flat) -> tuple[Flat, Flat, Swee
 
 
 def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any]:
-    """The forward sweep of one example, and the tree of what it holds."""
+    """The forward sweep of one example, and the tree of what it saves."""
     loop = sweep.loop
 
     def run(*operands: Any) -> tuple[Flat, Saved]:
@@ -84,8 +83,8 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
 def _run_example(sweep: Sweep, *operands: Any) -> Flat:
     if not (sweep.later and sweep.saved_indices.tape):
         return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
-    # The residuals are others once the step is linearized again. The reverse sweep tapes those
-    # itself; a reverse sweep that is not linearized again finds what it was made for.
+    # Linearizing the step again changes its residuals. A reverse sweep that is linearized again
+    # tapes those itself. This tape is for one that is not, so it has the original residuals.
     bare = sweep.without_tape()
     results = _run_example(bare, *operands)
     saved = bare.unflatten(results[len(results) - bare.num_saved :])
@@ -101,10 +100,9 @@ def _keys(*operands: Any, function: Sweep) -> Flat:
 
 
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
-    """Which results a sweep keeps, and the sweep with those alone. Unused ys are not computed: XLA
-    does not find out by itself that a loop inside a loop only carries a buffer along. The last
-    block is taped apart from all else. The same loop computes all of the carry and of what else is
-    saved."""
+    """Which results a sweep keeps, and the sweep with those alone. We drop unused ys, because XLA
+    does not notice that an inner loop merely carries a buffer through, and an unused tape. One loop
+    computes the carry and all other saved arrays, so these stay together."""
     num_carry, first = sweep.loop.num_carry, len(sweep.output_types) - sweep.num_saved
     ys, tape = used[num_carry:first], sweep.saved_indices.tape or []
     is_taped = any(used[first + i] for i in tape)
@@ -119,8 +117,7 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
 
 
 def _prune(used: list[bool], function: Sweep) -> Any:
-    """A sweep whose checkpoints nobody takes is the loop. So are inner loops where an outer loop
-    advances."""
+    """A sweep whose saved arrays are unused becomes the loop, as inside an advancing outer loop."""
     count = len(used) - function.num_saved
     as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
     as_loop &= function.loop.inverse is None or all(function.ys)  # it computes all ys
@@ -132,7 +129,7 @@ def _prune(used: list[bool], function: Sweep) -> Any:
         return kept, operands, params, loop_p
     kept, smaller = _without_unused(function, used)
     every = [True] * len(function.activity.operands)
-    # The last block's tape is of the whole carry.
+    # The last block's tape depends on the whole carry.
     may_shrink = not function.has_rule and smaller.saved_indices.tape is None
     if may_shrink and function.loop.inverse is None:
         carry = list(map(max, used[: function.loop.num_carry], function.restart))
@@ -143,7 +140,7 @@ def _prune(used: list[bool], function: Sweep) -> Any:
 
 
 def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mask, Sweep]:
-    """The sweep without the carry on which neither the used one nor a checkpoint depends."""
+    """The sweep without leaves of the carry that neither a used leaf nor a checkpoint needs."""
     of_loop = sweep.activity
     results, operands, params = prune_loop([*used, *sweep.ys], sweep.loop)
     (carry, ys), kept = sweep.loop.results(results), sweep.loop.operands(operands)
@@ -166,7 +163,8 @@ def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mas
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
-    """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
+    """Operands that the reverse sweep differentiates are active, too: its derivative needs their
+    pairs."""
     directed = tuple(map(max, differentiated, sweep.activity.operands))
     activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
     saved = sweep.unflatten([False] * sweep.num_saved)
@@ -200,7 +198,7 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     saved_dot = [dot for n in CHECKPOINTS for dot in (getattr(saved, n) or [])[count_of(n) :]]
     saved = in_checkpoints(lambda name, part: part[: count_of(name)], saved)
     if sweep.saved_indices.tape is not None:
-        # It has no derivative here: the derivative of the reverse sweep tapes pairs.
+        # The tape gets no derivative here, because the derivative of the reverse sweep tapes pairs.
         given, at = jax.tree.map(lax.stop_gradient, (list(operands), saved))
         tape = tape_the_last_block(sweep.steps(given, rerun=True), plan_of(loop), at)
         saved = saved._replace(tape=tape)
@@ -218,13 +216,13 @@ def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangent
 
 
 def _linearize(sweep: Sweep, activity: Active, operands: Flat) -> tuple[Flat, Flat, Sweep, bool]:
-    """What is held serves this derivative, too, if it is of the same loop in the same operands."""
+    """The saved arrays serve this derivative, too, if it has the same loop and active operands."""
     results = forward_sweep_p.bind(*operands, function=sweep_primal_half(sweep, activity))
-    # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
-    # the derivative is theirs.
+    # Once linearized, a step with a `custom_vjp` has the results of its forward rule, and this is
+    # the derivative of those.
     serves = activity.operands == sweep.activity.operands
     serves &= not (sweep.has_rule or sweep.vmaps)
-    serves &= not sweep.is_on_disk  # files are there to be read once
+    serves &= not sweep.is_on_disk  # a checkpoint file can be read only once
     saved = results[len(results) - sweep.num_saved :] if serves else []
     return results, saved, sweep, serves
 
@@ -232,8 +230,8 @@ def _linearize(sweep: Sweep, activity: Active, operands: Flat) -> tuple[Flat, Fl
 def _pull_back(
     cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: bool
 ) -> Flat:
-    """What is held has no cotangents, or zeros: the reverse sweep's result depends on the operands
-    and its cotangents alone, the slots only make it cheap."""
+    """Saved arrays have no cotangents, or zeros: the result of the reverse sweep depends only on
+    the operands and its cotangents, and checkpoints merely make it cheap."""
     sweep, count = function, len(function.output_types) - function.num_saved
     cts = spread(cotangents, activity.results[:count])
     if aux:

@@ -1,17 +1,15 @@
-"""The reverse sweep, from what a forward sweep holds to the cotangents of the operands.
+"""The reverse sweep, from the arrays that a forward sweep saved to the cotangents of the operands.
 
-In ten lines, with checkpoints in `held` and one step's pullback in `pull_back`:
-
-    for block in reversed(blocks):
-        carry = the checkpoint before the block, from which steps are advanced to its start
+    for block in reversed(blocks):                 # `engine.reverse` does this
+        carry = advance from the newest checkpoint to the start of the block
         tape = the residuals of the block's steps
         for step in reversed(block):
-            ct_carry, ct_consts, ct_xs[step] = pull_back(tape[step], ct_carry, ct_ys[step])
+            ct_carry, ct_x = pull_back(tape[step], ct_carry, ct_ys[step])
 
-Which checkpoint, and what is stored on the way, is the engine's (`engine.reverse`). Here is what
-JAX asks of it: it is linear in the cotangents, so in their direction its derivative is the sweep
-itself; in the direction of an operand, it is the reverse sweep of the loop of values and tangents,
-if that has one, and the derivative of the nested engine otherwise (`_jvp`).
+This file has its rules for JAX. The sweep is linear in the cotangents, so its derivative in their
+direction is the sweep itself. In the direction of an operand, the derivative is the reverse sweep
+of the loop of values and tangents, if that has one, and otherwise the derivative of the nested
+engine (`_jvp`).
 """
 
 from functools import partial
@@ -63,8 +61,8 @@ from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
 def pull_back_loop(
     cotangents: Flat, operands: Flat, arrays: Flat, aux: "Sweep", activity: Activity, **_: Any
 ) -> Flat:
-    """Results that have no cotangents, such as what a loss returns beside its value, cost nothing,
-    and what computes them needs no reverse mode."""
+    """The pullback of a loop. Results without cotangents, such as a loss's auxiliary outputs, cost
+    nothing, and the code that computes them needs no reverse mode."""
     sweep, loop, checkpoints = aux, aux.loop, aux.unflatten(arrays)
     reached = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
     if reached != activity:
@@ -81,8 +79,8 @@ def pull_back_loop(
 
 
 def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: Cotangents) -> Flat:
-    """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
-    saved, and from the active results' cotangents."""
+    """The cotangents of the loop's active operands, from what its forward sweep saved and the
+    cotangents of its active results."""
     arrays, tree = jax.tree.flatten(saved)
     sweep = forward._replace(
         ys=tuple(ct is not None for ct in cotangents.ys),
@@ -115,7 +113,7 @@ def _run_example(sweep: Sweep, *flat: Any) -> Flat:
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
-    """What is held follows from the operands."""
+    """Saved arrays have no tangents of their own, because they are functions of the operands."""
     of_loop, _, of_cotangents = sweep.take_apart(differentiated)
     return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
 
@@ -130,7 +128,7 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
         run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
-        if sweep.is_on_disk:  # files are there to be read once
+        if sweep.is_on_disk:  # a checkpoint file can be read only once
             both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
             return [x[i] for i in range(2) for x in both]
         return [*run(cts), *run(dots)]
@@ -165,8 +163,8 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
 
 
 def _pairs_of(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Paired, list[Any], Linearized]:
-    """The loop of values and tangents whose reverse sweep is the derivative of this one in these
-    directions, `None` where there is none; its operands; and its step in that sweep."""
+    """The loop of values and tangents whose reverse sweep is the derivative of this one along these
+    directions (`None`: zero); its operands; and its linearized step in that sweep."""
     loop, own = sweep.loop, sweep.activity
     pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
     operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
@@ -188,8 +186,8 @@ def _of_pairs(
     cts: Flat,
     cts_dot: Flat,
 ) -> Flat | None:
-    """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
-    `None` if that is less than the loop of values and tangents needs."""
+    """The sweep and its derivative, from the pairs that the derivative of the forward sweep saved;
+    `None` if the loop of values and tangents needs more than those."""
     both, own, activity = pairs.loop, sweep.activity, step.activity
     restart, record = pairs.of_carry(sweep.restart), pairs.of_ys(sweep.record)
     if any(map(gt, (*step.restart, *step.record), (*restart, *record))):
@@ -200,9 +198,9 @@ def _of_pairs(
         chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
         return [*values, *(_tangent(value, dot) for value, dot in chosen)]
 
-    # It is taped again, with what the derivative needs.
+    # The last block is taped again, with the residuals that the derivative needs.
     saved = in_checkpoints(with_tangents, saved, saved_dot)._replace(tape=None)
-    # The cotangents of values are the derivative's, and the other way round.
+    # The seeds are swapped: see `sweeps`.
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
 
     def of_results(part: str) -> list[Any]:
@@ -236,12 +234,12 @@ def _refuse_inverse(sweep: Sweep) -> None:
 
 
 def _tangent(value: Any, dot: Any) -> Any:
-    """A tangent, which may be zero."""
+    """A tangent as an array, zeros for `None`."""
     return zeros(tangent_type(value)) if dot is None else dot
 
 
 def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
-    """The loop's results that have cotangents, and their derivatives in the given directions."""
+    """The loop's results that have cotangents, and their tangents in the given directions."""
     loop, given = rerun(sweep.loop), [d is not None for d in along]
     own = sweep.activity
 
@@ -255,7 +253,7 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
 def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, as the nested engine computes them."""
     operands, _, cotangents = sweep.take_apart(flat)
-    # JAX may map it without a rule of ours.
+    # JAX may map the nested engine without our batching rule, so its step must allow for it.
     steps = sweep.when_mapped().steps(operands, rerun=True)
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
@@ -269,7 +267,7 @@ def _pull_back(
     nonzero = tuple(not is_zero(ct) for ct in cotangents)
 
     def share(ct: Any, i: int) -> Any:
-        """Of the cotangent of a result that is the same for several examples, the part of one."""
+        """One example's share of the cotangent of a result that several examples share."""
         examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[i] is None)
         return ct if examples <= 1 else ct / examples
 
@@ -293,8 +291,8 @@ def _pull_back(
 
 
 def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
-    """The product of the wanted results of a sweep of one example with the directions that come
-    after its operands, as products of each with a number of elements."""
+    """The inner product of one example's wanted results with directions, as elementwise products
+    that are still to be summed. The directions follow the operands."""
     count = len(flat) - sum(wanted)
     flat, directions = flat[:count], flat[count:]
     if sweep.has_rule:
@@ -306,7 +304,7 @@ def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
 
 
 def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
-    """The derivative in the direction of a loop's operand makes a tape of its own."""
+    """In the direction of a loop's operand, the derivative makes a tape of its own."""
     of_loop, _, _ = function.take_apart(activity.operands)
     kept = [True] * len(activity.operands)
     if any(of_loop) and function.saved_indices.tape:

@@ -1,5 +1,18 @@
-"""The forward sweep of a loop of known length: the forward half of the schedule, and the tape of
-the last block."""
+"""The forward sweep of a scan: the forward half of the schedule, and the tape of the last block.
+
+    for start, stop in advances:          # the first pass of `schedule.actions.revolve`
+        store the carry at `start` in the next slot
+        run the steps start, ..., stop - 1
+    tape the last block
+
+XLA is given one of three forms, all with the same results:
+
+- `_in_groups`: nested loops of static length, if advances of equal length follow each other, as on
+  levels. A GPU runs them without waiting for its host.
+- `_in_slots`: one loop over all steps, each of which writes the slot that is next to be complete.
+- `_looking_up`: an outer loop over advances, whose lengths an inner loop looks up in a table. On a
+  CPU, and for slots in the host's memory, where a transfer for each step would cost more.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -35,10 +48,10 @@ from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import in_storage, put
 
 Results = tuple[list[Any], list[Any]]
-"""The carry, and the ys that are kept, of the steps that are done."""
+"""The carry after the steps so far, and their ys that are kept."""
 
 State = tuple[Results, list[Any]]
-"""How far the sweep has come, and the checkpoints so far."""
+"""The results so far, and the checkpoints so far."""
 
 Loop = Callable[..., Any]
 """As `for_loop`."""
@@ -47,8 +60,8 @@ Loop = Callable[..., Any]
 def run_forward_offline(
     steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], *, tapes: bool
 ) -> tuple[list[Any], Saved]:
-    """The final carry and the ys that are kept; and the checkpoints, with the last block's tape if
-    it `tapes`."""
+    """The final carry, the ys that are kept, and what is saved: the checkpoints and, if the sweep
+    `tapes`, the last block's tape."""
     is_walked = is_walked_back(steps.loop, plan)
     kept = either(keep_ys, steps.record) if is_walked else keep_ys
     sweep = _Sweep(steps, plan, kept, Reports(steps.loop, FORWARD, plan.length))
@@ -75,8 +88,8 @@ def run_forward_offline(
 
 
 class _AdvanceGroup(NamedTuple):
-    """So many advances of `size` steps each, one after the other, from step `start` on. The carry
-    that enters the first is stored as index `first`, the one of advance j > 0 as `base + j`."""
+    """Consecutive advances of `size` steps each, from step `start` on. The carry that enters the
+    first is stored at index `first`, the carry that enters advance j > 0 at index `base + j`."""
 
     start: int
     size: int
@@ -97,15 +110,15 @@ class _Sweep(NamedTuple):
         return carry, write(results[1], pick(y, self.keep_ys), self.steps.loop.entry(step))
 
     def write(self, plan: TwoLevelPlan, results: Results) -> tuple[Results, Buffers]:
-        """Advance as far as the schedule writes to the storage. Returns the storage's buffers,
-        too."""
+        """Advance to the tail, and write checkpoints to the storage on the way. Also returns the
+        storage's buffers."""
         stops = np.array([*plan.stores[1:], plan.tail], np.int32)
         groups = _grouped(plan.block_size, np.array(plan.stores, np.int32), stops)
         kept = in_storage(plan.storage, pick(results[0], self.steps.restart), len(plan.stores))
         return self._in_groups(groups, for_loop, partial(put, plan.storage), (results, kept))
 
     def store(self, results: Results) -> State:
-        """Advance until the schedule first tapes, or to the end. Returns the slots, too."""
+        """Advance until the schedule first tapes, or to the end. Also returns the slots."""
         plan = self.plan
         slots = empty(slots_used(plan), pick(results[0], self.steps.restart), plan)
         groups, is_far = _advance_groups(plan), any(map(is_on_host, slots))
@@ -117,14 +130,14 @@ class _Sweep(NamedTuple):
             results, (slots, waiting) = self._in_groups(groups, last, _write_behind, state)
             return results, write_slot(slots, waiting, groups[-1].base + groups[-1].advances - 1)
         starts, stops = (plan.block_size * blocks for blocks in first_advances(plan))
-        # On a CPU no loop waits, and a transfer to the host for each step would take longer.
+        # A loop of dynamic length makes a GPU wait, but not a CPU: see the top of this file.
         advance = self._looking_up if is_far or is_for_cpu("carry") else self._in_slots
         return advance(starts, stops, last, (results, slots))
 
     def last_block(
         self, results: Results, taped: TapedStep | None
     ) -> tuple[Results, Buffers | None]:
-        """Run the last block. Returns its tape, too, if it is given how a step is taped."""
+        """Run the last block. With `taped`, also returns its tape."""
         first = self.plan.block_size * (self.plan.blocks - 1)
 
         count, loop = self.plan.length - first, self.reports.loop(True)
@@ -140,7 +153,7 @@ class _Sweep(NamedTuple):
             ys = write(ys, pick(y, self.keep_ys), self.steps.loop.entry(first + i))
             return (carry, ys), write(tape, stored, i)
 
-        # As long as any block's tape, because the reverse sweep reuses it for the other blocks.
+        # As long as every block's tape, because the reverse sweep reuses the buffers.
         return loop(0, count, tape_step, (results, taped.empty(self.plan.block_size)))
 
     def _in_groups(
@@ -150,10 +163,10 @@ class _Sweep(NamedTuple):
         store: Callable[[list[Any], list[Any], Any], list[Any]],
         state: State,
     ) -> State:
-        """All groups, in loops of static length. `store(kept, checkpoint, index)` returns what is
-        kept with one more checkpoint. `last` is the loop of the last group."""
+        """Run all groups, in loops of static length. `store(kept, checkpoint, index)` returns
+        `kept` with one more checkpoint. `last` is the loop function for the last group."""
         for group in groups:
-
+            # Invariant: after advance j, the carry is at step `start + size * (j + 1)`.
             def keep_and_advance(j: Any, state: State, group: _AdvanceGroup = group) -> State:
                 results, kept = state
                 index = group.base + j
@@ -169,8 +182,7 @@ class _Sweep(NamedTuple):
         return state
 
     def _looking_up(self, starts: np.ndarray, stops: np.ndarray, last: Loop, state: State) -> State:
-        """Advances of unlike lengths, each from a checkpoint, in loops whose lengths are looked
-        up."""
+        """Advances of different lengths, each from a checkpoint, in loops of looked-up length."""
 
         def advance(index: jax.Array, state: State) -> State:
             results, slots = state
@@ -181,10 +193,11 @@ class _Sweep(NamedTuple):
         return last(0, len(stops), advance, state)
 
     def _in_slots(self, starts: np.ndarray, stops: np.ndarray, last: Loop, state: State) -> State:
-        """Advances of unlike lengths, each from a checkpoint, in one loop of static length.
+        """Advances of different lengths, each from a checkpoint, in one loop of static length.
 
-        Each step stores the carry in the slot that is next to be complete, and goes on from there:
-        see `keep`. So there is no decision, and no copy besides the one that any loop makes.
+        Each step stores its carry in the slot of the next checkpoint, over the carry of the step
+        before, and goes on from there (`keep`). This needs no decision and no further copy.
+        Invariant: every slot below `index` has its final checkpoint.
         """
         restart, first, newest = self.steps.restart, int(starts[0]), int(starts[-1])
 
@@ -203,15 +216,15 @@ class _Sweep(NamedTuple):
 
 
 def _write_behind(kept: list[Any], carry: list[Any], index: Any) -> list[Any]:
-    """Write the carry that waits, and let this one wait. So its transfer to the host has until the
-    next is stored; written at once, it would be waited for, because the next step overwrites it.
-    At first the initial carry waits, for slot 0, which is not in the buffer."""
+    """Write the waiting carry to the host, and let this one wait. Its transfer can then take until
+    the next store; written at once, it would delay the next step, which overwrites the carry. The
+    first to wait is the initial carry, for slot 0, which is not in the buffer."""
     slots, waiting = kept
     return [write_slot(slots, waiting, index - 1), carry]
 
 
 def _advance_groups(plan: AnyPlan) -> list[_AdvanceGroup]:
-    """The advances from checkpoints on the device: on each level, to the start of its last part."""
+    """The advances to checkpoints on the device: on each level, to the start of its last part."""
     if not plan.static_levels:
         return _grouped(plan.block_size, *first_advances(plan))
     levels = levels_of(plan.length, plan.static_levels, plan.block_size)
@@ -224,8 +237,7 @@ def _advance_groups(plan: AnyPlan) -> list[_AdvanceGroup]:
 
 
 def _grouped(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_AdvanceGroup]:
-    """Consecutive advances as groups of the same length, of which a schedule for a storage has
-    few."""
+    """The advances, grouped by equal lengths. A schedule with a storage has few groups."""
     sizes = stops - starts
     firsts = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
     return [
@@ -251,8 +263,7 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, saved: Saved) -> Buffers:
 
 @lru_cache(maxsize=64)
 def first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
-    """The blocks at which the advances of the forward sweep start, each from a checkpoint, and
-    stop."""
+    """The blocks at which the forward sweep's advances start, each from a checkpoint, and stop."""
     first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
     target = plan.scheduled_blocks - first - 1
     if target < 1:

@@ -1,8 +1,16 @@
 """The forward sweep of a while loop, whose number of steps is unknown.
 
-It stores checkpoints according to `schedule.online`: wherever the loop stops, they are where the
-reverse sweep wants them, or close. A new checkpoint takes the slot of the one that is dropped, so
-the slots are not in the order of the positions, and `Saved.slot_index` tells the slot of each.
+It stores checkpoints according to `schedule.online`: wherever the loop stops, they are at or near
+the positions that suit the reverse sweep.
+
+    while the condition holds:
+        drop a checkpoint if all slots are taken, and store this carry in its slot   # placement
+        while the condition holds and no checkpoint is due:
+            run a step
+
+A new checkpoint takes the slot of the dropped one, so slots are not in the order of positions:
+`Saved.slot_index` maps one to the other. The outer loop's invariant: `numbers[0]` steps are done,
+`carry` is the carry after them, and a checkpoint is due at `numbers[1]`.
 """
 
 from collections.abc import Callable
@@ -25,10 +33,9 @@ from jax_revolve.step.steps import Steps
 from jax_revolve.storage.stores import in_storage, put
 
 _LoopState = tuple[jax.Array, jax.Array, Any, list[Any]]
-"""Numbers, of which the first two are the step to run next and the step to store or stop before;
-whether each example goes on; its steps, if they are walked back; and the carry. On CPU, numbers
-that are not in one array would each take kernels of their own, which last as long as a light
-step."""
+"""Numbers, the first two being the next step and the step to store or stop before; whether each
+example goes on; the steps of each example, if they are walked back; and the carry. The numbers are
+one array, because on a CPU each scalar would be a kernel that takes as long as a light step."""
 
 
 def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
@@ -94,12 +101,12 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
 
 
 def _placing(plan: AnyPlan) -> tuple[Stack, Callable[[Stack], Stack]]:
-    """The stack at the start, and how it changes at a step that is stored: its numbers tell the
-    slot to store into, and the next step to store before."""
+    """The stack at the start, and the function that updates it at a store: its numbers then give
+    the slot to write and the step before which to store next."""
     size, stops = plan.block_size, []
     if isinstance(plan, TwoLevelPlan):
-        # Where a loop that reaches its bound stores, and the start of the tail, because the loop
-        # may stop in any part.
+        # Store wherever a loop that reaches its bound would, and at the start of the tail: the
+        # loop may stop in any part.
         stops = [*(size * block for block in [*plan.stores[1:], plan.tail]), plan.length]
     if stops or plan.stores_every_block(is_while=True):
 

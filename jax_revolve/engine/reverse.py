@@ -1,4 +1,16 @@
-"""The reverse sweep: the schedule with its stack on the device."""
+"""The reverse sweep: the schedule with its stack on the device.
+
+    for block in reversed(blocks):
+        restart from the newest checkpoint at or before `block`
+        while the schedule wants a checkpoint before `block`:      # `split`, a table look-up
+            advance to its position, and push it on the stack
+        advance to `block`, tape it, and transpose its steps, the last one first
+        pop the checkpoint at `block`, if one is there
+
+`_by_schedule` is this loop. Plans on levels, and plans that store every block, know all positions
+when they are compiled: `_on_levels` and `_parts` are loops of static length, which a GPU runs
+without waiting for its host. With a storage, `_reverse_stored` runs either of them for each part.
+"""
 
 from typing import Any, NamedTuple
 
@@ -36,13 +48,13 @@ STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
 
 
 class _State(NamedTuple):
-    """The checkpoints, as a stack, and what is reversed so far: the cotangents, and the buffers of
-    a block's tape, which is written anew for each block.
+    """The stack of checkpoints, the cotangents so far, and the buffers of a block's tape, which
+    each block overwrites.
 
-    Level 0 of the stack is `start`, by default the initial carry, and level `top` is the newest
-    checkpoint. `positions` are the blocks that the carries of the levels enter, and `slot_index`
-    their slots; `None` is the identity. Levels above the top are free, and so are their slots.
-    Where all loops have a static length, there are neither positions nor a top.
+    Entry 0 of the stack is `start`, by default the initial carry, and entry `top` the newest
+    checkpoint. Entry i is the carry that enters block `positions[i]`, in slot `slot_index[i]`, or
+    slot i without an index. Entries above the top are free, and so are their slots. Loops of static
+    length have neither positions nor a top.
     """
 
     slots: list[Any]
@@ -54,8 +66,8 @@ class _State(NamedTuple):
     taped: Buffers
     walk: Walk | None = None
 
-    def slot(self, level: jax.Array) -> jax.Array:
-        return level if self.slot_index is None else self.slot_index[level]
+    def slot(self, entry: jax.Array) -> jax.Array:
+        return entry if self.slot_index is None else self.slot_index[entry]
 
 
 def run_reverse(steps: Steps, plan: AnyPlan, saved: Saved, cotangents: Cotangents) -> Operands:
@@ -73,7 +85,8 @@ def run_reverse(steps: Steps, plan: AnyPlan, saved: Saved, cotangents: Cotangent
 
 
 class _Sweep:
-    """A sweep over `total` steps. From a state to the next, blocks are reversed."""
+    """A sweep over `total` steps. Its methods take a state and return the state with some blocks
+    reversed."""
 
     def __init__(
         self, steps: Steps, plan: AnyPlan, step: TapedStep, total: Any, ct_ys: list[Any]
@@ -129,9 +142,8 @@ class _Sweep:
         return self._back.trusted(state.gradient, state.walk)
 
     def _stack(self, saved: Saved) -> tuple[Any, Any, Any]:
-        """Positions, slots and top after the forward sweep. Placement online tells them; otherwise
-        they follow from the plan. If a while loop has its checkpoints in a storage, it holds none
-        of them."""
+        """Positions, slots and top after the forward sweep: as online placement left them, or as
+        the plan determines. The stack of a while loop with a storage starts empty."""
         if self._levels or saved.positions is not None:
             return saved.positions, saved.slot_index, saved.top
         positions, starts = np.zeros(slots_used(self._plan), np.int32), []
@@ -145,10 +157,10 @@ class _Sweep:
         return at_slot(state.slots, slot, start)
 
     def _reverse_block(self, restarted: list[Any], block: Any, state: _State) -> _State:
-        """From the cotangents after a block, where a checkpoint is given, to those before it."""
+        """Pull the cotangents back through a block, from the checkpoint at its start."""
         gradient, taped, size = state.gradient, state.taped, self._plan.block_size
         start = size * block
-        # Of a while loop the last block is here, and may be shorter.
+        # The last block of a while loop may be shorter. A scan's last block is not reversed here.
         count = jnp.minimum(size, self._total - start) if self._is_while else size
         if self._back is not None and state.walk is not None:
             gradient, walk = self._back.of_block(start, count, restarted, gradient, state.walk)
@@ -163,8 +175,7 @@ class _Sweep:
         return state._replace(gradient=gradient, taped=taped)
 
     def _reverse(self, first: Any, blocks: Any, state: _State) -> _State:
-        """From the cotangents after the first `blocks` blocks to those before block `first`, from
-        the checkpoints that are held of them."""
+        """Reverse the blocks from `first` to `blocks`, from the checkpoints on the device."""
         if not self._levels:
             return self._by_schedule(first, blocks, state)
         return self._parts(0, 0, 0, blocks, state) if self._is_while else self._on_levels(state)
@@ -172,8 +183,8 @@ class _Sweep:
     # In loops of static length
 
     def _on_levels(self, state: _State) -> _State:
-        """Reverse the last part of each level, the innermost first: it is stored already, and the
-        last block may be done. Then reverse the parts before it."""
+        """Reverse the last part of each level, the innermost first, and then the parts before it.
+        The forward sweep has stored the last parts, and may have taped the last block."""
         innermost = len(self._levels) - 1
         for depth in range(innermost, -1, -1):
             level = self._levels[depth]
@@ -183,8 +194,8 @@ class _Sweep:
         return state
 
     def _parts(self, depth: int, enclosing: Any, start: Any, count: Any, state: _State) -> _State:
-        """Reverse the first `count` parts of a level, the last one first. They are in a part of the
-        level above that starts at block `start` and whose checkpoint is in slot `enclosing`."""
+        """Reverse the first `count` parts of a level, the last one first. They lie in the part of
+        the level above that starts at block `start`, with its checkpoint in slot `enclosing`."""
         level = self._levels[depth]
         blocks = level.size // self._plan.block_size
         is_far = any(map(is_on_host, state.slots))
@@ -197,7 +208,7 @@ class _Sweep:
         def reverse_part(turn: Any, fetched: tuple[Any, _State]) -> tuple[Any, _State]:
             part, (restarted, state) = count - 1 - turn, fetched
             first = start + blocks * part
-            if is_far:  # the next checkpoint is on its way while this part is reversed
+            if is_far:  # fetch the next checkpoint while this part is reversed
                 ahead = self._at(slot_of(jnp.maximum(part - 1, 0)), state)
             else:
                 restarted, ahead = self._at(slot_of(part), state), None
@@ -212,8 +223,8 @@ class _Sweep:
         return turns(loop, count, reverse_part, (fetched, state))[1]
 
     def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
-        """The slots with the parts of a level inside a whole part of the level above, which starts
-        at block `start`, from the checkpoint there."""
+        """The slots with the checkpoints of a level's parts, in the whole part of the level above
+        that starts at block `start`, computed from the checkpoint there."""
         first = self._plan.block_size * start
 
         def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
@@ -226,11 +237,11 @@ class _Sweep:
     # By decisions of the schedule, which are made on the device
 
     def _by_schedule(self, first: Any, blocks: Any, state: _State) -> _State:
-        """The way from the newest checkpoint to the block that is reversed next is an array of six
-        numbers: the step to run next and the step to stop before; the block, the block where the
-        schedule stores next, the top level of the stack, and the position of the newest checkpoint.
-        On CPU each number that is computed by itself is a kernel, which lasts as long as a light
-        step.
+        """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse
+        is an array of six numbers: the next step, and the step to stop before; the block; the block
+        where the schedule stores next; the top of the stack; and the newest checkpoint's position.
+        They are one array because on a CPU each scalar would be a kernel that takes as long as a
+        light step.
         """
         split, capacity = SplitTable(self._plan), np.int32(state.positions.size)
         size = np.int32(self._plan.block_size)
@@ -245,7 +256,7 @@ class _Sweep:
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
             step, _, block, target, top, position = (element(at, i) for i in range(at.size))
-            # As many numbers as the other advance takes, so that it is the same function.
+            # As many numbers as in the other call of `_advance`, so that it is traced once.
             span = stacked(step, lax.mul(size, target), block, target, top, position)
             _, carry = self._advance(span, carry)
             top = lax.add(top, ONE)
@@ -253,6 +264,8 @@ class _Sweep:
             (positions,) = write([positions], [target], top)
             return path(target, block, top), carry, slots, positions
 
+        # Invariant: the blocks from `done[BLOCK]` on are reversed, and the stack has entry `top`
+        # at or before that block.
         def reverse_block(_: Any, done_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
             done, state = done_state
             block, top = element(done, BLOCK), element(done, TOP)
@@ -261,7 +274,7 @@ class _Sweep:
             (position,) = read([state.positions], top)
             at = path(position, lax.sub(block, ONE), top)
             newest = self._at(state.slot(element(at, TOP)), state)
-            # Never at the block itself: it would not be read there.
+            # Never store at the block itself: nothing would read that checkpoint.
             at, newest, slots, positions = lax.while_loop(
                 lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),
                 store,
@@ -271,7 +284,7 @@ class _Sweep:
             state = state._replace(slots=slots, positions=positions)
             return at, self._reverse_block(restarted, element(at, BLOCK), state)
 
-        # As after a block that no checkpoint enters.
+        # The state as if a block after the last one, without a checkpoint, had been reversed.
         done, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
         at = stacked(*map(jnp.asarray, (ZERO, ZERO, done, ZERO, state.top, nowhere)))
         loop = self._reports.loop(isinstance(first, int) and first == 0)
@@ -280,8 +293,8 @@ class _Sweep:
     # From a storage
 
     def _reverse_stored(self, buffers: Buffers, blocks: Any, state: _State) -> _State:
-        """From the cotangents before the tail to those before the loop: every part that starts in
-        the storage. In a loop of unknown length the tail does so, too."""
+        """Reverse every part that starts from a checkpoint in the storage, the last part first. In
+        a while loop, the tail is one of them."""
         steps, plan = self._steps, self._plan
         assert isinstance(plan, TwoLevelPlan)
         moves = _moves(plan, with_tail=self._is_while)
@@ -305,8 +318,8 @@ class _Sweep:
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
-    """The moves as a table: which carry to read, the first block to reverse and the one to stop
-    before, which block the carry enters, and whether it is read for the last time."""
+    """`plan.moves` as a table: the carry to read, the first block to reverse, the block to stop
+    before, the block that the carry enters, and whether this is its last read."""
     positions = np.array([*plan.stores, plan.tail], np.int32)
     moves = np.array(plan.parts, np.int32).T
     if with_tail:

@@ -1,4 +1,10 @@
-"""The split of the schedule on the device: a look-up in a small table."""
+"""The split of the schedule on the device: a look-up in a small table.
+
+`schedule.binomial.split` needs a search over binomial coefficients. But as a function of the number
+of steps, the split is piecewise linear, rising and flat in turns. So a row of corners replaces it:
+
+    split(n) = 1 + sum over r of min(max(n - start[r], 0), height[r])
+"""
 
 from typing import Any
 
@@ -16,16 +22,14 @@ from jax_revolve.storage.buffers import read
 class SplitTable:
     """`schedule.binomial.split` on the device, for every split that a plan can ask for.
 
-    With the repetition number r, the split rises from `shortest` to `longest`, which is the
-    `shortest` of r + 1. So the split is a sum over all r. The row of a number of checkpoints has,
-    for each r, the number of steps where the rise starts, and its height. With one repetition there
-    is none.
+    With repetition number r, the split rises from `shortest` to `longest`, the `shortest` of r + 1.
+    The row of a number of checkpoints has, for each r >= 2, the number of steps where the rise
+    starts, and its height.
     """
 
     def __init__(self, plan: Reversal) -> None:
         s = plan.checkpoints
-        # An online schedule may need one more repetition. With a single slot, the repetition number
-        # is the length of the loop, but no rule is needed.
+        # An online schedule may need one more repetition. A single slot needs no rule.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1
         most = max(min(most, MOST_REPETITIONS_IN_TABLES), 2)
         self.table = _table(s, most)
@@ -52,8 +56,8 @@ def _table(checkpoints: int, most: int) -> np.ndarray:
 
 
 def integers(values: Any) -> jax.Array:
-    """These integers, as the result of an operation. That is on the mesh that is in use, which a
-    constant is not, and JAX writes into an array only what is on the same mesh."""
+    """These integers, as the result of an operation, so that they are on the mesh in use. A
+    constant is on none, and JAX only writes values into an array of their own mesh."""
     return jnp.zeros(np.shape(values), jnp.int32) + np.asarray(values, np.int32)
 
 
