@@ -35,7 +35,7 @@ Results = tuple[Values, Values]
 
 def run(call: Problem) -> Results:
     """The final carry and the ys, with a rule for reverse mode."""
-    # JAX would convert NumPy arrays, which may be files that are larger than the memory.
+    # Hide NumPy arrays from JAX, which would load them: they may be files larger than the memory.
     operands, in_memory = call.operands, [isinstance(x, np.ndarray) for x in call.operands.xs]
 
     def whole(given: Operands) -> Operands:
@@ -69,11 +69,9 @@ def run(call: Problem) -> Results:
 
 @dataclass(eq=False)
 class _Pullback:
-    """A run whose forward sweep is over.
-
-    The first pullback uses up what is `left`, so that the device holds no more than the plan says.
-    Another one goes on where the directory says, or runs the forward sweep again.
-    """
+    """The pullback of a run whose forward sweep is over. The first call uses up the position
+    `left`, so that the device holds no more than the plan says. A later call resumes from the
+    directory, or runs the forward sweep again."""
 
     problem: Problem
     watch: Watch
@@ -88,7 +86,7 @@ class _Pullback:
             self.problem.operands,
             self.problem.step.activity,
         )
-        if problem.consume is not None:  # what a function took has no cotangents
+        if problem.consume is not None:  # consumed ys have no cotangents
             ct_ys = [None] * len(activity.ys)
         xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
         mask = activity.xs[: len(xs)]  # no function's
@@ -112,7 +110,7 @@ class _Pullback:
         )
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
-        """The reverse sweep of a saved run; false for a second pullback with other cotangents."""
+        """The reverse sweep of a saved run; false if the directory cannot serve this pullback."""
         with directory.running(self.watch) as is_known:
             left, self.left = self.left if is_known else None, None
             if not directory.begin_reverse(cotangents, is_first=not self.is_pulled_back):
@@ -134,9 +132,9 @@ def sweep(
     keep: Callable[[Any, Values], Checkpoint],
     save: Callable[[], None] = lambda: None,
 ) -> Values:
-    """Follow the plan from a position on: with rows for ys, to the end of the forward sweep; with
+    """Follow the plan from a position: given rows for ys, to the end of the forward sweep; given
     cotangents, to the end of the reverse sweep. Returns the final carry, or the cotangents of the
-    initial one."""
+    initial carry."""
     operands, step = problem.operands, problem.step
     is_forward = isinstance(to, Rows)
     ct_ys = slices_of([] if is_forward else to.ys)
@@ -144,7 +142,7 @@ def sweep(
     x: Any = next(xs, None)
 
     def between_steps(values: Values | None) -> None:
-        """Gets the next slice while the device computes, in the caller's thread and settings."""
+        """Get the next slice while the device computes, in the caller's thread and settings."""
         nonlocal x
         x = next(xs, None)
         watch.between_steps(position.reached, values, save)
@@ -193,7 +191,7 @@ def sweep(
 
 
 def _run_forward(problem: Problem) -> tuple[Results, _Pullback]:
-    """The results, and what pulls cotangents back."""
+    """The results and the pullback."""
     ys, watch = problem.ys(), Watch(problem.listener, problem.save_every)
     if problem.directory is None:
         position = Position(carry=problem.operands.carry)
@@ -212,7 +210,7 @@ def _run_forward(problem: Problem) -> tuple[Results, _Pullback]:
 
 
 def _like(cotangent: Any, value: Any) -> Any:
-    """A cotangent of a value, as those that the steps compute."""
+    """A cotangent of a value, with the type and sharding that the steps compute."""
     if is_zero(cotangent):
         return _zeros_like(value)
     strong = lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype)
@@ -239,7 +237,7 @@ def _reverse_only(x: Any) -> Any:
 
 @_reverse_only.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    # Reverse mode traces tangents, forward mode knows them.
+    # Tangents are traced in reverse mode, and known in forward mode.
     if not is_traced(tangents[0]):
         raise NotImplementedError(
             "host_scan has no forward mode (jax.jvp, jax.jacfwd): use "

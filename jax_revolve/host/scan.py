@@ -147,7 +147,7 @@ def host_scan(
 def _check(
     consume: object, directory: Any, save_every: Any, version: object, options: Options
 ) -> None:
-    """Checks the arguments that only this loop has, and refuses blocks and a second directory."""
+    """Check the arguments that only this loop has, and refuse blocks and a second directory."""
     if not (consume is None or callable(consume)):
         raise mistyped("consume", consume, "a function consume(i, y) or None")
     if not isinstance(directory, str | os.PathLike | None):

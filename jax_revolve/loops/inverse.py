@@ -24,9 +24,9 @@ from jax_revolve.step.loop import Loop, Trust, is_inexact
 
 @dataclass(eq=False)
 class Reversible:
-    """A step with its inverse. `lax` traces both as one step, so they share what they close over:
-    first `f`; a mark on each of its results, so that lax passes none of them on; then the inverse,
-    from the same carry and the marked ys."""
+    """A step with its inverse. `lax` traces both as one step, so that they share the values they
+    close over: first `f`, then a mark on each of its results, so that lax forwards none of them,
+    and then the inverse, from the same carry and the marked ys."""
 
     f: Callable[..., Any]
     inverse: Callable[..., Any]
@@ -54,7 +54,7 @@ class Reversible:
 
     @property
     def step(self) -> Callable[..., Any]:
-        """Both for a scan, which returns the carries before as further ys."""
+        """Step and inverse for a scan, which returns the carries before the step as further ys."""
 
         def run(carry: Any, x: Any) -> Any:
             results = self.f(carry, x)
@@ -68,7 +68,7 @@ class Reversible:
 
     @property
     def body(self) -> Callable[..., Any]:
-        """Both for a while loop, which carries the carry before as well."""
+        """Step and inverse for a while loop, which also carries the carry before the step."""
 
         def run(both: Any) -> Any:
             return _marked(self.f(both[0])), self._before(both[0])
@@ -95,7 +95,7 @@ class Reversible:
         return jax.tree.map(like, carry, before)
 
     def run(self, options: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
-        """The results of the loop of `f` alone, which its inverse walks back."""
+        """Run the loop of `f` alone, which the inverse walks back."""
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop
         outputs: list[Any] = list(closed.jaxpr.outvars)
@@ -230,7 +230,7 @@ def inverse_drift(
 
 
 def _marked(results: Any) -> Any:
-    """The results of a step, none of which lax passes on now."""
+    """The results of a step, marked so that lax forwards none of them."""
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, _MARK), results)
 
 

@@ -197,8 +197,8 @@ def bounded_while_loop(
     value: Any = init_val
     steps: Any = 0
     if is_jit_disabled():
-        # As lax.while_loop: a Python loop, for debugging, unless the predicate is traced. The body
-        # gets JAX arrays, so it cannot change the user's NumPy arrays in place.
+        # As lax.while_loop does, run a Python loop, for debugging, unless the predicate is traced.
+        # The body gets JAX arrays, so it cannot change the user's NumPy arrays in place.
         with suppress(jax.errors.ConcretizationTypeError):
             value = jax.tree.map(as_array, value)
             while (max_steps is None or steps < max_steps) and cond_fun(value):
@@ -237,11 +237,9 @@ def bounded_while_loop(
 
 
 def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[Any]], Any]) -> Any:
-    """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop.
-
-    Inside `jax.shard_map`, devices may take different numbers of steps. All of the carry then
-    varies over the devices, and is typed so from the start.
-    """
+    """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop. If devices
+    take different numbers of steps inside `jax.shard_map`, the whole carry varies over them, and
+    gets such types from the start."""
 
     class ConditionVaries(Exception):
         pass
@@ -265,12 +263,9 @@ def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[An
 
 
 def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[Any]]:
-    """The steps that a while loop takes, and its results, with an error at run time if its bound
-    stops it.
-
-    After fewer steps than the bound, the loop's own condition has stopped it. Evaluated once more
-    for the results, it may be rounded differently, and hold.
-    """
+    """The number of steps of a while loop, and its results, with an error at run time if the bound
+    stopped it. We compare steps with the bound, too, because the condition, evaluated once more for
+    the results, may be rounded differently and hold."""
     steps, results = run_counted(loop, operands)
     if loop.length is None:
         return steps, results

@@ -1,15 +1,15 @@
 """The cheapest schedule for a chain of different layers, by dynamic programming.
 
-Layer i maps carry i to carry i + 1. To *tape* a layer is to run it and to keep its residuals. To
-*advance* is to run layers without keeping residuals, from a carry that is kept and from which they
-run again. With `m` bytes besides carry i, the cheapest way to reverse the layers i to j is
-the cheaper of
+Layer i maps carry i to carry i + 1, with work u_i, residuals of r_i bytes and a carry of a_i bytes.
+To *advance* is to run layers without keeping residuals, from a stored carry from which they run
+again. With `m` bytes besides carry i, the cheapest way C to reverse the layers i to j is either
 
-- taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
-- advancing to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
+- to tape layer i: u_i + C(i + 1, j, m - r_i - a_{i+1}), or
+- to advance to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
 
-A schedule is a tuple. An `int` entry is a layer that is taped. A tuple entry is the schedule of
-layers that are advanced; it reverses them once all layers after them have been reversed.
+A schedule is a tuple. An `int` entry is a taped layer. A tuple entry stands for advanced layers: it
+is the schedule that reverses them once all later layers have been reversed. So `((0, 1), 2, 3)`
+advances over the layers 0 and 1, tapes and reverses 2 and 3, and then 0 and 1.
 
 Sources: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
 for heterogeneous chains: how to train deep neural networks with limited memory", 2019, for the
@@ -30,13 +30,13 @@ Schedule: TypeAlias = tuple[Any, ...]
 """Entries are an `int` or a `Schedule`."""
 
 Rows = np.ndarray[Any, np.dtype[np.float64]]
-"""A row for each part of some length, with a number for each number of units."""
+"""A row for each part of some length, with a column for each number of units of memory."""
 
 MOST_TERMS = 1_200_000_000
-"""The most sums that filling a table may take. They take a second or two."""
+"""The most sums for filling a table, which take a second or two."""
 
 MOST_UNITS = 200
-"""The most units that a memory budget is divided into. Sizes are rounded up to whole units."""
+"""A memory budget is divided into at most this many units. Sizes are rounded up to whole units."""
 
 FEWEST_UNITS = 40
 
@@ -56,9 +56,8 @@ class Layers(NamedTuple):
 
 
 def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
-    """The least work with `checkpoints` stored carries, the initial one included, and the residuals
-    of one layer at a time. It is the least for equal layers, and for others unless there are
-    hundreds."""
+    """The schedule with the least work for `checkpoints` stored carries, including the initial one,
+    and the residuals of one layer at a time. For hundreds of unequal layers, about the least."""
     count = len(layers.work)
     if checkpoints >= count - 1:
         return (*((i,) for i in range(count - 1)), count - 1)
@@ -79,7 +78,7 @@ def _most_units(count: int) -> int:
 
 
 def within(layers: Layers, memory: int) -> Schedule:
-    """The least work within `memory` bytes for carries, the initial one too, and residuals."""
+    """The least work within `memory` bytes of residuals and carries, including the initial one."""
     least, count = least_memory(layers), len(layers.work)
     if memory < least:
         raise TooLittleMemory(
@@ -100,7 +99,7 @@ def within(layers: Layers, memory: int) -> Schedule:
 
 
 def by_default(layers: Layers) -> Schedule:
-    """The least work within the least memory with which no layer is advanced more than once."""
+    """The least work within the least memory in which no layer is advanced more than once."""
     least = smallest(lambda memory: bool(_segments(layers, memory)))
     segments = _segments(layers, least)
     if len(segments) == 1:
@@ -142,9 +141,9 @@ def least_memory(layers: Layers) -> int:
 
 
 def _segments(layers: Layers, memory: int) -> list[Schedule]:
-    """Segments, each of which fits as a whole when it is taped while the carries that enter the
-    earlier ones are held; none if there are no such segments. `held[k]` is the least that these
-    carries take when a segment starts at layer k."""
+    """Segments that each fit when taped whole, beside the carries that enter the earlier ones; none
+    if impossible. `held[k]` is the least memory of these carries for a segment that starts at layer
+    k."""
     count, hold, carries = len(layers.work), layers.hold, (*layers.carry, 0)
     held, came_from = [0, *[inf] * count], [0] * (count + 1)
     for start in range(count):
@@ -174,7 +173,7 @@ class Costs(NamedTuple):
 
 
 def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
-    """Sizes in units, and the number of units with which rounding loses the least."""
+    """Sizes in units, and the number of units that loses the least to rounding."""
     most = min(MOST_UNITS, max(_most_units(len(layers.work)), FEWEST_UNITS))
 
     def in_units(sizes: Sequence[int], units: int) -> list[int]:
@@ -193,8 +192,8 @@ def _by_table(costs: Costs, units: int) -> Schedule | None:
     chain and m from 0 to `units`; `None` if nothing fits.
 
     The table is filled from short parts to long ones, for all parts of a length and all m at once.
-    Of each length there are two arrays: C and the work of advancing over the part, and C with the
-    units that the first carry of the part occupies meanwhile.
+    Invariant: for shorter parts, `before` has C plus the work of advancing over the part, and
+    `after` has C with so many fewer units as the part's first carry takes.
     """
     count = len(costs.work)
     until = np.concatenate([[0.0], np.cumsum(costs.work, dtype=np.float64)])
@@ -232,7 +231,7 @@ def _by_table(costs: Costs, units: int) -> Schedule | None:
 
 
 def _with_less(least: Rows, used: np.ndarray[Any, Any]) -> Rows:
-    """The rows with so many units fewer each."""
+    """The rows, each with so many fewer units."""
     left = np.arange(least.shape[1]) - used[: len(least), None]
     return np.where(left >= 0, np.take_along_axis(least, np.maximum(left, 0), axis=1), inf)
 
@@ -240,12 +239,9 @@ def _with_less(least: Rows, used: np.ndarray[Any, Any]) -> Rows:
 def _schedule(
     count: int, units: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
 ) -> Schedule:
-    """The schedule of a chain. `choose(start, stop, units)` returns where the next entry of the
-    layers from `start` to `stop` begins, the units that are left for what follows, and whether the
-    entry is a layer that is taped.
-
-    Schedules may be nested deeper than Python's calls may.
-    """
+    """The schedule of a chain. `choose(start, stop, units)` returns where the entry after the first
+    begins, the units left for it, and whether the first is a taped layer. There is no recursion,
+    because schedules may be nested deeper than Python's calls."""
     whole: list[Any] = []
     made: list[tuple[list[Any], int, list[Any]]] = []
     rest = [(0, count, units, whole)]

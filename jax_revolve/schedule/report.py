@@ -1,5 +1,5 @@
-"""The memory, the evaluations and the measured times of every plan worth considering: as a table
-and as a picture."""
+"""The memory, evaluations and measured times of the plans worth considering, as table and
+picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from jax_revolve.schedule.selection import trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FEWEST_RUNS = 2
-"""The runs that a measurement needs: with fewer there are no quartiles."""
+"""The fewest runs of a measurement; with fewer, there are no quartiles."""
 
 
 class Measurement(NamedTuple):
@@ -119,7 +119,7 @@ class Report(Printed):
 
     @property
     def _where(self) -> str:
-        """Where a loop is that is inside something."""
+        """The name of a nested loop."""
         return f": {self.name}" if "/" in self.name else ""
 
     def _sizes(self) -> Iterator[str]:
@@ -184,7 +184,7 @@ class Report(Printed):
         return "measured" if self.measured else "chosen"
 
     def _remarks(self) -> Iterator[str]:
-        """What a reader of the table has to know."""
+        """Explanations of the table."""
         if self.measured:
             yield "measured: the temporaries of the compiled gradient"
             runs = min(its.runs for its in self.measured.values())
@@ -263,7 +263,7 @@ def aligned(rows: Sequence[Sequence[str]], words: int = 0) -> Iterator[str]:
 
 
 def _scale(ax: Any) -> None:
-    """Make both axes logarithmic: with the least memory, a step takes hundreds of evaluations."""
+    """Make both axes logarithmic: evaluations per step range from one to hundreds."""
     from matplotlib import ticker
 
     ax.set_xscale("log")
