@@ -24,8 +24,8 @@ Carry = tuple[Any, Any]
 """The value that goes from layer to layer, and the state, or `None`."""
 
 MOST_RUNS = 25
-"""The most runs of a layer. As often it is inside one segment after the other, each of which takes
-about 30 of the 1000 calls that Python allows inside each other while JAX traces it."""
+"""The most runs of a layer. A layer with n runs is inside n nested segments, and tracing each takes
+about 30 of the 1000 nested calls that Python allows."""
 
 
 def checkpointed_chain(
@@ -171,7 +171,7 @@ def _run_list(
     def run(entries: Schedule, carry: Carry) -> Carry:
         x, state = carry
         for entry in entries:
-            # With the state of its own layers, so that a segment holds no other state.
+            # Pass the state of the entry's own layers only, so that a segment holds no other state.
             numbers = [entry] if isinstance(entry, int) else chain.layers_in(entry)
             stateful = [layers[i].call for i in numbers if layers[i].is_stateful]
             own = state.substate(stateful) if stateful else None
