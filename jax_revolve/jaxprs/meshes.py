@@ -1,8 +1,7 @@
-"""What a step computes on another mesh: functions under `jax.sharding.auto_axes`.
+"""Parts of a step on another mesh: functions under `jax.sharding.auto_axes`.
 
-Their values have types of a mesh of their own, of which no buffer can be made where the explicit
-mesh is set. So each such function becomes a function under `jax.checkpoint`, whose residuals are
-its operands.
+Their values have types of their own mesh, of which we cannot make buffers under the explicit mesh.
+So each such function goes under `jax.checkpoint`, and its residuals are its operands.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +16,8 @@ from jax_revolve.jaxprs.evaluate import run_in_place
 
 
 def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with all that is computed outside the mesh under `jax.checkpoint`; the same one if
-    nothing is."""
+    """The jaxpr with all computation outside the mesh under `jax.checkpoint`; the same object if
+    there is none."""
     pieces = _pieces(closed.eqns)
     if len(pieces) == len(closed.eqns):
         return closed
@@ -47,8 +46,8 @@ def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _on_mesh_of(eqns: Sequence[Any]) -> Callable[[Any, Any], Any]:
-    """A value that the equations close over, on their mesh. It belongs to none, but is laid out
-    over the explicit mesh where the loop runs."""
+    """A function that puts values that the equations close over on their mesh. Such a value's type
+    has no mesh, but the loop has laid the value out over the explicit mesh."""
     mesh = eqns[0].outvars[0].aval.sharding.mesh
     closed_over = {v for e in eqns if e.primitive.name != "reshard" for v in variables(e.invars)}
 
@@ -61,8 +60,8 @@ def _on_mesh_of(eqns: Sequence[Any]) -> Callable[[Any, Any], Any]:
 
 
 def _pieces(eqns: Sequence[Any]) -> list[list[Any]]:
-    """The equations, one by one; together from the first one that makes a value outside the mesh to
-    the last one that takes it."""
+    """The equations, one by one, except that those from the first that makes a value outside the
+    mesh to the last that takes it are together."""
     pieces: list[list[Any]] = []
     until = -1
     for i, eqn in enumerate(eqns):

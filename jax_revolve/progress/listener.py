@@ -18,7 +18,7 @@ class Listener(Hashable, Protocol):
 
 
 UNKNOWN = -1
-"""In place of a number of steps that is unknown before the end."""
+"""Stands for a number of steps that is unknown before the end."""
 
 FORWARD = "forward"
 REVERSE = "reverse"

@@ -1,7 +1,6 @@
 """Buffers, and checkpoints that are not on the device.
 
-Begin with `stores`: `put` and `get` are all that the engines call, and so where another storage is
-added.
+Begin with `stores`: the engines only call `put` and `get`, so this is where to add another storage.
 
 - `buffers`: arrays with a leading axis of slots or steps, on the device or in the host's memory.
 - `stores`: the storage of a two-level plan: buffers in the host's memory, or tickets of files.
