@@ -100,8 +100,8 @@ the minimum cut counts equal edges twice: engine/test_cut.py -k minimum
 # The step
 
 a checkpoint lacks what is needed a step later: loops/test_while_loop.py -k delay_line
-- if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
-+ if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) is not needed:
+- if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
++ if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) is not needed:
 
 a carry that depends on a weight after a step has no derivative: integrations/test_equinox.py -k closed_over
 -         if grown == carry:
@@ -198,8 +198,8 @@ bytes are counted as if numbers had four: programs/test_checkpoint_loops.py -k w
 + return sum(prod(shape_on_a_device(aval)) * 4 for aval in avals)
 
 the residuals that a step computes again are not counted: programs/test_explain.py -k products
-- return in_block + sizes.again + piece(plan.block_size) * sizes.factors
-+ return in_block + sizes.again
+- return in_block + sizes.recomputed + piece(plan.block_size) * sizes.factors
++ return in_block + sizes.recomputed
 
 # Storage
 

@@ -114,12 +114,12 @@ class Split(NamedTuple):
     for reverse mode, it knows the primals but not the tangents. `primal_half(function, activity)`
     is the function of `primal`. `linearize(primals, **params)` returns its results, residuals such
     that `linear(*residuals, *tangents)` are the tangents, and the parameters of `linear`.
-    `again(function)` is the function to run after `primal` has run.
+    `rerun(function)` is the function to run after `primal` has run.
     """
 
     primal: Primitive
     primal_half: Callable[[Any, Any], Any]
-    again: Callable[[Any], Any]
+    rerun: Callable[[Any], Any]
     linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
     linear: Primitive
 
@@ -167,9 +167,9 @@ def _split_equation(
     later = [True] * len(eqn.outvars)
     if any(unknown[:num_primals]):
         return None, eqn, later, later, kept
-    again = eqn.replace(params={"function": split.again(function), "activity": activity})
+    rerun = eqn.replace(params={"function": split.rerun(function), "activity": activity})
     if not any(unknown):
-        return eqn, again, [False] * len(later), later, kept
+        return eqn, rerun, [False] * len(later), later, kept
     known = eqn.replace(
         primitive=split.primal,
         invars=eqn.invars[:num_primals],
@@ -177,7 +177,7 @@ def _split_equation(
         params={"function": split.primal_half(function, activity)},
     )
     unknown_results = [i >= num_results for i in range(len(later))]
-    return known, again, unknown_results, later, kept
+    return known, rerun, unknown_results, later, kept
 
 
 def _remove_dead_code(prune: Prune, used: list[bool], *rest: Any) -> tuple[list[bool], Any]:

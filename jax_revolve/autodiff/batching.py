@@ -105,10 +105,10 @@ def mapped(
         dims = (*vmap.dims, *more(vmap))
         found = batched_dims(vmap.axis, run, operands, dims)
         wanted_dims = found if wanted is None else wanted(vmap)
-        either = [w if f is None else f for f, w in zip(found, wanted_dims, strict=True)]
-        results = vmap_over(vmap.axis, run, dims, either)(*operands)
+        dims_out = [w if f is None else f for f, w in zip(found, wanted_dims, strict=True)]
+        results = vmap_over(vmap.axis, run, dims, dims_out)(*operands)
         # All examples computed the same value, so keep the first.
-        triples = zip(results, wanted_dims, either, strict=True)
+        triples = zip(results, wanted_dims, dims_out, strict=True)
         return [x[0] if w is None and e is not None else x for x, w, e in triples]
 
     for vmap in vmaps:

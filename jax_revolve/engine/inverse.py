@@ -66,7 +66,7 @@ class WalkBack:
         drift = self._drift(end, end, end)
         return Walk(end, drift, jnp.zeros_like(drift, jnp.int32))
 
-    def of_block(
+    def through_block(
         self,
         start: Any,
         count: Any,
@@ -88,7 +88,7 @@ class WalkBack:
             if own is not None:  # rounding may have flipped the condition
                 goes_on = steps.loop.holds(steps.operands.consts, steps.whole(before))
                 is_wrong |= is_over != done(goes_on)
-            return before, self._pullback.of_step(kept, step, gradient)[0], is_wrong
+            return before, self._pullback.through_step(kept, step, gradient)[0], is_wrong
 
         is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
         found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))

@@ -41,7 +41,7 @@ from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import is_for_cpu
-from jax_revolve.step.linearized import either
+from jax_revolve.step.linearized import union
 from jax_revolve.step.loop import pick, spread, substitute
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
@@ -63,28 +63,28 @@ def run_forward_offline(
     """The final carry, the ys that are kept, and what is saved: the checkpoints and, if the sweep
     `tapes`, the last block's tape."""
     is_walked = is_walked_back(steps.loop, plan)
-    kept = either(keep_ys, steps.record) if is_walked else keep_ys
-    sweep = _Sweep(steps, plan, kept, Reports(steps.loop, FORWARD, plan.length))
+    kept_ys = union(keep_ys, steps.record) if is_walked else keep_ys
+    sweep = _Sweep(steps, plan, kept_ys, Reports(steps.loop, FORWARD, plan.length))
     _, ys = steps.loop.results(steps.loop.output_types)
-    results = steps.operands.carry, list(map(zeros, pick(ys, kept)))
-    start = stores = tape = None
+    results = steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))
+    start = buffers = tape = None
     if isinstance(plan, TwoLevelPlan):
-        results, stores = sweep.write(plan, results)
+        results, buffers = sweep.write(plan, results)
         start = pick(results[0], steps.restart)
     results, slots = sweep.store(results)
     if is_walked:
         last = pick(results[0], steps.restart)
         (carry, ys), _ = sweep.last_block(results, None)
-        ys, end = spread(ys, kept), pick(carry, steps.restart)
+        ys, end = spread(ys, kept_ys), pick(carry, steps.restart)
         saved = Saved(
-            slots, None, start, stores, last_start=last, end=end, record=pick(ys, steps.record)
+            slots, None, start, buffers, last_start=last, end=end, record=pick(ys, steps.record)
         )
         return [*carry, *pick(ys, keep_ys)], saved
     if tapes_the_last_block(plan):
         step = taped_step(steps.linearized) if tapes and steps.linearized else None
         results, tape = sweep.last_block(results, step)
     carry, ys = results
-    return [*carry, *ys], Saved(slots, tape, start, stores)
+    return [*carry, *ys], Saved(slots, tape, start, buffers)
 
 
 class _AdvanceGroup(NamedTuple):

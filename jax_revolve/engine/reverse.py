@@ -120,14 +120,14 @@ class _Sweep:
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start
             if self._back is not None and walk is not None and saved.last_start is not None:
-                gradient, walk = self._back.of_block(
+                gradient, walk = self._back.through_block(
                     start, count, saved.last_start, gradient, walk, loop
                 )
             else:
                 taped = saved.tape
                 if taped is None:
                     taped = tape_the_last_block(self._steps, plan, saved)
-                gradient = self._pullback.of_block(taped, start, count, gradient, loop)
+                gradient = self._pullback.through_block(taped, start, count, gradient, loop)
         elif size > 1 and walk is None:
             taped = self._step.empty(size)
         stack = self._stack(saved)
@@ -163,15 +163,15 @@ class _Sweep:
         # The last block of a while loop may be shorter. A scan's last block is not reversed here.
         count = jnp.minimum(size, self._total - start) if self._is_while else size
         if self._back is not None and state.walk is not None:
-            gradient, walk = self._back.of_block(start, count, restarted, gradient, state.walk)
+            gradient, walk = self._back.through_block(start, count, restarted, gradient, state.walk)
             return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
             of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
-            gradient, _ = self._pullback.of_step(of_step, start, gradient)
+            gradient, _ = self._pullback.through_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
         taped = self._step.tape_steps(self._steps, taped, restarted, start, count)
-        gradient = self._pullback.of_block(taped, start, count, gradient)
+        gradient = self._pullback.through_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)
 
     def _reverse(self, first: Any, blocks: Any, state: _State) -> _State:

@@ -146,8 +146,8 @@ def keep(storage: Storage | None, values: Values) -> Checkpoint:
     if not isinstance(storage, Disk):
         return Checkpoint("in host memory", nbytes, lambda: place(data), lambda: data)
     directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
-    first, second, number = files.write_file(directory, data).tolist()
-    ticket = first, second, number
+    first, second, checksum = files.write_file(directory, data).tolist()
+    ticket = first, second, checksum
     read = partial(files.read_file, directory, ticket, like, is_last=False)
     checkpoint = Checkpoint("on disk", nbytes, lambda: place(read()), read)
     weakref.finalize(checkpoint, files.remove_file, directory, ticket)

@@ -66,8 +66,8 @@ def digest(*values: Hashable) -> str:
 
 def checksum(content: Iterable[Any]) -> str:
     found = hashlib.sha256()
-    for piece in content:
-        found.update(piece)
+    for chunk in content:
+        found.update(chunk)
     return found.hexdigest()
 
 

@@ -151,12 +151,12 @@ def sweep(
     watch.begin(name, problem.length, position.reached, lambda: position.text(problem.evaluations))
     for action in problem.actions(position.actions, is_forward=is_forward):
         if isinstance(action, Advance):
-            for number in range(action.start + position.steps, action.stop):
+            for i in range(action.start + position.steps, action.stop):
                 position.carry, y = step.forward(operands.consts, position.carry, x)
                 position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
                 if is_forward:
-                    to.put(problem.loop.entry(number), y)
-                    position.reached = number + 1
+                    to.put(problem.loop.entry(i), y)
+                    position.reached = i + 1
                 between_steps(position.carry)
             position.actions, position.steps = position.actions + 1, 0
         elif isinstance(action, Tape):

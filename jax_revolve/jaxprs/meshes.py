@@ -18,8 +18,8 @@ from jax_revolve.jaxprs.evaluate import run_in_place
 def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with all computation outside the mesh under `jax.checkpoint`; the same object if
     there is none."""
-    pieces = _pieces(closed.eqns)
-    if len(pieces) == len(closed.eqns):
+    groups = _groups(closed.eqns)
+    if len(groups) == len(closed.eqns):
         return closed
     jaxpr = closed.jaxpr
 
@@ -27,7 +27,7 @@ def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
         variables_in = [*jaxpr.constvars, *jaxpr.invars]
         values = dict(zip(variables_in, [*closed.consts, *inputs], strict=True))
         value = lambda atom: atom.val if is_literal(atom) else values[atom]  # noqa: E731
-        for eqns in pieces:
+        for eqns in groups:
             if len(eqns) == 1:
                 results = run_in_place(eqns[0], list(map(value, eqns[0].invars)))
                 values.update(zip(eqns[0].outvars, results, strict=True))
@@ -36,9 +36,9 @@ def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
             used = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
             operands = [v for v in used if v not in made]
             given = [v for v in made if not is_outside_the_mesh([v.aval])]
-            piece = jaxpr.replace(constvars=[], invars=operands, outvars=given, eqns=list(eqns))
+            program = jaxpr.replace(constvars=[], invars=operands, outvars=given, eqns=list(eqns))
             values_in = map(_on_mesh_of(eqns), operands, map(value, operands))
-            results = jax.checkpoint(partial(eval_jaxpr, piece, []))(*values_in)
+            results = jax.checkpoint(partial(eval_jaxpr, program, []))(*values_in)
             values.update(zip(given, results, strict=True))
         return list(map(value, jaxpr.outvars))
 
@@ -59,17 +59,17 @@ def _on_mesh_of(eqns: Sequence[Any]) -> Callable[[Any, Any], Any]:
     return moved
 
 
-def _pieces(eqns: Sequence[Any]) -> list[list[Any]]:
+def _groups(eqns: Sequence[Any]) -> list[list[Any]]:
     """The equations, one by one, except that those from the first that makes a value outside the
     mesh to the last that takes it are together."""
-    pieces: list[list[Any]] = []
+    groups: list[list[Any]] = []
     until = -1
     for i, eqn in enumerate(eqns):
         if i <= until:
-            pieces[-1].append(eqn)
+            groups[-1].append(eqn)
         else:
-            pieces.append([eqn])
+            groups.append([eqn])
         for v in eqn.outvars:
             if is_outside_the_mesh([v.aval]):
                 until = max(until, *(j for j, e in enumerate(eqns) if v in e.invars), i)
-    return pieces
+    return groups

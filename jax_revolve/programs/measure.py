@@ -180,11 +180,11 @@ class _Measuring:
     def compile(self, plans: Sequence[AnyPlan]) -> None:
         """Compile the gradient with the first plan, and with more as long as there is time."""
         took = 0.0
-        for number, plan in enumerate(plans, 1):
+        for i, plan in enumerate(plans, 1):
             before = self.elapsed
             if self.programs and before + took > COMPILING * self.seconds:
                 return
-            self.tell(f"compiling plan {number} of {len(plans)}")
+            self.tell(f"compiling plan {i} of {len(plans)}")
             with self.leaving_out(plan):
                 self.programs.append(compile_gradient(self.loop._replace(plan=plan), self.operands))
             took = self.elapsed - before

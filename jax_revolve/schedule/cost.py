@@ -44,20 +44,20 @@ class Sizes(NamedTuple):
     weights: int = 0  # the weights whose cotangents are computed once for a block
     # The estimated nanoseconds of an evaluation; `None` if nothing else counts beside them.
     work: float | None = None
-    again: int = 0  # the residuals of a single step that are recomputed from the kept ones
-    again_work: float = 0.0  # the estimated nanoseconds of that
+    recomputed: int = 0  # the residuals of a single step that are recomputed from the kept ones
+    recompute_work: float = 0.0  # the estimated nanoseconds of that
     uncut: int | None = None  # the residuals of a step that JAX keeps
     factors: int = 0  # kept from the pullback of a step to the product for `weights`
     arrays: int = 0  # how many arrays of residuals are written for each step of a block
     profile: Profile = CPU
-    is_walked_back: bool = False  # blocks have no tape, and take `again` instead
+    is_walked_back: bool = False  # blocks have no tape, and take `recomputed` instead
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
     in_block = plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry)
-    return in_block + sizes.again + piece(plan.block_size) * sizes.factors
+    return in_block + sizes.recomputed + piece(plan.block_size) * sizes.factors
 
 
 def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
@@ -87,8 +87,8 @@ def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
     is_optimal = plan.blocks <= beta(plan.checkpoints, 2)
     if isinstance(plan, TwoLevelPlan) or is_optimal or plan.blocks > MOST_BLOCKS_SIMULATED:
         return _least_evaluations(plan)
-    again = online.evaluations(plan.blocks, plan.checkpoints) - 2 * plan.blocks
-    return 2 * plan.length + plan.block_size * again
+    repeated = online.evaluations(plan.blocks, plan.checkpoints) - 2 * plan.blocks
+    return 2 * plan.length + plan.block_size * repeated
 
 
 def _least_evaluations(plan: Reversal) -> int:
@@ -96,10 +96,10 @@ def _least_evaluations(plan: Reversal) -> int:
     if isinstance(plan, TwoLevelPlan):
         # The tail is reversed as a part, from a carry in the storage, without the loop's end.
         end, blocks = plan.scheduled_blocks - plan.tail, plan.blocks - plan.tail
-        again = advances(blocks, plan.checkpoints) - advances(end, plan.checkpoints) - plan.tail
-        return 2 * plan.length + plan.advances + plan.block_size * again
-    again = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
-    return 2 * plan.length + plan.block_size * again
+        repeated = advances(blocks, plan.checkpoints) - advances(end, plan.checkpoints) - plan.tail
+        return 2 * plan.length + plan.advances + plan.block_size * repeated
+    repeated = advances(plan.blocks + 1, plan.checkpoints) - plan.blocks
+    return 2 * plan.length + plan.block_size * repeated
 
 
 def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
@@ -109,7 +109,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     if sizes.work is None:
         return runs
     alone = sizes.weights * profile.weight_byte
-    in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.again_work
+    in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.recompute_work
     in_blocks += sizes.arrays * profile.residual_array
     return (
         runs * (sizes.work + profile.evaluation)

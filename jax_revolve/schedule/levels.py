@@ -52,8 +52,8 @@ class Level(NamedTuple):
 def levels_of(length: int, counts: tuple[int, ...], block_size: int) -> list[Level]:
     """The levels of a loop, the coarsest first."""
     found, base, slot, rest = [], 0, 0, length
-    for number, count in enumerate(counts):
-        size = prod(counts[number + 1 :]) * block_size
+    for i, count in enumerate(counts):
+        size = prod(counts[i + 1 :]) * block_size
         last = -(-rest // size)
         found.append(Level(size, base, count, last, slot, length - rest))
         slot = found[-1].slot(last - 1, slot)

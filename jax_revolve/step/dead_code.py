@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
-from jax_revolve.step.linearized import Activity, either, live_carry, needed_by
+from jax_revolve.step.linearized import Activity, live_carry, needed_by, union
 from jax_revolve.step.loop import Loop, Mask, pick, spread
 
 Part = tuple[Mask, Mask, dict[str, Any]]
@@ -18,7 +18,7 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
     if loop.inverse is not None:
         used = [True] * len(used)
     dots = list(map(bool, spread(used[len(activity.results) :], activity.results)))
-    results, operands, params = prune_loop(either(used[: len(dots)], dots), loop)
+    results, operands, params = prune_loop(union(used[: len(dots)], dots), loop)
 
     kept = loop.operands(operands)
     (carry, ys), (_, dots_of_ys) = loop.results(results), loop.results(dots)

@@ -319,10 +319,10 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     while True:
         # `closed` has no derivative rules, so dead-code elimination sees into every function.
         read = needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:][: loop.num_carry]
-        grown = either(needed, read)
+        grown = union(needed, read)
         if grown == needed and loop.inverse is not None:
             read = needed_by(loop.inverse, needed)
-            grown = either(needed, loop.operands([*[False] * first, *read]).carry)
+            grown = union(needed, loop.operands([*[False] * first, *read]).carry)
             record = read[len(read) - len(no_ys) :]
         if grown == needed:
             return tuple(needed), tuple(record)
@@ -365,15 +365,15 @@ def live_carry(loop: Loop, carry: Sequence[bool], ys: Sequence[bool]) -> list[bo
     number of steps."""
     first, needed = loop.num_condition_consts, list(carry)
     if loop.condition is not None:
-        needed = either(needed, needed_by(loop.condition, [True])[first:])
+        needed = union(needed, needed_by(loop.condition, [True])[first:])
     while True:
         used = needed_by(loop.jaxpr, [*needed, *ys])
-        if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
+        if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
             return needed
         needed = grown
 
 
-def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+def union(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
     return [x or y for x, y in zip(a, b, strict=True)]
 
 

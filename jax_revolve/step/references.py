@@ -63,14 +63,14 @@ def _pure_loop(equation: Loop, operands: list[Any]) -> tuple[Loop, list[Any], li
     # A reference that both condition and step use is one object.
     carried = [*{id(x): x for x in consts if id(x) in step.written}.values()]
     written = [x for x in xs if id(x) in step.written]
-    number = {id(x): num_carry + i for i, x in enumerate(carried)}
-    kept = [id(x) not in number for x in consts]
+    index = {id(x): num_carry + i for i, x in enumerate(carried)}
+    kept = [id(x) not in index for x in consts]
     of_condition, of_step = kept[:num_condition], kept[num_condition:]
 
     def with_carried(consts: Sequence[Any], own: list[Any], carry: list[Any]) -> list[Any]:
         """The consts and carry of the original jaxpr, from the remaining consts and the carry."""
-        every = [id(x) in number and carry[number[id(x)]] for x in consts]
-        return [*substitute(every, [id(x) not in number for x in consts], own), *carry[:num_carry]]
+        every = [id(x) in index and carry[index[id(x)]] for x in consts]
+        return [*substitute(every, [id(x) not in index for x in consts], own), *carry[:num_carry]]
 
     def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
         results, after = step([*with_carried(consts[num_condition:], own, carry), *x])

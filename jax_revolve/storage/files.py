@@ -49,8 +49,8 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
 def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Write the arrays to a new file. Returns its ticket."""
     content, checksum = bytes_of(arrays), 0
-    for piece in content:
-        checksum = zlib.crc32(piece, checksum)
+    for chunk in content:
+        checksum = zlib.crc32(chunk, checksum)
     ticket = np.array([secrets.randbits(32), secrets.randbits(32), checksum], np.uint32)
     path = _path(directory, ticket)
     if not path.parent.exists():

@@ -2,7 +2,7 @@
 
     for i in range(block_size):                      # tape_steps
         carry, y, tape[i] = run(carry, xs[i])
-    for i in reversed(range(block_size)):            # Pullback.of_block
+    for i in reversed(range(block_size)):            # Pullback.through_block
         residuals = recompute(tape[i], xs[i])
         cotangents = transposed(residuals, cotangents)
 
@@ -52,17 +52,17 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     weights = taped.weight_gradients if taped.is_transposable else None
     carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
-    again = bytes_of(v.aval for v in computed)
+    recomputed = bytes_of(v.aval for v in computed)
     start = set(step.carry).difference(by_jax)  # the carry exists anyway
     sizes = Sizes(
         checkpoint=bytes_of(pick(carry, step.restart)),
         residuals=cut.bytes,
-        alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
+        alone=bytes_of(v.aval for v in cut.kept if v not in start) + recomputed,
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
-        again=again,
-        again_work=cut_at(step, cut.kept, profile).work,
+        recomputed=recomputed,
+        recompute_work=cut_at(step, cut.kept, profile).work,
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
         factors=bytes_of(weights.types) if weights else 0,
@@ -73,8 +73,8 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     return sizes._replace(
         residuals=0,
         # Also the exact carries at both ends of the block, and the one in between.
-        again=sizes.alone + 2 * sizes.checkpoint,
-        again_work=work_of(loop.inverse, profile),
+        recomputed=sizes.alone + 2 * sizes.checkpoint,
+        recompute_work=work_of(loop.inverse, profile),
         factors=0,
         arrays=0,
         is_walked_back=True,
@@ -173,7 +173,7 @@ class Pullback:
         self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
         self._same, self._fixed = step.of_all_steps(steps.shared)
 
-    def of_block(
+    def through_block(
         self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
     ) -> Operands:
         """Pull cotangents back through the `count` taped steps from `start` on, with this `loop`.
@@ -192,7 +192,7 @@ class Pullback:
             def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
                 entry = first + length - 1 - i
-                gradient, new = self.of_step(read(taped, entry), start + entry, gradient)
+                gradient, new = self.through_step(read(taped, entry), start + entry, gradient)
                 return gradient, write(kept, new, entry - base)
 
             gradient, kept = loop(0, length, pull_back_step, state)
@@ -216,7 +216,7 @@ class Pullback:
 
         return turns(loop, pieces, pull_back_next, state)[0]
 
-    def of_step(
+    def through_step(
         self, taped: list[Any], step: Any, gradient: Operands
     ) -> tuple[Operands, list[Any]]:
         """Pull cotangents back through a taped step. Also returns the factors to keep until the end

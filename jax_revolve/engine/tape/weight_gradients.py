@@ -134,8 +134,8 @@ class WeightGradients:
             if name == "pad":  # with anything but zeros it adds to each product
                 is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
             if is_sum or is_linear:
-                parts = [found.get(v) for v in pick(eqn.invars, varying)]
-                if None not in parts:
-                    factors = dict.fromkeys(x for part in parts if part for x in part)
+                operands_of = [found.get(v) for v in pick(eqn.invars, varying)]
+                if None not in operands_of:
+                    factors = dict.fromkeys(x for each in operands_of if each for x in each)
                     found[eqn.outvars[0]] = list(factors)
         return found
