@@ -1,4 +1,4 @@
-"""The types of arguments and results, the exceptions that calls raise, and two progress meters."""
+"""The types of arguments and results, exceptions, and two progress meters."""
 
 from jax_revolve.host.states import DamagedError as DamagedError
 from jax_revolve.loops.inverse import InverseDrift as InverseDrift

@@ -137,7 +137,7 @@ def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
 
 
 def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
-    """`jax.experimental.sparse.sparsify`, whose values are numbers of buffers in `env`."""
+    """`jax.experimental.sparse.sparsify`, whose values are indices of buffers in `env`."""
     transform = sys.modules[_SPARSE]
     types = transform.spvalues_to_avals(env, values)
     arrays = transform.spvalues_to_arrays(env, values)

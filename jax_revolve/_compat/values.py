@@ -50,7 +50,7 @@ def tangent_type(primal: Any) -> AbstractValue:
 
 
 def cotangent_type(primal: Any) -> AbstractValue:
-    """The type of the cotangents of a value, unreduced over axes of a mesh where it is reduced."""
+    """The type of a value's cotangents, unreduced over mesh axes where the value is reduced."""
     return jax.typeof(primal).to_ct_aval()
 
 
@@ -68,7 +68,7 @@ def zeros(aval: AbstractValue) -> jax.Array:
         made = vary(laid_out_as(lax.full(aval.shape, 0, aval.dtype), aval), varying_axes(aval))
     else:
         made = ad.zeros_like_aval(aval)
-    # jax 0.12 forgets the mesh where no mesh is set.
+    # jax 0.12 loses the mesh where no mesh is set.
     mesh = aval.sharding.mesh
     return made if mesh.empty else laid_out(made, mesh, aval.sharding.spec)
 
@@ -82,11 +82,11 @@ def is_array_type(aval: AbstractValue) -> bool:
 
 
 SYMBOLIC_SIZE = 64
-"""The size of an axis that is a symbol of `jax.export`, where plans are compared."""
+"""The size that a symbolic axis of `jax.export` counts as when we compare plans."""
 
 
 def is_symbolic(aval: AbstractValue) -> bool:
-    """Whether the size of an axis is a symbol of `jax.export`, which may stand for any number."""
+    """Whether the size of an axis is a symbol of `jax.export`, and so unknown."""
     return not all(isinstance(n, int) for n in aval.shape)
 
 

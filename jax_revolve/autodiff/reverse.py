@@ -138,7 +138,7 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
     both = None if sweep.has_rule else _pairs_of(sweep, primals, along)
-    # The derivative of `jax.random.gamma` is a while loop, which has no reverse mode.
+    # For example, the derivative of `jax.random.gamma` is a while loop, without reverse mode.
     if both is None or not taped_step(both[-1]).is_transposable:
         _refuse_inverse(sweep)
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
@@ -251,7 +251,7 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
 
 
 def _nested(sweep: Sweep, flat: Flat) -> Flat:
-    """The results of a sweep of one example, as the nested engine computes them."""
+    """The results of a sweep of one example, by the nested engine."""
     operands, _, cotangents = sweep.take_apart(flat)
     # JAX may map the nested engine without our batching rule, so its step must allow for it.
     steps = sweep.when_mapped().steps(operands, rerun=True)

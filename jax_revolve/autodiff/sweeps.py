@@ -82,7 +82,7 @@ class Sweep(NamedTuple):
     """
 
     jaxpr: ClosedJaxpr
-    """The loop's: JAX and this library look for jaxprs among the fields of a parameter."""
+    """The loop's, as a field because JAX looks for jaxprs among the fields of a parameter."""
     loop: Loop
     activity: Activity
     restart: Mask
@@ -92,14 +92,14 @@ class Sweep(NamedTuple):
     ys: Mask
     tapes: bool
     has_rule: bool
-    """Whether the step has a derivative rule of a user, which need not be a derivative."""
+    """Whether the step has a user's derivative rule, which need not be a derivative."""
     saved_tree: Any = None
     output_types: tuple[Any, ...] = ()
     transfers: ClosedJaxpr | None = None
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
     is_mapped: bool = False
-    """Whether `jax.vmap` maps a while loop, whose examples may be done before others."""
+    """Whether `jax.vmap` maps a while loop, so that some examples may be done before others."""
     later: tuple[Mask, ...] = ()
     """For each time that the sweep was itself linearized, the loop's operands that were active."""
 
@@ -109,7 +109,7 @@ class Sweep(NamedTuple):
         return self._replace(saved_tree=None, output_types=(), transfers=None, vmaps=())
 
     def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
-        """The sweep over another loop, with other fields as well."""
+        """The sweep over another loop, with these fields replaced."""
         return self._replace(jaxpr=loop.jaxpr, loop=loop, **fields)
 
     @property
@@ -160,7 +160,7 @@ class Sweep(NamedTuple):
         return list(flat[:first]), list(flat[first:last]), list(flat[last:])
 
     def cotangents(self, flat: Flat) -> Cotangents:
-        """The reverse sweep's, with `None` for the ys that have none."""
+        """The reverse sweep's cotangents, with `None` for ys without one."""
         num_carry = sum(self.activity.carry)
         return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 

@@ -247,7 +247,7 @@ def _grouped(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_Ad
 
 
 def tape_the_last_block(steps: Steps, plan: AnyPlan, saved: Saved) -> Buffers:
-    """The last block's tape, from the newest checkpoint."""
+    """Tape the last block, from the newest checkpoint."""
     assert steps.linearized is not None
     slot, start = 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
     for group in _advance_groups(plan)[-1:]:

@@ -120,7 +120,7 @@ class Placement:
         new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
-        # The next position. Its level is the level of position + 3 steps, without this sum.
+        # The next position, on the level of `position + 3` steps, a sum that might overflow.
         upcoming = jnp.minimum(level + _as_int(end_of_level - 2 <= position), last)
         mark = jnp.where(upcoming > level, 0, landmark + _as_int(is_landmark))
         ahead = _at(marks, upcoming, mark)

@@ -60,7 +60,7 @@ class Reports:
             self._least = ceil(BETWEEN_REPORTS / max(work, LEAST_WORK))
 
     def before_step(self, steps: Int) -> None:
-        """In the body of a loop: report that so many steps have been taken, if that is due."""
+        """In the body of a loop, report the number of steps so far, if a report is due."""
         is_short = isinstance(self._total, int) and self._total < self._least
         if self.are_shown and not is_short:
             self._report_if(lax.rem(steps, self._spacing(steps)) == 0, steps)

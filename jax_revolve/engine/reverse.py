@@ -108,7 +108,7 @@ class _Sweep:
         self._back: WalkBack | None = None
 
     def run(self, saved: Saved, gradient: Operands) -> Operands:
-        """From the cotangents after the loop to those before it."""
+        """Pull the cotangents back through the loop."""
         plan, size = self._plan, self._plan.block_size
         first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
         blocks, taped, walk = -(-self._total // size), [], None
@@ -234,7 +234,7 @@ class _Sweep:
 
         return for_loop(0, level.parts - 1, advance, (restarted, slots))[1]
 
-    # By decisions of the schedule, which are made on the device
+    # With decisions of the schedule on the device
 
     def _by_schedule(self, first: Any, blocks: Any, state: _State) -> _State:
         """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse

@@ -68,4 +68,4 @@ def stacked(*numbers: jax.Array) -> jax.Array:
 ZERO, ONE = np.int32(0), np.int32(1)
 _LARGEST = np.iinfo(np.int32).max
 _BEYOND = 2**32
-"""More than any difference of a 32-bit integer and another one; sums of 2**31 of these fit."""
+"""More than any difference of two 32-bit integers. 2**31 of these can be added in 64 bits."""

@@ -1,5 +1,5 @@
-"""A run, with or without a directory: the rule by which JAX differentiates it, its forward sweep,
-and the reverse sweep of each pullback, action by action."""
+"""A run, with or without a directory: its derivative rule for JAX, its forward sweep, and the
+reverse sweep of each pullback. The loop over a plan's actions is `sweep`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

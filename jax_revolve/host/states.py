@@ -108,7 +108,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 class DamagedError(OSError):
-    """A file of a saved run is missing, or is not what was written."""
+    """A file of a saved run is missing or damaged."""
 
 
 class States:

@@ -55,14 +55,14 @@ class Watch:
         self._processes, self._is_interrupted, self._note = Processes(()), False, ""
 
     def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
-        """A sweep of `total` steps begins, or goes on after `steps`. `describe` adds a note."""
+        """Begin a sweep of `total` steps, or resume it after `steps`. `describe` adds a note."""
         self._sweep, self._total, self._describe = sweep, total, describe
         self._ahead, self._looked = 0, time.monotonic()
         for reached in sorted({0, steps}):
             self._report(reached)
 
     def between_steps(self, steps: int, values: Any, save: Callable[[], None]) -> None:
-        """`steps` steps of the sweep have been taken, the last of which computes `values`."""
+        """To be called after each step: number `steps` of the sweep, which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
         is_due = self._is_interrupted or now - self._saved >= self._save_every

@@ -10,7 +10,7 @@ from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
 _RECOMPUTED = ("remat2", "checkpointed_segment")
-"""Equations that are run again when they are transposed."""
+"""Equations that are recomputed when they are transposed."""
 
 IN_PLACE = "checkpointed_in_place"
 """The name of a function that is called in place of an equation."""
@@ -34,7 +34,7 @@ def is_shard_map(eqn: Any) -> bool:
 
 
 def name_in(eqn: Any) -> list[str]:
-    """The names of scopes and transformations around an equation, and of what it runs."""
+    """The names of scopes and transformations around an equation, and its own name."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", name_of(eqn))
     if name == IN_PLACE:

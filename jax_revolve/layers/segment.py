@@ -150,7 +150,7 @@ def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[A
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
-    """`fun(*operands)`, run once all operands are available, and merged with nothing else."""
+    """`fun(*operands)`, run once all operands are available, which XLA merges with nothing."""
     jaxpr, consts = without_consts(jax.make_jaxpr(fun)(*operands))
     return apart_p.bind(*map(as_array, [*consts, *operands]), jaxpr=jaxpr)
 

@@ -1,4 +1,4 @@
-"""The options of a loop, before its sizes are known, and a test of whether its storage works."""
+"""The options of a loop, from before its sizes are known, and a test of its storage."""
 
 import warnings
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Options:
         return equation.with_plan(length, plan, listener_of(self.progress))
 
     def _check_no_budget(self, obstacle: str) -> None:
-        """Warn that the loop is lax's own, and refuse a budget that it would not keep to."""
+        """Warn that the loop stays lax's own, and refuse a budget that it would exceed."""
         for name in ("checkpoints", "block_size", "memory", "storage", "plan"):
             value = getattr(self, name)
             if value is not None:

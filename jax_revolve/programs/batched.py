@@ -24,7 +24,7 @@ def is_batched(eqn: Any) -> bool:
 
 
 def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
-    """The results of a batched while loop, by one that stops when no example goes on."""
+    """The results of a batched while loop, from a loop that runs while any example goes on."""
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
     of_condition, of_body, init = operands[:first], operands[first:last], operands[last:]

@@ -269,7 +269,7 @@ def find_not_entered(jaxpr: Any) -> list[NotEntered]:
 
 
 def _not_entered(eqn: Any, name: str) -> NotEntered | None:
-    """The loops that an equation runs and that no walk enters, if there are any."""
+    """The loops that an equation runs and that `find_loops` cannot enter, if any."""
     kind = name_of(eqn)
     if kind.startswith(("checkpointed_", "apart")):
         return None  # this library's own equations, whose loops are checkpointed

@@ -140,7 +140,7 @@ def compile_gradient(loop: Loop, operands: list[Any]) -> Program:
 
 
 def peak_bytes(operands: list[Any]) -> int | None:
-    """The most bytes that the allocator of the operands' device has held so far, if it tells."""
+    """The peak of the allocator of the operands' device so far, in bytes, if reported."""
     device = min(operands[0].sharding.addressable_devices, key=lambda d: d.id)
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 

@@ -115,12 +115,12 @@ def layers_in(schedule: Schedule) -> Iterator[int]:
 
 
 def runs(schedule: Schedule) -> list[int]:
-    """How often each layer runs: once taped, and once for each schedule that it is advanced in."""
+    """How often each layer runs: once taped, and once for each schedule that advances it."""
     return [depth + 1 for _, depth in _with_depths(schedule)]
 
 
 def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """The layers, each with the number of schedules around it but the outermost."""
+    """The layers, each with its number of enclosing schedules, not counting the outermost."""
     rest: list[tuple[int | Schedule, int]] = [(schedule, -1)]
     while rest:
         entry, depth = rest.pop()

@@ -66,7 +66,7 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
 
 
 def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
-    """The bytes held between the sweeps. An inner loop's exist once for each taped outer step."""
+    """The bytes held between the sweeps, to be multiplied by an outer loop's block size."""
     if is_while:
         return plan.checkpoints * (sizes.checkpoint + STACK_ENTRY)
     tape = plan.block_size * sizes.residuals if plan.block_size > 1 else 0
@@ -129,7 +129,7 @@ def _waits(plan: Reversal, is_while: bool) -> float:
 
 @lru_cache(maxsize=2**14)
 def _weighted_evaluations(plan: Reversal, is_while: bool) -> float:
-    """The evaluations, with transfers counted as evaluations."""
+    """The evaluations, plus transfers in units of evaluations."""
     runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
     if isinstance(plan, TwoLevelPlan):
         assert plan.storage.transfer is not None

@@ -86,7 +86,7 @@ def value_and_gradient(length: int, counts: tuple[int, ...], block_size: int) ->
 
 
 def _both(levels: list[Level], depth: int, slot: int, start: int, length: int) -> Iterator[Action]:
-    """Both sweeps of the loop, or of the last part of a level, which ends with the loop."""
+    """Both sweeps of the loop, or of the last part of a level, at the loop's end."""
     if depth == len(levels):
         if levels[-1].size > 1:
             yield Tape(start, length)

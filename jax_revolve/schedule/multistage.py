@@ -39,9 +39,9 @@ import numpy as np
 from jax_revolve.schedule.binomial import beta, smallest
 
 Parts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-"""The parts of all segments, in the order in which they are reversed after the tail. The rows: the
-number of the carry that is read from the storage, the block that it is advanced to, and the block
-before which the part stops."""
+"""The parts of all segments, in the order in which they are reversed after the tail. The rows are
+the index of the carry in the storage, the block to which it is advanced, and the block before which
+the part stops."""
 
 
 class Transfers(NamedTuple):
@@ -94,7 +94,7 @@ class Transfers(NamedTuple):
         stores = np.arange(self.writes)[::-1]
         segments = np.repeat(stores, each + (stores < more))
         depths = np.arange(self.reads) - np.searchsorted(-segments, -segments)
-        # The parts of depth 0, 1, ... at most, and by how much the next depth has less.
+        # The longest parts of depth 0, 1, ..., and by how much each next depth is shorter.
         longest = [beta(self.slots, r - depth) for depth in range(each + 3)]
         shorter = np.array([*map(sub, longest[1:], longest[2:])])[depths]
         missing = max(self._capacity(r) - self.blocks - longest[0] + longest[1], 0)

@@ -15,7 +15,7 @@ from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, wit
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
-"""A number of carries, one for each block, or by default."""
+"""A number of carries, `"all"` for one for each block, or `None` for the default."""
 
 
 @overload

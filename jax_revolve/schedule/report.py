@@ -26,9 +26,9 @@ class Measurement(NamedTuple):
     - `quartiles`: the lower and the upper quartile of the times, in milliseconds.
     - `runs`: the number of runs that were timed. The first run was not.
     - `temporaries`: the bytes of the compiled program's temporary buffers: all that it holds except
-        its operands and its results. `None` if the backend does not tell.
+        its operands and its results. `None` if the backend does not report it.
     - `peak`: the most bytes that the device's allocator held until the end of the first run:
-        operands, results and other arrays count. `None` if the device does not tell, and if the
+        operands, results and other arrays count. `None` if the device does not report it, or if the
         process had held more before.
     """
 
@@ -249,7 +249,7 @@ def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
 
 
 def checkpoints_of(plan: AnyPlan) -> str:
-    """The checkpoints of a plan, "5 x 5" of one with levels."""
+    """The checkpoints of a plan as text, such as "5 x 5" for levels."""
     levels = plan.levels if isinstance(plan, Plan) else ()
     return " x ".join(map(str, levels)) or str(plan.checkpoints)
 

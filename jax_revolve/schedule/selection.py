@@ -131,7 +131,7 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 def trade_off(
     length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
 ) -> list[AnyPlan]:
-    """The plans worth considering: each is predicted faster than all with less memory."""
+    """The plans worth considering: each is predicted faster than all that take less memory."""
     k, all_steps = block_size or 1, max(length, 1)
     ends = Plan(length, 1, k), Plan(length, 1, all_steps), Plan(length, all_steps, k)
     least, *most = (cost.memory(plan, sizes) for plan in ends)

@@ -49,8 +49,8 @@ Variable = Any
 
 
 class Activity(NamedTuple):
-    """One flag per value. `init` flags the initial carries that are differentiated; `carry` flags
-    the carries that depend on any differentiated operand, after any number of steps."""
+    """One flag per value. `init` flags differentiated initial carries; `carry` flags carries that
+    depend on a differentiated operand after any number of steps."""
 
     consts: Mask
     init: Mask
@@ -68,8 +68,8 @@ class Activity(NamedTuple):
 
 
 def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
-    """The least fixed point over the carry, given which operands are differentiated. A predicate
-    has no derivative, so consts of the condition have none."""
+    """The activity, a least fixed point over the carry, given which operands are differentiated.
+    Consts of the condition are not active, because a predicate has no derivative."""
     first = loop.num_condition_consts
     mask = (*[False] * first, *differentiated[first:])
 

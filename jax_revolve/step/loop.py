@@ -20,7 +20,7 @@ T = TypeVar("T")
 Mask: TypeAlias = tuple[bool, ...]
 
 Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
-"""Consts, carry and one slice of the xs to carry and one slice of the ys."""
+"""From consts, carry and one slice of the xs to carry and one slice of the ys."""
 
 
 class Operands(NamedTuple):
@@ -79,7 +79,7 @@ class Loop(NamedTuple):
     unroll: int = 1
     plan: AnyPlan | Request | None = None
     progress: Progress | None = None
-    """The listener of the loop's progress, which hears of each sweep once."""
+    """The listener of the loop's progress, which gets reports of each sweep once."""
     obstacle: str | None = None
     """Why the loop is always lax's own, if it is."""
     has_examples: bool = False
@@ -193,7 +193,7 @@ class NoReverseMode(ValueError):
 
 
 def check_plan(loop: Loop) -> None:
-    """Refuse to reverse a loop without a plan, or without the inverse that it had."""
+    """Refuse to reverse a loop without a plan, or a loop that has lost its inverse."""
     if loop.trust is not None and loop.inverse is None:
         raise NotImplementedError(
             "inverse must be None where jax.vmap of a while loop is differentiated: its examples "

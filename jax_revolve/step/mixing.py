@@ -37,11 +37,10 @@ ENTERED = {
     *("closed_call", "cond", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call"),
     *("eval_jaxpr", "jit", "remat2", "scan", "while"),
 }
-"""Primitives that compute what the jaxprs among their parameters compute, or derivatives of it, and
-nothing else. So do this library's own."""
+"""Primitives that only compute their jaxpr parameters, or derivatives of these. So do our own."""
 
 OWN = "checkpointed_"
-"""How the names of this library's primitives begin."""
+"""The prefix of the names of our primitives."""
 
 DIFFERENT = {"axis_index"}
 """Independent primitives whose results differ between examples, even for equal operands."""

@@ -30,7 +30,7 @@ from jax_revolve.step.loop import Loop, pick, substitute
 
 
 class NotPure(Exception):
-    """Why a loop is not a function of arrays and of the contents of references."""
+    """Says why a loop is not a function of arrays and contents of references."""
 
 
 def run_on_contents(run_loop: Callable[..., Any], equation: Loop, operands: list[Any]) -> Any:

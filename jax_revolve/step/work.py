@@ -1,8 +1,8 @@
 """An estimate of a step's time, from its jaxpr, for choosing between plans.
 
-Only ratios matter: between recomputing a step and keeping its residuals. The constants come from
-a profile, as in `schedule.cost`. Matrix products count by their operations, everything else by the
-bytes of its results; what is a kernel of its own also takes its launch.
+Only the ratio between recomputing a step and keeping its residuals matters. The constants come from
+a profile, as in `schedule.cost`. Matrix products count by their operations, other operations by the
+bytes of their results, and kernels of their own also by their launch.
 """
 
 from collections.abc import Iterable

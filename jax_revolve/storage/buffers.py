@@ -1,7 +1,7 @@
 """Buffers: arrays with a leading axis of slots or steps, read and written one entry at a time.
 
-A buffer in the host's memory is written from the device and read back to the device, where all
-computation is.
+All computation is on the device: a buffer in the host's memory is written from there and read back
+to there.
 """
 
 from functools import partial

@@ -113,7 +113,7 @@ def _call(function: Callable[..., Any], like: list[Any]) -> Any:
 
 
 def _write_files(directory: Any, unused: Any, *carry: Any) -> list[np.ndarray]:
-    """The tickets of a batch of carries, in place of so many unused ones."""
+    """Write a batch of carries. Returns their tickets, in place of as many unused ones."""
     leaves, batch = list(map(np.asarray, carry)), np.shape(unused)[:-1]
     examples = ([leaf[at] for leaf in leaves] for at in np.ndindex(batch))
     tickets = [files.write_file(directory, example) for example in examples]

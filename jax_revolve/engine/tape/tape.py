@@ -72,7 +72,7 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
         return sizes
     return sizes._replace(
         residuals=0,
-        # Also the exact carries at both ends of the block, and the one in between.
+        # Also count the exact carries at both ends of the block.
         recomputed=sizes.alone + 2 * sizes.checkpoint,
         recompute_work=work_of(loop.inverse, profile),
         factors=0,
@@ -100,7 +100,7 @@ class TapedStep:
     def tape_steps(
         self, steps: Steps, tape: Buffers, restarted: list[Any], start: Any, count: Any
     ) -> Buffers:
-        """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
+        """Tape `count` steps from the checkpoint at `start`, over another tape."""
 
         def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
             restarted, tape = state
@@ -169,7 +169,7 @@ class Pullback:
         self._step, self._steps, self._size = step, steps, block_size
         self._ct_ys, self._before_step = ct_ys, before_step
         self._weights = weights = step.weight_gradients
-        # In a step that is taped alone, cotangents of weights are added up at once.
+        # In a block of one step, nothing is deferred.
         self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
         self._same, self._fixed = step.of_all_steps(steps.shared)
 

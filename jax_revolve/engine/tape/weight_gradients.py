@@ -31,7 +31,7 @@ LEAST_WEIGHT = 2**17
 factors."""
 
 MOST_KEPT = 0.5
-"""The most bytes that are kept for each step, as a share of the weight's."""
+"""The most bytes of factors for each step, as a share of the weight's bytes."""
 
 LINEAR_IN_ALL = {"add", "add_any", "concatenate"}
 LINEAR = {
@@ -75,7 +75,7 @@ class WeightGradients:
         return [v.aval for v in pick(self._consts, self.deferred)]
 
     def piece(self, block_size: int) -> int:
-        """The number of steps whose cotangents are one product."""
+        """The number of steps whose weight gradients are one product."""
         return piece(block_size, STEPS_IN_A_PRODUCT) if self._kept else block_size
 
     def of_step(
