@@ -10,7 +10,7 @@ the positions that suit the reverse sweep.
 
 A new checkpoint takes the slot of the dropped one, so slots are not in the order of positions:
 `Saved.slot_index` maps one to the other. The outer loop's invariant: `numbers[0]` steps are done,
-`carry` is the carry after them, and a checkpoint is due at `numbers[1]`.
+`carry` is the carry after them, and a checkpoint is due unless the loop is over.
 """
 
 from collections.abc import Callable

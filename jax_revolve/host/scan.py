@@ -69,14 +69,14 @@ def host_scan(
     - `consume`: a function `consume(i, y)`, called in the forward sweep with each y, as NumPy
         arrays, in the order of the steps. The result then has `None` for ys.
     - `directory`: where to save the run, so that it can be resumed: a `str` or an `os.PathLike`,
-        one for each call. It is made if it does not exist. The same call goes on from there, or
+        one for each call. It is made if it does not exist. The same call resumes from there, or
         returns the result of a run that is over; the logger "jax_revolve" says which steps are
-        skipped. A `storage=Disk(...)` must name the same one.
-    - `save_every`: the seconds between two saves, a number >= 0. A killed run repeats about as
-        many seconds.
-    - `version`: a `str` or an `int` that stands for the Python code that the run calls, to be
-        changed whenever that, or what it reads, does. A run with a `directory` needs it if `xs` is
-        a function, or if `f` calls one, by `jax.pure_callback` for example.
+        skipped. A `storage=Disk(...)` must name the same directory.
+    - `save_every`: the seconds between two saves, a number >= 0. A killed run loses about that much
+        work.
+    - `version`: a `str` or an `int` that stands for the Python code that the run calls. Change it
+        whenever that code, or the data that it reads, changes. A run with a `directory` needs it if
+        `xs` is a function, or if `f` calls one, for example by `jax.pure_callback`.
     - `progress`: as [`jax_revolve.checkpointed_scan`][].
 
     **Returns:**
@@ -95,7 +95,7 @@ def host_scan(
         the options or something else differs;
     - `RuntimeError` if another process or another call uses the `directory`;
     - `OSError` if a file cannot be written, or if all states in the `directory` are damaged.
-        What was saved before is left as it was.
+        Earlier saves stay intact.
 
     With a `directory`, a `KeyboardInterrupt` waits for the current step, and saves the run.
 

@@ -44,8 +44,8 @@ def checkpointed_fori_loop(
     It has a reverse mode even if the number of steps is not known when it is traced. A loop of more
     than `max_steps` steps is an error.
 
-    If the bounds are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
-    [`jax_revolve.bounded_while_loop`][]. The documentation of that loop holds for it.
+    If the bounds are known when it is traced, it is a [`jax_revolve.checkpointed_scan`][],
+    otherwise a [`jax_revolve.bounded_while_loop`][], and behaves as documented there.
 
     **Arguments:**
 

@@ -134,7 +134,7 @@ def bounded_while_loop(
         `HostMemory(checkpoints=...)` limits it.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of `max_steps`
         steps.
-    - `with_steps`: whether to return the number of steps taken, as well.
+    - `with_steps`: whether to also return the number of steps taken.
     - `throw`: whether to raise an error at run time if the bound stops the loop, with
         `equinox.error_if`: one evaluation of `cond_fun`, one pass over the results and a callback
         that runs only on failure. With `False` the loop returns its current value; the gradient is

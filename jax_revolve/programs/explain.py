@@ -152,7 +152,7 @@ def explain(
         measured. A tqdm bar shows the progress.
     - `seconds`: with `measure=True`, the time after which it ends, which the loops share: a number
         > 0. At least one plan of each loop is measured, in two runs after its first. Ctrl-C ends
-        the measurements of a loop, and keeps what is measured by then.
+        the measurements of a loop, and keeps those made by then.
 
     **Returns:**
 

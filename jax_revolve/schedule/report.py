@@ -67,7 +67,7 @@ class Report(Printed):
     is a while loop, and its plan is for one that reaches its bound.
 
     `sizes` are one step's: `checkpoint`, `residuals`, `carry`. `always` is the memory that
-    every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
+    every plan also needs, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
