@@ -198,8 +198,8 @@ bytes are counted as if numbers had four: programs/test_checkpoint_loops.py -k w
 + return sum(prod(shape_on_a_device(aval)) * 4 for aval in avals)
 
 the residuals that a step computes again are not counted: programs/test_explain.py -k products
-- return in_block + sizes.recomputed + piece(plan.block_size) * sizes.factors
-+ return in_block + sizes.recomputed
+- return in_block + sizes.again + piece(plan.block_size) * sizes.factors
++ return in_block + sizes.again
 
 # Storage
 

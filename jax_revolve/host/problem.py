@@ -83,7 +83,7 @@ class Problem(NamedTuple):
             sizes = sizes_of(loop, linear, one)
             # A compiled step keeps all its residuals, and sums cotangents of weights itself.
             uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
-            none = {"weights": 0, "recomputed": 0, "recompute_work": 0.0, "factors": 0}
+            none = {"weights": 0, "again": 0, "again_work": 0.0, "factors": 0}
             plan = plan.resolve(sizes._replace(residuals=uncut, **none))
         return self._replace(
             operands=operands,

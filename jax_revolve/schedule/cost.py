@@ -44,20 +44,20 @@ class Sizes(NamedTuple):
     weights: int = 0  # the weights whose cotangents are computed once for a block
     # The estimated nanoseconds of an evaluation; `None` if nothing else counts beside them.
     work: float | None = None
-    recomputed: int = 0  # the residuals of a single step that are recomputed from the kept ones
-    recompute_work: float = 0.0  # the estimated nanoseconds of that
+    again: int = 0  # the residuals of a single step that are recomputed from the kept ones
+    again_work: float = 0.0  # the estimated nanoseconds of that
     uncut: int | None = None  # the residuals of a step that JAX keeps
     factors: int = 0  # kept from the pullback of a step to the product for `weights`
     arrays: int = 0  # how many arrays of residuals are written for each step of a block
     profile: Profile = CPU
-    is_walked_back: bool = False  # blocks have no tape, and take `recomputed` instead
+    is_walked_back: bool = False  # blocks have no tape, and take `again` instead
 
 
 def memory(plan: Reversal, sizes: Sizes) -> int:
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
     in_block = plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry)
-    return in_block + sizes.recomputed + piece(plan.block_size) * sizes.factors
+    return in_block + sizes.again + piece(plan.block_size) * sizes.factors
 
 
 def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
@@ -109,7 +109,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     if sizes.work is None:
         return runs
     alone = sizes.weights * profile.weight_byte
-    in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.recompute_work
+    in_blocks = (sizes.residuals + sizes.factors) * profile.residual_byte + sizes.again_work
     in_blocks += sizes.arrays * profile.residual_array
     return (
         runs * (sizes.work + profile.evaluation)

@@ -61,8 +61,8 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
-        recomputed=recomputed,
-        recompute_work=cut_at(step, cut.kept, profile).work,
+        again=recomputed,
+        again_work=cut_at(step, cut.kept, profile).work,
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
         factors=bytes_of(weights.types) if weights else 0,
@@ -73,8 +73,8 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
     return sizes._replace(
         residuals=0,
         # Also count the exact carries at both ends of the block.
-        recomputed=sizes.alone + 2 * sizes.checkpoint,
-        recompute_work=work_of(loop.inverse, profile),
+        again=sizes.alone + 2 * sizes.checkpoint,
+        again_work=work_of(loop.inverse, profile),
         factors=0,
         arrays=0,
         is_walked_back=True,
