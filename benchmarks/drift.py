@@ -103,7 +103,7 @@ def three_bodies() -> System:
 
 def reversible_heun() -> System:
     def field(p: Any, y: Any) -> Any:
-        return jnp.stack([y[1], p * (1 - y[0] ** 2) * y[1] - y[0]])
+        return jnp.stack([y[1], -p * jnp.sin(y[0])])
 
     def step(p: Any, carry: Any, h: float = 0.01) -> Any:
         y, z = carry

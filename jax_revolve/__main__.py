@@ -1,4 +1,4 @@
-"""`python -m jax_revolve`: the demonstration, an inversion that finds the source of a tsunami."""
+"""`python -m jax_revolve`: a demonstration that finds the source of a tsunami by inversion."""
 
 import argparse
 import sys

@@ -66,16 +66,16 @@ the split on the device is one step late: engine/test_evaluations.py
 + np.stack([shortest + offset + 1, longest - shortest], axis=1)
 
 the reverse sweep restarts from the checkpoint below: parity/test_parity.py -k tree-grad-plain
-- newest = self._at(state.slot(number(at, TOP)), state)
-+ newest = self._at(state.slot(number(at, TOP)) - 1, state)
+- newest = self._at(state.slot(element(at, TOP)), state)
++ newest = self._at(state.slot(element(at, TOP)) - 1, state)
 
 carries are stored in the slot below: parity/test_parity.py -k tree-grad-plain
 - return write(slots, carry, _row(slot))
 + return write(slots, carry, _row(slot - 1))
 
 a checkpoint is stored where none is read: engine/test_evaluations.py
-- lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
-+ lambda stored: lax.le(number(stored[0], TARGET), number(stored[0], BLOCK)),
+- lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),
++ lambda stored: lax.le(element(stored[0], TARGET), element(stored[0], BLOCK)),
 
 a loop in reverse reads its xs forwards: parity/test_parity.py -k tree-grad-plain
 - return self.steps - 1 - step if self.reverse else step
@@ -100,8 +100,8 @@ the minimum cut counts equal edges twice: engine/test_cut.py -k minimum
 # The step
 
 a checkpoint lacks what is needed a step later: loops/test_while_loop.py -k delay_line
-- if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
-+ if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) is not needed:
+- if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
++ if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) is not needed:
 
 a carry that depends on a weight after a step has no derivative: integrations/test_equinox.py -k closed_over
 -         if grown == carry:

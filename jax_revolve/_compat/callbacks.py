@@ -21,7 +21,7 @@ def callback_effects() -> frozenset[Any]:
 
 
 class PythonCall(NamedTuple):
-    """A function that a program calls, any object if unknown, and whether its result counts."""
+    """A function that a program calls (any object if unknown), and whether its result is used."""
 
     function: Any
     is_used: bool
@@ -34,7 +34,7 @@ def python_calls(lowered: jax.stages.Lowered) -> list[PythonCall]:
 
 
 def _python_call(wrapped: Any) -> PythonCall:
-    """The call of a function that JAX has wrapped in its own, whose closures have the function."""
+    """The call of a function, which is in the closures of JAX's wrappers."""
     try:
         outer = getclosurevars(wrapped).nonlocals
         inner = getclosurevars(outer["callback"]).nonlocals
@@ -50,16 +50,16 @@ def is_first_device() -> jax.Array | None:
 
 
 def _mapped_axes() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The axes of the mesh over which `jax.shard_map` maps, and those that it leaves alone."""
+    """The mesh axes over which `jax.shard_map` maps, and the other axes."""
     mesh = jax.sharding.get_abstract_mesh()
     mapped = tuple(getattr(mesh, "manual_axes", ()))
     return mapped, tuple(axis for axis in mesh.axis_names if axis not in mapped)
 
 
 def raise_if(wrong: jax.Array, value: Any, message: str) -> Any:
-    """The value with an error at run time, which is raised if the value or a derivative of it is
-    used: a derivative of `equinox.error_if` itself does not check. Equinox shows the stack of the
-    first loop with this message, so the message should say where the loop is."""
+    """The value, with an error at run time if the value or its derivative is used. A derivative of
+    `equinox.error_if` itself does not check. Equinox shows the stack of the first loop with this
+    message, so the message should say where the loop is."""
     import equinox as eqx  # not needed by most programs
 
     mapped, others = _mapped_axes()

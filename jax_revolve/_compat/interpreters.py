@@ -1,7 +1,7 @@
-"""JAX's interpreters of programs, which know each primitive by a rule in a table of their own.
+"""JAX's interpreters of programs, which have a table with a rule for each primitive.
 
-An equation of this library is to them its plain program: the loop of lax, or the sweep as equations
-of lax. This is the only module that uses private names of JAX.
+To them, an equation of this library is its plain program: lax's loop, or a sweep as equations of
+lax. This is the only module that uses private names of JAX.
 """
 
 import sys
@@ -22,24 +22,24 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr
 
 T = TypeVar("T")
 
-# Tracebacks and the source locations of equations show the user's frames, not the ones in here.
+# Tracebacks and the source locations of equations show the user's frames, not ours.
 PACKAGE = str(Path(__file__).parents[1])
 traceback_util.register_exclusion(PACKAGE)
 source_info_util.register_exclusion(PACKAGE)
 
 filtered_traceback = traceback_util.api_boundary
-"""Decorates public functions, whose errors JAX then filters like those of its own."""
+"""Decorates public functions, so that JAX filters their errors like its own."""
 
 eager_constant_folding = config.eager_constant_folding
 """The context that `jax.ensure_compile_time_eval` turns on."""
 
 remat3 = config.remat3
-"""The context in which `jax.checkpoint` is as JAX is about to have it, or as it was."""
+"""The context that selects the coming implementation of `jax.checkpoint`, or the old one."""
 
 
 def is_traced_now() -> bool:
-    """Whether any transformation is under way. Otherwise no value is a tracer, closed over or not,
-    and nothing is differentiated."""
+    """Whether any transformation is active. Otherwise no value is a tracer, not even a closed-over
+    one."""
     return not core.trace_state_clean() or eager_constant_folding.value
 
 
@@ -52,12 +52,12 @@ def is_reference(aval: Any) -> bool:
 
 
 def contents_type(aval: Any) -> Any:
-    """The type of the contents of a reference. Other types are themselves."""
+    """The type of the contents of a reference; other types are returned unchanged."""
     return aval.inner_aval if isinstance(aval, AbstractRef) else aval
 
 
 def is_reference_effect(effect: Any, *, written: bool = False) -> bool:
-    """Whether an effect is the use of a reference, or the write to one that was made before."""
+    """Whether an effect is the use of a reference; with `written`, a write to an outer one."""
     if written:
         return isinstance(effect, WriteEffect | AccumEffect)
     return isinstance(effect, RefEffect) or effect is core.internal_mutable_array_effect
@@ -69,7 +69,7 @@ def is_input_effect(effect: Any) -> bool:
 
 
 def discharged(closed: ClosedJaxpr, which: Sequence[bool]) -> ClosedJaxpr:
-    """The pure jaxpr: references are their contents, whose last values are further results."""
+    """The pure jaxpr, with contents instead of references, and last contents as further results."""
     return discharge.discharge_state(closed, should_discharge=list(which), lower=False)
 
 
@@ -81,15 +81,15 @@ Run: TypeAlias = Callable[..., Sequence[Any]]
 class Program(NamedTuple):
     """What an equation of this library is to an interpreter.
 
-    `run(*operands, **params)` are equations of lax. `around(interpret, params)` is what
-    `interpret(params)` makes of them. For a loop, it puts a loop of this library in the place of
-    the one of lax that comes out, so that its gradient keeps to the plan.
+    `run(*operands, **params)` runs equations of lax. `around(interpret, params)` returns
+    `interpret(params)`, where a loop of this library replaces the resulting loop of lax, so that
+    its gradient keeps to the plan.
     """
 
     run: Run
     keys: Run | None
-    """What uses the PRNG keys among the operands. A recomputed step uses keys for which the first
-    computation answers, so a derivative has none."""
+    """A function that uses the PRNG keys as the equation does. Derivatives have none, because
+    recomputed steps use the same keys again."""
     around: Callable[[Callable[[dict[str, Any]], Any], dict[str, Any]], Any]
 
 
@@ -99,7 +99,7 @@ def _check_errors(program: Program, *args: Any, **params: Any) -> Any:
     loop = getattr(function, "loop", function)
     is_mapped = getattr(function, "vmaps", ()) and getattr(loop, "condition", None) is not None
     if is_mapped or getattr(loop, "has_examples", False):
-        # Errors of steps that are dropped would be seen.
+        # Errors of dropped steps would show.
         raise ValueError(
             "Checkify does not support batched while-loops (checkify-of-vmap-of-while). Move the "
             "vmap to the outer level, to get vmap-of-checkify-of-while."
@@ -124,8 +124,8 @@ def _signature_of_keys(program: Program, eqn: Any) -> Any:
 
 
 def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
-    """The rule, in which `jax.debug_key_reuse` does not check what is traced. It checks the step
-    where the user's loop is traced, and a schedule, which recomputes steps, would not pass."""
+    """The rule, traced without `jax.debug_key_reuse`, which has already checked the step in the
+    user's loop, and would reject a schedule because it recomputes steps."""
 
     def run(*args: Any, **params: Any) -> T:
         if not config.debug_key_reuse.value:
@@ -137,7 +137,7 @@ def without_key_checks(rule: Callable[..., T]) -> Callable[..., T]:
 
 
 def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
-    """`jax.experimental.sparse.sparsify`, whose values are numbers of buffers in `env`."""
+    """`jax.experimental.sparse.sparsify`, whose values are indices of buffers in `env`."""
     transform = sys.modules[_SPARSE]
     types = transform.spvalues_to_avals(env, values)
     arrays = transform.spvalues_to_arrays(env, values)
@@ -161,14 +161,14 @@ def _taylor_series(program: Program, primals: Any, series: Any, **params: Any) -
 _SPARSE = "jax.experimental.sparse.transform"
 
 LATE = {_SPARSE}
-"""An interpreter that takes a quarter of a second to import, and refuses an equation without a
-rule: it gets its rules once it is imported."""
+"""Interpreters that get their rules once they are imported, because that takes a quarter of a
+second."""
 
 _PROGRAMS: dict[Any, Program] = {}
 
 
 def register(primitive: Any, program: Program) -> None:
-    """Let every interpreter know what a primitive computes."""
+    """Tell every interpreter what a primitive computes."""
     _PROGRAMS[primitive] = program
     checkify.error_checks[primitive] = partial(_check_errors, program)
     signature = partial(_signature_of_keys, program)
@@ -179,7 +179,7 @@ def register(primitive: Any, program: Program) -> None:
 
 
 def register_late(name: str) -> None:
-    """Register in one of the `LATE` interpreters, which is imported by now."""
+    """Register all primitives with one of the `LATE` interpreters, now imported."""
     LATE.discard(name)
     module = sys.modules[name]
     for primitive, program in _PROGRAMS.items():

@@ -1,4 +1,4 @@
-"""The classes of jaxprs, and what JAX has for them that is not public."""
+"""The classes of jaxprs, and JAX's functions for them that are not public."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,8 +24,8 @@ _HIGH = {
     "CustomVJPTraced": "custom_vjp_call",
     "RematTraced": "remat2",
 }
-"""JAX 0.12 is about to replace primitives by objects with rules as methods. The old names of those
-for which old code here is right."""
+"""JAX 0.12 begins to replace primitives by objects with rules as methods. These are the old names
+of objects for which our code for the old primitives is right."""
 
 call_jaxpr = jaxpr_as_fun
 
@@ -36,14 +36,14 @@ def is_literal(atom: Any) -> TypeGuard[Literal]:
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
-    """Those that are not constants."""
+    """The atoms that are not constants."""
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
 def pruned(
     closed: ClosedJaxpr, outputs: Sequence[bool], inputs: Sequence[bool]
 ) -> tuple[ClosedJaxpr, list[bool]]:
-    """The jaxpr with these outputs alone, and which inputs it takes: these, and those it needs."""
+    """The jaxpr with these outputs alone, and which inputs it takes: `inputs` and needed ones."""
     jaxpr, used = pe.dce_jaxpr(closed.jaxpr, list(outputs), instantiate=list(inputs))
     return ClosedJaxpr(jaxpr, closed.consts), list(used)
 
@@ -59,7 +59,7 @@ def is_high(eqn: Any) -> bool:
 
 
 def name_of(eqn: Any) -> str:
-    """The name of what an equation does."""
+    """The name of an equation's operation."""
     if not is_high(eqn):
         return eqn.primitive.name
     name = type(eqn.params["_prim"]).__name__
@@ -79,10 +79,10 @@ def has_methods_of_user(eqn: Any) -> bool:
 
 
 def has_jax_rule(eqn: Any) -> bool:
-    """Whether the rule of a `custom_jvp` function is JAX's own; not if that cannot be found out.
+    """Whether the rule of a `custom_jvp` function is certainly JAX's own.
 
-    The function tells nothing: a user may write a rule for one of JAX's. So the rule is looked for
-    in what the equation keeps of it, which is wrapped in JAX's closures.
+    The function does not show this, because a user may write a rule for one of JAX's functions. So
+    we look for the rule's code in the closures that the equation keeps.
     """
     params = parameters_of(eqn)
     rules, seen = set[Path](), set[int]()

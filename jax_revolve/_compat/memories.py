@@ -1,6 +1,6 @@
-"""Where values are kept: in the memory of the device, or in the host's.
+"""Values in the memory of the device, or of the host.
 
-`jax.memory.Space` is public; that a value's type tells its memory space is not said anywhere."""
+`jax.memory.Space` is public, but that a value's type has a memory space is not documented."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -17,7 +17,7 @@ HOST_MEMORY = "pinned_host"
 
 
 def text_of(lowered: jax.stages.Lowered) -> str:
-    """The program, without the values of large constants: what it takes depends on shapes."""
+    """The text of a program, without large constants, whose values do not affect its memory."""
     module: Any = lowered.compiler_ir()
     return module.operation.get_asm(large_elements_limit=1000)
 
@@ -32,12 +32,12 @@ def to_device(value: Any) -> Any:
 
 
 def typed_as_on_host(value: Any) -> Any:
-    """The value, with the type of one in the host's memory.
+    """The value, with the type of a value in the host's memory.
 
-    A buffer begins as a broadcast that every entry overwrites. If its operand were moved to the
-    host, the host would compute the broadcast, and XLA would warn that this is slow. This way no
-    move is in the program. XLA allocates the buffer where its entries are written, and no broadcast
-    is left. `lax.scan` begins the buffers of ys in the host's memory so, too.
+    A buffer begins as a broadcast, of which every entry is overwritten. If we moved its operand to
+    the host, the host would compute the broadcast, and XLA would warn that this is slow. With the
+    type alone, XLA allocates the buffer where its entries are written, and removes the broadcast.
+    `lax.scan` does the same for ys in the host's memory.
     """
     (value,) = _typed_as_on_host_p.bind(value)
     return value
@@ -61,19 +61,18 @@ def is_host_type(aval: AbstractValue) -> bool:
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host
 
 
-def moves_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
-    """A program that moves a value to the host, if one of these types is there.
+def transfers_of(types: Iterable[AbstractValue]) -> ClosedJaxpr | None:
+    """A program that transfers a value to the host, if one of these types is there.
 
-    JAX lowers moves between memories only if it finds one to another memory than the device's, in
-    the program or in those that are parameters of its equations. It cannot look into a primitive
-    whose lowering is a Python function, so such a program has to be among its parameters: without
-    it all of the moves are left out, quietly.
+    JAX lowers transfers between memories only if it finds one, in the program or in programs that
+    are parameters of its equations. It cannot look into a primitive whose lowering is a Python
+    function. Without such a program among the parameters, JAX silently omits all transfers.
     """
-    return _a_move() if any(map(is_host_type, types)) else None
+    return _a_transfer() if any(map(is_host_type, types)) else None
 
 
 @cache
-def _a_move() -> ClosedJaxpr:
+def _a_transfer() -> ClosedJaxpr:
     with jax.disable_jit(False):
         return jax.make_jaxpr(to_host)(np.float32(0))
 
@@ -85,7 +84,7 @@ def has_host_memory() -> bool:
 
 
 def default_device() -> Any:
-    """The device that JAX uses where nothing else tells it which."""
+    """The device that JAX uses by default."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if device is None or isinstance(device, str):
         return jax.local_devices(backend=device)[0]

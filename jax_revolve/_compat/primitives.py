@@ -15,7 +15,7 @@ from jax_revolve._compat.values import AbstractValue, is_zero
 
 
 def declare(name: str) -> Primitive:
-    """A primitive without rules, for rules that call others which call it."""
+    """A primitive without rules, for rules that call each other."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     return primitive
@@ -35,19 +35,16 @@ def new_primitive(
     keys: Callable[..., Sequence[Any]] | None = None,
     interpret: Callable[..., Any] = lambda run, params: run(params),
 ) -> Primitive:
-    """A primitive with several results, perhaps one that was declared before, from Python functions
-    in place of JAX's registries.
+    """A primitive with several results, new or declared before, from Python functions in place of
+    JAX's registries.
 
     `implementation(*operands, **params)` is both run and lowered. `output_types(*avals, **params)`
     returns the types and the effects. `jvp(primals, tangents, **params)`, `batch(axis, operands,
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
-    `prune(used, **params)` says which results to keep computing, given which are used, from which
-    operands, the parameters to that end, and perhaps another primitive. `known(given, **params)`
-    does so for the results that depend on given operands alone. `split` is for a primitive that is
-    linear in its last operands.
-    `keys(*operands, **params)` uses the PRNG keys among the operands as the primitive does; without
-    it, they were used before. `interpret(run, params)` is `run(params)`, in which an interpreter of
-    programs runs the implementation.
+    `prune(used, **params)` returns which results to compute, given which are used, from which
+    operands, with which parameters, and perhaps another primitive. `known(given, **params)` returns
+    the same for the results that depend on given operands alone. `split` is for a primitive that is
+    linear in its last operands. `keys` and `interpret` are `keys` and `around` of a `Program`.
     """
 
     implementation, batch = map(without_key_checks, (implementation, batch))
@@ -57,10 +54,10 @@ def new_primitive(
         return implementation(*operands, **dict(params))
 
     primitive = declare(name) if isinstance(name, str) else name
-    primitive.is_high = lambda *_, **__: False  # its lowering traces what has methods for rules
+    primitive.is_high = lambda *_, **__: False  # its lowering traces objects with methods for rules
 
     def run(*operands: Any, **params: Any) -> Sequence[Any]:
-        # Under `jax.disable_jit` a `cond` is the branch that is taken, and steps differ in kind.
+        # Under `jax.disable_jit`, a `cond` would be traced as one of its branches.
         with jax.disable_jit(False):
             return compiled(tuple(params.items()), *operands)
 
@@ -70,7 +67,7 @@ def new_primitive(
 
     @without_key_checks
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
-        # As under `jax.jit`: an unused value may not even have a lowering.
+        # Remove dead code as `jax.jit` does: an unused value may not even have a lowering.
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
         used, given = ([True] * len(ts) for ts in (traced.out_avals, operands))
         return call_jaxpr(pruned(traced, used, given)[0])(*operands)
@@ -97,32 +94,32 @@ def new_primitive(
 def _transpose_nonzero(
     rule: Callable[..., Any], cotangents: Sequence[Any], *operands: Any, **params: Any
 ) -> Sequence[Any]:
-    """JAX also asks for cotangents where only zeros would be pulled back: if just the gradient of a
-    function is differentiated, for example, the cotangent of its value is zero."""
+    """Skip zero cotangents, for which JAX calls the rule, too. For example, if only the gradient of
+    a function is differentiated, the cotangent of its value is zero."""
     if all(map(is_zero, cotangents)):
         return [None] * len(operands)
     return rule(cotangents, *operands, **params)
 
 
 Prune: TypeAlias = Callable[..., Any]
-"""Which results are kept, which operands are taken, the parameters and, if it is another one, the
+"""Returns which results to keep, which operands to pass, the parameters, and perhaps another
 primitive."""
 
 
 class Split(NamedTuple):
-    """How JAX takes apart a primitive's values and their derivatives, in its partial evaluation.
+    """How JAX's partial evaluation separates the values of a jvp primitive from the tangents.
 
-    It takes the operands of the primitive `primal`, then tangents of the ones that
-    `activity.operands` marks; its results are `primal`'s, then tangents. JAX knows the primals but
-    not the tangents when it linearizes for reverse mode. `primal_half(function, activity)` is the
-    function of `primal`. `linearize(primals, **params)` returns its results, residuals such that
-    `linear(*residuals, *tangents)` are the tangents, and the parameters of `linear`.
-    `again(function)` is the primitive's own function where it is run after `primal` was.
+    The jvp primitive takes the operands of `primal`, then tangents of the ones that
+    `activity.operands` marks, and returns `primal`'s results, then tangents. When JAX linearizes
+    for reverse mode, it knows the primals but not the tangents. `primal_half(function, activity)`
+    is the function of `primal`. `linearize(primals, **params)` returns its results, residuals such
+    that `linear(*residuals, *tangents)` are the tangents, and the parameters of `linear`.
+    `rerun(function)` is the function to run after `primal` has run.
     """
 
     primal: Primitive
     primal_half: Callable[[Any, Any], Any]
-    again: Callable[[Any], Any]
+    rerun: Callable[[Any], Any]
     linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
     linear: Primitive
 
@@ -144,7 +141,7 @@ def _split_values(
 def _split_results(
     primitive: Primitive, known: Prune, trace: Any, *tracers: Any, **params: Any
 ) -> Sequence[Any]:
-    """Computes the results that depend on known values alone; later, all of them again."""
+    """Compute the results that depend on known values alone now, and all results later."""
     later = trace.default_process_primitive(primitive, tracers, params)
     given = [t.is_known() for t in tracers]
     if all(given) or not any(given):
@@ -160,9 +157,9 @@ def _split_results(
 def _split_equation(
     split: Split, saveable: Any, unknown: Sequence[bool], available: Sequence[bool], eqn: Any
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """The rule for `jax.checkpoint`: the equation for what is known, the one that runs later, which
-    of its results are unknown and which are available there, and what has to be kept to that end.
-    Later everything is computed again."""
+    """The rule for `jax.checkpoint`: the equation for known values, the equation that runs later,
+    which results are unknown, which are available later, and which operands to keep. The later
+    equation recomputes everything."""
     del saveable
     function, activity = eqn.params["function"], eqn.params["activity"]
     num_primals, num_results = len(activity.operands), len(function.output_types)
@@ -170,9 +167,9 @@ def _split_equation(
     later = [True] * len(eqn.outvars)
     if any(unknown[:num_primals]):
         return None, eqn, later, later, kept
-    again = eqn.replace(params={"function": split.again(function), "activity": activity})
+    rerun = eqn.replace(params={"function": split.rerun(function), "activity": activity})
     if not any(unknown):
-        return eqn, again, [False] * len(later), later, kept
+        return eqn, rerun, [False] * len(later), later, kept
     known = eqn.replace(
         primitive=split.primal,
         invars=eqn.invars[:num_primals],
@@ -180,7 +177,7 @@ def _split_equation(
         params={"function": split.primal_half(function, activity)},
     )
     unknown_results = [i >= num_results for i in range(len(later))]
-    return known, again, unknown_results, later, kept
+    return known, rerun, unknown_results, later, kept
 
 
 def _remove_dead_code(prune: Prune, used: list[bool], *rest: Any) -> tuple[list[bool], Any]:

@@ -23,7 +23,7 @@ def is_jit_disabled() -> bool:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value stands for others, whose numbers are not known."""
+    """Whether a value is a tracer, whose numbers are unknown."""
     return isinstance(value, Tracer)
 
 
@@ -36,10 +36,10 @@ def is_zero(tangent: Any) -> bool:
 
 
 is_linear_input = ad.is_undefined_primal
-"""Whether a transposition rule is asked for the cotangent of this operand."""
+"""Whether a transposition rule must return the cotangent of this operand."""
 
 instantiate = ad.instantiate_zeros
-"""A tangent or cotangent as an array, whether or not it is a symbolic zero."""
+"""A tangent or cotangent as an array, even if it is a symbolic zero."""
 
 add_cotangents = ad.add_jaxvals
 """The sum of two cotangents, as their dtype defines it."""
@@ -50,7 +50,7 @@ def tangent_type(primal: Any) -> AbstractValue:
 
 
 def cotangent_type(primal: Any) -> AbstractValue:
-    """The type of the cotangents of a value, unreduced over axes of a mesh where it is reduced."""
+    """The type of a value's cotangents, unreduced over mesh axes where the value is reduced."""
     return jax.typeof(primal).to_ct_aval()
 
 
@@ -60,7 +60,7 @@ def symbolic_zero(aval: AbstractValue) -> Any:
 
 
 def zeros(aval: AbstractValue) -> jax.Array:
-    """Zeros of the type `aval`, its sharding, varying axes and memory included, PRNG keys too."""
+    """Zeros of the type `aval`, with its sharding, varying axes and memory; also PRNG keys."""
     if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
         own = zeros(aval.update(memory_space=jax.memory.Space.Device))
         return jax.device_put(own, jax.memory.Space.Host)
@@ -68,7 +68,7 @@ def zeros(aval: AbstractValue) -> jax.Array:
         made = vary(laid_out_as(lax.full(aval.shape, 0, aval.dtype), aval), varying_axes(aval))
     else:
         made = ad.zeros_like_aval(aval)
-    # jax 0.12 forgets the mesh where no mesh is set.
+    # jax 0.12 loses the mesh where no mesh is set.
     mesh = aval.sharding.mesh
     return made if mesh.empty else laid_out(made, mesh, aval.sharding.spec)
 
@@ -82,17 +82,17 @@ def is_array_type(aval: AbstractValue) -> bool:
 
 
 SYMBOLIC_SIZE = 64
-"""The size of an axis that is a symbol of `jax.export`, where plans are compared."""
+"""The size that a symbolic axis of `jax.export` counts as when we compare plans."""
 
 
 def is_symbolic(aval: AbstractValue) -> bool:
-    """Whether the size of an axis is a symbol of `jax.export`, which may stand for any number."""
+    """Whether the size of an axis is a symbol of `jax.export`, and so unknown."""
     return not all(isinstance(n, int) for n in aval.shape)
 
 
 def shape_on_a_device(aval: AbstractValue) -> tuple[int, ...]:
-    """The shape of a device's shard of a value of this type, as far as the type says: axes of a
-    mesh are in it if they are explicit, and axes of unknown size have a size that is made up."""
+    """The shape of a device's shard of a value of this type, as far as the type shows it: only for
+    explicit mesh axes. Axes of symbolic size count as `SYMBOLIC_SIZE`."""
     sizes = aval.sharding.mesh.shape
 
     def shards(axes: Any) -> int:
@@ -106,7 +106,7 @@ def shape_on_a_device(aval: AbstractValue) -> tuple[int, ...]:
 
 
 def bytes_of(avals: Iterable[AbstractValue]) -> int:
-    """What values of these types take on a device."""
+    """The bytes of values of these types on a device."""
     return sum(prod(shape_on_a_device(aval)) * aval.dtype.itemsize for aval in avals)
 
 
@@ -117,20 +117,20 @@ def varying_axes(aval: AbstractValue) -> frozenset[str]:
 
 
 def vary(value: Any, axes: frozenset[str]) -> Any:
-    """The value, as one that may differ over these axes, too."""
+    """The value, typed as varying over these axes, too."""
     missing = tuple(axes - varying_axes(jax.typeof(value)))
     return lax.pcast(value, missing, to="varying") if missing else value
 
 
 def explicit_mesh(avals: Iterable[AbstractValue]) -> Any | None:
-    """The mesh that types are laid out over, if there is one with explicit axes among them."""
+    """The first mesh of these types that has explicit axes, if any."""
     meshes = [aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty]
     explicit = jax.sharding.AxisType.Explicit
     return next((mesh for mesh in meshes if explicit in mesh.axis_types), None)
 
 
 def is_outside_the_mesh(avals: Iterable[AbstractValue]) -> bool:
-    """Whether one of these types has other kinds of axes than the mesh that is set."""
+    """Whether one of these types has a mesh with other kinds of axes than the current mesh."""
     kinds = jax.sharding.get_abstract_mesh().axis_types
     meshes = [aval.sharding.mesh for aval in avals]
     return bool(kinds) and any(mesh.axis_types not in ((), kinds) for mesh in meshes)
@@ -152,7 +152,7 @@ def laid_out_as(value: Any, aval: AbstractValue) -> Any:
 
 
 def with_weak_type(value: Any, aval: AbstractValue) -> Any:
-    """The value, weakly typed if `aval` is: loop variables, buffers and sums forget it."""
+    """The value, weakly typed if `aval` is. Loop variables, buffers and sums lose weak types."""
     if not aval.weak_type or jax.typeof(value).weak_type:
         return value
     return convert_element_type_p.bind(value, new_dtype=value.dtype, weak_type=True, sharding=None)
@@ -166,7 +166,7 @@ def exactly_of_type(value: Any, aval: AbstractValue) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """The value itself, or the array that a Python number of a trace stands for."""
+    """The value itself, or a Python number as an array."""
     if isinstance(value, jax.Array) or not is_array_type(jax.typeof(value)):
         return value
     aval = jax.typeof(value)

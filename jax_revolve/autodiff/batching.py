@@ -51,8 +51,8 @@ def vmap_over(axis: Any, fun: Run, dims: Sequence[Any], dims_out: Any = 0) -> An
 def batch(
     axis: Any, run: Run, dims: Sequence[Any], same: int, *operands: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The batching rule of `run`: results and their batch axes. The first `same` results are the
-    same for all examples, even where each example computes them, as what is read from files."""
+    """The batching rule of `run`: results and their batch axes. The first `same` results are equal
+    for all examples, even if each example computes them, for example by reading a file."""
     found = batched_dims(axis, run, operands, dims)
     results = vmap_over(axis, run, dims, found)(*operands)
     values = [x if d is None else x[0] for x, d in zip(results[:same], found, strict=False)]
@@ -66,9 +66,8 @@ def batch_once(
     operands: Sequence[Any],
     dims: Sequence[Any],
 ) -> Batched:
-    """`rule(*operands)`, where `rule` is a function's batching rule, which returns results and
-    their batch axes. It is traced once to a jaxpr. The rule must depend on nothing except the
-    operands, the dims and what is in the key, such as the axis."""
+    """`rule(*operands)`, a function's batching rule, traced once to a jaxpr. The rule must depend
+    on nothing except the operands, the dims and what is in the key, such as the axis."""
 
     def trace() -> tuple[ClosedJaxpr, list[Any]]:
         dims_out: list[Any] = []
@@ -98,18 +97,18 @@ def mapped(
     more: Callable[[Vmap], Sequence[Any]] = lambda vmap: (),
     wanted: Callable[[Vmap], Sequence[Any]] | None = None,
 ) -> Run:
-    """`run`, mapped over these axes, the innermost first. For each of them, `more` are the axes of
-    the operands that it takes besides the mapped function's, and `wanted` are the axes of its
-    results: by default, results that do not depend on an example have none."""
+    """`run`, mapped over these axes, the innermost first. For each axis, `more` gives the batch
+    axes of further operands, and `wanted` those of the results. By default, results that do not
+    depend on the example have none."""
 
     def over(vmap: Vmap, run: Run, *operands: Any) -> Sequence[Any]:
         dims = (*vmap.dims, *more(vmap))
         found = batched_dims(vmap.axis, run, operands, dims)
-        asked = found if wanted is None else wanted(vmap)
-        either = [w if f is None else f for f, w in zip(found, asked, strict=True)]
-        results = vmap_over(vmap.axis, run, dims, either)(*operands)
-        # What is computed for each example, but need not be, is the same for all.
-        triples = zip(results, asked, either, strict=True)
+        wanted_dims = found if wanted is None else wanted(vmap)
+        dims_out = [w if f is None else f for f, w in zip(found, wanted_dims, strict=True)]
+        results = vmap_over(vmap.axis, run, dims, dims_out)(*operands)
+        # All examples computed the same value, so keep the first.
+        triples = zip(results, wanted_dims, dims_out, strict=True)
         return [x[0] if w is None and e is not None else x for x, w, e in triples]
 
     for vmap in vmaps:
@@ -118,7 +117,7 @@ def mapped(
 
 
 def within(vmaps: Sequence[Vmap], find: Callable[[], T]) -> T:
-    """`find()`, which only traces, where these axes are bound. A loop's body may name them."""
+    """`find()`, which only traces, with these axes bound, because a loop's body may name them."""
     found: list[T] = []
 
     def run(_: Any) -> tuple[()]:

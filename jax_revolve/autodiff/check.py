@@ -1,10 +1,9 @@
 """A check of every reverse sweep, for tests and bug reports.
 
 With the environment variable `JAX_REVOLVE_CHECK=1`, each reverse sweep compares its cotangents with
-a plain pullback of the loop, and raises an error that names the loop, its plan and the cotangent if
-they differ. The plain pullback of a scan is the one of `jax.lax.scan`, which stores the residuals
-of all steps. A while loop has none; its oracle is the nested engine. So the check takes the memory
-that this library saves.
+a plain pullback, and raises an error that names the loop, its plan and the cotangent if they
+differ. For a scan, the oracle is the pullback of `jax.lax.scan`, which stores the residuals of all
+steps; for a while loop, it is the nested engine. So the check uses the memory that we save.
 """
 
 import os
@@ -25,15 +24,15 @@ from jax_revolve.step.steps import Steps
 VARIABLE = "JAX_REVOLVE_CHECK"
 
 LONGEST = 100_000
-"""The largest bound of a while loop that is checked: the nested engine looks at every step."""
+"""The largest bound of a checked while loop, because the nested engine visits every step."""
 
 TOLERANCE = 0.5
-"""The exponent of the dtype's epsilon, relative to the largest entry of a cotangent: sums in
-another order round differently, and a chaotic loop amplifies that."""
+"""The tolerance as an exponent of the dtype's epsilon, relative to a cotangent's largest entry:
+sums in another order round differently, and a chaotic loop amplifies that."""
 
 
 def is_on(variable: str = VARIABLE) -> bool:
-    """Whether this environment variable is set: by default, whether reverse sweeps are checked."""
+    """Whether this environment variable is 1."""
     value = os.environ.get(variable, "0")
     if value not in ("0", "1"):
         raise ValueError(f"{variable} must be 0 or 1, but is {value!r}.")
@@ -43,8 +42,8 @@ def is_on(variable: str = VARIABLE) -> bool:
 def checked(
     steps: Steps, plan: AnyPlan, cotangents: Cotangents, result: Operands, *, is_plain: bool
 ) -> Operands:
-    """The result of a reverse sweep, with an error at run time if it is not the plain pullback's.
-    `is_plain` tells whether the loop stands for itself, not for one that is linearized again."""
+    """The result of a reverse sweep, with an error at run time if the plain pullback differs. It
+    `is_plain` unless the loop was linearized again."""
     loop = steps.loop
     if loop.condition is None and is_plain:
         expected = _pull_back_plain(steps, cotangents)
@@ -78,7 +77,7 @@ def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:
 
 
 def _differs(found: Any, expected: Any) -> jax.Array:
-    """Whether a cotangent is further from the expected one than rounding explains."""
+    """Whether a cotangent differs from the expected one by more than rounding."""
     if not jnp.issubdtype(expected.dtype, jnp.inexact):
         return jnp.bool_(False)
     scale = jnp.max(jnp.abs(expected), initial=0) + jnp.finfo(expected.dtype).tiny

@@ -1,21 +1,23 @@
-"""The derivatives of a primitive that computes functions, and which of them JAX asks for when.
+"""The derivatives of a primitive that computes functions, and when JAX uses which.
 
-A *function* primitive, such as a whole loop, gets two others: the *jvp* primitive is the
-function with its tangents, and the *tangent* primitive the tangents alone.
+A *function* primitive, such as a whole loop, comes with two others. The *jvp* primitive computes
+the function and its tangents, the *tangent* primitive the tangents alone:
 
-- Differentiated, the function is the jvp primitive.
-- Run, lowered, batched or differentiated again, the jvp primitive is a function of values and
-  tangents, which has derivatives in its turn: of a loop, the loop of values and tangents.
-- Linearized for reverse mode, by JAX's partial evaluation, the jvp primitive is a sweep, which may
-  hold something for the reverse pass, and the tangent primitive, which is linear and takes what is
-  held as well.
-- Transposed, the tangent primitive is the pullback.
+    function --jvp--> jvp primitive --run, vmap, jvp--> the loop of values and tangents
+                            |
+                            | partial evaluation (jax.vjp, jax.linearize, jax.checkpoint)
+                            v
+                      forward sweep, which saves arrays  +  tangent primitive(arrays, tangents)
+                                                                  |
+                                                                  | transpose
+                                                                  v
+                                                            the pullback
 
-Operands are the function's, then what is held, then the tangents of the operands that are
-differentiated. Parameters are the `function`, a tuple that begins with a jaxpr and has
-`output_types` and `effects`; its `activity`; and what else the pullback has to know of the sweep,
-as `held`. The tangent primitive does without operands whose values make no difference to it, such
-as the buffer that a loop writes its results to, but knows their types: `absent`.
+The operands of the tangent primitive are the function's, then the saved arrays, then the tangents
+of the differentiated operands. Parameters are the `function`, a tuple that begins with a jaxpr and
+has `output_types` and `effects`; its `activity`; and `aux`, whatever else the pullback needs. The
+tangent primitive omits operands whose values it does not need, such as a buffer for results, and
+has their types as `absent`.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,39 +44,38 @@ from jax_revolve.step.mixing import tells_examples_apart
 Flat = Sequence[Any]
 
 _Absent = Sequence[Any] | None
-"""The types of the operands that are absent, and `None` for the others."""
+"""The types of absent operands, and `None` for the others."""
 
 
 class Active(NamedTuple):
-    """Which operands are differentiated, and which results have a tangent then. A loop's
-    `Activity`, which knows more, takes its place."""
+    """Which operands are differentiated, and which results then have a tangent. A loop has an
+    `Activity` instead, with more fields."""
 
     operands: Mask
     results: Mask
 
 
 class Rules(NamedTuple):
-    """What is particular to the functions of a primitive. `run` is its implementation; `batch`,
-    `prune`, `known`, `keys` and `interpret` are as in `new_primitive`, and `prune_jvp` is the jvp
-    primitive's."""
+    """The rules of a function primitive. `run` is its implementation; `batch`, `prune`, `known`,
+    `keys` and `interpret` are as in `new_primitive`, and `prune_jvp` is the jvp primitive's."""
 
     run: Callable[..., Flat]
     batch: Callable[..., Batched]
     activity: Callable[[Any, Mask], Any]
     """`activity(function, differentiated)`"""
     jvp: Callable[..., Flat]
-    """`jvp(function, activity, *operands, *tangents)`, with the active operands' tangents, returns
-    the results, and the tangents of the active ones. JAX differentiates it."""
+    """`jvp(function, activity, *operands, *tangents)` takes the tangents of active operands, and
+    returns the results and the tangents of active results. JAX differentiates it."""
     pull_back: Callable[..., Flat]
-    """`pull_back(cotangents, operands, arrays, function, activity, held)` returns the cotangents of
-    the active operands, from the active results' cotangents."""
+    """`pull_back(cotangents, operands, arrays, function, activity, aux)` takes the cotangents of
+    active results and the saved arrays, and returns the cotangents of active operands."""
     primal_half: Callable[[Any, Any], Any]
-    """The function, given its activity, that computes the values once it is linearized."""
+    """`primal_half(function, activity)` is the function that computes the linearized values."""
     linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
-    """`linearize(function, activity, operands)` returns the results, the arrays that are held, and
-    the `function` and `held` of the pullback. By default nothing is held."""
+    """`linearize(function, activity, operands)` returns the results, the arrays to save, and the
+    `function` and `aux` of the pullback. By default it saves nothing."""
     needed: Callable[[Any, Any], Mask] | None = None
-    """`needed(function, held)` flags the operands that the tangents depend on. By default all."""
+    """`needed(function, aux)` flags the operands on which the tangents depend. By default all."""
     with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
     """The function with its progress changed."""
     prune: Prune | None = None
@@ -98,7 +99,7 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         interpret=rules.interpret,
     )
     if rules.linearize is None:
-        rules = rules._replace(linearize=partial(_hold_nothing, rules, primitive))
+        rules = rules._replace(linearize=partial(_save_nothing, rules, primitive))
     tangent_p = new_primitive(
         f"{primitive.name}_tangent",
         implementation=partial(_tangent_impl, rules),
@@ -119,7 +120,7 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         split=Split(
             primitive,
             rules.primal_half,
-            # Run by `jax.checkpoint` after the values were.
+            # `jax.checkpoint` runs this after it has computed the values.
             lambda function: rules.with_progress(function, when_run_again),
             partial(_linearize, rules),
             tangent_p,
@@ -129,7 +130,7 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
 
 
 def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat, **params: Any) -> Any:
-    """`jax.jvp` of `run` in those primals alone whose tangents are not symbolically zero."""
+    """`jax.jvp` of `run` in the primals whose tangents are not symbolic zeros."""
     mask = [not is_zero(t) for t in tangents]
     return jax.jvp(
         lambda chosen: run(*substitute(primals, mask, chosen), **params),
@@ -159,7 +160,7 @@ def _function_jvp(
 
 
 def _function_transpose(rules: Rules, cotangents: Flat, *operands: Any, function: Any) -> Flat:
-    """A linear function is its own derivative, at zero as anywhere."""
+    """A linear function is its own derivative, at zero as everywhere."""
     activity = rules.activity(function, tuple(map(is_linear_input, operands)))
     result = [None] * sum(activity.operands)
     if any(activity.results):
@@ -169,7 +170,7 @@ def _function_transpose(rules: Rules, cotangents: Flat, *operands: Any, function
     return _of_linear(operands, spread(result, activity.operands))
 
 
-def _hold_nothing(
+def _save_nothing(
     rules: Rules, primitive: Primitive, function: Any, activity: Active, operands: Flat
 ) -> tuple[Flat, Flat, Any, None]:
     results = primitive.bind(*operands, function=rules.primal_half(function, activity))
@@ -190,15 +191,15 @@ def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat
 
 
 def _jvp_keys(keys: Callable[..., Flat], *flat: Any, function: Any, activity: Active) -> Flat:
-    """Of the values. Tangents use the same numbers."""
+    """The keys that the values use. Tangents use the same random numbers."""
     return keys(*flat[: len(activity.operands)], function=function)
 
 
 def _jvp_batching(
     rules: Rules, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
 ) -> Batched:
-    """Several directions at the same point, as in `jax.jacfwd`, share the values, unless these tell
-    examples apart."""
+    """Several directions at one point, as in `jax.jacfwd`, share the values, unless the function
+    tells examples apart."""
     at_same_point = all(dim is None for dim in dims[: len(activity.operands)])
     is_same = at_same_point and not any(map(tells_examples_apart, jaxprs_in(function)))
     same = len(function.output_types) if is_same else 0
@@ -227,11 +228,11 @@ def _linearize(
     rules: Rules, operands: Flat, function: Any, activity: Active
 ) -> tuple[Flat, Flat, dict[str, Any]]:
     assert rules.linearize is not None
-    results, arrays, function, held = rules.linearize(function, activity, operands)
-    needed = rules.needed(function, held) if rules.needed else [True] * len(operands)
+    results, arrays, function, aux = rules.linearize(function, activity, operands)
+    needed = rules.needed(function, aux) if rules.needed else [True] * len(operands)
     types = map(jax.typeof, operands)
     absent = tuple(None if need else t for t, need in zip(types, needed, strict=True))
-    params = {"function": function, "activity": activity, "held": held, "absent": absent}
+    params = {"function": function, "activity": activity, "aux": aux, "absent": absent}
     return results, [*pick(operands, needed), *arrays], params
 
 
@@ -244,10 +245,10 @@ def _tangent_types(*_: Any, function: Any, activity: Active, **__: Any) -> Any:
 
 
 def _tangent_impl(
-    rules: Rules, *flat: Any, function: Any, activity: Active, held: Any, absent: _Absent
+    rules: Rules, *flat: Any, function: Any, activity: Active, aux: Any, absent: _Absent
 ) -> Flat:
-    """No progress is shown, as the values were computed before."""
-    del held
+    """The values are already computed, so progress stays silent."""
+    del aux
     silent = rules.with_progress(function, lambda _: None)
     operands, _, tangents = _take_apart(flat, activity, absent)
     both = _jvp_impl(rules, *operands, *tangents, function=silent, activity=activity)
@@ -283,7 +284,7 @@ def _pull_back_from(
 def _take_apart(
     flat: Flat, activity: Active, absent: _Absent = None, *, are_linear: bool = True
 ) -> tuple[Flat, Flat, Flat]:
-    """Operands, with zeros for the absent ones, what is held, and tangents, if they are there."""
+    """Operands, with zeros for the absent ones, saved arrays, and tangents, if any."""
     rest = iter(flat)
     types = absent or [None] * len(activity.operands)
     operands = [next(rest) if type_ is None else zeros(type_) for type_ in types]
@@ -293,5 +294,5 @@ def _take_apart(
 
 
 def _of_linear(operands: Flat, cotangents: Flat) -> list[Any]:
-    """The cotangents of those operands that a transposition rule is asked for."""
+    """The cotangents of linear operands, which a transposition rule returns."""
     return [ct if is_linear_input(x) else None for x, ct in zip(operands, cotangents, strict=True)]

@@ -1,12 +1,13 @@
-"""The forward sweep: a loop's results, and what is held for the reverse sweep.
+"""The forward sweep: a loop's results, and the arrays that it saves for the reverse sweep.
 
-What is held depends on the plan: checkpoints in slots or in a storage, the last block's tape, or
-the ends of a block that is walked back (`engine.slots.Held`). It has derivatives: the forward sweep
-of the loop of values and tangents holds pairs, of which the values are held here, too, and the
-tangents are the derivative.
+    results, *saved = forward_sweep(*operands)       # saved: the leaves of `engine.slots.Saved`
 
-JAX's dead-code elimination makes a sweep smaller (`_prune`): into the loop, if nothing that it
-holds is used, as where an outer loop only advances.
+The plan determines what is saved: checkpoints in slots or in a storage, the last block's tape, or
+the ends of blocks that are walked back. The saved arrays have derivatives: the forward sweep of the
+loop of values and tangents saves pairs, whose tangents are the derivative (`_jvp`).
+
+JAX's dead-code elimination shrinks a sweep (`_prune`). If nothing that it saves is used, as where
+an outer loop only advances, the sweep becomes the loop.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import jax
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
-from jax_revolve._compat.memories import moves_of
+from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import as_array, instantiate, with_weak_type
 from jax_revolve.autodiff.batching import Vmap, mapped, within
 from jax_revolve.autodiff.derivatives import Active, Flat
@@ -25,68 +26,72 @@ from jax_revolve.autodiff.reverse import pull_back_loop
 from jax_revolve.autodiff.sweeps import (
     CHECKPOINTS,
     Sweep,
-    again,
     define_sweep,
     forward_sweep_p,
     in_checkpoints,
     loop_p,
+    rerun,
     sweep_primal_half,
     with_progress,
 )
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import paired
 from jax_revolve.step.linearized import Activity, find_activity, live_carry
 from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
 
 
-def run_forward_sweep(asked: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
-    """The loop's results that are kept, the leaves of what is held for the reverse sweep, and the
-    sweep."""
+def run_forward_sweep(untraced: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
+    """The loop's kept results, the saved arrays, and the sweep."""
     operands = list(map(as_array, operands))
-    traced, held = _trace_forward_sweep(asked, operands)
+    traced, saved = _trace_forward_sweep(untraced, operands)
     types = tuple(traced.out_avals)
-    fields = {"held": held, "output_types": types, "moves": moves_of(types), "vmaps": ()}
-    sweep = asked._replace(**fields)
+    fields = {
+        "saved_tree": saved,
+        "output_types": types,
+        "transfers": transfers_of(types),
+        "vmaps": (),
+    }
+    sweep = untraced._replace(**fields)
     flat = forward_sweep_p.bind(*operands, function=sweep)
-    count = len(flat) - held.num_leaves
+    count = len(flat) - saved.num_leaves
     return flat[:count], flat[count:], sweep
 
 
 def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any]:
-    """The forward sweep of one example, and the tree of what it holds."""
+    """The forward sweep of one example, and the tree of what it saves."""
     loop = sweep.loop
 
-    def run(*operands: Any) -> tuple[Flat, Held]:
+    def run(*operands: Any) -> tuple[Flat, Saved]:
         plan, steps = plan_of(loop), sweep.steps(operands)
         if loop.condition is None:
-            results, held = run_forward_offline(steps, plan, sweep.ys, tapes=sweep.tapes)
+            results, saved = run_forward_offline(steps, plan, sweep.ys, tapes=sweep.tapes)
         else:
-            results, held = run_forward_online(steps, plan)
-        return list(map(with_weak_type, results, sweep.of_results(loop.output_types))), held
+            results, saved = run_forward_online(steps, plan)
+        return list(map(with_weak_type, results, sweep.of_results(loop.output_types))), saved
 
     def trace() -> tuple[ClosedJaxpr, Any]:
         traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
         return traced, jax.tree.structure(shape[1])
 
-    return once(sweep.asked, ("forward sweep", *map(jax.typeof, operands)), trace)
+    return once(sweep.untraced, ("forward sweep", *map(jax.typeof, operands)), trace)
 
 
-def _of_one(sweep: Sweep, *operands: Any) -> Flat:
-    if not (sweep.later and sweep.numbers_held.tape):
+def _run_example(sweep: Sweep, *operands: Any) -> Flat:
+    if not (sweep.later and sweep.saved_indices.tape):
         return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
-    # The residuals are others once the step is linearized again. The reverse sweep tapes those
-    # itself; a reverse sweep that is not linearized again finds what it was made for.
+    # Linearizing the step again changes its residuals. A reverse sweep that is linearized again
+    # tapes those itself. This tape is for one that is not, so it has the original residuals.
     bare = sweep.without_tape()
-    results = _of_one(bare, *operands)
-    held = bare.tree(results[len(results) - bare.num_held :])
-    steps = sweep._replace(later=()).steps(operands, again=True)
-    tape = tape_the_last_block(steps, plan_of(sweep.loop), held)
-    kept = results[: len(results) - bare.num_held]
-    return [*kept, *jax.tree.leaves(held._replace(tape=tape))]
+    results = _run_example(bare, *operands)
+    saved = bare.unflatten(results[len(results) - bare.num_saved :])
+    steps = sweep._replace(later=()).steps(operands, rerun=True)
+    tape = tape_the_last_block(steps, plan_of(sweep.loop), saved)
+    kept = results[: len(results) - bare.num_saved]
+    return [*kept, *jax.tree.leaves(saved._replace(tape=tape))]
 
 
 def _keys(*operands: Any, function: Sweep) -> Flat:
@@ -95,15 +100,14 @@ def _keys(*operands: Any, function: Sweep) -> Flat:
 
 
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
-    """Which results a sweep keeps, and the sweep with those alone. Unused ys are not computed: XLA
-    does not find out by itself that a loop inside a loop only carries a buffer along. The last
-    block is taped apart from all else. The same loop computes all of the carry and of what else is
-    held."""
-    num_carry, first = sweep.loop.num_carry, len(sweep.output_types) - sweep.num_held
-    ys, tape = used[num_carry:first], sweep.numbers_held.tape or []
-    is_taped = any(used[first + number] for number in tape)
-    held = [is_taped or number not in tape for number in range(sweep.num_held)]
-    kept = [*[True] * num_carry, *ys, *held]
+    """Which results a sweep keeps, and the sweep with those alone. We drop unused ys, because XLA
+    does not notice that an inner loop merely carries a buffer through, and an unused tape. One loop
+    computes the carry and all other saved arrays, so these stay together."""
+    num_carry, first = sweep.loop.num_carry, len(sweep.output_types) - sweep.num_saved
+    ys, tape = used[num_carry:first], sweep.saved_indices.tape or []
+    is_taped = any(used[first + i] for i in tape)
+    saved = [is_taped or i not in tape for i in range(sweep.num_saved)]
+    kept = [*[True] * num_carry, *ys, *saved]
     smaller = sweep._replace(
         ys=tuple(substitute(sweep.ys, sweep.ys, ys)),
         output_types=tuple(pick(sweep.output_types, kept)),
@@ -113,21 +117,20 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
 
 
 def _prune(used: list[bool], function: Sweep) -> Any:
-    """A sweep whose checkpoints nobody takes is the loop. So are inner loops where an outer loop
-    advances."""
-    count = len(used) - function.num_held
+    """A sweep whose saved arrays are unused becomes the loop, as inside an advancing outer loop."""
+    count = len(used) - function.num_saved
     as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
     as_loop &= function.loop.inverse is None or all(function.ys)  # it computes all ys
     if as_loop and not any(used[count:]):
         carry, ys = used[: function.loop.num_carry], used[function.loop.num_carry : count]
         wanted = [*carry, *map(bool, spread(ys, function.ys))]
         results, operands, params = prune_loop(wanted, function.loop)
-        kept = [*function.of_results(results), *[False] * function.num_held]
+        kept = [*function.of_results(results), *[False] * function.num_saved]
         return kept, operands, params, loop_p
     kept, smaller = _without_unused(function, used)
     every = [True] * len(function.activity.operands)
-    # The last block's tape is of the whole carry.
-    may_shrink = not function.has_rule and smaller.numbers_held.tape is None
+    # The last block's tape depends on the whole carry.
+    may_shrink = not function.has_rule and smaller.saved_indices.tape is None
     if may_shrink and function.loop.inverse is None:
         carry = list(map(max, used[: function.loop.num_carry], function.restart))
         if not all(live_carry(function.loop, carry, smaller.ys)):
@@ -137,7 +140,7 @@ def _prune(used: list[bool], function: Sweep) -> Any:
 
 
 def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mask, Sweep]:
-    """The sweep without the carry on which neither the used one nor a checkpoint depends."""
+    """The sweep without leaves of the carry that neither a used leaf nor a checkpoint needs."""
     of_loop = sweep.activity
     results, operands, params = prune_loop([*used, *sweep.ys], sweep.loop)
     (carry, ys), kept = sweep.loop.results(results), sweep.loop.operands(operands)
@@ -160,13 +163,14 @@ def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mas
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
-    """Also what the reverse sweep differentiates: its derivative needs the pairs of that."""
+    """Operands that the reverse sweep differentiates are active, too: its derivative needs their
+    pairs."""
     directed = tuple(map(max, differentiated, sweep.activity.operands))
     activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
-    held = sweep.tree([False] * sweep.num_held)
-    if sweep.holds_pairs:
-        held = in_checkpoints(lambda name, _: sweep.held_of(name, activity), held)
-    results = (*sweep.of_results(activity.results), *jax.tree.leaves(held))
+    saved = sweep.unflatten([False] * sweep.num_saved)
+    if sweep.saves_pairs:
+        saved = in_checkpoints(lambda name, _: sweep.entries_of(name, activity), saved)
+    results = (*sweep.of_results(activity.results), *jax.tree.leaves(saved))
     return Active(activity.operands, results)
 
 
@@ -175,7 +179,7 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     loop, count = sweep.loop, len(active.operands)
     operands, tangents = flat[:count], flat[count:]
     activity = find_activity(loop, active.operands)
-    if not sweep.holds_pairs:
+    if not sweep.saves_pairs:
         return _jvp_without_pairs(sweep, activity, operands, tangents)
     pairs = paired(loop, activity)
     both = sweep.of_loop(
@@ -189,16 +193,16 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     inputs = pairs.operands(loop.operands(operands), tangents)
     results, arrays, both = run_forward_sweep(both, inputs)
     results, results_dot = pairs.halves(results, sum(sweep.ys))
-    held = both.tree(arrays)
-    count_of = lambda name: len(sweep.held_of(name, activity))  # noqa: E731
-    held_dot = [dot for n in CHECKPOINTS for dot in (getattr(held, n) or [])[count_of(n) :]]
-    held = in_checkpoints(lambda name, part: part[: count_of(name)], held)
-    if sweep.numbers_held.tape is not None:
-        # It has no derivative here: the derivative of the reverse sweep tapes pairs.
-        given, at = jax.tree.map(lax.stop_gradient, (list(operands), held))
-        tape = tape_the_last_block(sweep.steps(given, again=True), plan_of(loop), at)
-        held = held._replace(tape=tape)
-    return [*results, *jax.tree.leaves(held), *results_dot, *held_dot]
+    saved = both.unflatten(arrays)
+    count_of = lambda name: len(sweep.entries_of(name, activity))  # noqa: E731
+    saved_dot = [dot for n in CHECKPOINTS for dot in (getattr(saved, n) or [])[count_of(n) :]]
+    saved = in_checkpoints(lambda name, part: part[: count_of(name)], saved)
+    if sweep.saved_indices.tape is not None:
+        # The tape gets no derivative here, because the derivative of the reverse sweep tapes pairs.
+        given, at = jax.tree.map(lax.stop_gradient, (list(operands), saved))
+        tape = tape_the_last_block(sweep.steps(given, rerun=True), plan_of(loop), at)
+        saved = saved._replace(tape=tape)
+    return [*results, *jax.tree.leaves(saved), *results_dot, *saved_dot]
 
 
 def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat) -> Flat:
@@ -212,30 +216,30 @@ def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangent
 
 
 def _linearize(sweep: Sweep, activity: Active, operands: Flat) -> tuple[Flat, Flat, Sweep, bool]:
-    """What is held serves this derivative, too, if it is of the same loop in the same operands."""
+    """The saved arrays serve this derivative, too, if it has the same loop and active operands."""
     results = forward_sweep_p.bind(*operands, function=sweep_primal_half(sweep, activity))
-    # A step with a `custom_vjp` has, once it is linearized, the results of its forward rule, and
-    # the derivative is theirs.
+    # Once linearized, a step with a `custom_vjp` has the results of its forward rule, and this is
+    # the derivative of those.
     serves = activity.operands == sweep.activity.operands
     serves &= not (sweep.has_rule or sweep.vmaps)
-    serves &= not sweep.is_on_disk  # files are there to be read once
-    held = results[len(results) - sweep.num_held :] if serves else []
-    return results, held, sweep, serves
+    serves &= not sweep.is_on_disk  # a checkpoint file can be read only once
+    saved = results[len(results) - sweep.num_saved :] if serves else []
+    return results, saved, sweep, serves
 
 
 def _pull_back(
-    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: bool
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: bool
 ) -> Flat:
-    """What is held has no cotangents, or zeros: the reverse sweep's result depends on the operands
-    and its cotangents alone, the slots only make it cheap."""
-    sweep, count = function, len(function.output_types) - function.num_held
+    """Saved arrays have no cotangents, or zeros: the result of the reverse sweep depends only on
+    the operands and its cotangents, and checkpoints merely make it cheap."""
+    sweep, count = function, len(function.output_types) - function.num_saved
     cts = spread(cotangents, activity.results[:count])
-    if held:
+    if aux:
         of_loop, first = sweep.activity, sweep.loop.num_carry
         ys = spread(cts[first:], sweep.ys)
         of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
         return pull_back_loop(of_results, operands, arrays, sweep, of_loop)
-    loop = again(within(sweep.vmaps, lambda: sweep.primal))
+    loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
 
     def run(*operands: Any) -> Flat:
         return sweep.of_results(loop_p.bind(*operands, function=loop))
@@ -262,12 +266,12 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
 
 define_sweep(
     forward_sweep_p,
-    _of_one,
+    _run_example,
     _jvp,
     activity=_activity,
     pull_back=_pull_back,
     linearize=_linearize,
-    needed=lambda sweep, held: sweep.needed if held else (True,) * len(sweep.activity.operands),
+    needed=lambda sweep, aux: sweep.needed if aux else (True,) * len(sweep.activity.operands),
     prune=_prune,
     keys=_keys,
     prune_jvp=_prune_jvp,

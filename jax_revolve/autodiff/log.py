@@ -1,12 +1,12 @@
-"""One line for each loop that is linearized: what was decided about its gradient.
+"""One line for each linearized loop: what was decided about its gradient.
 
-`JAX_REVOLVE_TRACE=1` writes the lines to the standard error stream, when a program is traced:
+`JAX_REVOLVE_TRACE=1` prints these lines to the standard error stream when a program is traced:
 
     scan of 1000 steps, step at model.py:12; active: consts 1/1, carry 2/2, xs 0/0, ys 0/0;
     checkpoint: 1/2 leaves, 4 kB; residuals: 8 kB of 12 kB; engine: offline; plan: 1000 steps, ...
 
-Each is one line. The engine is "offline" for scans, "static levels" for scans whose loops all have
-a static length, and "online" for while loops. Blocks may be walked back by an inverse.
+The engine is "offline" for scans, "static levels" for scans whose loops all have a static length,
+and "online" for while loops, perhaps with "blocks walked back" by an inverse.
 """
 
 import sys
@@ -24,7 +24,7 @@ VARIABLE = "JAX_REVOLVE_TRACE"
 
 
 def show(loop: Loop, step: Linearized, operands: Operands) -> None:
-    """Write the line of a loop whose plan is chosen, if the environment asks for it."""
+    """Print the line of a loop whose plan is chosen, if the environment variable is set."""
     if not is_on(VARIABLE):
         return
     plan, active, sizes = plan_of(loop), step.activity, sizes_of(loop, step, operands)

@@ -1,12 +1,12 @@
 """The loop primitive: lax's own loop until it is differentiated.
 
-| asked for | becomes |
+| transformation | result |
 |---|---|
-| its results | the plain engine |
+| none, `jax.jit` | the plain engine |
 | `jax.jvp` | the loop of values and tangents, another loop |
-| `jax.vjp` | a forward sweep now, and a reverse sweep of what that held (`_linearize`) |
-| `jax.vmap` | the loop of the batched step; a while loop then goes on until all examples are done |
-| `checkify` and others | the loop that they make of lax's, with the same plan |
+| `jax.vjp` | a forward sweep now, and a reverse sweep of what that saved (`_linearize`) |
+| `jax.vmap` | the loop of the batched step; a while loop then runs until all examples are done |
+| `checkify` and others | their version of lax's loop, with the same plan |
 """
 
 from collections.abc import Callable
@@ -50,11 +50,12 @@ def run_loop(loop: Loop, operands: list[Any]) -> Flat:
 
 
 def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
-    """The steps that a while loop takes, of each example under `vmap`, and the loop's results."""
+    """The number of steps that a while loop takes, for each example under `vmap`, and its
+    results."""
     assert loop.condition is not None
     none = vary(jnp.int32(0), varying_axes(loop.condition.out_avals[0]))
     at = loop.num_consts
-    # The same loop each time, so that it is compiled once where it runs outside `jax.jit`.
+    # The same object each time, so that it is compiled once where it runs outside `jax.jit`.
     counting = once(loop, ("counting",), lambda: _counting(loop, none))
     steps, *results = run_loop(counting, [*operands[:at], none, *operands[at:]])
     return steps, results
@@ -81,11 +82,8 @@ def _counting(loop: Loop, none: jax.Array) -> Loop:
 
 
 def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
-    """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive for it.
-
-    The bound of a while loop is left out of its condition here, and belongs to the result again. So
-    does its progress.
-    """
+    """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive in its
+    place. `fun` sees the loop without bound and progress; the result has them again."""
 
     def run(equation: Loop, operands: list[Any]) -> Flat:
         own = equation.with_plan(loop.length, loop.plan, loop.progress)
@@ -110,7 +108,7 @@ def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
 
     def batch_loop(*operands: Any) -> Batched:
         if function.condition is not None and function.body_effects:
-            # lax refuses a batched condition beside some effects.
+            # Let lax raise its error for effects that it refuses under a batched condition.
             as_lax = partial(_run_plain_loop, function=function._replace(progress=None))
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
 
@@ -132,8 +130,8 @@ def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
 
 
 def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batched:
-    """The loop of the batched step and the batched inverse. A leaf of the carry is batched if
-    either of them makes it so."""
+    """The loop of the batched step and inverse. A leaf of the carry is batched if either of them
+    batches it."""
     assert loop.inverse is not None
     assert loop.trust is not None
     runs = call_jaxpr(loop.jaxpr), call_jaxpr(loop.inverse)
@@ -178,7 +176,7 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
 
 
 def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
-    """What an interpreter makes of the loop of lax is a loop with the same plan."""
+    """Give the plan to the loop that an interpreter makes of lax's loop."""
     if params["function"].inverse is not None:
         raise NotImplementedError(
             "inverse must be None under checkify, jet and other interpreters of programs: they "
@@ -197,7 +195,8 @@ def _jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
 
 
 def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Flat, Loop, "Sweep"]:
-    """All that is to know of the loop is found here, once for a signature."""
+    """Run the forward sweep. All that we derive from a loop (activity, restart set, plan) is
+    computed here, once per signature."""
     check_plan(loop)
     inputs = loop.operands(operands)
     _check_collectives(loop, activity, inputs)
@@ -229,8 +228,8 @@ def _plan(loop: Loop, step: Linearized, operands: Operands) -> AnyPlan:
 
 
 def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> None:
-    """Refuse a loop of which devices run different numbers of reversed steps, each of which adds up
-    cotangents over the devices: they would wait for each other for ever."""
+    """Refuse a loop whose reversed steps sum cotangents over devices that take different numbers of
+    steps: the devices would wait for each other forever."""
     if loop.condition is None:
         return
     going = jax.make_jaxpr(lambda: loop.holds(operands.consts, operands.carry))()

@@ -1,4 +1,4 @@
-"""Values that have no derivatives in reverse mode, and an error that says why."""
+"""Values without reverse mode, and an error that says why."""
 
 from typing import Any
 
@@ -8,11 +8,9 @@ from jax_revolve.step.loop import NoReverseMode
 
 
 def without_reverse_mode(values: Flat, message: str) -> Flat:
-    """The values themselves. In reverse mode they raise an error with this message.
-
-    They are as in lax's while loop, which is left as it is: evaluation and forward mode cost
-    what they cost with lax. JAX transposes these values' tangents before the loop's.
-    """
+    """The values, which raise an error with this message in reverse mode. The while loop that made
+    them stays lax's, so evaluation and forward mode cost the same as with lax. JAX transposes the
+    tangents of these values before the loop's."""
     return [x for value in values for x in refusal_p.bind(value, message=message)]
 
 

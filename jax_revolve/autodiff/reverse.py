@@ -1,17 +1,15 @@
-"""The reverse sweep, from what a forward sweep holds to the cotangents of the operands.
+"""The reverse sweep, from the arrays that a forward sweep saved to the cotangents of the operands.
 
-In ten lines, with checkpoints in `held` and one step's pullback in `pull_back`:
-
-    for block in reversed(blocks):
-        carry = the checkpoint before the block, from which steps are advanced to its start
+    for block in reversed(blocks):                 # `engine.reverse` does this
+        carry = advance from the newest checkpoint to the start of the block
         tape = the residuals of the block's steps
         for step in reversed(block):
-            ct_carry, ct_consts, ct_xs[step] = pull_back(tape[step], ct_carry, ct_ys[step])
+            ct_carry, ct_x = pull_back(tape[step], ct_carry, ct_ys[step])
 
-Which checkpoint, and what is stored on the way, is the engine's (`engine.reverse`). Here is what
-JAX asks of it: it is linear in the cotangents, so in their direction its derivative is the sweep
-itself; in the direction of an operand, it is the reverse sweep of the loop of values and tangents,
-if that has one, and the derivative of the nested engine otherwise (`_jvp`).
+This file has its rules for JAX. The sweep is linear in the cotangents, so its derivative in their
+direction is the sweep itself. In the direction of an operand, the derivative is the reverse sweep
+of the loop of values and tangents, if that has one, and otherwise the derivative of the nested
+engine (`_jvp`).
 """
 
 from functools import partial
@@ -23,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.memories import moves_of
+from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import (
     as_array,
     cotangent_type,
@@ -38,15 +36,15 @@ from jax_revolve.autodiff.batching import mapped
 from jax_revolve.autodiff.derivatives import Active, Flat
 from jax_revolve.autodiff.sweeps import (
     Sweep,
-    again,
     define_sweep,
     in_checkpoints,
     loop_p,
+    rerun,
     reverse_sweep_p,
 )
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.reverse import run_reverse
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.linearized import (
@@ -61,16 +59,16 @@ from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
 
 
 def pull_back_loop(
-    cotangents: Flat, operands: Flat, arrays: Flat, held: "Sweep", activity: Activity, **_: Any
+    cotangents: Flat, operands: Flat, arrays: Flat, aux: "Sweep", activity: Activity, **_: Any
 ) -> Flat:
-    """Results that have no cotangents, such as what a loss returns beside its value, cost nothing,
-    and what computes them needs no reverse mode."""
-    sweep, loop, checkpoints = held, held.loop, held.tree(arrays)
-    part = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
-    if part != activity:
-        needed = linearized(loop, part, loop.operands(operands)).restart
+    """The pullback of a loop. Results without cotangents, such as a loss's auxiliary outputs, cost
+    nothing, and the code that computes them needs no reverse mode."""
+    sweep, loop, checkpoints = aux, aux.loop, aux.unflatten(arrays)
+    reached = find_reached(loop, activity, [not (ct is None or is_zero(ct)) for ct in cotangents])
+    if reached != activity:
+        needed = linearized(loop, reached, loop.operands(operands)).restart
         if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
-            sweep, checkpoints = sweep._replace(activity=part), checkpoints._replace(tape=None)
+            sweep, checkpoints = sweep._replace(activity=reached), checkpoints._replace(tape=None)
     carry, ys = loop.results(spread(cotangents, activity.results))
     cts = Cotangents(
         [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],
@@ -80,42 +78,42 @@ def pull_back_loop(
     return pick(spread(result, sweep.activity.operands), activity.operands)
 
 
-def run_reverse_sweep(forward: Sweep, operands: Flat, held: Held, cotangents: Cotangents) -> Flat:
-    """The cotangents of the differentiated operands of the loop of a forward sweep, from what that
-    held, and from the active results' cotangents."""
-    arrays, tree = jax.tree.flatten(held)
+def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: Cotangents) -> Flat:
+    """The cotangents of the loop's active operands, from what its forward sweep saved and the
+    cotangents of its active results."""
+    arrays, tree = jax.tree.flatten(saved)
     sweep = forward._replace(
         ys=tuple(ct is not None for ct in cotangents.ys),
         tapes=False,
-        held=tree,
+        saved_tree=tree,
         output_types=tuple(map(cotangent_type, pick(operands, forward.activity.operands))),
-        moves=moves_of(map(jax.typeof, arrays)),
+        transfers=transfers_of(map(jax.typeof, arrays)),
         vmaps=(),
     )
     flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, sweep.ys)]
     return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
 
 
-def _of_one(sweep: Sweep, *flat: Any) -> Flat:
+def _run_example(sweep: Sweep, *flat: Any) -> Flat:
     def run(*flat: Any) -> Flat:
         operands, arrays, cotangents = sweep.take_apart(flat)
-        steps, cts = sweep.steps(operands, again=True), sweep.cotangents(cotangents)
+        steps, cts = sweep.steps(operands, rerun=True), sweep.cotangents(cotangents)
         plan = plan_of(sweep.loop)
-        held = sweep.tree(arrays)
-        held = held._replace(tape=None) if sweep.later else held
-        result = run_reverse(steps, plan, held, cts)
+        saved = sweep.unflatten(arrays)
+        saved = saved._replace(tape=None) if sweep.later else saved
+        result = run_reverse(steps, plan, saved, cts)
         if check.is_on():
             result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
         result = jax.tree.leaves(result)
         types = map(cotangent_type, pick(operands, sweep.activity.operands))
         return list(map(with_weak_type, result, types))
 
-    key = ("reverse sweep", check.is_on(), sweep.held, *map(jax.typeof, flat))
-    return call_jaxpr(once(sweep.asked, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
+    key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
+    return call_jaxpr(once(sweep.untraced, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
-    """What is held follows from the operands."""
+    """Saved arrays have no tangents of their own, because they are functions of the operands."""
     of_loop, _, of_cotangents = sweep.take_apart(differentiated)
     return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
 
@@ -125,12 +123,12 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     mask = active.operands
     flat, tangents = flat[: len(mask)], flat[len(mask) :]
     primals, arrays, cts = sweep.take_apart(flat)
-    held = sweep.tree(arrays)
+    saved = sweep.unflatten(arrays)
     along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
-        run = lambda cts: run_reverse_sweep(sweep, primals, held, sweep.cotangents(cts))  # noqa: E731
-        if sweep.is_on_disk:  # files are there to be read once
+        run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
+        if sweep.is_on_disk:  # a checkpoint file can be read only once
             both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
             return [x[i] for i in range(2) for x in both]
         return [*run(cts), *run(dots)]
@@ -140,15 +138,15 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
     both = None if sweep.has_rule else _pairs_of(sweep, primals, along)
-    # The derivative of `jax.random.gamma` is a while loop, which has no reverse mode.
+    # For example, the derivative of `jax.random.gamma` is a while loop, without reverse mode.
     if both is None or not taped_step(both[-1]).is_transposable:
         _refuse_inverse(sweep)
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
     if not sweep.is_on_disk:
-        held_dot = sweep.tree(arrays_dot)
-        pulled_back = _of_pairs(sweep, *both, held, held_dot, cts, cts_dot)
+        saved_dot = sweep.unflatten(arrays_dot)
+        pulled_back = _of_pairs(sweep, *both, saved, saved_dot, cts, cts_dot)
         if pulled_back is not None:
             return pulled_back
     have_cts_dot = [ct is not None for ct in cts_dot]
@@ -165,8 +163,8 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
 
 
 def _pairs_of(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Paired, list[Any], Linearized]:
-    """The loop of values and tangents whose reverse sweep is the derivative of this one in these
-    directions, `None` where there is none; its operands; and its step in that sweep."""
+    """The loop of values and tangents whose reverse sweep is the derivative of this one along these
+    directions (`None`: zero); its operands; and its linearized step in that sweep."""
     loop, own = sweep.loop, sweep.activity
     pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
     operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
@@ -183,26 +181,26 @@ def _of_pairs(
     pairs: Paired,
     operands: list[Any],
     step: Linearized,
-    held: Held,
-    held_dot: Held,
+    saved: Saved,
+    saved_dot: Saved,
     cts: Flat,
     cts_dot: Flat,
 ) -> Flat | None:
-    """The sweep and its derivative, from the pairs that the derivative of the forward sweep holds;
-    `None` if that is less than the loop of values and tangents needs."""
+    """The sweep and its derivative, from the pairs that the derivative of the forward sweep saved;
+    `None` if the loop of values and tangents needs more than those."""
     both, own, activity = pairs.loop, sweep.activity, step.activity
     restart, record = pairs.of_carry(sweep.restart), pairs.of_ys(sweep.record)
     if any(map(gt, (*step.restart, *step.record), (*restart, *record))):
         return None
 
     def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
-        is_paired = sweep.held_of(name, pairs.activity)
+        is_paired = sweep.entries_of(name, pairs.activity)
         chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
         return [*values, *(_tangent(value, dot) for value, dot in chosen)]
 
-    # It is taped again, with what the derivative needs.
-    held = in_checkpoints(with_tangents, held, held_dot)._replace(tape=None)
-    # The cotangents of values are the derivative's, and the other way round.
+    # The last block is taped again, with the residuals that the derivative needs.
+    saved = in_checkpoints(with_tangents, saved, saved_dot)._replace(tape=None)
+    # The seeds are swapped: see `sweeps`.
     of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
 
     def of_results(part: str) -> list[Any]:
@@ -217,7 +215,7 @@ def _of_pairs(
     ]
     cotangents = Cotangents(carry, of_results("ys"))
     sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
-    flat = iter(run_reverse_sweep(sweep, operands, held, cotangents))
+    flat = iter(run_reverse_sweep(sweep, operands, saved, cotangents))
     value, tangent = [], []
     for part in (own.consts, own.init, own.xs):
         tangent += [next(flat) for active in part if active]
@@ -236,13 +234,13 @@ def _refuse_inverse(sweep: Sweep) -> None:
 
 
 def _tangent(value: Any, dot: Any) -> Any:
-    """A tangent, which may be zero."""
+    """A tangent as an array, zeros for `None`."""
     return zeros(tangent_type(value)) if dot is None else dot
 
 
 def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
-    """The loop's results that have cotangents, and their derivatives in the given directions."""
-    loop, given = again(sweep.loop), [d is not None for d in along]
+    """The loop's results that have cotangents, and their tangents in the given directions."""
+    loop, given = rerun(sweep.loop), [d is not None for d in along]
     own = sweep.activity
 
     def run(chosen: Flat) -> Flat:
@@ -253,35 +251,35 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
 
 
 def _nested(sweep: Sweep, flat: Flat) -> Flat:
-    """The results of a sweep of one example, as the nested engine computes them."""
+    """The results of a sweep of one example, by the nested engine."""
     operands, _, cotangents = sweep.take_apart(flat)
-    # JAX may map it without a rule of ours.
-    steps = sweep.when_mapped().steps(operands, again=True)
+    # JAX may map the nested engine without our batching rule, so its step must allow for it.
+    steps = sweep.when_mapped().steps(operands, rerun=True)
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 
 def _pull_back(
-    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, held: None
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: None
 ) -> Flat:
     """The gradient of the product of the cotangents with the sweep's results."""
-    del arrays, held
-    vmaps, of_loop, of_held, of_cts = function.vmaps, *function.take_apart(activity.operands)
+    del arrays, aux
+    vmaps, of_loop, of_saved, of_cts = function.vmaps, *function.take_apart(activity.operands)
     nonzero = tuple(not is_zero(ct) for ct in cotangents)
 
-    def part(ct: Any, number: int) -> Any:
-        """Of the cotangent of a result that is the same for several examples, the part of one."""
-        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[number] is None)
+    def share(ct: Any, i: int) -> Any:
+        """One example's share of the cotangent of a result that several examples share."""
+        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[i] is None)
         return ct if examples <= 1 else ct / examples
 
-    directions = [part(ct, number) for number, ct in enumerate(cotangents) if nonzero[number]]
+    directions = [share(ct, i) for i, ct in enumerate(cotangents) if nonzero[i]]
     num_products = len(directions) if function.has_rule else len(of_cts)
     run = mapped(
-        partial(_product_of_one, function, nonzero),
+        partial(_product_of_example, function, nonzero),
         vmaps,
         lambda vmap: pick(vmap.dims_out, nonzero),
         lambda _: [0] * num_products,
     )
-    mask = [*of_loop, *[False] * len(of_held), *of_cts]
+    mask = [*of_loop, *[False] * len(of_saved), *of_cts]
 
     def product(chosen: Flat) -> Flat:
         flat = substitute(operands, mask, chosen)
@@ -292,9 +290,9 @@ def _pull_back(
     return pick(spread(result, mask), activity.operands)
 
 
-def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
-    """The product of the wanted results of a sweep of one example with the directions that come
-    after its operands, as products of each with a number of elements."""
+def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
+    """The inner product of one example's wanted results with directions, as elementwise products
+    that are still to be summed. The directions follow the operands."""
     count = len(flat) - sum(wanted)
     flat, directions = flat[:count], flat[count:]
     if sweep.has_rule:
@@ -306,12 +304,12 @@ def _product_of_one(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
 
 
 def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
-    """The derivative in the direction of a loop's operand makes a tape of its own."""
+    """In the direction of a loop's operand, the derivative makes a tape of its own."""
     of_loop, _, _ = function.take_apart(activity.operands)
     kept = [True] * len(activity.operands)
-    if any(of_loop) and function.numbers_held.tape:
-        for number in function.numbers_held.tape:
-            kept[len(of_loop) + number] = False
+    if any(of_loop) and function.saved_indices.tape:
+        for i in function.saved_indices.tape:
+            kept[len(of_loop) + i] = False
         vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
         function = function.without_tape()._replace(vmaps=vmaps)
     operands = [*kept, *pick(kept, activity.operands)]
@@ -321,7 +319,7 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
 
 define_sweep(
     reverse_sweep_p,
-    _of_one,
+    _run_example,
     _jvp,
     activity=_activity,
     pull_back=_pull_back,

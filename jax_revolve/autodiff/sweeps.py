@@ -1,41 +1,43 @@
 """A loop and its two sweeps as primitives: what the sweeps have in common.
 
-The loop primitive stands for a whole loop. Its derivative in forward mode is the loop of values and
-tangents. In reverse mode it is linearized by the forward sweep, which holds checkpoints, and pulled
-back by the reverse sweep.
+The loop primitive stands for a whole loop. In forward mode, its derivative is the loop of values
+and tangents. In reverse mode, the forward sweep linearizes it and saves checkpoints, and the
+reverse sweep pulls cotangents back.
 
-Both sweeps are primitives, too, and every derivative of a sweep consists of sweeps again. Write
-`L(p)` for the loop as a function of its operands, `J(p)` for its derivative, `S(p, w) = J(p)^T w`
-for the reverse sweep, and `T(p, p') = (L(p), J(p) p')` for the loop of values and tangents, which
-is a loop like any other.
+Both sweeps are primitives, too, and every derivative of a sweep consists of sweeps. Write `L(p)`
+for the loop as a function of its operands, `J(p)` for its derivative, `S(p, w) = J(p)^T w` for the
+reverse sweep, and `T(p, p') = (L(p), J(p) p')` for the loop of values and tangents, which is a loop
+like any other.
 
-The derivative of the forward sweep of `L` is the forward sweep of `T`, whose slots hold pairs: the
-values are what the sweep of `L` holds, and the tangents are the derivative of that. So a derivative
-of a gradient finds the pairs there, and runs nothing twice.
+The derivative of the forward sweep of `L` is the forward sweep of `T`, which saves pairs: the
+values that the sweep of `L` saves, and their tangents. So the derivative of a gradient finds the
+pairs there, and runs nothing twice.
 
 Second derivatives of `<w, L>` are symmetric, so
 
     S' = J^T w' + d/dp <w, J p'>
 
 is the cotangent of `p` if `T` is pulled back with the cotangents `w'` of the values and `w` of the
-tangents. The cotangent of `p'` is `S` itself: one reverse sweep of `T` computes both. And `S'` is
-linear in `p'` and `w'`. Since `<u, S'>` is the derivative of `<w, J(p) u>` in their direction, its
-transpose at `u` is the gradient of that product with respect to `p` and `w`: the loop of values and
-tangents once more, forward and in reverse.
+tangents. The cotangent of `p'` is `S` itself, so one reverse sweep of `T` with swapped seeds
+computes both. `S'` is linear in `p'` and `w'`. Since `<u, S'>` is the derivative of `<w, J(p) u>`
+in their direction, its transpose at `u` is the gradient of that product with respect to `p` and
+`w`: the loop of values and tangents once more, forward and in reverse.
 
-The rule holds where derivative rules are derivatives. A step with a `custom_vjp` function has no
-forward mode, and a `custom_jvp` rule of a user may be anything. And `T` is pulled back, so the
-derivative of the step must have a reverse mode. The reverse sweep of other loops is differentiated
-as the pullback of the nested engine.
+This holds where derivative rules are derivatives and the derivative of the step has a reverse mode.
+A step with a `custom_vjp` function has no forward mode, and a user's `custom_jvp` rule may be
+anything. For these loops, the reverse sweep is differentiated as the pullback of the nested engine.
 
-A batched sweep is recorded as the sweep of one example and the axes that it is mapped over, so that
-its derivative is the derivative of one example's, mapped over the same axes. The sweep of a batched
-loop would not do: it adds up the cotangents of operands that are not batched, where `jax.vmap` of
-a gradient returns one for each example.
+A batched sweep is the sweep of one example and the axes it is mapped over, so that its derivative
+is one example's derivative, mapped over the same axes. The sweep of a batched loop would be wrong:
+it sums the cotangents of unbatched operands, where `jax.vmap` of a gradient returns one for each
+example.
 
-Sweeps are primitives because a `jax.custom_jvp` function loses its rule in the body of a `lax.scan`
-that is linearized: up to 0.10 JAX looks there for what is the same at every step by partial
-evaluation, which takes such functions apart.
+Sweeps are primitives rather than `jax.custom_jvp` functions because up to 0.10, JAX drops the rules
+of such functions in the body of a linearized `lax.scan`: it partially evaluates the body, to find
+what is the same at every step.
+
+Source for second-order adjoints: A. Griewank and A. Walther, "Evaluating Derivatives", SIAM, 2nd
+edition 2008, chapter 5.
 """
 
 from collections.abc import Callable
@@ -50,7 +52,7 @@ from jax_revolve._compat.primitives import Primitive, declare
 from jax_revolve._compat.values import as_array
 from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.step.linearized import Activity, Cotangents, find_activity, linearized, primal_loop
@@ -72,42 +74,42 @@ class Sweep(NamedTuple):
     """A sweep over a loop, forward or in reverse.
 
     The forward sweep takes the loop's operands. It returns the carry, the ys that `ys` marks, and
-    the leaves of what is `held` for a reverse sweep of this activity. If it `tapes`, the last
-    block's tape is among them.
+    the leaves of the `Saved` for a reverse sweep of this activity, whose structure is `saved_tree`.
+    The leaves include the last block's tape if the sweep `tapes`.
 
-    The operands of the reverse sweep are the loop's, the leaves of what is `held`, and the
-    cotangents: of each active carry, and of those active ys that `ys` marks.
+    The reverse sweep takes the loop's operands, the saved leaves, and the cotangents of each active
+    carry and of the active ys that `ys` marks.
     """
 
     jaxpr: ClosedJaxpr
-    """The loop's: JAX and this library look for jaxprs among the fields of a parameter."""
+    """The loop's, as a field because JAX looks for jaxprs among the fields of a parameter."""
     loop: Loop
     activity: Activity
     restart: Mask
     """Which leaves of the carry a checkpoint holds."""
     record: Mask
-    """Which ys are held for an inverse."""
+    """Which ys are saved for an inverse."""
     ys: Mask
     tapes: bool
     has_rule: bool
-    """Whether the step has a derivative rule of a user, which need not be a derivative."""
-    held: Any = None
+    """Whether the step has a user's derivative rule, which need not be a derivative."""
+    saved_tree: Any = None
     output_types: tuple[Any, ...] = ()
-    moves: ClosedJaxpr | None = None
+    transfers: ClosedJaxpr | None = None
     vmaps: tuple[Vmap, ...] = ()
     """The axes that it is mapped over, the innermost first."""
     is_mapped: bool = False
-    """Whether `jax.vmap` maps a while loop, whose examples may be done before others."""
+    """Whether `jax.vmap` maps a while loop, so that some examples may be done before others."""
     later: tuple[Mask, ...] = ()
-    """If the sweep was linearized itself, the operands of the loop that were differentiated."""
+    """For each time that the sweep was itself linearized, the loop's operands that were active."""
 
     @property
-    def asked(self) -> "Sweep":
-        """What is known before it is traced: the rest follows from this and the operands."""
-        return self._replace(held=None, output_types=(), moves=None, vmaps=())
+    def untraced(self) -> "Sweep":
+        """The fields that are known before the sweep is traced. They determine the others."""
+        return self._replace(saved_tree=None, output_types=(), transfers=None, vmaps=())
 
     def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
-        """The sweep over another loop, with other fields as well."""
+        """The sweep over another loop, with these fields replaced."""
         return self._replace(jaxpr=loop.jaxpr, loop=loop, **fields)
 
     @property
@@ -115,36 +117,36 @@ class Sweep(NamedTuple):
         return self.loop.effects
 
     @property
-    def num_held(self) -> int:
-        return self.held.num_leaves
+    def num_saved(self) -> int:
+        return self.saved_tree.num_leaves
 
-    def tree(self, arrays: Flat) -> Held:
-        return jax.tree.unflatten(self.held, arrays)
+    def unflatten(self, arrays: Flat) -> Saved:
+        return jax.tree.unflatten(self.saved_tree, arrays)
 
     @property
-    def numbers_held(self) -> Held:
-        """The numbers of the leaves that are held, in their places."""
-        return self.tree(range(self.num_held))
+    def saved_indices(self) -> Saved:
+        """A `Saved` with the index of each leaf in its place."""
+        return self.unflatten(range(self.num_saved))
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether it holds tickets of files, which have no tangents."""
+        """Whether it saves tickets of files, which have no tangents."""
         return isinstance(getattr(self.loop.plan, "storage", None), Disk)
 
     @property
-    def holds_pairs(self) -> bool:
+    def saves_pairs(self) -> bool:
         """Whether the forward sweep's derivative is a sweep of values and tangents."""
         return not (self.is_on_disk or self.has_rule)
 
     def of_results(self, values: Flat) -> list[Any]:
-        """Of values with one entry for each result of the loop, the forward sweep's."""
+        """The entries for the forward sweep's results, of values for all results of the loop."""
         carry, ys = self.loop.results(values)
         return [*carry, *pick(ys, self.ys)]
 
     @property
     def needed(self) -> Mask:
-        """The operands of the loop on which its linearization depends. A rule of a user may depend
-        on more once it is differentiated."""
+        """The operands on which the loop's linearization depends: all if a rule is a user's, which
+        may depend on more once it is differentiated."""
         first, count = self.loop.num_consts, self.loop.num_carry
         every = self.has_rule or self.loop.inverse is not None
         carry = [every or stored for stored in self.restart]
@@ -152,19 +154,19 @@ class Sweep(NamedTuple):
         return (*[True] * first, *carry, *[True] * num_xs)
 
     def take_apart(self, flat: Flat) -> tuple[list[Any], list[Any], list[Any]]:
-        """Operands of the loop, what is held, and cotangents, of the reverse sweep's operands."""
+        """The reverse sweep's operands, split into the loop's, saved arrays, and cotangents."""
         first = len(self.activity.operands)
-        last = first + self.num_held
+        last = first + self.num_saved
         return list(flat[:first]), list(flat[first:last]), list(flat[last:])
 
     def cotangents(self, flat: Flat) -> Cotangents:
-        """The reverse sweep's, with `None` for the ys that have none."""
+        """The reverse sweep's cotangents, with `None` for ys without one."""
         num_carry = sum(self.activity.carry)
         return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
-    def steps(self, operands: Flat, *, again: bool = False) -> Steps:
-        """The steps that it runs, perhaps `again`."""
-        loop, inputs = self.loop.run_again() if again else self.loop, self.loop.operands(operands)
+    def steps(self, operands: Flat, *, rerun: bool = False) -> Steps:
+        """The steps of the sweep. With `rerun`, loops inside report no forward sweep again."""
+        loop, inputs = self.loop.run_again() if rerun else self.loop, self.loop.operands(operands)
         step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
         if any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record))):
             raise NotImplementedError(
@@ -175,12 +177,11 @@ class Sweep(NamedTuple):
         return Steps.of(loop, self.restart, inputs, step, self.record)
 
     def when_mapped(self) -> "Sweep":
-        """The sweep under `jax.vmap`. A scan has the same steps there, and is not traced again."""
+        """The sweep under `jax.vmap`. The steps of a scan are unchanged, so it stays the same."""
         return self._replace(is_mapped=self.loop.condition is not None)
 
-    def held_of(self, name: str, of_loop: Any) -> list[Any]:
-        """Of values for each leaf of the carry and for each y, those that a part of what is held
-        has entries for."""
+    def entries_of(self, name: str, of_loop: Any) -> list[Any]:
+        """The values of a loop's carry or ys for which the field `name` of `Saved` has entries."""
         if name == "record":
             return pick(of_loop.ys, self.record)
         return pick(of_loop.carry, self.restart)
@@ -194,23 +195,22 @@ class Sweep(NamedTuple):
         return loop
 
     def without_tape(self) -> "Sweep":
-        held = jax.tree.structure(self.numbers_held._replace(tape=None))
-        return self._replace(tapes=False, held=held)
+        saved = jax.tree.structure(self.saved_indices._replace(tape=None))
+        return self._replace(tapes=False, saved_tree=saved)
 
 
-CHECKPOINTS = ("slots", "start", "stores", "last", "end", "record")
-"""The parts of what is held that have an entry for each leaf of a checkpoint, or for each y that an
-inverse reads."""
+CHECKPOINTS = ("slots", "start", "storage", "last_start", "end", "record")
+"""The fields of `Saved` with an entry for each leaf of a checkpoint, or each y for an inverse."""
 
 
-def in_checkpoints(change: Callable[..., list[Any]], held: Held, *others: Held) -> Held:
-    """What is held with its checkpoints changed, given other checkpoints as well."""
-    names = [name for name in CHECKPOINTS if getattr(held, name)]
-    parts = {name: [getattr(each, name) for each in (held, *others)] for name in names}
-    return held._replace(**{name: change(name, *part) for name, part in parts.items()})
+def in_checkpoints(change: Callable[..., list[Any]], saved: Saved, *others: Saved) -> Saved:
+    """`saved` with `change(name, field, *others)` for each of these fields."""
+    names = [name for name in CHECKPOINTS if getattr(saved, name)]
+    parts = {name: [getattr(each, name) for each in (saved, *others)] for name in names}
+    return saved._replace(**{name: change(name, *part) for name, part in parts.items()})
 
 
-def again(loop: Loop) -> Loop:
+def rerun(loop: Loop) -> Loop:
     """The loop of a sweep, to be run and differentiated again."""
     return with_progress(loop.run_again(), when_run_again)
 
@@ -223,24 +223,24 @@ def with_progress(function: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
-    """What computes the sweep's results once it is linearized: derivative rules that this
-    derivative needs, but not the sweep, are applied in its steps, too."""
+    """The sweep that computes the results once this one is linearized. Its steps also apply
+    derivative rules that only this derivative needs."""
     mask = activity.operands[: len(sweep.activity.operands)]
     return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
 
 
 def define_sweep(
     primitive: Primitive,
-    of_one: Callable[..., Flat],
-    jvp_of_one: Callable[..., Flat],
+    of_example: Callable[..., Flat],
+    jvp_of_example: Callable[..., Flat],
     **rules: Any,
 ) -> None:
-    """A primitive of sweeps, from `of_one(sweep, *operands)`, the results of a sweep of one
-    example, and `jvp_of_one(sweep, active, *operands, *tangents)`, the results and then the
-    tangents of the active ones."""
+    """Define a primitive of sweeps. For one example, `of_example(sweep, *operands)` returns its
+    results, and `jvp_of_example(sweep, active, *operands, *tangents)` also those of the active
+    results' tangents."""
 
     def run(*flat: Any, function: Sweep) -> Flat:
-        return mapped(partial(of_one, function), function.vmaps)(*map(as_array, flat))
+        return mapped(partial(of_example, function), function.vmaps)(*map(as_array, flat))
 
     def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
@@ -259,7 +259,7 @@ def define_sweep(
 
     def jvp(function: Sweep, active: Active, *flat: Any) -> Flat:
         run_all = mapped(
-            partial(jvp_of_one, function, active),
+            partial(jvp_of_example, function, active),
             function.vmaps,
             lambda vmap: pick(vmap.dims, active.operands),
             lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],

@@ -1,13 +1,19 @@
 """Blocks that are walked back: the reverse sweep of a loop whose step has an inverse.
 
-The inverse computes the carry before a step from the one after it. So a block needs no tape: from
-the exact carry at its end, the sweep goes back by one inverse a step. At the block's start it
-compares the carry that it has come to with the checkpoint there, and goes on from that. The initial
-carry is an operand, so even a single block is checked.
+The inverse computes the carry before a step from the carry after it, so a block needs no tape:
 
-A step is linearized at the carry that the inverse has computed. The carry after it is known, too,
-and takes the place of what the step would compute. What an inverse of coupled parts computes is the
-same as what the step does, so XLA merges the two: the way back costs one evaluation, not two.
+    after = exact carry at the end of the block
+    for step in reversed(block):
+        before = inverse(after)                      # linearize the step here
+        cotangents = pull_back(before, after, cotangents)
+        after = before
+    drift = max(drift, |after - checkpoint|)         # then continue from the exact checkpoint
+
+Even a single block is checked, because the initial carry is an operand.
+
+The linearization uses the known `after` instead of computing it again. The inverse of a coupled
+step (leapfrog, reversible networks) computes the same terms as the step, and XLA merges them: the
+way back then costs one evaluation, not two.
 """
 
 from math import inf
@@ -20,7 +26,7 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import varying_axes, zeros
-from jax_revolve.engine.slots import Held
+from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
 from jax_revolve.step.cpu import in_a_branch
@@ -31,9 +37,9 @@ from jax_revolve.storage.buffers import read
 
 
 class Walk(NamedTuple):
-    """How far a sweep has walked back: the exact checkpoint at the end of the next block; and for
-    each of its leaves the largest drift so far, as a multiple of the tolerance, and the step that
-    the block starts with in which it was found."""
+    """How far a sweep has walked back: the exact checkpoint at the end of the next block, and for
+    each leaf the largest drift so far, in multiples of the tolerance, and the first step of the
+    block in which it occurred."""
 
     end: list[Any]
     drift: jax.Array
@@ -41,9 +47,9 @@ class Walk(NamedTuple):
 
 
 class WalkBack:
-    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, held: Held) -> None:
+    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, saved: Saved) -> None:
         assert steps.loop.trust is not None
-        self._steps, self._pullback, self._held = steps, pullback, held
+        self._steps, self._pullback, self._saved = steps, pullback, saved
         self._trust, traced = steps.loop.trust, step.step
         inputs = [*traced.shared, *traced.carry, *traced.x]
         after = pick(traced.results[: steps.loop.num_carry], steps.restart)
@@ -56,11 +62,11 @@ class WalkBack:
 
     def begin(self) -> Walk:
         """At the end of the loop."""
-        end = self._held.end or []
+        end = self._saved.end or []
         drift = self._drift(end, end, end)
         return Walk(end, drift, jnp.zeros_like(drift, jnp.int32))
 
-    def of_block(
+    def through_block(
         self,
         start: Any,
         count: Any,
@@ -69,20 +75,20 @@ class WalkBack:
         walk: Walk,
         loop: Any = for_loop,
     ) -> tuple[Operands, Walk]:
-        """The cotangents before the `count` steps from `start` on, from those after them, given the
-        checkpoint before them; and how far that is walked back."""
-        steps, own = self._steps, self._held.own
+        """Pull cotangents back through the `count` steps from `start` on. `exact` is the checkpoint
+        before them."""
+        steps, own = self._steps, self._saved.example_steps
 
         def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
             after, gradient, is_wrong = state
             step = start + count - 1 - i
-            # Under `jax.vmap` an example that was done then stays where it is.
+            # Under `jax.vmap`, an example that was already done at this step keeps its carry.
             is_over = None if own is None else done(step < own)
             before, kept = self._before(after, step, is_over)
-            if own is not None:  # rounding may have changed what the condition says
+            if own is not None:  # rounding may have flipped the condition
                 goes_on = steps.loop.holds(steps.operands.consts, steps.whole(before))
                 is_wrong |= is_over != done(goes_on)
-            return before, self._pullback.of_step(kept, step, gradient)[0], is_wrong
+            return before, self._pullback.through_step(kept, step, gradient)[0], is_wrong
 
         is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
         found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
@@ -93,13 +99,13 @@ class WalkBack:
         return gradient, Walk(exact, jnp.maximum(drift, walk.drift), step)
 
     def _before(self, after: list[Any], step: Any, is_over: Any) -> tuple[list[Any], list[Any]]:
-        """The checkpoint before a step, from the one after it, and what is kept of the step."""
+        """The checkpoint before a step, from the one after it, and the step's kept residuals."""
         steps, loop = self._steps, self._steps.loop
         consts, carry, x = steps.inputs(steps.whole(after), step)
         flat = [*consts[loop.num_condition_consts :], *carry, *x]
         assert loop.inverse is not None
         unread = list(map(zeros, loop.inverse.in_avals[len(flat) :]))
-        y = substitute(unread, steps.record, read(self._held.record or [], loop.entry(step)))
+        y = substitute(unread, steps.record, read(self._saved.record or [], loop.entry(step)))
 
         def run() -> list[Any]:
             before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
@@ -113,14 +119,14 @@ class WalkBack:
         return both[: len(after)], both[len(after) :]
 
     def _drift(self, found: list[Any], exact: list[Any], end: list[Any]) -> jax.Array:
-        """The largest difference of each leaf, of each example, from the exact one, as a multiple
-        of the tolerance and of the leaf's largest entry at either end of the block."""
+        """Each leaf's largest difference from the exact one, over all examples, relative to its
+        largest entry at either end of the block and divided by the tolerance."""
         leaves = zip(found, exact, end, self._examples, strict=True)
         drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
         return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
 
     def trusted(self, gradient: Operands, walk: Walk) -> Operands:
-        """The cotangents; NaN, or with an error, if the inverse was off by more than it may."""
+        """The cotangents; NaN, or an error at run time, if the drift exceeds the tolerance."""
         if self._trust.tolerance == inf:
             return gradient
         drift = walk.drift
@@ -154,8 +160,8 @@ class WalkBack:
 
 
 def drift_of(found: Any, exact: Any, end: Any, examples: int = 0) -> jax.Array:
-    """The largest difference of a leaf from the exact one, relative to its largest entry at either
-    end of the block; the largest of the examples that its first axes are."""
+    """A leaf's largest difference from the exact one, relative to its largest entry at either end
+    of the block. The first `examples` axes are examples, each with a scale of its own."""
     if not is_inexact(exact):
         return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
     axes = tuple(range(examples, exact.ndim))

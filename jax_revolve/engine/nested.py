@@ -1,25 +1,25 @@
 """The nested engine: the reverse sweep as a scan inside a scan, both under `jax.checkpoint`.
 
-It is ordinary JAX, made of the two halves of a linearized step, and JAX differentiates it. So it is
-right where the slots engine's higher derivatives are not: if the step has derivative rules that
-need not be derivatives, or a derivative without reverse mode, see `autodiff.sweeps`. Its memory
-grows as the square root of the length:
+It is ordinary JAX, made of the two halves of a linearized step, and JAX differentiates it. So its
+higher derivatives are correct where those of the slots engine are not: in steps with derivative
+rules that need not be derivatives, or a derivative without reverse mode (`autodiff.sweeps`). Its
+memory grows as the square root of the length:
 
     starts = [carry at the start of each block]
     for block in reversed(blocks):
-        carries = [carry before each step of the block]     # again, from starts[block]
+        carries = [carry before each step of the block]     # recomputed from starts[block]
         for step in reversed(block):
             residuals = code(carries[step], xs[step])
             cotangents = transposed(residuals, cotangents)
 
-The sweep is written out, because JAX's own transposition of nested scans under `jax.checkpoint`
-would store all carries of a block for each block. A while loop is nested up to its bound, and what
-comes after its end is skipped.
+The sweep is written out, because JAX's transposition of nested scans under `jax.checkpoint` would
+store all carries of a block for each block. A while loop runs up to its bound, and a `cond` skips
+the steps after its end.
 
-Before jax 0.12, the linearization of a scan takes `custom_jvp` functions in its body apart: it
-looks for what all steps share by partial evaluation, and drops the rules of functions of the carry.
-The next derivative then does not use them. A conditional that depends on the step stays whole, so
-the steps of a scan are in one without another branch.
+Workaround for jax < 0.12: linearizing a scan partially evaluates its body, to find what all steps
+share, and thereby drops `custom_jvp` rules of functions of the carry. The next derivative would
+ignore them. JAX leaves a conditional on the step's number whole, so each step of a scan is the only
+branch of one (`kept_whole`). Remove it once jax 0.12 is the oldest version that we support.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 
 def checkpoint(fun: Callable[..., T]) -> Callable[..., T]:
-    """`jax.checkpoint(fun)`, whose derivative knows what has no tangent.
+    """`jax.checkpoint(fun)` that keeps symbolic zeros.
 
-    With `jax_remat3`, JAX 0.12 gives zeros to whatever has none. Functions of it then have their
-    values by their derivative rules, and those with a `custom_vjp` raise an error.
+    With `jax_remat3`, JAX 0.12 instantiates zero tangents. That would apply derivative rules where
+    nothing is differentiated, and functions with a `custom_vjp` would raise an error.
     """
 
     @wraps(fun)
@@ -59,10 +59,10 @@ def checkpoint(fun: Callable[..., T]) -> Callable[..., T]:
 
 
 _Inputs = tuple[list[Any], list[Any], jax.Array]
-"""What differs from step to step: the xs, the cotangents of the ys, and the steps' numbers."""
+"""What differs from step to step: xs, the cotangents of the ys, and the step's number."""
 
 _Gradient = tuple[list[Any], list[Any]]
-"""The cotangents of the carry and, summed over the steps so far, of the consts."""
+"""The cotangents of the carry, and those of the consts, summed over the steps so far."""
 
 
 def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
@@ -139,8 +139,8 @@ class _Nest:
     def pull_back_block(
         self, gradient: _Gradient, of_block: tuple[list[Any], _Inputs]
     ) -> tuple[_Gradient, list[Any]]:
-        """The cotangents before a block, from those after it, the carry before it and its inputs,
-        and the cotangents of its xs."""
+        """The cotangents before a block and those of its xs, from the cotangents after it, the
+        carry before it and its inputs."""
 
         @checkpoint
         def pull_back(gradient: _Gradient, start: list[Any], inputs: _Inputs) -> Any:

@@ -1,8 +1,16 @@
 """The forward sweep of a while loop, whose number of steps is unknown.
 
-It stores checkpoints according to `schedule.online`: wherever the loop stops, they are where the
-reverse sweep wants them, or close. A new checkpoint takes the slot of the one that is dropped, so
-the slots are not in the order of the positions, and `Held.slot_index` tells the slot of each.
+It stores checkpoints according to `schedule.online`: wherever the loop stops, they are at or near
+the positions that suit the reverse sweep.
+
+    while the condition holds:
+        drop a checkpoint if all slots are taken, and store this carry in its slot   # placement
+        while the condition holds and no checkpoint is due:
+            run a step
+
+A new checkpoint takes the slot of the dropped one, so slots are not in the order of positions:
+`Saved.slot_index` maps one to the other. The outer loop's invariant: `numbers[0]` steps are done,
+`carry` is the carry after them, and a checkpoint is due unless the loop is over.
 """
 
 from collections.abc import Callable
@@ -15,7 +23,7 @@ from jax import lax
 
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.reports import Reports
-from jax_revolve.engine.slots import Held, empty, is_walked_back, keep
+from jax_revolve.engine.slots import Saved, empty, is_walked_back, keep
 from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
@@ -24,14 +32,13 @@ from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.stores import in_storage, put
 
-_Progress = tuple[jax.Array, jax.Array, Any, list[Any]]
-"""Numbers, of which the first two are the step to run next and the step to store or stop before;
-whether each example goes on; its steps, if they are walked back; and the carry. On CPU, numbers
-that are not in one array would each take kernels of their own, which last as long as a light
-step."""
+_LoopState = tuple[jax.Array, jax.Array, Any, list[Any]]
+"""Numbers, the first two being the next step and the step to store or stop before; whether each
+example goes on; the steps of each example, if they are walked back; and the carry. The numbers are
+one array, because on a CPU each scalar would be a kernel that takes as long as a light step."""
 
 
-def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
+def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
     """The final carry, and the checkpoints."""
     loop, restart = steps.loop, steps.restart
     consts, init, _ = steps.operands
@@ -41,60 +48,65 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Held]:
     def go_on(numbers: jax.Array, going: jax.Array, stop: Any) -> jax.Array:
         return (numbers[0] < stop) & any_example(going)
 
-    def step(progress: _Progress) -> _Progress:
-        numbers, going, own, carry = progress
+    def step(running: _LoopState) -> _LoopState:
+        numbers, going, example_steps, carry = running
         reports.before_step(numbers[0])
         carry, _ = steps.step(carry, numbers[0])
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
-        own = None if own is None else own + going
-        return numbers + one, loop.holds(consts, carry), own, carry
+        example_steps = None if example_steps is None else example_steps + going
+        return numbers + one, loop.holds(consts, carry), example_steps, carry
 
     def store_and_advance(state: tuple[Stack, jax.Array, Any, list[Any], Any]) -> Any:
-        stack, going, own, carry, kept = state
+        stack, going, example_steps, carry, buffers = state
         stack, stored = place(stack), pick(carry, restart)
         if isinstance(plan, TwoLevelPlan):
-            kept = put(plan.storage, kept, stored, stack.slot)
+            buffers = put(plan.storage, buffers, stored, stack.slot)
         else:
-            kept, stored = keep(kept, stored, stack.slot)
-        progress = (stack.numbers, going, own, substitute(carry, restart, stored))
+            buffers, stored = keep(buffers, stored, stack.slot)
+        running = (stack.numbers, going, example_steps, substitute(carry, restart, stored))
         if every and plan.block_size == 1:
-            numbers, *progress = step(progress)
+            numbers, *running = step(running)
         else:
             before_stop = lambda p: go_on(p[0], p[1], p[0][1])  # noqa: E731
-            numbers, *progress = lax.while_loop(before_stop, step, progress)
-        return stack._replace(numbers=numbers), *progress, kept
+            numbers, *running = lax.while_loop(before_stop, step, running)
+        return stack._replace(numbers=numbers), *running, buffers
 
     if isinstance(plan, TwoLevelPlan):
-        kept = in_storage(plan.storage, steps.initial(), len(plan.stores) + 1)
+        buffers = in_storage(plan.storage, steps.initial(), len(plan.stores) + 1)
     else:
-        kept = empty(plan.blocks if every else plan.checkpoints, steps.initial(), plan)
+        buffers = empty(plan.blocks if every else plan.checkpoints, steps.initial(), plan)
     stack = stack._replace(numbers=reports.begin(stack.numbers))
     going = loop.holds(consts, init)
     is_walked = is_walked_back(loop, plan)
     none = jnp.zeros_like(going, jnp.int32) if is_walked else None
-    stack, _, own, carry, kept = lax.while_loop(
+    stack, _, example_steps, carry, buffers = lax.while_loop(
         lambda state: go_on(state[0].numbers, state[1], plan.length),
         store_and_advance,
-        (stack, going, none, init, kept),
+        (stack, going, none, init, buffers),
     )
-    taken = stack.numbers[0]
-    reports.end(taken)
-    held = Held(kept, steps=taken, own=own, end=pick(carry, restart) if is_walked else None)
+    num_steps = stack.numbers[0]
+    reports.end(num_steps)
+    saved = Saved(
+        buffers,
+        steps=num_steps,
+        example_steps=example_steps,
+        end=pick(carry, restart) if is_walked else None,
+    )
     if isinstance(plan, TwoLevelPlan):
-        return carry, held._replace(slots=[], stores=kept)
+        return carry, saved._replace(slots=[], storage=buffers)
     if every:
-        return carry, held
+        return carry, saved
     positions, slot_index, top = stack.positions, stack.slot_index, stack.top
-    return carry, held._replace(positions=positions, slot_index=slot_index, top=top)
+    return carry, saved._replace(positions=positions, slot_index=slot_index, top=top)
 
 
 def _placing(plan: AnyPlan) -> tuple[Stack, Callable[[Stack], Stack]]:
-    """The stack at the start, and how it changes at a step that is stored: its numbers tell the
-    slot to store into, and the next step to store before."""
+    """The stack at the start, and the function that updates it at a store: its numbers then give
+    the slot to write and the step before which to store next."""
     size, stops = plan.block_size, []
     if isinstance(plan, TwoLevelPlan):
-        # Where a loop that reaches its bound stores, and the start of the tail, because the loop
-        # may stop in any part.
+        # Store wherever a loop that reaches its bound would, and at the start of the tail: the
+        # loop may stop in any part.
         stops = [*(size * block for block in [*plan.stores[1:], plan.tail]), plan.length]
     if stops or plan.stores_every_block(is_while=True):
 

@@ -1,14 +1,20 @@
 """Online placement on the device: `schedule.online` in 32-bit integers.
 
-A store looks at a window of the stack, and rarely at a second one, however many checkpoints there
-are. To look at all of it, and to move it, would be thirty lines less. But the gradient of a loop of
-light steps would then take 4 % longer with 10 checkpoints, 10 % with 30, and 2.6 times as long with
-300. Nothing overflows: the tables are saturated, and no sum leaves the range of the positions.
+The stack holds the positions in order. A store at `position` drops one of them, moves the rows
+above it down by one, and appends the new one:
 
-All of a store is one loop, mostly of a single iteration, which reads a window of the stack, changes
-it in place, and reads the window that is looked at next. XLA compiles a loop over so few bytes as
-one kernel for CPU. Each of its operations by itself would take as long as a light step. If a window
-were read in the iteration that changes it, XLA would copy the stack.
+    rows   0  4  9  11  12          store 14, drop 11
+    rows   0  4  9  12  14
+
+A store looks at a window of the newest rows, and rarely at a second window. Looking at the whole
+stack would save thirty lines, but the gradient of a loop of light steps would take 4 % longer with
+10 checkpoints, 10 % with 30, and 2.6 times as long with 300.
+
+A store is one loop, usually of a single iteration, because XLA compiles a loop over so few bytes as
+one CPU kernel; as separate operations, each would take as long as a light step. An iteration
+changes a window in place, and reads the next one for the next iteration: reading and changing the
+same window would make XLA copy the stack. Nothing overflows: the tables are saturated, and no sum
+leaves the range of the positions.
 """
 
 from collections.abc import Callable
@@ -25,24 +31,23 @@ from jax_revolve.schedule.online import NEVER, landmarks, level, limits
 from jax_revolve.storage.buffers import read
 
 WINDOW = 4
-"""The number of positions that are looked at together, the newest first. Of 30 checkpoints the
-fourth newest is dropped on average, of 1000 the tenth."""
+"""The number of positions in a window. On average, a store drops the fourth newest of 30
+checkpoints, and the tenth newest of 1000."""
 
 _POSITION, _SLOT = range(2)
 
 
 class Stack(NamedTuple):
-    """The positions held, in order, as `rows`: each with its slot, which is inverted if there was a
-    landmark of the level at which it was stored. `seen` are the rows that are looked at next.
-    `numbers` are:
+    """The positions held, in order, as `rows`: each with its slot, inverted (`~slot`) if the
+    position was a landmark when it was stored. `seen` is the next window. `numbers` are:
 
     - `step` and `stop`: the step to run next, and the one before which to store next;
     - `slot`: the slot of the newest position;
-    - `level` and `landmark`: the level of the next position, and the number of its next landmark,
+    - `level` and `landmark`: the level of the next position, and the index of its next landmark,
       both from 0;
-    - `end`: the rows from this one on have been looked at, and moved down; while slots are free,
-      their number, negative;
-    - `above`: the row that moves into the place of the last of the others.
+    - `end`: rows from here on have been looked at and moved; while slots are free, minus their
+      number;
+    - `above`: the row that moves into the last place of the rows not yet looked at.
     """
 
     rows: Any
@@ -81,23 +86,23 @@ class Placement:
         self.limits = _table(lambda q: limits(q, checkpoints), levels)
 
     def begin(self) -> Stack:
-        """Nothing is held, and the first position is 0."""
+        """The empty stack, before the store at position 0."""
         slots = np.arange(self.checkpoints)
         rows = np.stack([0 * slots, slots], axis=1)
         numbers = [*[0] * 5, -self.checkpoints, 0, 0]
         return Stack(*map(integers, (rows, rows[: self.window + 1], numbers)))
 
     def store(self, stack: Stack) -> Stack:
-        """The stack with one more position, that where the loop is."""
-        if self.checkpoints == 1:  # position 0, for ever
+        """The stack after a store at the current step."""
+        if self.checkpoints == 1:  # position 0 forever
             numbers = jnp.int32(0), jnp.int32(self._length)
             return stack._replace(numbers=jnp.pad(jnp.stack(numbers), (0, 6)))
         is_due = lambda stack: stack.numbers[1] <= stack.numbers[0]  # noqa: E731
         return lax.while_loop(is_due, self._look, stack)
 
     def _look(self, stack: Stack) -> Stack:
-        """From the newest on, rows move down by one until there is one that can be dropped. They
-        move as they are looked at."""
+        """One iteration of a store. From the newest on, rows move down by one until one of them can
+        be dropped. Invariant: rows below `end` are as before the store."""
         step, stop, _, level, landmark, end, *above = stack.numbers
         size, last = self.checkpoints, len(self.landmarks) - 1
         marks, position = jnp.asarray(self.landmarks), lax.div(step, jnp.int32(self._block_size))
@@ -105,7 +110,7 @@ class Placement:
         is_landmark = position == _at(marks, level, landmark)
 
         # The window
-        now = jnp.minimum(level + _as_number(end_of_level <= position), last)
+        now = jnp.minimum(level + _as_int(end_of_level <= position), last)
         first = self._first(end)
         moved, removed, is_found = self._moved(stack.seen, jnp.stack(above), first, end, now)
         is_done = is_found | (first == 1)
@@ -115,9 +120,9 @@ class Placement:
         new = jnp.stack([position, jnp.where(is_landmark, ~slot, slot)])
         rows = lax.dynamic_update_slice(rows, new[None], _unsigned(top, 0))
 
-        # The next position. Its level is the level of position + 3 steps, without this sum.
-        upcoming = jnp.minimum(level + _as_number(end_of_level - 2 <= position), last)
-        mark = jnp.where(upcoming > level, 0, landmark + _as_number(is_landmark))
+        # The next position, on the level of `position + 3` steps, a sum that might overflow.
+        upcoming = jnp.minimum(level + _as_int(end_of_level - 2 <= position), last)
+        mark = jnp.where(upcoming > level, 0, landmark + _as_int(is_landmark))
         ahead = _at(marks, upcoming, mark)
         distance = jnp.minimum(2 * (upcoming + 1), ahead - position)
         following = position + jnp.where(end < -1, 1, distance)
@@ -131,20 +136,20 @@ class Placement:
         return Stack(rows, seen, numbers)
 
     def _first_step(self, block: jax.Array) -> jax.Array:
-        """The first step of a block, or the length: the product of a position beyond the loop may
-        overflow."""
+        """The first step of a block; the length for a position beyond the loop, whose product with
+        the block size may overflow."""
         is_inside = block < -(-self._length // self._block_size)
         return jnp.where(is_inside, self._block_size * block, self._length)
 
     def _first(self, end: jax.Array) -> jax.Array:
-        """The first row to be dropped of the window before `end`."""
+        """The first row of the window before `end`."""
         return jnp.maximum(end - self.window, 1)
 
     def _moved(
         self, seen: jax.Array, above: jax.Array, first: jax.Array, end: jax.Array, level: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The rows of the window, which starts at `first`, after those from the dropped one on have
-        moved; the one that is dropped, and whether it can be. If there is none, it is the first."""
+        """The rows of the window at `first` after the rows from the dropped one on have moved; the
+        dropped row; and whether it may be dropped. If none may, the first row moves out."""
         index, here = first + np.arange(self.window, dtype=np.int32), seen[1:]
         after = jnp.concatenate([seen[2:], above[None]])
         after = jnp.where((index < end - 1)[:, None], after, above)
@@ -156,9 +161,9 @@ class Placement:
         kept = (here[:, _SLOT] < 0) & (here[:, _POSITION] >= first_of_level)
         found = jnp.max(jnp.where(fits & ~kept & (index < end), index, 0))
         dropped = jnp.maximum(found, first)
-        moves = (dropped <= index) & (index < end)
+        shifts = (dropped <= index) & (index < end)
         (removed,) = read([seen], dropped - first + 1)
-        return jnp.where(moves[:, None], after, here), removed, found > 0
+        return jnp.where(shifts[:, None], after, here), removed, found > 0
 
 
 def _slot(rows: jax.Array) -> jax.Array:
@@ -166,7 +171,7 @@ def _slot(rows: jax.Array) -> jax.Array:
     return jnp.where(slots < 0, ~slots, slots)
 
 
-def _as_number(flag: jax.Array) -> jax.Array:
+def _as_int(flag: jax.Array) -> jax.Array:
     return flag.astype(jnp.int32)
 
 
@@ -179,5 +184,5 @@ def _unsigned(*indices: jax.Array | int) -> list[jax.Array]:
 
 
 def _table(rule: Callable[[int], list[int]], levels: int) -> np.ndarray:
-    rows = [[min(number, NEVER) for number in rule(q + 1)] for q in range(levels)]
+    rows = [[min(value, NEVER) for value in rule(q + 1)] for q in range(levels)]
     return np.array(rows, np.int32)

@@ -1,7 +1,5 @@
-"""The plain engine: `lax.scan` or `lax.while_loop` itself.
-
-It is used unless the loop is differentiated in reverse mode.
-"""
+"""The plain engine: `lax.scan` or `lax.while_loop` itself, unless the loop is differentiated in
+reverse mode. A progress bar adds a counter to the loop, and nothing else changes."""
 
 from typing import Any
 

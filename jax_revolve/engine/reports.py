@@ -1,9 +1,10 @@
 """Reports of a sweep's progress, from the device to the host.
 
-A step that is due calls a Python function before it runs. Whether it is due follows from its number
-alone, so that the parts of a sweep are independent. Such a call takes as long as thousands of light
-steps. So there are about a hundred, or fewer if the estimate of a step's work says that they would
-come faster than a person can read. The test takes about a tenth of a microsecond on a CPU. Without
+    if step % spacing == 0: call the listener       # in each step; about 0.1 microseconds on a CPU
+
+Whether a step reports depends on its number alone, so the parts of a sweep need no common counter.
+A call takes as long as thousands of light steps. So a sweep makes about a hundred calls, or fewer
+if the estimated work of a step says that they would come faster than a person can read. Without
 progress, nothing of this is traced.
 """
 
@@ -26,18 +27,18 @@ from jax_revolve.step.steps import for_loop
 from jax_revolve.step.work import is_estimated, work_of
 
 T = TypeVar("T")
-Number = Any
+Int = Any
 """An int or an `int32` scalar."""
 
 REPORTS = 100
-"""The most reports of a sweep whose length is known when it is traced."""
+"""The most reports of a sweep whose length is known when traced."""
 
 FRACTION = 16
-"""In other sweeps the next report comes after at most a sixteenth of the steps so far."""
+"""In other sweeps, the next report comes after at most a sixteenth of the steps so far."""
 
 BETWEEN_REPORTS = 100e6
-"""The least time between reports in estimated nanoseconds, that between updates of tqdm. A report
-takes up to one hundredth of it."""
+"""The least time between reports, in estimated nanoseconds: tqdm's. A report takes up to one
+hundredth of it."""
 
 LEAST_WORK = 100.0
 """The least time of a step in nanoseconds."""
@@ -46,8 +47,8 @@ LEAST_WORK = 100.0
 class Reports:
     """The reports of one sweep; none if the loop shows no progress."""
 
-    def __init__(self, loop: Loop, sweep: str, total: Number | None) -> None:
-        """`total` is the number of steps of the sweep, if it is known at its start."""
+    def __init__(self, loop: Loop, sweep: str, total: Int | None) -> None:
+        """`total` is the number of steps of the sweep, if known at its start."""
         progress = loop.progress
         if isinstance(progress, ReverseOnly):
             progress = progress.listener if sweep == REVERSE else None
@@ -58,15 +59,15 @@ class Reports:
             work = work_of(loop.jaxpr, profile_in_force())
             self._least = ceil(BETWEEN_REPORTS / max(work, LEAST_WORK))
 
-    def before_step(self, steps: Number) -> None:
-        """In the body of a loop: report that so many steps have been taken, if that is due."""
+    def before_step(self, steps: Int) -> None:
+        """In the body of a loop, report the number of steps so far, if a report is due."""
         is_short = isinstance(self._total, int) and self._total < self._least
         if self.are_shown and not is_short:
             self._report_if(lax.rem(steps, self._spacing(steps)) == 0, steps)
 
-    def _spacing(self, steps: Number) -> jax.Array:
-        """The steps between reports, at least what takes the least time. In a sweep whose length is
-        not known, a power of two: the largest one in a `FRACTION` of the steps."""
+    def _spacing(self, steps: Int) -> jax.Array:
+        """The steps between reports. In a sweep of unknown length, the largest power of two up to
+        `steps / FRACTION`."""
         if isinstance(self._total, int):
             return jnp.int32(max(self._least, -(-self._total // REPORTS)))
         bits_of_steps = 32 - lax.clz(jnp.asarray(steps, jnp.int32))
@@ -74,12 +75,12 @@ class Reports:
         return jnp.int32(1) << jnp.maximum(bits_of_steps - FRACTION.bit_length(), least)
 
     def begin(self, numbers: jax.Array) -> jax.Array:
-        """The numbers that the sweep counts with, of which XLA must not know where they end: it
-        would report the end at any time, even before the beginning."""
+        """The counters of the sweep, hidden from XLA: if it knew their final values, it could
+        report the end at any time, even before the beginning."""
         return lax.optimization_barrier(numbers) if self.are_shown else numbers
 
-    def end(self, steps: Number) -> None:
-        """Report that the sweep is over, after so many steps, a number that its end computes."""
+    def end(self, steps: Int) -> None:
+        """Report that the sweep is over. `steps` must depend on its end, so it cannot be early."""
         if self.are_shown:
             self._report_if(True, steps, is_over=True)
 
@@ -87,7 +88,7 @@ class Reports:
         """`lax.fori_loop`, after which the sweep is over if it `is_last`."""
         return self._last_loop if is_last and self.are_shown else for_loop
 
-    def _last_loop(self, start: Number, stop: Number, body: Callable[[Any, T], T], state: T) -> T:
+    def _last_loop(self, start: Int, stop: Int, body: Callable[[Any, T], T], state: T) -> T:
         stop = self.begin(jnp.asarray(stop, jnp.int32))
         total = jnp.asarray(self._total, jnp.int32)
         axes = varying_axes(jax.typeof(total))
@@ -101,7 +102,7 @@ class Reports:
         self.end(lax.select(i < stop, i, vary(total, varying_axes(jax.typeof(i)))))
         return state
 
-    def _report_if(self, wanted: Any, steps: Number, *, is_over: bool = False) -> None:
+    def _report_if(self, wanted: Any, steps: Int, *, is_over: bool = False) -> None:
         assert self._listener is not None
         hear = partial(self._listener.hear, self._sweep, is_over=is_over)
         total = UNKNOWN if self._total is None else self._total
@@ -114,12 +115,9 @@ class Reports:
 
 @custom_vmap
 def _of_one_example(wanted: jax.Array, report: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether to report, and the report. Never batched.
-
-    A loop counts steps for all examples at once. The exception is a while loop in a `cond` that
-    `vmap` makes a select, because that selects the numbers of steps, too. Such a loop reports
-    nothing.
-    """
+    """Whether to report, and the report. Never batched: a loop counts steps for all examples at
+    once. Only a while loop in a `cond` that `vmap` turns into a select has batched counters. Such a
+    loop reports nothing."""
     return wanted, report
 
 

@@ -1,4 +1,16 @@
-"""The reverse sweep: the schedule with its stack on the device."""
+"""The reverse sweep: the schedule with its stack on the device.
+
+    for block in reversed(blocks):
+        restart from the newest checkpoint at or before `block`
+        while the schedule wants a checkpoint before `block`:      # `split`, a table look-up
+            advance to its position, and push it on the stack
+        advance to `block`, tape it, and transpose its steps, the last one first
+        pop the checkpoint at `block`, if one is there
+
+`_by_schedule` is this loop. Plans on levels, and plans that store every block, know all positions
+when they are compiled: `_on_levels` and `_parts` are loops of static length, which a GPU runs
+without waiting for its host. With a storage, `_reverse_stored` runs either of them for each part.
+"""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +24,7 @@ from jax_revolve.engine.inverse import Walk, WalkBack
 from jax_revolve.engine.offline import first_advances, tape_the_last_block
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import (
-    Held,
+    Saved,
     at_slot,
     empty,
     is_walked_back,
@@ -28,7 +40,7 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import Steps, for_loop, number
+from jax_revolve.step.steps import Steps, element, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import get
 
@@ -36,13 +48,13 @@ STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
 
 
 class _State(NamedTuple):
-    """The checkpoints, as a stack, and what is reversed so far: the cotangents, and the buffers of
-    a block's tape, which is written anew for each block.
+    """The stack of checkpoints, the cotangents so far, and the buffers of a block's tape, which
+    each block overwrites.
 
-    Level 0 of the stack is `start`, by default the initial carry, and level `top` is the newest
-    checkpoint. `positions` are the blocks that the carries of the levels enter, and `slot_index`
-    their slots; `None` is the identity. Levels above the top are free, and so are their slots.
-    Where all loops have a static length, there are neither positions nor a top.
+    Entry 0 of the stack is `start`, by default the initial carry, and entry `top` the newest
+    checkpoint. Entry i is the carry that enters block `positions[i]`, in slot `slot_index[i]`, or
+    slot i without an index. Entries above the top are free, and so are their slots. Loops of static
+    length have neither positions nor a top.
     """
 
     slots: list[Any]
@@ -54,11 +66,11 @@ class _State(NamedTuple):
     taped: Buffers
     walk: Walk | None = None
 
-    def slot(self, level: jax.Array) -> jax.Array:
-        return level if self.slot_index is None else self.slot_index[level]
+    def slot(self, entry: jax.Array) -> jax.Array:
+        return entry if self.slot_index is None else self.slot_index[entry]
 
 
-def run_reverse(steps: Steps, plan: AnyPlan, held: Held, cotangents: Cotangents) -> Operands:
+def run_reverse(steps: Steps, plan: AnyPlan, saved: Saved, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
     assert steps.linearized is not None
     operands, activity = steps.operands, steps.linearized.activity
@@ -67,13 +79,14 @@ def run_reverse(steps: Steps, plan: AnyPlan, held: Held, cotangents: Cotangents)
         carry=cotangents.carry,
         xs=zero_cotangents(operands.xs, activity.xs),
     )
-    sweep = _Sweep(steps, plan, taped_step(steps.linearized), held.steps, cotangents.ys)
-    gradient = sweep.run(held, gradient)
+    sweep = _Sweep(steps, plan, taped_step(steps.linearized), saved.steps, cotangents.ys)
+    gradient = sweep.run(saved, gradient)
     return gradient._replace(carry=of_init(gradient.carry, activity))
 
 
 class _Sweep:
-    """A sweep over `total` steps. From a state to the next, blocks are reversed."""
+    """A sweep over `total` steps. Its methods take a state and return the state with some blocks
+    reversed."""
 
     def __init__(
         self, steps: Steps, plan: AnyPlan, step: TapedStep, total: Any, ct_ys: list[Any]
@@ -94,44 +107,45 @@ class _Sweep:
         self._pullback = Pullback(self._step, steps, size, ct_ys, before_step)
         self._back: WalkBack | None = None
 
-    def run(self, held: Held, gradient: Operands) -> Operands:
-        """From the cotangents after the loop to those before it."""
+    def run(self, saved: Saved, gradient: Operands) -> Operands:
+        """Pull the cotangents back through the loop."""
         plan, size = self._plan, self._plan.block_size
         first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
         blocks, taped, walk = -(-self._total // size), [], None
         if is_walked_back(self._steps.loop, plan):
-            self._back = WalkBack(self._steps, self._step, self._pullback, held)
+            self._back = WalkBack(self._steps, self._step, self._pullback, saved)
             walk = self._back.begin()
         if self._is_taped:
             blocks -= 1
             start = size * blocks
             loop, count = self._reports.loop(start == 0), self._total - start
-            if self._back is not None and walk is not None and held.last is not None:
-                gradient, walk = self._back.of_block(start, count, held.last, gradient, walk, loop)
+            if self._back is not None and walk is not None and saved.last_start is not None:
+                gradient, walk = self._back.through_block(
+                    start, count, saved.last_start, gradient, walk, loop
+                )
             else:
-                taped = held.tape
+                taped = saved.tape
                 if taped is None:
-                    taped = tape_the_last_block(self._steps, plan, held)
-                gradient = self._pullback.of_block(taped, start, count, gradient, loop)
+                    taped = tape_the_last_block(self._steps, plan, saved)
+                gradient = self._pullback.through_block(taped, start, count, gradient, loop)
         elif size > 1 and walk is None:
             taped = self._step.empty(size)
-        stack = self._stack(held)
-        state = _State(held.slots, held.start, *stack, gradient, taped, walk)
-        is_stored = held.stores is not None and self._is_while
+        stack = self._stack(saved)
+        state = _State(saved.slots, saved.start, *stack, gradient, taped, walk)
+        is_stored = saved.storage is not None and self._is_while
         if not is_stored and (not self._is_taped or plan.blocks > first + 1):
             state = self._reverse(first, blocks, state)
-        if held.stores is not None:
-            state = self._reverse_stored(held.stores, blocks, state)
+        if saved.storage is not None:
+            state = self._reverse_stored(saved.storage, blocks, state)
         if self._back is None or state.walk is None:
             return state.gradient
         return self._back.trusted(state.gradient, state.walk)
 
-    def _stack(self, held: Held) -> tuple[Any, Any, Any]:
-        """Positions, slots and top after the forward sweep. Placement online tells them; otherwise
-        they follow from the plan. If a while loop has its checkpoints in a storage, it holds none
-        of them."""
-        if self._levels or held.positions is not None:
-            return held.positions, held.slot_index, held.top
+    def _stack(self, saved: Saved) -> tuple[Any, Any, Any]:
+        """Positions, slots and top after the forward sweep: as online placement left them, or as
+        the plan determines. The stack of a while loop with a storage starts empty."""
+        if self._levels or saved.positions is not None:
+            return saved.positions, saved.slot_index, saved.top
         positions, starts = np.zeros(slots_used(self._plan), np.int32), []
         if not self._is_while:
             starts, _ = first_advances(self._plan)
@@ -143,26 +157,25 @@ class _Sweep:
         return at_slot(state.slots, slot, start)
 
     def _reverse_block(self, restarted: list[Any], block: Any, state: _State) -> _State:
-        """From the cotangents after a block, where a checkpoint is given, to those before it."""
+        """Pull the cotangents back through a block, from the checkpoint at its start."""
         gradient, taped, size = state.gradient, state.taped, self._plan.block_size
         start = size * block
-        # Of a while loop the last block is here, and may be shorter.
+        # The last block of a while loop may be shorter. A scan's last block is not reversed here.
         count = jnp.minimum(size, self._total - start) if self._is_while else size
         if self._back is not None and state.walk is not None:
-            gradient, walk = self._back.of_block(start, count, restarted, gradient, state.walk)
+            gradient, walk = self._back.through_block(start, count, restarted, gradient, state.walk)
             return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
             of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
-            gradient, _ = self._pullback.of_step(of_step, start, gradient)
+            gradient, _ = self._pullback.through_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
-        taped = self._step.record(self._steps, taped, restarted, start, count)
-        gradient = self._pullback.of_block(taped, start, count, gradient)
+        taped = self._step.tape_steps(self._steps, taped, restarted, start, count)
+        gradient = self._pullback.through_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)
 
     def _reverse(self, first: Any, blocks: Any, state: _State) -> _State:
-        """From the cotangents after the first `blocks` blocks to those before block `first`, from
-        the checkpoints that are held of them."""
+        """Reverse the blocks from `first` to `blocks`, from the checkpoints on the device."""
         if not self._levels:
             return self._by_schedule(first, blocks, state)
         return self._parts(0, 0, 0, blocks, state) if self._is_while else self._on_levels(state)
@@ -170,8 +183,8 @@ class _Sweep:
     # In loops of static length
 
     def _on_levels(self, state: _State) -> _State:
-        """Reverse the last part of each level, the innermost first: it is stored already, and the
-        last block may be done. Then reverse the parts before it."""
+        """Reverse the last part of each level, the innermost first, and then the parts before it.
+        The forward sweep has stored the last parts, and may have taped the last block."""
         innermost = len(self._levels) - 1
         for depth in range(innermost, -1, -1):
             level = self._levels[depth]
@@ -181,8 +194,8 @@ class _Sweep:
         return state
 
     def _parts(self, depth: int, enclosing: Any, start: Any, count: Any, state: _State) -> _State:
-        """Reverse the first `count` parts of a level, the last one first. They are in a part of the
-        level above that starts at block `start` and whose checkpoint is in slot `enclosing`."""
+        """Reverse the first `count` parts of a level, the last one first. They lie in the part of
+        the level above that starts at block `start`, with its checkpoint in slot `enclosing`."""
         level = self._levels[depth]
         blocks = level.size // self._plan.block_size
         is_far = any(map(is_on_host, state.slots))
@@ -195,7 +208,7 @@ class _Sweep:
         def reverse_part(turn: Any, fetched: tuple[Any, _State]) -> tuple[Any, _State]:
             part, (restarted, state) = count - 1 - turn, fetched
             first = start + blocks * part
-            if is_far:  # the next checkpoint is on its way while this part is reversed
+            if is_far:  # fetch the next checkpoint while this part is reversed
                 ahead = self._at(slot_of(jnp.maximum(part - 1, 0)), state)
             else:
                 restarted, ahead = self._at(slot_of(part), state), None
@@ -210,8 +223,8 @@ class _Sweep:
         return turns(loop, count, reverse_part, (fetched, state))[1]
 
     def _fill(self, level: Level, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
-        """The slots with the parts of a level inside a whole part of the level above, which starts
-        at block `start`, from the checkpoint there."""
+        """The slots with the checkpoints of a level's parts, in the whole part of the level above
+        that starts at block `start`, computed from the checkpoint there."""
         first = self._plan.block_size * start
 
         def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
@@ -221,55 +234,57 @@ class _Sweep:
 
         return for_loop(0, level.parts - 1, advance, (restarted, slots))[1]
 
-    # By decisions of the schedule, which are made on the device
+    # With decisions of the schedule on the device
 
     def _by_schedule(self, first: Any, blocks: Any, state: _State) -> _State:
-        """The way from the newest checkpoint to the block that is reversed next is an array of six
-        numbers: the step to run next and the step to stop before; the block, the block where the
-        schedule stores next, the top level of the stack, and the position of the newest checkpoint.
-        On CPU each number that is computed by itself is a kernel, which lasts as long as a light
-        step.
+        """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse
+        is an array of six numbers: the next step, and the step to stop before; the block; the block
+        where the schedule stores next; the top of the stack; and the newest checkpoint's position.
+        They are one array because on a CPU each scalar would be a kernel that takes as long as a
+        light step.
         """
-        split, levels = SplitTable(self._plan), np.int32(state.positions.size)
+        split, capacity = SplitTable(self._plan), np.int32(state.positions.size)
         size = np.int32(self._plan.block_size)
 
         @jax.jit  # traced and lowered once for both its calls
-        def way(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
+        def path(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
             steps = lax.sub(lax.add(block, ONE), position)
-            target = lax.add(position, split(steps, lax.sub(levels, top)))
+            target = lax.add(position, split(steps, lax.sub(capacity, top)))
             step, stop = (lax.mul(size, n) for n in (position, block))
             return stacked(step, stop, block, target, top, position)
 
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
-            step, _, block, target, top, position = (number(at, i) for i in range(at.size))
-            # As many numbers as the other advance takes, so that it is the same function.
+            step, _, block, target, top, position = (element(at, i) for i in range(at.size))
+            # As many numbers as in the other call of `_advance`, so that it is traced once.
             span = stacked(step, lax.mul(size, target), block, target, top, position)
             _, carry = self._advance(span, carry)
             top = lax.add(top, ONE)
             slots = write_slot(slots, carry, state.slot(top))
             (positions,) = write([positions], [target], top)
-            return way(target, block, top), carry, slots, positions
+            return path(target, block, top), carry, slots, positions
 
+        # Invariant: the blocks from `done[BLOCK]` on are reversed, and the stack has entry `top`
+        # at or before that block.
         def reverse_block(_: Any, done_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
             done, state = done_state
-            block, top = number(done, BLOCK), number(done, TOP)
-            is_at_block = lax.eq(number(done, POSITION), block)
+            block, top = element(done, BLOCK), element(done, TOP)
+            is_at_block = lax.eq(element(done, POSITION), block)
             top = lax.sub(top, lax.convert_element_type(is_at_block, jnp.int32))
             (position,) = read([state.positions], top)
-            at = way(position, lax.sub(block, ONE), top)
-            newest = self._at(state.slot(number(at, TOP)), state)
-            # Never at the block itself: it would not be read there.
+            at = path(position, lax.sub(block, ONE), top)
+            newest = self._at(state.slot(element(at, TOP)), state)
+            # Never store at the block itself: nothing would read that checkpoint.
             at, newest, slots, positions = lax.while_loop(
-                lambda stored: lax.lt(number(stored[0], TARGET), number(stored[0], BLOCK)),
+                lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),
                 store,
                 (at, newest, state.slots, state.positions),
             )
             at, restarted = self._advance(at, newest)
             state = state._replace(slots=slots, positions=positions)
-            return at, self._reverse_block(restarted, number(at, BLOCK), state)
+            return at, self._reverse_block(restarted, element(at, BLOCK), state)
 
-        # As after a block that no checkpoint enters.
+        # The state as if a block after the last one, without a checkpoint, had been reversed.
         done, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
         at = stacked(*map(jnp.asarray, (ZERO, ZERO, done, ZERO, state.top, nowhere)))
         loop = self._reports.loop(isinstance(first, int) and first == 0)
@@ -277,9 +292,9 @@ class _Sweep:
 
     # From a storage
 
-    def _reverse_stored(self, stores: Buffers, blocks: Any, state: _State) -> _State:
-        """From the cotangents before the tail to those before the loop: every part that starts in
-        the storage. In a loop of unknown length the tail does so, too."""
+    def _reverse_stored(self, buffers: Buffers, blocks: Any, state: _State) -> _State:
+        """Reverse every part that starts from a checkpoint in the storage, the last part first. In
+        a while loop, the tail is one of them."""
         steps, plan = self._steps, self._plan
         assert isinstance(plan, TwoLevelPlan)
         moves = _moves(plan, with_tail=self._is_while)
@@ -288,9 +303,9 @@ class _Sweep:
             state = state._replace(slots=empty(plan.checkpoints, initial, plan), start=initial)
         types = list(map(jax.typeof, steps.initial()))
 
-        def reverse_move(number: jax.Array, state: _State) -> _State:
-            store, start, stop, position, is_last = jnp.asarray(moves)[number]
-            restarted = get(plan.storage, stores, types, store, is_last)
+        def reverse_move(index: jax.Array, state: _State) -> _State:
+            store, start, stop, position, is_last = jnp.asarray(moves)[index]
+            restarted = get(plan.storage, buffers, types, store, is_last)
             span = plan.block_size * jnp.stack([position, start])
             _, restarted = self._advance(span, restarted)
             positions, top = state.positions.at[0].set(start), jnp.zeros_like(state.top)
@@ -303,8 +318,8 @@ class _Sweep:
 
 
 def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
-    """The moves as a table: which carry to read, the first block to reverse and the one to stop
-    before, which block the carry enters, and whether it is read for the last time."""
+    """`plan.moves` as a table: the carry to read, the first block to reverse, the block to stop
+    before, the block that the carry enters, and whether this is its last read."""
     positions = np.array([*plan.stores, plan.tail], np.int32)
     moves = np.array(plan.parts, np.int32).T
     if with_tail:

@@ -1,4 +1,10 @@
-"""The split of the schedule on the device: a look-up in a small table."""
+"""The split of the schedule on the device: a look-up in a small table.
+
+`schedule.binomial.split` needs a search over binomial coefficients. But as a function of the number
+of steps, the split is piecewise linear, rising and flat in turns. So a row of corners replaces it:
+
+    split(n) = 1 + sum over r of min(max(n - start[r], 0), height[r])
+"""
 
 from typing import Any
 
@@ -9,23 +15,21 @@ from jax import lax
 
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition
 from jax_revolve.schedule.plan import Reversal
-from jax_revolve.step.steps import number
+from jax_revolve.step.steps import element
 from jax_revolve.storage.buffers import read
 
 
 class SplitTable:
     """`schedule.binomial.split` on the device, for every split that a plan can ask for.
 
-    With the repetition number r, the split rises from `shortest` to `longest`, which is the
-    `shortest` of r + 1. So the split is a sum over all r. The row of a number of checkpoints has,
-    for each r, the number of steps where the rise starts, and its height. With one repetition there
-    is none.
+    With repetition number r, the split rises from `shortest` to `longest`, the `shortest` of r + 1.
+    The row of a number of checkpoints has, for each r >= 2, the number of steps where the rise
+    starts, and its height.
     """
 
     def __init__(self, plan: Reversal) -> None:
         s = plan.checkpoints
-        # An online schedule may need one more repetition. With a single slot, the repetition number
-        # is the length of the loop, but no rule is needed.
+        # An online schedule may need one more repetition. A single slot needs no rule.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1
         most = max(min(most, MOST_REPETITIONS_IN_TABLES), 2)
         self.table = _table(s, most)
@@ -33,7 +37,7 @@ class SplitTable:
     def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
         """The split; 1 for a single step, which is not split."""
         (row,) = read([jnp.asarray(self.table)], lax.sub(checkpoints, ONE))
-        starts, rises = number(row, 0), number(row, 1)
+        starts, rises = element(row, 0), element(row, 1)
         beyond = lax.sub(lax.full_like(starts, steps), starts)
         return lax.add(jnp.sum(lax.clamp(ZERO, beyond, rises), dtype=jnp.int32), ONE)
 
@@ -52,8 +56,8 @@ def _table(checkpoints: int, most: int) -> np.ndarray:
 
 
 def integers(values: Any) -> jax.Array:
-    """These integers, as the result of an operation. That is on the mesh that is in use, which a
-    constant is not, and JAX writes into an array only what is on the same mesh."""
+    """These integers, as the result of an operation, so that they are on the mesh in use. A
+    constant is on none, and JAX only writes values into an array of their own mesh."""
     return jnp.zeros(np.shape(values), jnp.int32) + np.asarray(values, np.int32)
 
 
@@ -64,4 +68,4 @@ def stacked(*numbers: jax.Array) -> jax.Array:
 ZERO, ONE = np.int32(0), np.int32(1)
 _LARGEST = np.iinfo(np.int32).max
 _BEYOND = 2**32
-"""More than any difference of a 32-bit integer and another one; sums of 2**31 of these fit."""
+"""More than any difference of two 32-bit integers. 2**31 of these can be added in 64 bits."""

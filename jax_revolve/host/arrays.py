@@ -1,8 +1,8 @@
-"""Where values are: their shardings, their data in the host's memory, and checkpoints of them. And
-one row for each step: slices of the xs on their way to the device, and rows from it.
+"""Shardings, data in the host's memory, and checkpoints; slices of the xs on their way to the
+device, and rows (ys, cotangents of xs) on their way back.
 
-A process has the data of the shards on its own devices. Where a sharding spans several processes,
-each of them writes and reads its own shards.
+A process has the data of the shards on its own devices. If a sharding spans several processes, each
+of them writes and reads its own shards.
 """
 
 import weakref
@@ -28,14 +28,14 @@ Placing = Callable[[list[np.ndarray]], Values]
 
 
 def sharding_of(value: Any) -> Any:
-    """The sharding of an array over several devices; `None` for others, which JAX places."""
+    """The sharding of an array over several devices; `None` for other values, which JAX places."""
     if isinstance(value, jax.Array) and len(value.sharding.device_set) > 1:
         return value.sharding
     return None
 
 
 def put(value: Any, sharding: Any) -> Any:
-    """The value with this sharding. Processes that put the same value do not compare it."""
+    """The value with this sharding. Processes do not check that they put the same value."""
     if sharding is None:
         return jnp.asarray(value)
     if not getattr(value, "is_fully_addressable", True):
@@ -46,7 +46,7 @@ def put(value: Any, sharding: Any) -> Any:
 
 
 def on_same_devices(values: Values) -> Values:
-    """Arrays on a single device are copied to all devices of the others. NumPy arrays stay."""
+    """Copy arrays on a single device to all devices of the other arrays. NumPy arrays stay."""
     shardings = filter(None, map(sharding_of, values))
     mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
     if mesh is None:
@@ -57,7 +57,7 @@ def on_same_devices(values: Values) -> Values:
 
 
 def replicated(value: Any) -> Any:
-    """The value, with all of it on the devices of each process."""
+    """The value, replicated on the devices of each process."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
         return value
     assert isinstance(value.sharding, NamedSharding)
@@ -71,7 +71,7 @@ def moved(sharding: Any) -> Any:
 
 
 def on_host(values: Iterable[Any]) -> list[np.ndarray]:
-    """The data of this process, in dtypes of NumPy: each value, or each of its shards."""
+    """This process's data, in NumPy's dtypes: each value, or each of its shards."""
     return [np.asarray(data_of(part)) for value in values for part in _parts(value)]
 
 
@@ -84,12 +84,12 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _index(slices: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The first and the last entry of a shard, on each axis."""
+    """Where a shard begins and ends on each axis."""
     return tuple(s.indices(n)[:2] for s, n in zip(slices, shape, strict=False))
 
 
 def placing(values: Values) -> Placing:
-    """Makes values of these types and shardings of their data `on_host`."""
+    """A function from data `on_host` to values of these types and shardings."""
     places = [(jax.typeof(x), sharding_of(x)) for x in values]
 
     def on_device(data: list[np.ndarray]) -> Values:
@@ -112,7 +112,7 @@ def _joined(data: Any, type_: AbstractValue, sharding: Any) -> Any:
 
 
 def _of_type(data: Any, type_: AbstractValue, sharding: Any) -> Any:
-    """The value with these data. A value of another type would be compiled again."""
+    """The value with these data, of exactly this type: for another one, JAX would recompile."""
     if not is_key(type_):
         return with_weak_type(data, type_)
     keys = from_data(data, type_)
@@ -125,10 +125,9 @@ def is_key(value: Any) -> bool:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """The leaves of a carry that are needed to run steps again: where they are, their bytes there,
-    and how to get them on the device and in the host's memory. It lives as long as something refers
-    to it. So does its file, unless that is the `file` of a saved run.
-    """
+    """The restart set of a carry: where it is, its bytes there, and how to get it on the device and
+    in the host's memory. A file lives as long as this object, unless it is the `file` of a saved
+    run."""
 
     level: str
     nbytes: int
@@ -138,7 +137,7 @@ class Checkpoint:
 
 
 def keep(storage: Storage | None, values: Values) -> Checkpoint:
-    """A checkpoint in this storage; without one, the arrays themselves, which no step changes."""
+    """A checkpoint in this storage; without a storage, the arrays, which no step changes."""
     if storage is None:
         nbytes = sum(x.nbytes for x in values)
         return Checkpoint("on the device", nbytes, lambda: values, partial(on_host, values))
@@ -147,8 +146,8 @@ def keep(storage: Storage | None, values: Values) -> Checkpoint:
     if not isinstance(storage, Disk):
         return Checkpoint("in host memory", nbytes, lambda: place(data), lambda: data)
     directory, like = storage.directory, [(x.shape, x.dtype) for x in data]
-    first, second, number = files.write_file(directory, data).tolist()
-    ticket = first, second, number
+    first, second, checksum = files.write_file(directory, data).tolist()
+    ticket = first, second, checksum
     read = partial(files.read_file, directory, ticket, like, is_last=False)
     checkpoint = Checkpoint("on disk", nbytes, lambda: place(read()), read)
     weakref.finalize(checkpoint, files.remove_file, directory, ticket)
@@ -159,11 +158,11 @@ def keep(storage: Storage | None, values: Values) -> Checkpoint:
 
 
 IN_FLIGHT = 3
-"""The rows that may be on their way from the device while steps go on."""
+"""The most rows on their way from the device while steps go on."""
 
 
 def slices_of(arrays: Values) -> Callable[[int], Values]:
-    """A function from an entry to slices: on the device for its arrays, of NumPy's on the host."""
+    """A function from an index to slices: on the device, or on the host for NumPy arrays."""
     on_device = [x if isinstance(x, jax.Array) else None for x in arrays]
     is_any = any(x is not None for x in on_device)
 
@@ -185,7 +184,7 @@ def _slices(arrays: Values, entry: Any) -> Values:
 
 
 def is_function(xs: Any) -> bool:
-    """Whether xs are a function, rather than a pytree, of which some can be called."""
+    """Whether xs are a function, rather than a pytree that happens to be callable."""
     return callable(xs) and jax.tree.leaves(xs) == [xs]
 
 
@@ -193,7 +192,7 @@ class Fetched:
     """Slices that a function returns. NumPy arrays are copied, because it may reuse a buffer."""
 
     def __init__(self, function: Callable[[int], Any], first: int) -> None:
-        """The function is called for entry `first`, as the example of all others."""
+        """Calls the function for entry `first`, as an example of the others."""
         self.function = function
         self.example, *self._type = _flat(function(first))
         self.tree = self._type[0]
@@ -224,9 +223,8 @@ def _text(tree: Any, types: list[Any]) -> str:
 
 
 class Rows:
-    """Rows on their way from the device: ys, and cotangents of xs. They arrive in the order in
-    which they were put. They are kept as NumPy arrays, and PRNG keys on the device, unless a
-    function takes them."""
+    """Rows on their way from the device: ys, and cotangents of xs. They arrive in the order of
+    `put`, and are stored in NumPy arrays unless a function takes them."""
 
     def __init__(
         self,
@@ -236,7 +234,7 @@ class Rows:
     ) -> None:
         self._coming: deque[tuple[int, Values]] = deque()
         self._take = self._keep if take is None else take
-        # Without shardings, which belong to the rows alone.
+        # Without the rows' shardings, which do not apply to the stacked arrays.
         like = [jax.ShapeDtypeStruct((length, *t.shape), t.dtype) for t in types if take is None]
         self._types, data = like, [jax.eval_shape(data_of, t) for t in like]
         self.arrays = [np.empty(t.shape, t.dtype) for t in data]

@@ -26,7 +26,7 @@ LAYOUT = 3
 
 
 class RunDirectory:
-    """The directory of a run, which goes on at the newest state there. A state has
+    """The directory of a run, which resumes from the newest state there. A state has
 
     - the `identity` of the run;
     - the `plan`, the version of the schedule by which the plan's actions are counted, and the
@@ -37,9 +37,9 @@ class RunDirectory:
         `cotangents` of the carry and the consts so far, and files with the ones of `xs`;
     - at the end, `is_over`.
 
-    All processes of a run use states of the same number. A process writes a state once all of them
-    have written the one before. So the newest states of two processes are at most one apart, and
-    the two that each of them keeps are enough.
+    All processes of a run use states of the same number. A process writes a state once all have
+    written the one before. So the newest states of two processes are at most one apart, and it is
+    enough that each process keeps two.
     """
 
     def __init__(self, path: Path, problem: Problem, processes: Processes) -> None:
@@ -59,7 +59,7 @@ class RunDirectory:
 
     @contextmanager
     def running(self, watch: Watch) -> Iterator[bool]:
-        """Runs a sweep alone. Yields whether this object knows the newest state."""
+        """Lock the directory for a sweep. Yields whether this object knows the newest state."""
         try:
             one_at_a_time = self._states.lock().running
         except BlockingIOError as error:
@@ -92,7 +92,7 @@ class RunDirectory:
         )
 
     def _read_newest(self) -> None:
-        """Read the newest state that all processes have. It has to be of this run."""
+        """Read the newest state that all processes have, which must be of this run."""
         own = self._states.newest()
         found = self._processes.gather(own)
         number = int(found.min())
@@ -116,7 +116,7 @@ class RunDirectory:
                 LOGGER.warning("host_scan: run in %s: %s.", self._path, self._skipped())
 
     def _skipped(self) -> str:
-        """Where a saved run goes on, and what is not run again."""
+        """Where a saved run resumes, and what it skips."""
         if self.is_over:
             return "over, so no step runs"
         is_reverse, forward = "cotangents" in self._state, "the forward sweep is skipped"
@@ -128,7 +128,7 @@ class RunDirectory:
         return f"the forward sweep goes on after {done}"
 
     def _differ(self, saved: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-        """What is not the same in all of the processes."""
+        """The names of entries that differ in any process."""
         found = self._processes.gather(*(saved.get(name) != ours[name] for name in ours))
         return [name for i, name in enumerate(ours) if found[:, i].any()]
 
@@ -144,7 +144,7 @@ class RunDirectory:
     # Where a run goes on
 
     def begin(self, ys: Rows) -> Problem:
-        """Fill in the ys so far, if they are kept. Returns the problem with the plan of the run."""
+        """Restore the ys so far, if they are kept. Returns the problem with the run's plan."""
         saved = self._state.setdefault("plan", _saved_plan(self._problem.plan))
         self._problem = self._problem._replace(plan=_read_plan(saved, self._path))
         self._restore(ys, self._state["ys"])
@@ -169,8 +169,8 @@ class RunDirectory:
         return self._state.get("is_over", False)
 
     def begin_reverse(self, cotangents: Cotangents, *, is_first: bool) -> bool:
-        """Restore the cotangents so far. Returns false if the results' cotangents differ, which is
-        another run if it `is_first` that they are given, or if another call has begun again."""
+        """Restore the cotangents so far. Returns false if this must be another run, because another
+        call has begun again, or a later pullback has other cotangents of the results."""
         ours = {"cotangents of the results": digest_of_arrays([*cotangents.carry, *cotangents.ys])}
         given = self._state.get("given", ours)
         is_ours = "final" in self._state and self._state["plan"] == _saved_plan(self._problem.plan)
@@ -188,7 +188,7 @@ class RunDirectory:
     # Files
 
     def keep(self, storage: Storage | None, values: Values) -> Checkpoint:
-        """A checkpoint. Those on disk are in files of the directory, and not written again."""
+        """A checkpoint. On disk, it is a file of the directory, which `save` does not copy."""
         if not isinstance(storage, Disk):
             return keep(storage, values)
         return self._checkpoint(self._write(values), storage)
@@ -229,7 +229,7 @@ class RunDirectory:
         return None if file is None else place(self._states.read(file))
 
     def _checkpoint(self, file: ArrayFile, storage: Storage | None) -> Checkpoint:
-        """A checkpoint in this storage, of a file of the directory."""
+        """A checkpoint in this storage, from a file of the directory."""
         read = lambda: self._states.read(file)  # noqa: E731
         on_device = lambda: self._restart(read())  # noqa: E731
         if isinstance(storage, Disk):
@@ -239,7 +239,7 @@ class RunDirectory:
         return checkpoint
 
     def _with_new(self, files: list[Any], rows: Rows) -> list[Any]:
-        """The files with rows, with one for those that are new; none if a function takes them."""
+        """The files of rows, with one more for new rows; none if a function takes the rows."""
         rows.arrive()
         if rows.new is None or not rows.arrays:
             return files

@@ -1,8 +1,8 @@
 """What makes a saved run the same run: the program, its inputs, and the machine.
 
-A program is identified by the text that XLA is given, which has every constant in full and no
-source locations, never by Python objects. What it calls in Python is not in the text, so a run that
-depends on that has a `version`.
+We identify a program by the text that XLA gets, which has all constants and no source locations,
+never by Python objects. The text does not show the Python functions that it calls, so a run that
+depends on these has a `version`.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ from jax_revolve.host.arrays import on_host, sharding_of
 from jax_revolve.storage.files import bytes_of
 
 _KNOWN = ("equinox._errors", "jax_revolve.storage.stores")
-"""The modules whose callbacks change no result: they raise an error, or read what they wrote."""
+"""Modules whose callbacks change no result: they raise an error, or read what they wrote."""
 
 
 def check_known(calls: Iterable[PythonCall], version: object) -> None:
-    """Refuse a program that has results of Python functions, unless a `version` stands for them."""
+    """Refuse a program that uses results of Python functions, unless there is a `version`."""
     for call in calls:
         is_partial = isinstance(call.function, partial)
         function: Any = call.function.func if is_partial else call.function
@@ -42,20 +42,20 @@ def needs_version(because: str) -> ValueError:
 
 
 def digest_of_array(value: Any) -> str:
-    """Of an array's data. A memory-mapped array is not read: it counts as its file, with the time
-    at which that changed, and the place in it. Copy on write does not change the file."""
+    """The digest of an array's data; of a memory-mapped array, which is not read, the file, its
+    modification time, and the place in it. Copy on write does not change the file."""
     if isinstance(value, np.memmap) and value.filename is not None and value.mode != "c":
         return digest(*_place(value))
     return checksum(bytes_of(on_host([value])))
 
 
 def digest_of_arrays(values: Iterable[Any]) -> str:
-    """Of types, data and places; `None` stands for itself."""
+    """The digest of types, data and shardings; `None` stands for itself."""
     return digest(*(x if x is None else (_type(x), digest_of_array(x)) for x in values))
 
 
 def digest_of_platform(processes: int) -> str:
-    """Of what the bits of a result depend on otherwise."""
+    """The digest of everything else on which the bits of a result depend."""
     devices = tuple((d.id, d.platform, d.device_kind) for d in jax.devices())
     return digest(jax.__version__, devices, processes)
 
@@ -66,13 +66,13 @@ def digest(*values: Hashable) -> str:
 
 def checksum(content: Iterable[Any]) -> str:
     found = hashlib.sha256()
-    for piece in content:
-        found.update(piece)
+    for chunk in content:
+        found.update(chunk)
     return found.hexdigest()
 
 
 def _type(value: Any) -> tuple[Hashable, ...]:
-    """The type of an array and, if it is on several devices, what is where."""
+    """The type of an array and, if it is on several devices, its layout."""
     places = ()
     if (sharding := sharding_of(value)) is not None:
         found = sharding.devices_indices_map(value.shape).items()

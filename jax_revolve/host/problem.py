@@ -1,7 +1,7 @@
-"""What is run: a function and its operands, by which steps and which plan. And where a run stands.
+"""What to run (a function, its operands, compiled steps, a plan), and where a run stands.
 
-`trace` makes a `Problem` of the arguments of `host_scan`, and each evaluation or differentiation
-of it is another one.
+`trace` makes a `Problem` from the arguments of `host_scan`. Each evaluation or differentiation adds
+its steps and plan.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,11 +33,10 @@ from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
 
 
 class Problem(NamedTuple):
-    """What is run, from a `Position` on: a call of `host_scan`, and how it is evaluated or
-    differentiated.
+    """A call of `host_scan`, and how it is evaluated or differentiated.
 
-    The call: its loop, the operands, without xs if those are fetched, the structures of the carry
-    and of one y, and the options, of which `asked` is the plan or a request for one.
+    The call: its loop, the operands (without xs if those are fetched), the structures of the carry
+    and of one y, and the options, where `requested` is the plan or a request for one.
     """
 
     loop: Loop
@@ -45,7 +44,7 @@ class Problem(NamedTuple):
     fetched: Fetched | None
     carry_tree: Any
     y_tree: Any
-    asked: AnyPlan | Request | None = None
+    requested: AnyPlan | Request | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
     directory: Path | None = None
@@ -57,17 +56,17 @@ class Problem(NamedTuple):
     restart: Mask = ()
     """The leaves of the carry that a checkpoint holds."""
     plan: AnyPlan | None = None
-    """None for a loop that is not differentiated."""
+    """`None` for a loop that is not differentiated."""
     derivatives: str = "value"
-    """Which derivatives are taken, for the identity of the run."""
+    """The kind of derivatives, for the identity of the run."""
 
     def value(self, operands: Operands) -> "Problem":
-        """With operands that are not differentiated: one sweep, which keeps nothing."""
+        """The evaluation, which keeps nothing."""
         step = compiled_step(self.loop, self._inputs(operands))
         return self._replace(operands=operands, step=step, restart=(True,) * len(operands.carry))
 
     def gradient(self, operands: Operands, differentiated: Operands) -> "Problem":
-        """With operands of which some are differentiated."""
+        """The differentiation with respect to some operands."""
         loop, fetched = self.loop, self.fetched
         one = operands._replace(xs=[x[:1] for x in operands.xs])  # a single slice of the xs
         if fetched is not None:
@@ -79,10 +78,10 @@ class Problem(NamedTuple):
         before = loop.operands(loop.jaxpr.jaxpr.invars).carry
         is_changed = [new is not old for new, old in zip(carry, before, strict=True)]
         restart = tuple(n and c for n, c in zip(linear.restart, is_changed, strict=True))
-        plan = self.asked
+        plan = self.requested
         if isinstance(plan, Request):
             sizes = sizes_of(loop, linear, one)
-            # All residuals of a step are there at once, and cotangents of weights are added up.
+            # A compiled step keeps all its residuals, and sums cotangents of weights itself.
             uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
             none = {"weights": 0, "again": 0, "again_work": 0.0, "factors": 0}
             plan = plan.resolve(sizes._replace(residuals=uncut, **none))
@@ -95,7 +94,7 @@ class Problem(NamedTuple):
         )
 
     def _inputs(self, operands: Operands) -> Operands:
-        """What a step takes, with a slice of the xs for example."""
+        """The inputs of a step, with an example slice of the xs."""
         fetched = self.fetched
         return operands._replace(xs=fetched.example if fetched else slices_of(operands.xs)(0))
 
@@ -105,11 +104,11 @@ class Problem(NamedTuple):
 
     @property
     def evaluations(self) -> int:
-        """The steps that are run, those that run again included."""
+        """The number of steps to run, including recomputed ones."""
         return self.length if self.plan is None else self.plan.evaluations
 
     def actions(self, first: int, *, is_forward: bool) -> Iterator[Action]:
-        """The actions of the plan from this one on, perhaps of the forward sweep alone."""
+        """The actions from number `first` on, to the end of the plan or of the forward sweep."""
         plan = [Advance(0, self.length)] if self.plan is None else self.plan
         for action in islice(plan, first, None):
             yield action
@@ -117,7 +116,7 @@ class Problem(NamedTuple):
                 return
 
     def slices(self, actions: int, steps: int, *, is_forward: bool) -> Iterator[Values]:
-        """The slices of the xs for what follows so many actions, and steps of the next."""
+        """The slices of the xs after so many actions, and so many steps of the next action."""
         fetch = self.fetched or slices_of(self.operands.xs)
         for action in self.actions(actions, is_forward=is_forward):
             if isinstance(action, Advance | Tape):
@@ -137,8 +136,8 @@ class Problem(NamedTuple):
         return Rows(self.length, types, take)
 
     def identity(self, processes: int) -> dict[str, str]:
-        """What has to be the same for a saved run to go on."""
-        operands, plan, fetched = self.operands, self.asked, self.fetched
+        """What must be the same for a saved run to resume."""
+        operands, plan, fetched = self.operands, self.requested, self.fetched
         check_known(self.step.calls, self.version)
         assert plan is not None
         if isinstance(plan.storage, Disk):  # which is the directory of the run
@@ -156,9 +155,9 @@ class Problem(NamedTuple):
 
 @dataclass
 class Position:
-    """Where a run stands in its schedule, and what it holds there: the number of actions that are
-    done, of the steps of the next one that are, of the steps that the sweep has taken, and of
-    evaluations so far, the current carry, and the checkpoints."""
+    """Where a run stands in its schedule: the numbers of finished actions, of finished steps of the
+    next action, of steps that the sweep has reached, and of evaluations, the current carry, and the
+    checkpoints held."""
 
     actions: int = 0
     steps: int = 0
@@ -168,7 +167,7 @@ class Position:
     held: dict[str, Checkpoint] = field(default_factory=dict)
 
     def text(self, evaluations: int) -> str:
-        """The evaluations, of so many, and the bytes of the checkpoints on each level."""
+        """The progress in evaluations, and the bytes of the checkpoints in each place."""
         sizes = dict[str, int]()
         for _, checkpoint in sorted(self.held.items()):
             sizes[checkpoint.level] = sizes.get(checkpoint.level, 0) + checkpoint.nbytes
@@ -187,7 +186,7 @@ class Cotangents:
 
 
 def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> Problem:
-    """Checks the arguments and traces `f`, as `jax.lax.scan` and with each carry and y."""
+    """Check the arguments as `jax.lax.scan` does, and trace the step."""
     fetched, traced = None, length
     if is_function(xs):
         allowed = "an int >= 1 where xs is a function"
@@ -201,7 +200,7 @@ def trace(f: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse
         xs = jax.tree.unflatten(xs_tree, substitute(leaves, is_numpy, in_memory))
         return lax.scan(f, init, xs, traced, reverse)
 
-    # A NumPy array is an input here, because a constant would be read and copied whole.
+    # A NumPy array is an input here, because JAX would read and copy a constant whole.
     in_memory = pick(leaves, is_numpy)
     scanned, (carry_shape, y_shape) = jax.make_jaxpr(scan, return_shape=True)(in_memory)
     carry_tree, y_tree = jax.tree.structure(carry_shape), jax.tree.structure(y_shape)

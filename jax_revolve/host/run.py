@@ -1,5 +1,5 @@
-"""A run, with or without a directory: the rule by which JAX differentiates it, its forward sweep,
-and the reverse sweep of each pullback, action by action."""
+"""A run, with or without a directory: its derivative rule for JAX, its forward sweep, and the
+reverse sweep of each pullback. The loop over a plan's actions is `sweep`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ Results = tuple[Values, Values]
 
 def run(call: Problem) -> Results:
     """The final carry and the ys, with a rule for reverse mode."""
-    # JAX would convert NumPy arrays, which may be files that are larger than the memory.
+    # Hide NumPy arrays from JAX, which would load them: they may be files larger than the memory.
     operands, in_memory = call.operands, [isinstance(x, np.ndarray) for x in call.operands.xs]
 
     def whole(given: Operands) -> Operands:
@@ -54,8 +54,8 @@ def run(call: Problem) -> Results:
         values = jax.tree.map(lambda x: x.value, given)
         flags = jax.tree.map(lambda x: x.perturbed and is_inexact(jax.typeof(x.value)), given)
         flags = flags._replace(xs=list(map(bool, flags.xs)))  # None for NumPy's
-        results, run = _run_forward(call.gradient(whole(values), flags))
-        return results, jax.tree_util.Partial(run.pull_back)  # without leaves
+        results, pullback = _run_forward(call.gradient(whole(values), flags))
+        return results, jax.tree_util.Partial(pullback.pull_back)  # without leaves
 
     def backward(pull_back: Any, cotangents: Any) -> tuple[Operands]:
         _check_known(cotangents)
@@ -68,12 +68,10 @@ def run(call: Problem) -> Results:
 
 
 @dataclass(eq=False)
-class _Run:
-    """A run whose forward sweep is over.
-
-    The first pullback uses up what is `left`, so that the device holds no more than the plan says.
-    Another one goes on where the directory says, or runs the forward sweep again.
-    """
+class _Pullback:
+    """The pullback of a run whose forward sweep is over. The first call uses up the position
+    `left`, so that the device holds no more than the plan says. A later call resumes from the
+    directory, or runs the forward sweep again."""
 
     problem: Problem
     watch: Watch
@@ -88,7 +86,7 @@ class _Run:
             self.problem.operands,
             self.problem.step.activity,
         )
-        if problem.consume is not None:  # what a function took has no cotangents
+        if problem.consume is not None:  # consumed ys have no cotangents
             ct_ys = [None] * len(activity.ys)
         xs = [jax.ShapeDtypeStruct(x.shape[1:], tangent_type(x).dtype) for x in operands.xs]
         mask = activity.xs[: len(xs)]  # no function's
@@ -112,7 +110,7 @@ class _Run:
         )
 
     def _pull_back_saved(self, directory: RunDirectory, cotangents: Cotangents) -> bool:
-        """The reverse sweep of a saved run; false for a second pullback with other cotangents."""
+        """The reverse sweep of a saved run; false if the directory cannot serve this pullback."""
         with directory.running(self.watch) as is_known:
             left, self.left = self.left if is_known else None, None
             if not directory.begin_reverse(cotangents, is_first=not self.is_pulled_back):
@@ -134,9 +132,9 @@ def sweep(
     keep: Callable[[Any, Values], Checkpoint],
     save: Callable[[], None] = lambda: None,
 ) -> Values:
-    """Follow the plan from a position on: with rows for ys, to the end of the forward sweep; with
+    """Follow the plan from a position: given rows for ys, to the end of the forward sweep; given
     cotangents, to the end of the reverse sweep. Returns the final carry, or the cotangents of the
-    initial one."""
+    initial carry."""
     operands, step = problem.operands, problem.step
     is_forward = isinstance(to, Rows)
     ct_ys = slices_of([] if is_forward else to.ys)
@@ -144,7 +142,7 @@ def sweep(
     x: Any = next(xs, None)
 
     def between_steps(values: Values | None) -> None:
-        """Gets the next slice while the device computes, in the caller's thread and settings."""
+        """Get the next slice while the device computes, in the caller's thread and settings."""
         nonlocal x
         x = next(xs, None)
         watch.between_steps(position.reached, values, save)
@@ -153,12 +151,12 @@ def sweep(
     watch.begin(name, problem.length, position.reached, lambda: position.text(problem.evaluations))
     for action in problem.actions(position.actions, is_forward=is_forward):
         if isinstance(action, Advance):
-            for number in range(action.start + position.steps, action.stop):
+            for i in range(action.start + position.steps, action.stop):
                 position.carry, y = step.forward(operands.consts, position.carry, x)
                 position.steps, position.evaluations = position.steps + 1, position.evaluations + 1
                 if is_forward:
-                    to.put(problem.loop.entry(number), y)
-                    position.reached = number + 1
+                    to.put(problem.loop.entry(i), y)
+                    position.reached = i + 1
                 between_steps(position.carry)
             position.actions, position.steps = position.actions + 1, 0
         elif isinstance(action, Tape):
@@ -192,13 +190,13 @@ def sweep(
     return final
 
 
-def _run_forward(problem: Problem) -> tuple[Results, _Run]:
-    """The results, and what pulls cotangents back."""
+def _run_forward(problem: Problem) -> tuple[Results, _Pullback]:
+    """The results and the pullback."""
     ys, watch = problem.ys(), Watch(problem.listener, problem.save_every)
     if problem.directory is None:
         position = Position(carry=problem.operands.carry)
         final = sweep(problem, position, ys, watch, keep)
-        return (final, ys.result()), _Run(problem, watch, None, position)
+        return (final, ys.result()), _Pullback(problem, watch, None, position)
     processes = Processes([x for part in problem.operands for x in part])
     directory = RunDirectory(problem.directory, problem, processes)
     with directory.running(watch):
@@ -208,11 +206,11 @@ def _run_forward(problem: Problem) -> tuple[Results, _Run]:
             save = partial(directory.save, position, ys)
             final = sweep(problem, position, ys, watch, directory.keep, save)
             directory.save(position, ys, final, is_over=problem.plan is None)
-    return (final, ys.result()), _Run(problem, watch, directory, position)
+    return (final, ys.result()), _Pullback(problem, watch, directory, position)
 
 
 def _like(cotangent: Any, value: Any) -> Any:
-    """A cotangent of a value, as those that the steps compute."""
+    """A cotangent of a value, with the type and sharding that the steps compute."""
     if is_zero(cotangent):
         return _zeros_like(value)
     strong = lax.convert_element_type(cotangent, jax.typeof(cotangent).dtype)
@@ -239,7 +237,7 @@ def _reverse_only(x: Any) -> Any:
 
 @_reverse_only.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    # Reverse mode traces tangents, forward mode knows them.
+    # Tangents are traced in reverse mode, and known in forward mode.
     if not is_traced(tangents[0]):
         raise NotImplementedError(
             "host_scan has no forward mode (jax.jvp, jax.jacfwd): use "

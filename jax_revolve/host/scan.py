@@ -69,14 +69,14 @@ def host_scan(
     - `consume`: a function `consume(i, y)`, called in the forward sweep with each y, as NumPy
         arrays, in the order of the steps. The result then has `None` for ys.
     - `directory`: where to save the run, so that it can be resumed: a `str` or an `os.PathLike`,
-        one for each call. It is made if it does not exist. The same call goes on from there, or
+        one for each call. It is made if it does not exist. The same call resumes from there, or
         returns the result of a run that is over; the logger "jax_revolve" says which steps are
-        skipped. A `storage=Disk(...)` must name the same one.
-    - `save_every`: the seconds between two saves, a number >= 0. A killed run repeats about as
-        many seconds.
-    - `version`: a `str` or an `int` that stands for the Python code that the run calls, to be
-        changed whenever that, or what it reads, does. A run with a `directory` needs it if `xs` is
-        a function, or if `f` calls one, by `jax.pure_callback` for example.
+        skipped. A `storage=Disk(...)` must name the same directory.
+    - `save_every`: the seconds between two saves, a number >= 0. A killed run loses about that much
+        work.
+    - `version`: a `str` or an `int` that stands for the Python code that the run calls. Change it
+        whenever that code, or the data that it reads, changes. A run with a `directory` needs it if
+        `xs` is a function, or if `f` calls one, for example by `jax.pure_callback`.
     - `progress`: as [`jax_revolve.checkpointed_scan`][].
 
     **Returns:**
@@ -95,7 +95,7 @@ def host_scan(
         the options or something else differs;
     - `RuntimeError` if another process or another call uses the `directory`;
     - `OSError` if a file cannot be written, or if all states in the `directory` are damaged.
-        What was saved before is left as it was.
+        Earlier saves stay intact.
 
     With a `directory`, a `KeyboardInterrupt` waits for the current step, and saves the run.
 
@@ -123,8 +123,8 @@ def host_scan(
             jax.grad(energy)(0.5, directory)
         ```
     """
-    asked = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
-    _check(consume, directory, save_every, version, asked)
+    options = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
+    _check(consume, directory, save_every, version, options)
     if directory is not None and version is None and is_function(xs):
         raise needs_version("xs is a function")
     call = trace(f, init, xs, length, reverse)
@@ -132,7 +132,7 @@ def host_scan(
         carry, ys = lax.scan(f, init, xs, length, reverse)
         return carry, ys if consume is None else None
     call = call._replace(
-        asked=asked.plan_for(call.length, is_while=False),
+        requested=options.plan_for(call.length, is_while=False),
         consume=consume,
         listener=listener_of(progress),
         directory=None if directory is None else Path(directory).absolute(),
@@ -145,9 +145,9 @@ def host_scan(
 
 
 def _check(
-    consume: object, directory: Any, save_every: Any, version: object, asked: Options
+    consume: object, directory: Any, save_every: Any, version: object, options: Options
 ) -> None:
-    """Checks the arguments that only this loop has, and refuses blocks and a second directory."""
+    """Check the arguments that only this loop has, and refuse blocks and a second directory."""
     if not (consume is None or callable(consume)):
         raise mistyped("consume", consume, "a function consume(i, y) or None")
     if not isinstance(directory, str | os.PathLike | None):
@@ -156,8 +156,8 @@ def _check(
     check_number("save_every", save_every, least=0, allowed=seconds)
     if isinstance(version, bool) or not isinstance(version, str | int | None):
         raise mistyped("version", version, "a str, an int or None")
-    plan = asked.plan
-    storage = asked.storage if plan is None else plan.storage
+    plan = options.plan
+    storage = options.storage if plan is None else plan.storage
     if plan is not None and plan.block_size != 1:
         raise ValueError(
             f"plan must have blocks of a single step, but is for blocks of {plan.block_size}: "

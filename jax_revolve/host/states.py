@@ -1,9 +1,9 @@
-"""A directory with the states of a run, from the newest of which it can go on, and its lock.
+"""The saved states of a run in a directory, from the newest of which it can resume, and its lock.
 
-A state is a JSON file that refers to files of arrays. Files of arrays are written once and shared
-by the states that refer to them, so a state costs what is new in it. Each file is written beside
-its place, synced and renamed, and has a checksum in what refers to it. The two newest states are
-kept, with their files. If the newest is damaged, the one before is used.
+A state is a JSON file that refers to array files. States share array files, which are written once,
+so a state only costs its new arrays. Each file is written beside its place, synced and renamed, and
+every reference has its checksum. We keep the two newest states, with their files. If the newest is
+damaged, the run resumes from the one before.
 """
 
 import errno
@@ -36,7 +36,7 @@ _STATE = re.compile(r"state-(\d+)\.json")
 _OURS = re.compile(r"state-\d+\.(json|part)|[0-9a-f]{16}\.(arrays|part)")
 
 ArrayFile = dict[str, Any]
-"""What a state holds of a file of arrays: its name, checksum and size, shapes and dtypes."""
+"""A state's reference to an array file: its name, checksum and size, shapes and dtypes."""
 
 
 # One process at a time in a folder
@@ -50,13 +50,11 @@ _held: "weakref.WeakValueDictionary[tuple[int, int], FolderLock]" = weakref.Weak
 
 
 class FolderLock:
-    """Keeps other processes out of a folder, as long as this object or its process exists.
+    """Keeps other processes out of a folder, as long as this object and its process exist.
 
-    The operating system unlocks a file whose process ended, whatever ended it. Where the file
-    system has no locks, there is none. `running` is for threads of this process.
-
-    A process that is forked from this one has the descriptor, too, and would keep the folder
-    locked. So it closes the descriptor, which is its end of the lock.
+    The operating system unlocks the file when the process ends, however it ends. On a file system
+    without locks, this does nothing. `running` is for threads of this process. A forked process
+    inherits the descriptor and would keep the folder locked, so it closes the descriptor.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -67,8 +65,8 @@ class FolderLock:
 
 def _unlock(descriptor: int) -> None:
     if fcntl is not None:
-        # Closed alone, the file stays locked if a program in C has forked, of which Python does
-        # not know. Where there are no locks, this does nothing.
+        # Closing is not enough if C code has forked the process without Python's knowledge. Where
+        # there are no locks, this does nothing.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -86,7 +84,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """The folder's lock, shared in this process. `BlockingIOError` if another process has it."""
+    """The folder's lock, one for this process. `BlockingIOError` if another process has it."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     with _guard:
         status = os.fstat(descriptor)
@@ -110,11 +108,11 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 class DamagedError(OSError):
-    """A file of a saved run is missing, or is not what was written."""
+    """A file of a saved run is missing or damaged."""
 
 
 class States:
-    """The states in a folder, which is made if needed, and which one process uses at a time."""
+    """The states in a folder, which is made if needed. One process uses it at a time."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -137,7 +135,7 @@ class States:
         return next(filter(self.is_whole, numbers), -1 if numbers else 0)
 
     def is_newest(self) -> bool:
-        """Whether the newest state is the last one that was written here, or gone on with."""
+        """Whether the newest state is the last one that this object wrote or resumed from."""
         return max(self._numbers(), default=0) == (self._kept[-1][0] if self._kept else 0)
 
     def is_whole(self, number: int) -> bool:
@@ -150,7 +148,7 @@ class States:
         return True
 
     def go_on(self, number: int, state: Any) -> None:
-        """The next states are written after this one. Newer ones are removed."""
+        """Write the next states after this one, and remove newer ones."""
         self._kept = [(number, {file["file"] for file in _array_files(state)})]
         for newer in filter(lambda other: other > number, self._numbers()):
             self._path(newer).unlink()
@@ -173,7 +171,7 @@ class States:
         return arrays_of(self._content(file), like)
 
     def save(self, state: Any) -> None:
-        """Write a state, and remove what neither it nor the one before refers to."""
+        """Write a state, and remove files to which neither it nor the one before refers."""
         text = json.dumps(state)
         number = self._kept[-1][0] + 1 if self._kept else 1
         content = f"{checksum([text.encode()])}\n{text}".encode()
@@ -217,7 +215,7 @@ class States:
 
 
 def _array_files(state: Any) -> Iterator[ArrayFile]:
-    """The parts that a state refers to, wherever they are in it."""
+    """The array files to which a state refers, anywhere in it."""
     if isinstance(state, dict):
         if "sha256" in state:
             yield state

@@ -16,17 +16,14 @@ from jax_revolve.step.loop import Loop, Mask, Operands, pick
 
 
 class CompiledStep:
-    """A loop's step. Each program is compiled when it is first called.
-
-    The carry keeps the sharding of the initial carry in each step. Cotangents of consts are added
-    up in place.
-    """
+    """A loop's step, as programs that are compiled when first called. The carry keeps the sharding
+    of the initial carry in each step. Cotangents of consts are summed in place."""
 
     def __init__(self, loop: Loop, inputs: Operands, activity: Activity | None) -> None:
         """`inputs` has a slice of the xs."""
         self._loop = loop
         self.activity: Any = activity
-        """What is differentiated; `None` of a step without a pullback."""
+        """The activity; `None` for a step without a pullback."""
         carry, step = list(map(sharding_of, inputs.carry)), loop.step
         if activity is not None:
             one = inputs._replace(xs=[x[None] for x in inputs.xs])
@@ -37,7 +34,7 @@ class CompiledStep:
             places = list(map(sharding_of, inputs.consts))
             shardings = pick(places, activity.consts), pick(carry, activity.carry), None
             self.pull: Any = jax.jit(self._pull, donate_argnums=3, out_shardings=shardings)
-            # This also makes a step without a pullback an error before the loop runs.
+            # Lowering now raises the error of a step without reverse mode before the loop runs.
             _, ys = loop.results(loop.jaxpr.out_avals)
             cotangents = (
                 _cotangent_types(map(jax.typeof, inputs.carry), carry, activity.carry),
@@ -57,7 +54,7 @@ class CompiledStep:
         """The cotangents before a step: of the active consts so far, carries, and slices of xs."""
         _, y = self._loop.results(self._loop.jaxpr.out_avals)
         pairs = zip(ct_y, pick(y, self.activity.ys), strict=True)
-        # ys are in the host's memory, and their cotangents on no mesh.
+        # The ys are in the host's memory, so their cotangents are on no mesh.
         laid_out = [None if ct is None else laid_out_as(ct, aval) for ct, aval in pairs]
         consts, carry, x = inputs
         step, cotangents = self._linearized, Cotangents(ct_carry, laid_out)
@@ -69,23 +66,22 @@ class CompiledStep:
 
 
 def _cotangent_types(types: Iterable[Any], shardings: Values, active: Mask) -> Values:
-    """The types of the active values' cotangents, which lie where the values do."""
+    """The types of the active values' cotangents, with the values' shardings."""
     pairs = zip((t.to_tangent_aval() for t in types), shardings, strict=True)
     return pick([jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in pairs], active)
 
 
 MOST_KNOWN = 16
-"""The compiled steps that are kept, those that were used last."""
+"""The number of compiled steps to keep, the last used ones."""
 
 _known: dict[Any, CompiledStep] = {}
 
 
 def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None) -> CompiledStep:
-    """The step of a loop with inputs like these. A step without activity has no pullback.
+    """The step of a loop with inputs like these, without a pullback if `activity` is `None`.
 
-    An earlier one is used again if its text is the same, and so are the very functions that it
-    calls in Python: an optimization compiles it once, even if it makes another function `f` for
-    each gradient.
+    We reuse an earlier step with the same text that calls the same Python functions. So an
+    optimization compiles its step once, even if it makes a new function `f` for each gradient.
     """
     step = CompiledStep(loop, inputs, activity)
     placed = tuple(map(sharding_of, (*inputs.consts, *inputs.carry)))
@@ -98,6 +94,6 @@ def compiled_step(loop: Loop, inputs: Operands, activity: Activity | None = None
 
 
 def _identity(call: PythonCall) -> Hashable:
-    """What is equal for calls of one and the same function, which a kept step keeps alive."""
+    """A key that is equal for calls of the same function, which a kept step keeps alive."""
     is_method = isinstance(call.function, MethodType)  # another object each time
     return (call.function if is_method else id(call.function)), call.is_used

@@ -1,4 +1,4 @@
-"""What happens between two steps: progress, saving, interrupts, and what processes agree on."""
+"""Work between two steps: progress, saving, interrupts, and agreement between processes."""
 
 import signal
 import threading
@@ -22,7 +22,7 @@ SECONDS_AHEAD = 0.1
 
 
 class Processes:
-    """Those whose devices hold the operands of a loop, which run it together."""
+    """The processes whose devices hold the operands of a loop, which run it together."""
 
     def __init__(self, operands: Iterable[Any]) -> None:
         arrays = [x for x in operands if isinstance(x, jax.Array) and not x.is_fully_addressable]
@@ -34,7 +34,7 @@ class Processes:
         self.index = len({rank for rank in ranks if rank < jax.process_index()})
 
     def gather(self, *numbers: int) -> np.ndarray:
-        """The numbers of each process, in rows, once all processes have called this."""
+        """The numbers of all processes, in rows, once all of them have called this."""
         row = np.array([numbers], np.int32)
         if self.count == 1:
             return row
@@ -46,7 +46,7 @@ class Processes:
 
 
 class Watch:
-    """Waits for the device now and then, so that reports are true, and saves the run when due."""
+    """Waits for the device at times, so that reports are true, and saves the run when due."""
 
     def __init__(self, listener: Listener | None, save_every: float) -> None:
         """`save_every` is infinite for a run that is not saved."""
@@ -55,18 +55,18 @@ class Watch:
         self._processes, self._is_interrupted, self._note = Processes(()), False, ""
 
     def begin(self, sweep: str, total: int, steps: int, describe: Callable[[], str]) -> None:
-        """A sweep of `total` steps begins, or goes on after `steps`. `describe` adds a note."""
+        """Begin a sweep of `total` steps, or resume it after `steps`. `describe` adds a note."""
         self._sweep, self._total, self._describe = sweep, total, describe
         self._ahead, self._looked = 0, time.monotonic()
         for reached in sorted({0, steps}):
             self._report(reached)
 
     def between_steps(self, steps: int, values: Any, save: Callable[[], None]) -> None:
-        """`steps` steps of the sweep have been taken, the last of which computes `values`."""
+        """To be called after each step: number `steps` of the sweep, which computes `values`."""
         self._ahead += 1
         now = time.monotonic()
         is_due = self._is_interrupted or now - self._saved >= self._save_every
-        # Several processes decide together whether to save, and whether to end then.
+        # Processes decide together whether to save, and whether to stop after that.
         found = self._processes.gather(is_due, self._is_interrupted)
         is_due, is_last = map(np.any, found.T)
         is_looking = now - self._looked >= SECONDS_AHEAD
@@ -93,8 +93,8 @@ class Watch:
 
     @contextmanager
     def interruptible(self, processes: Processes, note: str) -> Iterator[None]:
-        """The first interrupt from the keyboard waits for the step that runs, and for the run to be
-        saved in all processes, as the block does at its end. The second does not."""
+        """Delay the first keyboard interrupt until the current step is done and all processes have
+        saved the run. The second interrupt takes effect at once."""
         self._processes, self._note, self._is_interrupted = processes, note, False
         is_main = threading.current_thread() is threading.main_thread()
         is_default = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -116,7 +116,7 @@ class Watch:
             raise self._interrupt()
 
     def _interrupt(self) -> KeyboardInterrupt:
-        """Of a run that was saved."""
+        """The interrupt of a saved run."""
         interrupt = KeyboardInterrupt()
         interrupt.add_note(self._note)
         return interrupt

@@ -1,13 +1,13 @@
 """The loop over the stages of a Runge-Kutta step in Diffrax.
 
-Diffrax's solvers have three kinds of loop for it. "lax" has no reverse mode, and "checkpointed" has
-no forward mode. "bounded" has both, and takes a third longer in either. A better loop exists: with
-s stages the loop takes s steps, or s - 1 if the first stage is known from the step before. So it is
-a `lax.scan` of s - 1 steps and a conditional for one more, before it or, in implicit solvers, after
-it: it takes the place of the last loop in the trace of the solver's step.
+Diffrax's solvers have three kinds of loop. "lax" has no reverse mode, "checkpointed" has no forward
+mode, and "bounded" has both but takes a third longer in either. We replace the loop, the last one
+in the trace of the solver's step, by a faster one. With s stages it takes s steps, or s - 1 if the
+first stage is known from the step before. So we use a `lax.scan` of s - 1 steps and a conditional
+for one more, before it or, in implicit solvers, after it.
 
 An implicit stage finds a root by a function with its own derivative rule. Stages with such
-functions are kept whole, see `engine.nested`.
+functions stay whole: see `engine.nested`.
 """
 
 from functools import partial
@@ -60,13 +60,12 @@ class ScannedStages(eqx.Module):
 
 
 def with_scanned_stages(solver: Any) -> Any:
-    """The solver with another loop over the stages, or with it in the solvers that it consists
-    of, where the user has chosen none. The loop "lax" of a stochastic solver is a `lax.scan`, which
-    is as good in both modes."""
+    """The solver with another loop over the stages, also in solvers that it wraps, unless the user
+    has chosen a loop. A stochastic solver gets "lax", a `lax.scan`, which works in both modes."""
     kinds = (diffrax.AbstractRungeKutta, diffrax.AbstractSRK)
 
     def is_one(x: Any) -> bool:
-        # A `diffrax.HalfSolver` of one counts as one for `isinstance`, but has no such loop itself.
+        # A `diffrax.HalfSolver` passes `isinstance` for its inner solver's class, but has no loop.
         return isinstance(x, kinds) and getattr(x, "scan_kind", "") is None
 
     def change(x: Any) -> Any:
@@ -105,7 +104,7 @@ def _run_stages(equation: Loop, operands: list[Any], count: int) -> list[Any]:
 
 
 def _stage_number(loop: Loop, carry: list[Any]) -> Any:
-    """The number of the next stage: the index of its slope in the buffer, if there is one."""
+    """The number of the next stage, which is the index of its slope in the buffer, if any."""
     jaxpr: Any = loop.jaxpr.jaxpr
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     number = next((eqn.invars[-1] for eqn in jaxpr.eqns if eqn.primitive.name == SET), None)
@@ -118,11 +117,10 @@ def _stage_number(loop: Loop, carry: list[Any]) -> Any:
 def _in_fewer_kernels(loop: Loop) -> ClosedJaxpr:
     """The jaxpr of a stage, for XLA's CPU backend.
 
-    A stage multiplies the slopes of all earlier stages, which are a buffer in the carry, and writes
-    its own slope into the buffer. In reverse mode, the cotangent of the product is added to the
-    whole buffer's. XLA would recompute it for each row of the buffer, in a kernel that contains
-    the whole derivative of the vector field: without this, the gradient of a Tsit5 solve takes a
-    third longer.
+    A stage multiplies the slopes of all earlier stages, a buffer in the carry, and writes its own
+    slope into the buffer. In reverse mode, the cotangent of the product is added to the whole
+    buffer's cotangent. XLA would recompute it for each row, in a kernel with the whole derivative
+    of the vector field, and the gradient of a Tsit5 solve would take a third longer.
     """
     carried = set(loop.jaxpr.jaxpr.invars[-loop.num_carry :])
 
@@ -143,12 +141,11 @@ def _in_fewer_kernels(loop: Loop) -> ClosedJaxpr:
 
 
 def _in_a_kernel_of_its_own(value: Any) -> Any:
-    """The value, which XLA's CPU backend computes once, and so its cotangent.
+    """The value, which XLA's CPU backend computes once, as well as its cotangent.
 
     XLA considers a division expensive, and does not recompute it in every kernel that uses the
-    result. Division by one changes nothing. The barrier hides that the divisor is one. A barrier
-    alone does not help, because XLA removes barriers before it makes kernels, and a conditional
-    takes longer.
+    result. So we divide by one, hidden by a barrier. A barrier alone does not help, because XLA
+    removes barriers before it makes kernels, and a conditional takes longer.
     """
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return value

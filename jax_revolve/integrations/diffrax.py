@@ -28,7 +28,7 @@ from jax_revolve.schedule.storage import Storage
 from jax_revolve.schedule.two_level import AnyPlan
 
 TRIED = "0.6.2 to 0.7.2"
-"""The versions of Diffrax whose private interface is the one used here."""
+"""The versions of Diffrax with the private interface that we use."""
 
 UNSAFE_PATH = (
     "RevolveAdjoint cannot differentiate in reverse mode through diffrax.UnsafeBrownianPath, whose "
@@ -100,10 +100,10 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
 
     def __check_init__(self) -> None:
         check_interface()
-        _ = self._asked
+        _ = self._options
 
     @property
-    def _asked(self) -> Options:
+    def _options(self) -> Options:
         return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
 
     def loop(
@@ -122,9 +122,9 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         del throw, passed_solver_state, passed_controller_state
 
         def outer_while_loop(*functions_and_init: Any, max_steps: int | None, buffers: Any) -> Any:
-            # Diffrax has its own error at the bound. The linearized step tells the leaves to store.
+            # Diffrax raises its own error at the bound. We find the leaves to store ourselves.
             del buffers
-            options = {"max_steps": max_steps, "throw": False, **vars(self._asked)}
+            options = {"max_steps": max_steps, "throw": False, **vars(self._options)}
             return filter_bounded_while_loop(*functions_and_init, **options)
 
         final_state = self._loop(
@@ -161,14 +161,14 @@ def _as_seen_with(solver: Any, event: Any) -> Any:
 
 
 def _save_loop(cond_fun: Any, body_fun: Any, init_val: Any, *, max_steps: int, **_: Any) -> Any:
-    """The loop over the times of `SaveAt(ts=...)` in a step. Its states are two indices."""
+    """The loop over the times of `SaveAt(ts=...)` in a step, whose carry is two indices."""
     return filter_bounded_while_loop(
         cond_fun, body_fun, init_val, max_steps=max_steps, checkpoints="all", throw=False
     )
 
 
 def check_interface() -> None:
-    """Refuse a version of Diffrax whose adjoints take other loops than in the `TRIED` ones."""
+    """Refuse a version of Diffrax whose adjoints differ from the `TRIED` versions'."""
     loop = getattr(diffrax.AbstractAdjoint, "_loop", None)
     arguments = set(inspect.signature(loop.fget(None)).parameters) if loop else set()
     if arguments != LOOP_ARGUMENTS:

@@ -3,12 +3,12 @@
 Begin with `walk`: every function that looks into a program goes through it, so none passes over a
 program inside another.
 
-- `walk`: the programs inside equations, and equations with others in their places.
-- `equations`: what an equation is, and the file and line that it comes from.
-- `parts`: what depends on what, programs without dead code, and parts of them.
+- `walk`: the programs inside equations, and replacing them.
+- `equations`: properties of an equation, and its source line.
+- `parts`: dependencies, dead-code elimination, and parts of programs.
 - `inline`: programs without calls.
 - `evaluate`: running an equation, and calling a function in place of one.
-- `meshes`: what is computed on another mesh than the one that is set.
+- `meshes`: equations on another mesh than the current one.
 
 May import `_compat`. `step` and the rooms above import this one.
 """

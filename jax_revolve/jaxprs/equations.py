@@ -1,4 +1,4 @@
-"""What an equation is, and where it comes from."""
+"""Properties of an equation, and its source line."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
 _RECOMPUTED = ("remat2", "checkpointed_segment")
-"""Equations that are run again when they are transposed."""
+"""Equations that are recomputed when they are transposed."""
 
 IN_PLACE = "checkpointed_in_place"
 """The name of a function that is called in place of an equation."""
@@ -19,12 +19,12 @@ _JAX, _OURS = Path(jax.__file__).parent, Path(__file__).parents[1]
 
 
 def is_recomputed(eqn: Any) -> bool:
-    """Whether an equation is run again when it is transposed, and holds but its operands before."""
+    """Whether an equation is recomputed when transposed, and until then keeps only its operands."""
     return name_of(eqn) in _RECOMPUTED
 
 
 def varies_unevenly(eqn: Any) -> bool:
-    """Whether a while loop's condition varies over axes that some of its carry does not."""
+    """Whether a while loop's condition varies over axes over which some of its carry does not."""
     axes = varying_axes(eqn.params["cond_jaxpr"].out_avals[0])
     return not all(axes <= varying_axes(v.aval) for v in eqn.outvars)
 
@@ -34,7 +34,7 @@ def is_shard_map(eqn: Any) -> bool:
 
 
 def name_in(eqn: Any) -> list[str]:
-    """The names of scopes and transformations around an equation, and of what it runs."""
+    """The names of scopes and transformations around an equation, and its own name."""
     scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name]
     name = eqn.params.get("name", name_of(eqn))
     if name == IN_PLACE:
@@ -57,11 +57,9 @@ def source_of(eqn: Any) -> str:
 
 
 def has_rule_of_user(closed: ClosedJaxpr) -> bool:
-    """Whether a function with a derivative rule that is not JAX's own is called anywhere in it.
-
-    JAX's own `custom_jvp` rules are derivatives, which others need not be. A function with a
-    `custom_vjp` has no forward mode, whoever wrote it. A user's primitive with methods for rules
-    may be anything.
+    """Whether a jaxpr calls, at any depth, a function with a derivative rule that may not be the
+    derivative, or a `custom_vjp` function, which has no forward mode, whoever wrote it. JAX's own
+    `custom_jvp` rules are derivatives. A user's primitive with methods for rules may be anything.
     """
 
     def is_of_user(eqn: Any) -> bool:

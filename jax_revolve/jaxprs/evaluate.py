@@ -1,4 +1,4 @@
-"""Equations that are run with other operands, and functions that are called in their places."""
+"""Running equations with other operands, and calling functions in their places."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -22,7 +22,7 @@ def run_equation(eqn: Any, operands: Sequence[Any], **changed: Any) -> Any:
 
 
 def run_in_place(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """What an equation computes, whatever its primitive."""
+    """The results of an equation with any primitive."""
     values = {v: x for v, x in zip(eqn.invars, operands, strict=True) if not is_literal(v)}
     program = _empty().replace(eqns=[eqn], invars=list(values), outvars=list(eqn.outvars))
     return eval_jaxpr(program, [], *values.values())
@@ -35,7 +35,7 @@ def _empty() -> Any:
 
 
 def run_each(closed: Any, inputs: Sequence[Any], run: Callable[..., Sequence[Any]]) -> list[Any]:
-    """The results of a jaxpr, of which `run(eqn, operands)` computes each equation."""
+    """The results of a jaxpr, where `run(eqn, operands)` computes each equation."""
     consts = closed.consts if hasattr(closed, "consts") else ()
     jaxpr = closed.jaxpr if hasattr(closed, "consts") else closed
     values = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -72,7 +72,7 @@ def call_in_place(fun: Callable[..., Sequence[Any]], eqn: Any, enclosing: Sequen
 
 
 def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
-    """`fun()`, which only traces, where the axes of the enclosing `shard_map` equations are."""
+    """`fun()`, which only traces, with the axes of the enclosing `shard_map` equations bound."""
     result: list[T] = []
 
     def run() -> None:
@@ -92,10 +92,8 @@ def within(enclosing: Sequence[Any], fun: Callable[[], T]) -> T:
 
 
 def kept_whole(fun: Callable[[], T], number: Any) -> T:
-    """`fun()`, which JAX's linearization of a scan leaves whole, whatever is the same in all steps.
-
-    It is the only branch of a conditional on `number`, the step's, an int32. XLA removes it.
-    """
+    """`fun()`, as the only branch of a conditional on `number`, the step's, an int32. JAX's
+    linearization of a scan leaves it whole (see `engine.nested`), and XLA removes it."""
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     branch, consts = without_consts(closed)
     results = lax.cond_p.bind(number, *map(as_array, consts), branches=(branch,))

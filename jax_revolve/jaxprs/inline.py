@@ -12,9 +12,9 @@ _LAYOUTS = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
 
 
 def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJaxpr:
-    """The jaxpr with what its calls compute in their places, the same one if it has none. A call
-    that lays its operands or results out over devices stays. Functions lose derivative rules of
-    their own if they are among the `calls`: the result is then to be run, not differentiated."""
+    """The jaxpr with its calls inlined; the same object if it has none. Calls that lay out operands
+    or results over devices stay. If functions with derivative rules are among the `calls`, they
+    lose them, so the result must not be differentiated."""
     if not any(_called(eqn, calls) for eqn in closed.eqns):
         return closed
     jaxpr, eqns = closed.jaxpr, []
@@ -35,7 +35,7 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJax
                     consts[new] = const
                 values.update(zip(eqn.outvars, add(call.jaxpr, inside), strict=True))
                 continue
-            # A call that is there twice has the same variables each time.
+            # Two calls of the same function have the same inner variables, so make new ones.
             results = [Var(v.aval) if isinstance(v, Var) else v for v in eqn.outvars]
             values.update(zip(eqn.outvars, results, strict=True))
             eqns.append(eqn.replace(invars=operands, outvars=results))
@@ -47,7 +47,7 @@ def inlined(closed: ClosedJaxpr, calls: Collection[str] = _INLINED) -> ClosedJax
 
 
 def _called(eqn: Any, calls: Collection[str]) -> ClosedJaxpr | None:
-    """What a call computes; `None` for an equation that is not inlined."""
+    """The program of a call; `None` for an equation that is not inlined."""
     name = eqn.primitive.name
     shardings = (s for layout in _LAYOUTS for s in eqn.params.get(layout, ()))
     if name not in calls or not all(s is None or _is_unspecified(s) for s in shardings):

@@ -1,8 +1,7 @@
-"""What a step computes on another mesh: functions under `jax.sharding.auto_axes`.
+"""Parts of a step on another mesh: functions under `jax.sharding.auto_axes`.
 
-Their values have types of a mesh of their own, of which no buffer can be made where the explicit
-mesh is set. So each such function becomes a function under `jax.checkpoint`, whose residuals are
-its operands.
+Their values have types of their own mesh, of which we cannot make buffers under the explicit mesh.
+So each such function goes under `jax.checkpoint`, and its residuals are its operands.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +16,10 @@ from jax_revolve.jaxprs.evaluate import run_in_place
 
 
 def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with all that is computed outside the mesh under `jax.checkpoint`; the same one if
-    nothing is."""
-    pieces = _pieces(closed.eqns)
-    if len(pieces) == len(closed.eqns):
+    """The jaxpr with all computation outside the mesh under `jax.checkpoint`; the same object if
+    there is none."""
+    groups = _groups(closed.eqns)
+    if len(groups) == len(closed.eqns):
         return closed
     jaxpr = closed.jaxpr
 
@@ -28,18 +27,18 @@ def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
         variables_in = [*jaxpr.constvars, *jaxpr.invars]
         values = dict(zip(variables_in, [*closed.consts, *inputs], strict=True))
         value = lambda atom: atom.val if is_literal(atom) else values[atom]  # noqa: E731
-        for eqns in pieces:
+        for eqns in groups:
             if len(eqns) == 1:
                 results = run_in_place(eqns[0], list(map(value, eqns[0].invars)))
                 values.update(zip(eqns[0].outvars, results, strict=True))
                 continue
             made = [v for eqn in eqns for v in eqn.outvars]
             used = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
-            taken = [v for v in used if v not in made]
+            operands = [v for v in used if v not in made]
             given = [v for v in made if not is_outside_the_mesh([v.aval])]
-            piece = jaxpr.replace(constvars=[], invars=taken, outvars=given, eqns=list(eqns))
-            operands = map(_on_mesh_of(eqns), taken, map(value, taken))
-            results = jax.checkpoint(partial(eval_jaxpr, piece, []))(*operands)
+            program = jaxpr.replace(constvars=[], invars=operands, outvars=given, eqns=list(eqns))
+            values_in = map(_on_mesh_of(eqns), operands, map(value, operands))
+            results = jax.checkpoint(partial(eval_jaxpr, program, []))(*values_in)
             values.update(zip(given, results, strict=True))
         return list(map(value, jaxpr.outvars))
 
@@ -47,8 +46,8 @@ def recomputed_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _on_mesh_of(eqns: Sequence[Any]) -> Callable[[Any, Any], Any]:
-    """A value that the equations close over, on their mesh. It belongs to none, but is laid out
-    over the explicit mesh where the loop runs."""
+    """A function that puts values that the equations close over on their mesh. Such a value's type
+    has no mesh, but the loop has laid the value out over the explicit mesh."""
     mesh = eqns[0].outvars[0].aval.sharding.mesh
     closed_over = {v for e in eqns if e.primitive.name != "reshard" for v in variables(e.invars)}
 
@@ -60,17 +59,17 @@ def _on_mesh_of(eqns: Sequence[Any]) -> Callable[[Any, Any], Any]:
     return moved
 
 
-def _pieces(eqns: Sequence[Any]) -> list[list[Any]]:
-    """The equations, one by one; together from the first one that makes a value outside the mesh to
-    the last one that takes it."""
-    pieces: list[list[Any]] = []
+def _groups(eqns: Sequence[Any]) -> list[list[Any]]:
+    """The equations, one by one, except that those from the first that makes a value outside the
+    mesh to the last that takes it are together."""
+    groups: list[list[Any]] = []
     until = -1
     for i, eqn in enumerate(eqns):
         if i <= until:
-            pieces[-1].append(eqn)
+            groups[-1].append(eqn)
         else:
-            pieces.append([eqn])
+            groups.append([eqn])
         for v in eqn.outvars:
             if is_outside_the_mesh([v.aval]):
                 until = max(until, *(j for j, e in enumerate(eqns) if v in e.invars), i)
-    return pieces
+    return groups

@@ -1,4 +1,4 @@
-"""What depends on what in a jaxpr, and parts of it."""
+"""Dependencies in a jaxpr, and parts of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ from jax_revolve.jaxprs.walk import inner_jaxprs
 
 
 def without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr without dead code, nested or not: each time the same one for the same jaxpr."""
+    """The jaxpr without dead code at any depth; always the same object for the same jaxpr."""
     if closed in _LIVE:
         return _LIVE[closed]
     outputs, inputs = ([True] * len(vs) for vs in (closed.jaxpr.outvars, closed.jaxpr.invars))
-    # Threads may find the same at once: all of them get what is stored first.
+    # Threads may compute it at once, and all get the result that is stored first.
     return _LIVE.setdefault(closed, pruned(closed, outputs, inputs)[0])
 
 
@@ -37,7 +37,7 @@ def varying_variables(jaxpr: Any, inputs: Sequence[Any]) -> set[Any]:
 
 
 def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., list[Any]]:
-    """A function of the inputs that returns these variables, without what they do not need."""
+    """A function of the inputs that computes these variables, and nothing else."""
     whole = ClosedJaxpr(closed.jaxpr.replace(outvars=list(outputs)), closed.consts)
     part, used = pruned(whole, [True] * len(outputs), [False] * len(closed.jaxpr.invars))
     return lambda values: call_jaxpr(part)(*(x for x, u in zip(values, used, strict=True) if u))
@@ -56,8 +56,8 @@ def part_of(
 def between(
     jaxpr: Any, inputs: Sequence[Any], results: Sequence[Any], equations: Sequence[Any] = ()
 ) -> list[Any]:
-    """The equations that compute results, and the operands of `equations`, from variables of the
-    jaxpr; and these `equations`."""
+    """The equations that compute results, and the operands of `equations`, from `inputs`; and the
+    `equations` themselves."""
     wanted = set(variables(results)).difference(inputs)
     kept, always = list[Any](), set(map(id, equations))
     for eqn in reversed(jaxpr.eqns):
@@ -69,7 +69,7 @@ def between(
 
 
 def filled_with_a_number(closed: ClosedJaxpr) -> list[bool]:
-    """Which results are arrays of one number that stands in the jaxpr, such as zeros."""
+    """Which results are broadcasts of a literal, such as zeros."""
     filled = {
         eqn.outvars[0]
         for eqn in closed.jaxpr.eqns

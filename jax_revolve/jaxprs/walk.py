@@ -1,8 +1,8 @@
 """Programs in programs: the one walk over the equations of a jaxpr and the jaxprs that they hold.
 
-Whatever walks programs does it with these functions, so nothing is passed over: an equation's
-jaxprs are found in any of its parameters, and each is either entered by a rule below or reported as
-not entered (`programs.not_entered`).
+All code that walks programs uses these functions, so it misses nothing: they find jaxprs in any
+parameter of an equation, and each is either entered by a rule below, or reported as not entered
+(`programs.find.find_not_entered`).
 """
 
 from collections.abc import Callable, Sequence
@@ -40,30 +40,30 @@ _ENTERED = {
     "custom_linear_solve": "jaxprs.matvec",
     "checkpointed_loop": "function.jaxpr",
 }
-"""Equations that are differentiated by differentiating the programs in this parameter."""
+"""Equations that JAX differentiates by differentiating the programs in this parameter."""
 
 _NOT_DIFFERENTIATED = {
     "while": ("cond_jaxpr",),
     "checkpointed_loop": ("function.condition", "function.inverse"),
     "custom_linear_solve": ("jaxprs.vecmat", "jaxprs.solve", "jaxprs.transpose_solve"),
 }
-"""The parameters of these equations with programs of which no residuals are kept."""
+"""Parameters of equations with programs whose residuals are never kept."""
 
 _DEPTH = 3
-"""How many objects of unknown classes, one in another, are looked into. There may be cycles."""
+"""How deep to look into nested objects of unknown classes, which may have cycles."""
 
 _DATA = (
     *(bool, int, float, complex, str, bytes, type(None), type, np.ndarray, np.generic, np.dtype),
     *(FunctionType, ModuleType, Enum, jax.Array, ShapedArray),
     *(jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.Sharding),
 )
-"""What holds no program, or only ones that are not run. A function may trace one, later."""
+"""Types of values that hold no program, or none that runs. A function may trace one later."""
 
 
 def changed(eqn: Any, change: Callable[[str, Any], Any]) -> Any:
     """The equation with `change(place, jaxpr)` instead of each jaxpr in its parameters, at any
-    depth. The place is the name of the parameter, with the names of fields and keys appended.
-    Returns the same object if nothing changes, and objects of unknown classes never do."""
+    depth. The place is the parameter's name, followed by names of fields and keys. Returns the same
+    object if nothing changes. Objects of unknown classes never change."""
     old = parameters_of(eqn)
     new = {name: _changed(value, change, name) for name, value in old.items()}
     if all(new[name] is value for name, value in old.items()):
@@ -97,7 +97,7 @@ def _changed(value: Any, change: Callable[[str, Any], Any], place: str, depth: i
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """What an object of an unknown class holds."""
+    """The attributes of an object of an unknown class."""
     if isinstance(value, jax.stages.Traced):
         return {"jaxpr": value.jaxpr}
     if isinstance(value, partial):
@@ -129,26 +129,26 @@ def jaxprs_in(value: Any) -> list[Any]:
 
 
 def inner_programs(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation runs, as far as they are differentiated along with it."""
+    """The jaxprs that an equation runs and that are differentiated with it."""
     entered = _ENTERED.get(name_of(eqn))
     return [jaxpr for place, jaxpr in places(eqn) if place == entered]
 
 
 def with_inner_programs(eqn: Any, programs: Sequence[Any]) -> Any:
-    """The equation with others for its `inner_programs`."""
+    """The equation with its `inner_programs` replaced."""
     entered, rest = _ENTERED[name_of(eqn)], iter(programs)
     return changed(eqn, lambda place, jaxpr: next(rest) if place == entered else jaxpr)
 
 
 def others(eqn: Any) -> list[Any]:
-    """The jaxprs of which residuals may be kept, although they are not entered."""
+    """The jaxprs whose residuals may be kept although we do not enter them."""
     name = name_of(eqn)
     known = (_ENTERED.get(name), *_NOT_DIFFERENTIATED.get(name, ()))
     return [jaxpr for place, jaxpr in places(eqn) if place not in known]
 
 
 def not_differentiated(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation runs, and of which no residuals are kept."""
+    """The jaxprs that an equation runs, and whose residuals are never kept."""
     apart = _NOT_DIFFERENTIATED.get(name_of(eqn), ())
     return [jaxpr for place, jaxpr in places(eqn) if place in apart]
 
@@ -165,16 +165,16 @@ def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
 
 
 def has_equation(jaxpr: Any, *names: str) -> bool:
-    """Whether the name of an equation anywhere in it starts with one of these."""
+    """Whether the name of an equation anywhere in a jaxpr starts with one of these."""
     return any_equation(jaxpr, lambda eqn: name_of(eqn).startswith(names))
 
 
 def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
-    """The jaxpr with other equations, and perhaps variables. The same one if nothing changes."""
+    """The jaxpr with other equations, and perhaps variables; the same object if nothing changes."""
     if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
         return jaxpr
 
-    # JAX lowers the objects with rules as methods only where the jaxpr says that there are some.
+    # JAX lowers objects with rules as methods only in jaxprs that are marked `is_high`.
     high = (e.primitive.is_high(*(v.aval for v in e.invars), **e.params) for e in equations)
     is_high = any(high)
 
@@ -185,7 +185,7 @@ def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
 
 
 def function_of(eqn: Any) -> Any:
-    """What an equation of this library computes, a tuple with a jaxpr first, or `None`."""
+    """The function of an equation of this library, a tuple with a jaxpr first, or `None`."""
     return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
 
 

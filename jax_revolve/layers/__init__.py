@@ -1,8 +1,7 @@
 """Layers of a model instead of steps: chains of layers, and single modules that are recomputed.
 
-Begin with `chain`, then read the mechanism that interests you. A stack of identical layers is a
-loop. A list of different layers is a program of segments: functions whose residuals are recomputed
-from their operands.
+Begin with `chain`. A stack of identical layers is a loop. A list of different layers is a program
+of segments, functions whose residuals are recomputed from their operands.
 
 - `chain`: `checkpointed_chain`, which runs different layers by the cheapest schedule that
   `schedule.chain` finds.
@@ -10,8 +9,8 @@ from their operands.
 - `checkpointed`: `Checkpointed` and `checkpoint_layers`, for single modules.
 - `layer`: one layer of a chain, called as `equinox.nn.Sequential` calls it; its work and the bytes
   of its residuals, found by tracing.
-- `segment`: the primitives of a function that is recomputed when it is transposed, apart from the
-  rest of the program, so that XLA cannot merge it with the first computation.
+- `segment`: the primitives of a function that is recomputed when it is transposed, in a way that
+  XLA cannot merge with the first computation.
 
 May import `loops`, `autodiff` and all rooms below them. No other room imports this one.
 """

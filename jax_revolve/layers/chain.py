@@ -24,8 +24,8 @@ Carry = tuple[Any, Any]
 """The value that goes from layer to layer, and the state, or `None`."""
 
 MOST_RUNS = 25
-"""The most runs of a layer. As often it is inside one segment after the other, each of which takes
-about 30 of the 1000 calls that Python allows inside each other while JAX traces it."""
+"""The most runs of a layer. A layer with n runs is inside n nested segments, and tracing each takes
+about 30 of the 1000 nested calls that Python allows."""
 
 
 def checkpointed_chain(
@@ -124,7 +124,7 @@ def checkpointed_chain(
         O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
         for heterogeneous chains: how to train deep neural networks with limited memory", 2019.
     """
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = Options(checkpoints, block_size, memory, storage, plan, progress)
     if isinstance(layers, eqx.nn.Sequential):
         if type(layers).__call__ is not eqx.nn.Sequential.__call__:
             raise TypeError(
@@ -134,9 +134,9 @@ def checkpointed_chain(
             )
         layers = layers.layers
     if isinstance(layers, list | tuple):
-        result, new_state = _run_list(layers, x, asked, key, state)
+        result, new_state = _run_list(layers, x, options, key, state)
     elif isinstance(layers, eqx.Module):
-        result, new_state = run_stack(layers, x, asked, key, state)
+        result, new_state = run_stack(layers, x, options, key, state)
     else:
         raise TypeError(
             "layers must be a list or tuple of callables, an equinox.nn.Sequential, or a stack: an "
@@ -147,13 +147,13 @@ def checkpointed_chain(
 
 
 def _run_list(
-    calls: Sequence[Callable[..., Any]], x: Any, asked: Options, key: Any, state: Any
+    calls: Sequence[Callable[..., Any]], x: Any, options: Options, key: Any, state: Any
 ) -> Carry:
     """The carry after different layers, run by the cheapest schedule for their sizes."""
     if not calls:
         raise ValueError("layers must be at least one layer, but there is none.")
     for name in ("block_size", "storage", "plan", "progress"):
-        if value := getattr(asked, name):
+        if value := getattr(options, name):
             raise ValueError(
                 f"{name} must not be given for a list of layers, but is {value!r}: their schedule "
                 "depends on the sizes of each. Pass checkpoints or memory, or a stack of "
@@ -166,12 +166,12 @@ def _run_list(
     runs: list[Any] = [lambda _, *inputs, run=layer.run: run(*inputs) for layer in layers]
     if not is_jit_disabled():
         runs, sizes = trace(layers, x, keys, state)
-        schedule = _schedule(sizes, asked)
+        schedule = _schedule(sizes, options)
 
     def run(entries: Schedule, carry: Carry) -> Carry:
         x, state = carry
         for entry in entries:
-            # With the state of its own layers, so that a segment holds no other state.
+            # Pass the state of the entry's own layers only, so that a segment holds no other state.
             numbers = [entry] if isinstance(entry, int) else chain.layers_in(entry)
             stateful = [layers[i].call for i in numbers if layers[i].is_stateful]
             own = state.substate(stateful) if stateful else None
@@ -185,21 +185,21 @@ def _run_list(
     return run(schedule, (x, state))
 
 
-def _schedule(sizes: Layers, asked: Options) -> Schedule:
+def _schedule(sizes: Layers, options: Options) -> Schedule:
     count = len(sizes.work)
-    if asked.memory is not None:
-        schedule = chain.within(sizes, parse_bytes(asked.memory))
-    elif asked.checkpoints is None:
+    if options.memory is not None:
+        schedule = chain.within(sizes, parse_bytes(options.memory))
+    elif options.checkpoints is None:
         return chain.by_default(sizes)
     else:
-        wanted = count if asked.checkpoints == "all" else asked.checkpoints
+        wanted = count if options.checkpoints == "all" else options.checkpoints
         schedule = chain.with_checkpoints(sizes, wanted)
     most = max(chain.runs(schedule))
     if most > MOST_RUNS:
-        name = "checkpoints" if asked.memory is None else "memory"
+        name = "checkpoints" if options.memory is None else "memory"
         fewest = binomial.fewest_checkpoints(count, MOST_RUNS - 1)
         raise ValueError(
-            f"{name} must be more for these {count} layers, but is {getattr(asked, name)!r}: a "
+            f"{name} must be more for these {count} layers, but is {getattr(options, name)!r}: a "
             f"layer would run {most} times, and a program can hold at most {MOST_RUNS} runs of "
             f"each. About {fewest} checkpoints are enough; or make a stack of equal layers."
         )

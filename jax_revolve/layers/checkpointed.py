@@ -74,7 +74,7 @@ class Checkpointed(eqx.nn.StatefulLayer):
         return run_segment(call, self.wrapped, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # Copying and pickling look up special methods on objects that have no fields yet.
+        # Copying and pickling look up special methods on objects without fields.
         if name == _FIELD or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.wrapped, name)

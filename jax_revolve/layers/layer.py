@@ -1,5 +1,5 @@
-"""A layer: any callable, called as `equinox.nn.Sequential` calls its own. Its program, its work and
-the bytes of its residuals, found by tracing."""
+"""A layer: any callable, called as `equinox.nn.Sequential` calls its layers. Tracing finds its
+program, its work and the bytes of its residuals."""
 
 import inspect
 from collections.abc import Callable, Hashable, Sequence
@@ -21,7 +21,7 @@ from jax_revolve.step.work import work_of
 
 
 class Layer(NamedTuple):
-    """A layer, its number in the chain, and the arguments that it takes besides the carry."""
+    """A layer, its number in the chain, and which arguments it takes besides the carry."""
 
     number: int
     call: Callable[..., Any]
@@ -85,7 +85,7 @@ class TracedLayer(NamedTuple):
         return cls(program, run, list(consts), jax.tree.structure(types), rest)
 
     def __call__(self, *inputs: Any) -> Any:
-        # Not before: an array that is made in one trace cannot be used in another.
+        # Make the arrays here, because an array made in one trace cannot be used in another.
         results = self.run(*map(as_array, self.consts), *arrays_of(inputs))
         return eqx.combine(jax.tree.unflatten(self.results, results), self.rest)
 
@@ -182,7 +182,7 @@ def _work_and_residuals(closed: ClosedJaxpr, operands: list[Any]) -> tuple[int, 
 
 
 def structure(jaxpr: Any) -> Hashable:
-    """Equal for jaxprs that are the same program, as long as both exist."""
+    """A key that is equal for jaxprs of the same program, as long as both exist."""
     numbers: dict[Any, int] = {}
 
     def of_atom(a: Any) -> Hashable:

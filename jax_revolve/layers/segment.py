@@ -1,22 +1,20 @@
-"""A segment: a function that is computed again, from its operands, when it is transposed.
+"""A segment: a function that is recomputed from its operands when it is transposed.
 
-What `jax.checkpoint` is, but for two things. It does what it says on a CPU, too. And run, batched
-and in forward mode it is the function itself. As for loops there are three primitives: see
-`autodiff.derivatives`. The tangent primitive holds nothing but the operands; transposed, it
-computes the function again, apart from all else.
+It is `jax.checkpoint` with two differences: it also saves memory on a CPU, and it runs, batches and
+has forward mode as the plain function. As for loops, there are three primitives: see
+`autodiff.derivatives`. The tangent primitive only keeps the operands. Transposed, it recomputes the
+function, apart from the rest of the program. Only first-order reverse mode saves memory: the
+derivative of the pullback is the derivative of the function's own pullback.
 
-The pullback's derivative is the function's own pullback's: only the memory of first-order
-reverse mode is bounded by what a segment's operands take.
+`jax.checkpoint` separates computations by an optimization barrier. But XLA for CPU removes barriers
+before it merges equal computations: the recomputation becomes the first computation, and saves no
+memory. So on a CPU, the computation is a branch of a conditional whose predicate XLA cannot know,
+as JAX itself once did (https://github.com/jax-ml/jax/pull/7100).
 
-`jax.checkpoint` keeps computations apart by an optimization barrier. But on a CPU, XLA removes
-barriers before it merges equal computations: the recomputation becomes the first computation, and
-no memory is saved. So on a CPU the computation is a branch of a conditional whose predicate XLA
-cannot know, as it once was in JAX itself (https://github.com/jax-ml/jax/pull/7100).
-
-XLA's CPU backend gives convolutions the layout that its fast routines need only outside branches
-and loops; inside, they take ten times as long. If there are convolutions, the conditional copies
-the operands, and the computation follows it. Other computations do without these copies, which take
-time and memory: weights can be as large as the values that they multiply.
+XLA's CPU backend gives convolutions the layout for its fast routines only outside branches and
+loops; inside, they take ten times as long. So if there are convolutions, the conditional copies the
+operands, and the computation follows it. Other computations avoid these copies, because weights can
+be as large as the values that they multiply.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,14 +60,14 @@ class Segment(NamedTuple):
 
 
 def run_segment(fun: Callable[..., Any], *inputs: Any) -> Any:
-    """`fun(*inputs)`, pytrees to a pytree, as a segment: a function of the arrays in them."""
+    """`fun(*inputs)`, pytrees to a pytree, as a segment of the arrays in them."""
     closed, types, rest = eqx.filter_make_jaxpr(fun)(*inputs)
     results = _bind(closed, jax.tree.leaves(eqx.filter(inputs, eqx.is_array)))
     return eqx.combine(jax.tree.unflatten(jax.tree.structure(types), results), rest)
 
 
 def _bind(closed: ClosedJaxpr, operands: Flat) -> Flat:
-    """Values that the function closes over become operands."""
+    """Run a jaxpr as a segment. Values that it closes over become operands."""
     jaxpr, consts = without_consts(closed)
     return segment_p.bind(*map(as_array, [*consts, *operands]), function=Segment(jaxpr))
 
@@ -120,7 +118,7 @@ def _primal_half(function: Segment, activity: Active) -> Segment:
 
 
 def _transpose(
-    cotangents: Flat, operands: Flat, _: Flat, function: Segment, activity: Active, held: None
+    cotangents: Flat, operands: Flat, _: Flat, function: Segment, activity: Active, aux: None
 ) -> Flat:
     given = [not is_zero(ct) for ct in cotangents]
     nothing = (False,) * len(activity.results)
@@ -148,11 +146,11 @@ def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[A
     return list(map(with_weak_type, result, types))
 
 
-# Computations that XLA does not merge with others
+# Computations that XLA cannot merge with others
 
 
 def apart(fun: Callable[..., list[Any]], *operands: Any) -> list[Any]:
-    """`fun(*operands)`, run once all operands are available, and merged with nothing else."""
+    """`fun(*operands)`, run once all operands are available, which XLA merges with nothing."""
     jaxpr, consts = without_consts(jax.make_jaxpr(fun)(*operands))
     return apart_p.bind(*map(as_array, [*consts, *operands]), jaxpr=jaxpr)
 
@@ -181,14 +179,14 @@ apart_p = new_primitive(
     batch=_batch_apart,
     jvp=lambda primals, dots, jaxpr: jvp_of_nonzero(call_jaxpr(jaxpr), primals, dots),
 )
-"""A primitive, because `lax.platform_dependent` has the computation once for each platform: where
-segments are nested, the program would double with each level."""
+"""A primitive, because `lax.platform_dependent` contains the computation once for each platform,
+which would double the program with each level of nested segments."""
 
 
 def _in_a_branch(
     fun: Callable[..., list[Any]], results: Sequence[AbstractValue], operands: Sequence[Any]
 ) -> list[Any]:
-    # XLA does not fold a random number without operands, and JAX does not batch it.
+    # XLA cannot fold a random number, and JAX does not batch one without operands.
     always = lax.rng_uniform(jnp.float32(0), jnp.float32(1), ()) < 2
     never = lambda *_: [zeros(aval) for aval in results]  # noqa: E731
     return lax.cond(always, fun, never, *operands)

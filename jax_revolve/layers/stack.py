@@ -10,7 +10,7 @@ from jax_revolve.loops.options import Options
 from jax_revolve.loops.scan import checkpointed_scan
 
 
-def run_stack(stack: eqx.Module, x: Any, asked: Options, key: Any, state: Any) -> tuple[Any, Any]:
+def run_stack(stack: eqx.Module, x: Any, options: Options, key: Any, state: Any) -> tuple[Any, Any]:
     """The carry after the last layer, and the state."""
     layer = Layer.of(0, stack)
     check_state([layer], state)
@@ -33,7 +33,7 @@ def run_stack(stack: eqx.Module, x: Any, asked: Options, key: Any, state: Any) -
         return after, state
 
     inputs = (weights, keys, own)
-    after, own = checkpointed_scan(step, start, inputs, length, **vars(asked))
+    after, own = checkpointed_scan(step, start, inputs, length, **vars(options))
     x = eqx.combine(after, rest_of_carry)
     return x, None if state is None else state.update(own)
 

@@ -1,8 +1,8 @@
 """The public loops, and their options.
 
-Begin with `scan`, which shows the whole path in one file. The arguments become a plan, or a request
-for one (`options`). `jax.lax` checks the step and traces it. The loop that it would run becomes one
-primitive (`autodiff.sweeps`), and JAX's transformations do the rest.
+Begin with `scan`, which shows the whole path: the arguments become a plan, or a request for one
+(`options`); `jax.lax` checks and traces the step; and the loop that it would run becomes our
+primitive (`autodiff.loop`), to which JAX applies its transformations.
 
 - `scan`, `while_loop`, `fori_loop`: the public functions, with the semantics, the order of checks
   and the errors of `jax.lax`.

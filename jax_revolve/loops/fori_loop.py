@@ -44,8 +44,8 @@ def checkpointed_fori_loop(
     It has a reverse mode even if the number of steps is not known when it is traced. A loop of more
     than `max_steps` steps is an error.
 
-    If the bounds are known then, it is a [`jax_revolve.checkpointed_scan`][]; otherwise it is a
-    [`jax_revolve.bounded_while_loop`][]. The documentation of that loop holds for it.
+    If the bounds are known when it is traced, it is a [`jax_revolve.checkpointed_scan`][],
+    otherwise a [`jax_revolve.bounded_while_loop`][], and behaves as documented there.
 
     **Arguments:**
 
@@ -80,7 +80,7 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    asked = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = Options(checkpoints, block_size, memory, storage, plan, progress)
     check_bound(max_steps)
 
     def fori(start: tuple[Any, Value]) -> Value:
@@ -89,7 +89,7 @@ def checkpointed_fori_loop(
     def run(equation: Loop, operands: list[Any]) -> Any:
         if equation.length is not None:
             check_steps(equation.length)
-        loop = asked.loop(equation, max_steps)
+        loop = options.loop(equation, max_steps)
         if loop.condition is None:
             return run_loop(loop, operands)
         return run_or_raise(loop, operands)[1]
@@ -108,7 +108,7 @@ def checkpointed_fori_loop(
     if inverse is not None and not is_jit_disabled():
         body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
         back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
-        how: dict[str, Any] = {**vars(asked), "inverse_tol": inverse_tol}
+        how: dict[str, Any] = {**vars(options), "inverse_tol": inverse_tol}
         if known is None:
             how |= {"max_steps": max_steps, "throw": max_steps is not None, "inverse": back}
             return bounded_while_loop(lambda state: state[0] < upper, body, start, **how)[1]

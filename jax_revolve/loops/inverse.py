@@ -24,9 +24,9 @@ from jax_revolve.step.loop import Loop, Trust, is_inexact
 
 @dataclass(eq=False)
 class Reversible:
-    """A step with its inverse. `lax` traces both as one step, so they share what they close over:
-    first `f`; a mark on each of its results, so that lax passes none of them on; then the inverse,
-    from the same carry and the marked ys."""
+    """A step with its inverse. `lax` traces both as one step, so that they share the values they
+    close over: first `f`, then a mark on each of its results, so that lax forwards none of them,
+    and then the inverse, from the same carry and the marked ys."""
 
     f: Callable[..., Any]
     inverse: Callable[..., Any]
@@ -54,7 +54,7 @@ class Reversible:
 
     @property
     def step(self) -> Callable[..., Any]:
-        """Both for a scan, which returns the carries before as further ys."""
+        """Step and inverse for a scan, which returns the carries before the step as further ys."""
 
         def run(carry: Any, x: Any) -> Any:
             results = self.f(carry, x)
@@ -68,7 +68,7 @@ class Reversible:
 
     @property
     def body(self) -> Callable[..., Any]:
-        """Both for a while loop, which carries the carry before as well."""
+        """Step and inverse for a while loop, which also carries the carry before the step."""
 
         def run(both: Any) -> Any:
             return _marked(self.f(both[0])), self._before(both[0])
@@ -94,8 +94,8 @@ class Reversible:
 
         return jax.tree.map(like, carry, before)
 
-    def run(self, asked: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
-        """The results of the loop of `f` alone, which its inverse walks back."""
+    def run(self, options: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
+        """Run the loop of `f` alone, which the inverse walks back."""
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop
         outputs: list[Any] = list(closed.jaxpr.outvars)
@@ -124,7 +124,7 @@ class Reversible:
         equation = equation._replace(**bare, output_types=equation.output_types[:count])
         source, examples = source_of_function(closed), (0,) * num_carry
         trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
-        loop = asked.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
+        loop = options.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
         return [*run_loop(loop, operands[: len(operands) - added]), *[None] * num_carry]
 
     def _check(self, carry: Any, before: Any) -> None:
@@ -221,8 +221,8 @@ def inverse_drift(
             ratios = [drift / tolerance_of(leaf, inverse_tol) for drift, leaf in leaves]
             return before, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]
 
-        end, taken = lax.scan(step, start, xs, k)
-        return end, lax.scan(back, end, taken, reverse=True)[1]
+        end, history = lax.scan(step, start, xs, k)
+        return end, lax.scan(back, end, history, reverse=True)[1]
 
     _, (drift, ratio) = lax.scan(there_and_back, init, jax.tree.map(in_blocks, xs), n // k)
     is_off = jnp.flip(jnp.any(~(ratio <= 1), 0))  # by distance from the end of a block
@@ -230,7 +230,7 @@ def inverse_drift(
 
 
 def _marked(results: Any) -> Any:
-    """The results of a step, none of which lax passes on now."""
+    """The results of a step, marked so that lax forwards none of them."""
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, _MARK), results)
 
 

@@ -1,4 +1,4 @@
-"""The options of a loop, before its sizes are known, and a test of whether its storage works."""
+"""The options of a loop, from before its sizes are known, and a test of its storage."""
 
 import warnings
 from dataclasses import dataclass
@@ -26,9 +26,8 @@ from jax_revolve.step.loop import Loop
 from jax_revolve.storage.files import check_directory
 
 MOST_REPETITIONS_TO_A_BOUND = 3
-"""Most loops stop long before their bound. So by default there is room for the fewest checkpoints
-with which no step is advanced more often than this even at the bound: about
-`(6 * max_steps) ** (1 / 3)`."""
+"""Most loops stop long before their bound. So by default they get the fewest checkpoints with which
+no step is advanced more often than this even at the bound: about `(6 * max_steps) ** (1 / 3)`."""
 
 LONGEST = 2**31 - 2
 """The most steps of a scan. Positions are 32-bit integers on the device, and the end of the loop
@@ -40,10 +39,8 @@ LARGEST_BOUND = 2**31 - 1
 
 @dataclass(frozen=True)
 class Options:
-    """The options that all loops share.
-
-    They are checked when the object is made, so that their errors come before `jax.lax`'s.
-    """
+    """The options that all loops share. Making the object checks them, so that their errors come
+    before `jax.lax`'s."""
 
     checkpoints: Checkpoints = None
     block_size: int | None = None
@@ -79,8 +76,8 @@ class Options:
                 )
 
     def loop(self, equation: Loop, max_steps: int | None = None) -> Loop:
-        """The loop of an equation of `jax.lax`, with a plan by these options. One that cannot have
-        any is lax's own, unless a budget is given."""
+        """The loop of an equation of `jax.lax`, with a plan by these options. A loop that cannot
+        have a plan stays lax's own, unless the user gave a budget."""
         is_while = equation.length is None
         length = max_steps if is_while else equation.length
         plan = self.plan_for(length, is_while=is_while)
@@ -91,7 +88,7 @@ class Options:
         return equation.with_plan(length, plan, listener_of(self.progress))
 
     def _check_no_budget(self, obstacle: str) -> None:
-        """Warn that the loop is lax's own, and refuse a budget that it would not keep to."""
+        """Warn that the loop stays lax's own, and refuse a budget that it would exceed."""
         for name in ("checkpoints", "block_size", "memory", "storage", "plan"):
             value = getattr(self, name)
             if value is not None:
@@ -107,8 +104,8 @@ class Options:
         )
 
     def plan_for(self, length: int | None, *, is_while: bool) -> AnyPlan | Request | None:
-        """The plan of a scan of `length` steps, or of a while loop of at most so many, or a request
-        for one; `None` if the loop cannot be reversed."""
+        """The plan, or a request for one, of a scan of `length` steps or a while loop of at most as
+        many; `None` if the loop cannot be reversed."""
         if is_while:
             length = check_bound(length)
             if isinstance(self.plan, Plan) and self.plan.levels:
@@ -136,7 +133,7 @@ class Options:
         return self.plan.without_empty_storage
 
     def _check_without_bound(self) -> None:
-        """Refuse what depends on a bound."""
+        """Refuse options that depend on a bound."""
         if self.plan is not None:
             raise ValueError(
                 f"plan must be None where max_steps is None, but is for {self.plan.length} steps: "
@@ -163,7 +160,7 @@ class Options:
             )
 
     def _chosen(self, length: int, *, is_while: bool) -> AnyPlan | Request:
-        """Without a `plan`."""
+        """The plan or request of options without a `plan`."""
         checkpoints, memory, storage = self.checkpoints, self.memory, check_storage(self.storage)
         if memory is not None and checkpoints is not None:
             raise ValueError(
@@ -226,7 +223,7 @@ _ALLOWED_BOUND = f"None or an int from 0 to {LARGEST_BOUND}, known when the loop
 
 
 def try_storage(wanted: AnyPlan | Request | None) -> None:
-    """Refuse a storage that does not exist, or that does not work."""
+    """Refuse a storage that does not exist or does not work."""
     storage = None if wanted is None else wanted.storage
     if isinstance(storage, Disk):
         check_directory(storage.directory)
@@ -238,9 +235,9 @@ def try_storage(wanted: AnyPlan | Request | None) -> None:
 def check_host_memory(backend: str) -> None:
     """Run a small gradient with checkpoints in the host's memory and compare it with the device's.
 
-    XLA has computed wrong gradients from the buffers of loops in the host's memory, without an
-    error: on GPUs, it read entries forwards where the loop reads them backwards
-    (https://github.com/openxla/xla/pull/46231). So each backend is tested once before it is used.
+    XLA has silently computed wrong gradients from such buffers: on GPUs, it read entries forwards
+    where the loop reads them backwards (https://github.com/openxla/xla/pull/46231). So we test each
+    backend once before we use it.
     """
     if not has_host_memory():
         raise ValueError(
@@ -262,8 +259,8 @@ _LENGTH = 24
 
 
 def _gradient(plan: AnyPlan) -> np.ndarray:
-    """A gradient, compiled and run outside any trace. It depends on the state at every step. All of
-    its numbers are integers, so programs that are fused differently have no rounding errors."""
+    """A gradient, compiled and run outside any trace, that depends on the state at every step. All
+    its numbers are integers, so programs that are fused differently agree exactly."""
     state = np.linspace(-128, 127, 256, dtype=np.float32)
     signs = np.resize([1, -1, -1], _LENGTH).astype(np.float32)
 

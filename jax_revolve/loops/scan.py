@@ -173,11 +173,11 @@ def checkpointed_scan(
 
         A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
     """
-    del _split_transpose  # of the transposition of lax.scan, which never runs here
-    if not isinstance(unroll, Integral):  # lax looks at it where all steps run in order
+    del _split_transpose  # an option of lax.scan's transposition, which never runs here
+    if not isinstance(unroll, Integral):  # lax would only check it where all steps run in order
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
-    options = Options if inverse is None else ReversibleOptions
-    asked = options(checkpoints, block_size, memory, storage, plan, progress)
+    kind = Options if inverse is None else ReversibleOptions
+    options = kind(checkpoints, block_size, memory, storage, plan, progress)
     both = Reversible.of(f, inverse, inverse_tol, throw)
 
     def scan() -> tuple[Carry, Y]:
@@ -188,12 +188,12 @@ def checkpointed_scan(
 
     def run(equation: Loop, operands: list[Any]) -> Any:
         if both is None:
-            return run_loop(asked.loop(equation), operands)
-        return both.run(asked, equation, operands)
+            return run_loop(options.loop(equation), operands)
+        return both.run(options, equation, operands)
 
-    # Where nothing can be differentiated, lax.scan itself, which finds what it compiled before. It
-    # is a Python loop without jit, for debugging.
-    is_plain = asked == Options() and both is None
+    # Where nothing can be differentiated, run lax.scan, which reuses what it compiled before. With
+    # jit disabled, it is a Python loop, for debugging.
+    is_plain = options == Options() and both is None
     if is_jit_disabled() or (is_plain and not is_traced_now()):
         return scan()
     return run_around_loop(scan, run)

@@ -134,7 +134,7 @@ def bounded_while_loop(
         `HostMemory(checkpoints=...)` limits it.
     - `plan`: instead of all of these, a plan made by `jax_revolve.plan` for a loop of `max_steps`
         steps.
-    - `with_steps`: whether to return the number of steps taken, as well.
+    - `with_steps`: whether to also return the number of steps taken.
     - `throw`: whether to raise an error at run time if the bound stops the loop, with
         `equinox.error_if`: one evaluation of `cond_fun`, one pass over the results and a callback
         that runs only on failure. With `False` the loop returns its current value; the gradient is
@@ -191,14 +191,14 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for the range in which an online schedule can be exact. The rule is in
         no paper; see `jax_revolve/schedule/online.py`.
     """
-    options = Options if inverse is None else ReversibleOptions
-    asked = options(checkpoints, block_size, memory, storage, plan, progress)
-    asked.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
+    kind = Options if inverse is None else ReversibleOptions
+    options = kind(checkpoints, block_size, memory, storage, plan, progress)
+    options.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
     value: Any = init_val
     steps: Any = 0
     if is_jit_disabled():
-        # As lax.while_loop: a Python loop, for debugging, unless the predicate is traced. The body
-        # gets JAX arrays, so it cannot change the user's NumPy arrays in place.
+        # As lax.while_loop does, run a Python loop, for debugging, unless the predicate is traced.
+        # The body gets JAX arrays, so it cannot change the user's NumPy arrays in place.
         with suppress(jax.errors.ConcretizationTypeError):
             value = jax.tree.map(as_array, value)
             while (max_steps is None or steps < max_steps) and cond_fun(value):
@@ -214,7 +214,7 @@ def bounded_while_loop(
         steps, value = run_from(
             (start, start),
             lambda init: lax.while_loop(lambda state: cond_fun(state[0][1]), both.body, init)[0],
-            lambda equation, operands: both.run(asked, equation, operands, max_steps),
+            lambda equation, operands: both.run(options, equation, operands, max_steps),
         )
         if throw and max_steps is not None:
             stopped = (steps >= max_steps) & cond_fun(value)
@@ -223,7 +223,7 @@ def bounded_while_loop(
 
     def run(equation: Loop, operands: list[Any]) -> Any:
         nonlocal steps
-        loop = asked.loop(equation, max_steps)
+        loop = options.loop(equation, max_steps)
         if throw:
             steps, results = run_or_raise(loop, operands)
         elif with_steps:
@@ -237,11 +237,9 @@ def bounded_while_loop(
 
 
 def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[Any]], Any]) -> Any:
-    """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop.
-
-    Inside `jax.shard_map`, devices may take different numbers of steps. All of the carry then
-    varies over the devices, and is typed so from the start.
-    """
+    """`fun(start)`, which calls a loop of `jax.lax`, with `run` in place of that loop. If devices
+    take different numbers of steps inside `jax.shard_map`, the whole carry varies over them, and
+    gets such types from the start."""
 
     class ConditionVaries(Exception):
         pass
@@ -265,12 +263,9 @@ def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[An
 
 
 def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[Any]]:
-    """The steps that a while loop takes, and its results, with an error at run time if its bound
-    stops it.
-
-    After fewer steps than the bound, the loop's own condition has stopped it. Evaluated once more
-    for the results, it may be rounded differently, and hold.
-    """
+    """The number of steps of a while loop, and its results, with an error at run time if the bound
+    stopped it. We compare steps with the bound, too, because the condition, evaluated once more for
+    the results, may be rounded differently and hold."""
     steps, results = run_counted(loop, operands)
     if loop.length is None:
         return steps, results

@@ -1,4 +1,4 @@
-"""What operations, loops and bytes take on kinds of devices, as data.
+"""The time that operations, loops and bytes take on kinds of devices, as data.
 
 - `profile`: a profile, and the file that it is read from. Without JAX.
 - `in_force`: the profile of the device that JAX uses.

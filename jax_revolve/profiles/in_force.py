@@ -17,6 +17,6 @@ def profile_in_force() -> Profile:
 
 
 def profile_of_platform() -> Profile:
-    """The profile of the device's platform. What is kept of a step is chosen by it, so that the
-    bytes of a plan are the same whatever profile is in force."""
+    """The profile of the device's platform. It determines which residuals are kept, so that the
+    bytes of a plan do not depend on the profile in force."""
     return of_platform(default_device().platform)

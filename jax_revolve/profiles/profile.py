@@ -1,8 +1,6 @@
-"""What operations, loops and bytes take on a kind of device: the constants of the cost model.
-
-A profile is a small JSON file. The platforms' profiles are beside this one. Only ratios matter for
-the choice of a plan.
-"""
+"""The time that operations, loops and bytes take on a kind of device: the constants of the cost
+model. A profile is a small JSON file; those of the platforms are beside this one. Only ratios
+matter for the choice of a plan."""
 
 import json
 from dataclasses import dataclass, fields, replace
@@ -12,12 +10,12 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 MOST = 1e15
-"""More nanoseconds are a mistake, and products of such numbers are still finite."""
+"""More nanoseconds must be a mistake. Products of such numbers are still finite."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The nanoseconds that things take on a device."""
+    """Times on a device, in nanoseconds."""
 
     device: str  # the kind of device, as JAX names it, or a platform
     origin: str  # where the numbers come from
@@ -38,8 +36,8 @@ class Profile:
     weight_byte: float  # adding to a byte of the cotangent of a weight
     held_byte: float  # a byte of memory beyond the `reused` ones
     reused: float  # the bytes that caches keep, and the allocator hands out again; not a time
-    # What a byte less in the residuals of a step may cost. It is worth more than what storing it
-    # takes: blocks can be longer, and loops fit that did not.
+    # The time worth spending to save a byte of a step's residuals. It is more than storing it
+    # takes, because blocks can then be longer, and larger loops fit.
     saved_byte: float
 
     # Checkpoints elsewhere
@@ -75,8 +73,8 @@ def read(path: Path) -> Profile:
 
 @cache
 def of_platform(platform: str) -> Profile:
-    """The profile of a platform as it comes with the package; for one that has none, the CPUs',
-    which says so."""
+    """The profile of a platform that comes with the package; for a platform without one, the CPU
+    profile, with a note."""
     path = FOLDER / f"{platform}.json"
     if path.exists():
         return read(path)

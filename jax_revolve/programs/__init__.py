@@ -1,15 +1,15 @@
-"""Whole programs: every loop that a function runs is checkpointed, and the function stays as it is.
+"""Whole programs: checkpoint every loop that a function runs, without changing the function.
 
 Begin with `rewrite`: `checkpoint_loops` traces a function, finds its loops, chooses a plan for
 each, and runs the jaxpr with these loops replaced.
 
-- `rewrite`: `checkpoint_loops`, and what a function changes in Flax NNX modules.
+- `rewrite`: `checkpoint_loops`, and changes that a function makes to Flax NNX modules.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
-- `measure`: the measured times and bytes of gradients, for a few plans.
-- `find`: the loops in a jaxpr, at any depth, their sizes, others in their places, and equations
-  whose loops stay as they are.
-- `choice`: which loops are checkpointed, and with which options.
-- `batched`: while loops that `jax.vmap` has made of others.
+- `measure`: measured times and bytes of gradients, for a few plans.
+- `find`: the loops in a jaxpr, at any depth, their sizes and replacements, and equations whose
+  loops stay unchanged.
+- `choice`: which loops to checkpoint, with which options.
+- `batched`: while loops with a batched predicate, made by `jax.vmap`.
 - `share`: one memory budget for several loops, after or inside one another.
 - `fit`: the largest budget with which a compiled program fits.
 

@@ -1,7 +1,7 @@
-"""While loops that `jax.vmap` has made of others: their predicate has a value for each example.
+"""While loops with a batched predicate, which `jax.vmap` makes.
 
-lax stops such a loop when the last example is done, and selects what of each step is kept. Here the
-same is written out, as a loop whose predicate is one value: that is a loop that can be reversed.
+lax stops such a loop when the last example is done, and in each step selects new or old values. We
+write that out as a loop with a scalar predicate, which can be reversed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def is_batched(eqn: Any) -> bool:
 
 
 def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
-    """The results of a batched while loop, by one that stops when no example goes on."""
+    """The results of a batched while loop, from a loop that runs while any example goes on."""
     first = params["cond_nconsts"]
     last = first + params["body_nconsts"]
     of_condition, of_body, init = operands[:first], operands[first:last], operands[last:]
@@ -32,9 +32,9 @@ def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
     def going(carry: Sequence[Any]) -> Any:
         return call_jaxpr(params["cond_jaxpr"])(*of_condition, *carry)[0]
 
-    # An example that is done is computed all the same, from where one began that was not: where it
-    # stopped there may be no derivative, and zero times infinity is not zero. If others may see
-    # what it computes, it goes on from its own carry, as in lax.
+    # Compute examples that are done from a safe carry, where an unfinished example began: where
+    # they stopped there may be no derivative, and zero times infinity is not zero. If others may
+    # see what they compute, they go on from their own carry, as in lax.
     start = going(init)
     if not start.size:
         return list(init)
@@ -57,15 +57,15 @@ def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
 
 
 def _select(which: Any, new: Any, old: Any) -> Any:
-    """Of each example, one or the other. The axes of the examples are the first ones."""
+    """New or old values, selected for each example. The examples are the first axes."""
     axes = tuple(range(which.ndim))
     return lax.select(lax.broadcast_in_dim(which, jnp.shape(new), axes), new, old)
 
 
 def _rows(jaxpr: Any, rank: int, inputs: Sequence[bool]) -> list[bool] | None:
-    """Which results have the axes of the examples first, `rank` of them, given which inputs have
-    them; the others are the same for all. `None` if an operation may have moved or mixed them, as
-    those that are not known here may have: then not each example is computed from its own carry."""
+    """Which results have the `rank` axes of the examples first, given which inputs have them. The
+    others are the same for all examples. `None` if an operation moves or mixes these axes, as
+    unknown operations may."""
     variables = getattr(jaxpr, "jaxpr", jaxpr)
     rows = {v for v, has_rows in zip(variables.invars, inputs, strict=True) if has_rows}
     for eqn in jaxpr.eqns:

@@ -88,7 +88,7 @@ class Choice:
         return own | _shared(loops, sharing, own, parse_bytes(self.memory))
 
     def _options(self, loop: FoundLoop) -> _LoopOptions | None:
-        """`None` for a loop that is left alone."""
+        """The options of a loop; `None` for a loop that is left alone."""
         if loop.length is not None and loop.length < self.min_length:
             return None
         options = _LoopOptions(self.checkpoints, max_steps=self.max_steps)
@@ -119,9 +119,9 @@ def _shared(
     own: Mapping[Key, Replacement],
     memory: int,
 ) -> dict[Key, Replacement]:
-    """The replacements of the loops that share the memory, which fit together with the least
-    predicted time, from their default ones and block sizes. The others have their `own` ones. A
-    loop of this library keeps its plan, and takes its part of the memory."""
+    """The replacements of the loops in `sharing`, which share the memory, with the least predicted
+    time together. `sharing` has their default replacements and block sizes. Other loops have `own`
+    replacements. A loop of this library keeps its plan, and takes its part of the memory."""
 
     def with_plans(outlay: Outlay) -> dict[Key, Replacement]:
         return {key: replace(sharing[key][0], plan=plan) for key, plan in outlay.plans}
@@ -129,7 +129,7 @@ def _shared(
     def outlays_of(loop: FoundLoop, inside: Outlays) -> Outlays:
         key, steps = loop.key, loop.length or 1
         if key in own and own[key].plan is not None:
-            # It has its own memory for the loops inside its steps.
+            # Its own memory also covers the loops inside its steps.
             return [replace(o, time=o.time * steps) for o in inside]
         default, block_size = sharing.get(key, (None, None))
         plan = default.plan if default else loop.loop({}).plan if loop.is_own else None
@@ -140,7 +140,7 @@ def _shared(
 
         def outlay(plan: AnyPlan | Request, inner: Outlay) -> Outlay:
             assert report is not None
-            # Checkpoints of the loops inside are among the residuals.
+            # The residuals include the checkpoints of the loops inside.
             sizes, held = report.sizes, inner.held - inside[0].held
             sizes = sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
             plan = resolved(plan, sizes)
@@ -153,7 +153,7 @@ def _shared(
             for inner in inside[1:]:
                 try:
                     outlays.append(outlay(plan, inner))
-                except TooLittleMemory:  # in its own memory
+                except TooLittleMemory:  # its own memory is too small
                     outlays.append(outlays[0])
             return outlays
         length = default.max_steps if loop.length is None else loop.length

@@ -152,7 +152,7 @@ def explain(
         measured. A tqdm bar shows the progress.
     - `seconds`: with `measure=True`, the time after which it ends, which the loops share: a number
         > 0. At least one plan of each loop is measured, in two runs after its first. Ctrl-C ends
-        the measurements of a loop, and keeps what is measured by then.
+        the measurements of a loop, and keeps those made by then.
 
     **Returns:**
 
@@ -197,7 +197,7 @@ def explain(
         with jax.disable_jit(False):
             closed, loops, *_ = trace(fun, args, kwargs)
             replacements = Choice().replacements(loops)
-            # A loop around a while loop of lax has no gradient, which is shown, and no error here.
+            # A loop around a while loop of lax has no gradient, which we show instead of an error.
             refused = {key: r for key, r in replacements.items() if r.plan is None}
             now, then = reports_on(loops, refused), reports_on(loops, replacements)
             shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
@@ -226,7 +226,7 @@ def reports_on(loops: Sequence[FoundLoop], replacements: Replacements) -> Report
 
 
 def memory_of(reports: Reports, replacements: Replacements) -> int:
-    """The bytes that the gradients of all loops take together. Loops without a report are lax's,
+    """The bytes that the gradients of all loops hold together. Loops without a report are lax's,
     with these replacements inside."""
 
     def outlays(loop: FoundLoop, inside: Outlays) -> Outlays:
@@ -235,7 +235,7 @@ def memory_of(reports: Reports, replacements: Replacements) -> int:
             outlay = of_plan(report.plan, report.sizes, inner, is_while=report.is_while)
             return [outlay, outlay]
         outlay = of_each_step(inner, loop.length or 1)
-        # What an inner loop keeps is among the residuals of the outer loop.
+        # The residuals of the outer loop include what an inner loop keeps.
         if loop.depth == 0 and loop.kind == "scan":
             of_a_step = loop.bytes_of_a_step(replacements)
             if loop.length is not None and of_a_step is not None:
@@ -253,12 +253,12 @@ def _with_plans(reports: Reports, others: Reports) -> Reports:
 
 
 def _evaluations(reports: Reports) -> dict[FoundLoop, int]:
-    """How often each loop's step is evaluated in a gradient of the function. An outer step is
-    evaluated as often as its plan says, and differentiated in the last of these evaluations: only
-    then an inner loop follows its own plan."""
+    """How often each loop's step is evaluated in a gradient of the function. The plan of an outer
+    loop determines how often its step is evaluated. Only the last evaluation is differentiated, and
+    only there an inner loop follows its own plan."""
     loops, found = {loop.key: loop for loop in reports}, dict[FoundLoop, int]()
     for loop in reports:
-        # How often what is around it is evaluated alone, and how often it is differentiated.
+        # How often the code around the loop is only evaluated, and how often it is differentiated.
         alone, both = 0, 1
         for key in (*around(loop, loops), loop.key):
             if key not in loops:
@@ -278,7 +278,7 @@ def _measured(
     replacements: Replacements,
     seconds: float,
 ) -> dict[FoundLoop, Report]:
-    """The reports on loops that are in no other loop, with measurements."""
+    """The reports on outermost loops, with measurements."""
     outer = {loop.key: loop for loop in reports if loop.depth == 0 and reports[loop] is not None}
     if not outer:
         return {}

@@ -1,7 +1,7 @@
-"""The loops of a program: where they are, what their gradients take, and others in their places.
+"""The loops of a program: where they are, what their gradients take, and their replacements.
 
-A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the path to it: the number
-of an equation, the number of a jaxpr in it, the number of an equation there, and so on.
+A program is a jaxpr, and so a tree of equations. The `Key` of a loop is the path to it: the index
+of an equation, the index of a jaxpr in it, the index of an equation there, and so on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ class FoundLoop:
         return None if facts is None else facts[0].uncut
 
     def loop(self, replacements: Replacements) -> Loop:
-        """The loop of this library that it is, or that its replacement is."""
+        """The loop itself, or its replacement, as a loop of this library."""
         eqn = _with_inside(self._eqn, self.key, replacements)
         own = replacements.get(self.key)
         return eqn.params["function"] if own is None else own.loop(eqn)
@@ -142,7 +142,7 @@ class FoundLoop:
         ]
 
     def _facts(self, replacements: Replacements) -> Facts | None:
-        """The sizes with these replacements inside, and what is active, if all operands are
+        """The sizes and the activity with these replacements inside, if all operands are
         differentiated; `None` without reverse mode."""
         if not self.is_own:
             any_plan = Replacement(self, Plan(self.length or 1, 1), 1)
@@ -153,7 +153,7 @@ class FoundLoop:
         def find() -> Facts | None:
             operands = operands_like(self._eqn)
             inputs, first = loop.operands(operands), loop.num_condition_consts
-            if loop.length == 0:  # there is no slice to look at
+            if loop.length == 0:  # the xs have no slice
                 one = [zeros(jax.typeof(x).update(shape=(1, *x.shape[1:]))) for x in inputs.xs]
                 inputs = inputs._replace(xs=one)
             mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
@@ -174,7 +174,7 @@ def is_in(key: Key, outer: Key) -> bool:
 
 
 def _loop_in(eqn: Any) -> Loop | None:
-    """The loop that an equation is, of this library or of lax."""
+    """The equation as a loop of this library or of lax, if it is one."""
     return eqn.params["function"] if eqn.primitive is loop_p else read_loop(eqn)
 
 
@@ -184,7 +184,7 @@ def _loop_in(eqn: Any) -> Loop | None:
 def _equations(
     jaxpr: Any, around: tuple[Any, ...] = (), key: Key = ()
 ) -> Iterator[tuple[Any, Key, tuple[Any, ...]]]:
-    """The equations of a program, outer ones first, with their keys and what is around them."""
+    """The equations of a program, outer ones first, with their keys and enclosing equations."""
     for index, eqn in enumerate(jaxpr.eqns):
         yield eqn, (*key, index), around
         for part, inner in enumerate(inner_programs(eqn)):
@@ -226,7 +226,7 @@ def _names(equations: Iterable[Any]) -> list[str]:
 
 
 def _source(equations: Sequence[Any]) -> str:
-    """Where the innermost of these equations that comes from a file does."""
+    """The source line of the innermost of these equations that has one."""
     return next(filter(None, map(source_of, reversed(equations))), "")
 
 
@@ -237,7 +237,7 @@ _EXPECTED = {
     **dict.fromkeys(("remat_opt", "OptRemat", "CustomRoot"), _OWN_RULE),
     "pallas_call": "a kernel keeps no residuals",
 }
-"""Equations whose programs are meant to stay as they are, and why. To trace a derivative rule here
+"""Equations whose programs deliberately stay unchanged, and why. Tracing a derivative rule here
 might give it a tangent that it refuses."""
 
 _UNREADABLE = {
@@ -249,8 +249,8 @@ _UNREADABLE = {
 
 
 class NotEntered(NamedTuple):
-    """An equation with loops of `jax.lax` that stay as they are: what it is, why they stay, the
-    length of the longest of them, `None` if a loop has none, and whether that is meant to be so."""
+    """An equation with loops of `jax.lax` that stay unchanged: its name, the reason, the length of
+    the longest loop, `None` if a loop has none, and whether we expect it."""
 
     name: str
     reason: str
@@ -259,7 +259,7 @@ class NotEntered(NamedTuple):
 
 
 def find_not_entered(jaxpr: Any) -> list[NotEntered]:
-    """What runs loops of lax that `find_loops` does not find."""
+    """The equations that run loops of lax that `find_loops` does not find."""
     found = []
     for eqn, _, around in _equations(jaxpr):
         source = _source((*around, eqn))
@@ -269,10 +269,10 @@ def find_not_entered(jaxpr: Any) -> list[NotEntered]:
 
 
 def _not_entered(eqn: Any, name: str) -> NotEntered | None:
-    """The loops that an equation runs and that no walk enters, if there are any."""
+    """The loops that an equation runs and that `find_loops` cannot enter, if any."""
     kind = name_of(eqn)
     if kind.startswith(("checkpointed_", "apart")):
-        return None  # this library's own, and derivatives of its loops, which are checkpointed
+        return None  # this library's own equations, whose loops are checkpointed
     lengths, programs = [], others(eqn)
     if kind in _UNREADABLE and read_loop(eqn) is None:
         lengths.append(parameters_of(eqn).get("length"))
@@ -290,7 +290,7 @@ def _not_entered(eqn: Any, name: str) -> NotEntered | None:
 
 
 def _lengths(program: Any) -> list[int | None]:
-    """The lengths of lax's loops in it, at any depth."""
+    """The lengths of lax's loops in a program, at any depth."""
     loops = [eqn for eqn in program.eqns if name_of(eqn) in _UNREADABLE]
     inside = [inner for eqn in program.eqns for inner in inner_jaxprs(eqn)]
     found = [parameters_of(eqn).get("length") for eqn in loops]
@@ -298,7 +298,7 @@ def _lengths(program: Any) -> list[int | None]:
 
 
 def takes_derivatives(jaxpr: Any) -> bool:
-    """Whether a program runs derivatives of loops, which are no loops that have a gradient."""
+    """Whether a program runs derivatives of loops."""
     return any(
         eqn.primitive.name.startswith("checkpointed_loop_")
         or (_loop_in(eqn) and any("transpose(" in name for name in _names((*around, eqn))))
@@ -357,7 +357,7 @@ class Replacement:
 
 
 def replace_loops(jaxpr: Any, replacements: Replacements, around: Key = ()) -> Any:
-    """The program with these loops replaced; the same object if it has none of them."""
+    """The program with these loops replaced; the same object if it contains none of them."""
     equations = []
     for index, eqn in enumerate(jaxpr.eqns):
         key = (*around, index)

@@ -1,8 +1,9 @@
 """`fit`: the largest budget with which a whole program fits.
 
-With a budget of `b` bytes a program takes about `fixed + b`, and each compilation shows `fixed`. A
-smaller limit must not give a larger program. So the limit is rounded down to a *goal*, a power of
-`APART`, that alone decides what is tried. A program from the next lower goal to it ends the search.
+With a budget of `b` bytes, a program takes about `fixed + b`, and each compilation shows `fixed`. A
+smaller limit must not give a larger program. So we round the limit down to a *goal*, a power of
+`APART`, on which alone the search depends. It ends with a program between the next lower goal and
+the goal.
 """
 
 import re
@@ -142,7 +143,7 @@ class _Search:
         while goal * APART <= self.limit:
             goal, enough = goal * APART, goal
         aim = (goal + enough) / 2
-        # Budgets have numbers. Up to number low the goal is kept to, and from number high on not.
+        # Budgets are numbered. Invariant: number `low` keeps to the goal, number `high` exceeds it.
         low, high, left = -1, (top := self.number(UNLIMITED)), MOST_COMPILED - 1
         tried, number = {top: unlimited}, self.number(aim - unlimited.kept)
         while low + 1 < high and left:

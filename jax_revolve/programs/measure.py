@@ -1,7 +1,7 @@
 """The measured time and bytes of a loop's gradient, for several plans.
 
-Each gradient is compiled once and runs many times. The plans take turns, so that whatever else the
-machine does slows down all of them alike.
+Each gradient is compiled once and runs many times. The plans take turns, so that other work on the
+machine slows down all of them equally.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +29,8 @@ MOST_ROUNDS = 30
 
 TELLING_RUNS = 3
 CLEARLY = 1.1
-"""After `TELLING_RUNS`, a program whose every run took more than `CLEARLY` times the median of the
-quickest one runs no more: its turns go to those that may be the quickest."""
+"""After `TELLING_RUNS` runs, we drop a program whose fastest run took more than `CLEARLY` times the
+median of the fastest program. Its turns go to the others."""
 
 COMPILING = 0.5
 """The share of the seconds after which no further plan is compiled."""
@@ -48,7 +48,7 @@ def check_limit(measure: object, seconds: object) -> float | None:
 
 
 def check_arrays(values: Sequence[Any]) -> None:
-    """Refuse what a program cannot be run on."""
+    """Refuse values on which a program cannot run."""
     for value in values:
         traced = "an array that a transformation such as jax.jit, jax.vmap or jax.grad traces"
         is_shape = isinstance(value, jax.ShapeDtypeStruct)
@@ -61,7 +61,7 @@ def check_arrays(values: Sequence[Any]) -> None:
 
 
 def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: float) -> Report:
-    """The report with measurements of the plans that may be the quickest and that fit."""
+    """The report with measurements of the plans that fit and may be the fastest."""
     plans, is_interrupted = plans_to_measure(loop.plan, report), False
     with limit_bar() as show:
         measuring = _Measuring(loop._replace(progress=None), operands, seconds, show)
@@ -90,7 +90,7 @@ def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: fl
 
 
 def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[AnyPlan]:
-    """The chosen plan, and others that may be quicker. What is asked for stays as it is."""
+    """The chosen plan and, unless the user fixed it, others that may be faster."""
     chosen = report.plan
     is_fixed = report.sizes.is_walked_back
     if is_fixed or not isinstance(wanted, Request) or wanted.storage is not None:
@@ -111,8 +111,8 @@ class Program:
     peak: int | None = None
     times: list[float] = field(default_factory=list)
     is_slow: bool = False
-    """Clearly slower than the quickest. It runs no more, and is compared no more: the machine may
-    have been quicker then, or slower."""
+    """Whether it is clearly slower than the fastest. It then neither runs nor is compared any more,
+    because the speed of the machine may have changed."""
 
     def time(self) -> float:
         before = perf_counter()
@@ -121,7 +121,7 @@ class Program:
 
 
 def compile_gradient(loop: Loop, operands: list[Any]) -> Program:
-    """The loop's results and its operands' cotangents, if its results' cotangents are ones."""
+    """The loop's results and its operands' cotangents, for cotangents of ones."""
     first = loop.num_condition_consts
     mask = [is_inexact(x) and i >= first for i, x in enumerate(operands)]
 
@@ -140,7 +140,7 @@ def compile_gradient(loop: Loop, operands: list[Any]) -> Program:
 
 
 def peak_bytes(operands: list[Any]) -> int | None:
-    """The most bytes that the allocator of the operands' device has held so far, if it tells."""
+    """The peak of the allocator of the operands' device so far, in bytes, if reported."""
     device = min(operands[0].sharding.addressable_devices, key=lambda d: d.id)
     return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
@@ -180,21 +180,19 @@ class _Measuring:
     def compile(self, plans: Sequence[AnyPlan]) -> None:
         """Compile the gradient with the first plan, and with more as long as there is time."""
         took = 0.0
-        for number, plan in enumerate(plans, 1):
+        for i, plan in enumerate(plans, 1):
             before = self.elapsed
             if self.programs and before + took > COMPILING * self.seconds:
                 return
-            self.tell(f"compiling plan {number} of {len(plans)}")
+            self.tell(f"compiling plan {i} of {len(plans)}")
             with self.leaving_out(plan):
                 self.programs.append(compile_gradient(self.loop._replace(plan=plan), self.operands))
             took = self.elapsed - before
 
     def warm_up(self) -> None:
-        """Run each program once, as many of them as there is time for.
-
-        The peak of the allocator belongs to the process, and never decreases. So programs run in
-        order of their temporaries, and a program has a peak if it raises the process's.
-        """
+        """Run each program once, as many as there is time for. The allocator's peak never decreases
+        in a process. So programs run in order of their temporaries, and a program only has a peak
+        if it raises the process's."""
         is_first = True
         for program in sorted(self.programs, key=lambda p: p.temporaries or 0):
             if program not in self.programs:

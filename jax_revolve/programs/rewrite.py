@@ -1,5 +1,4 @@
-"""`checkpoint_loops`: every loop that a function runs, checkpointed, without changing the
-function."""
+"""`checkpoint_loops`: checkpoint every loop that a function runs, without changing the function."""
 
 import sys
 import warnings
@@ -192,7 +191,7 @@ def _kinds(tree: Any) -> Any:
 
 
 def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[FoundLoop], Any, Any]:
-    """What a function is traced to, its loops, and the types of its results and the others."""
+    """The traced function, its loops, the types of its array results, and its other results."""
     try:
         closed, types, static = eqx.filter_make_jaxpr(fun)(*args, **kwargs)
     except jax.errors.ConcretizationTypeError as error:
@@ -213,8 +212,8 @@ def trace(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Fo
 
 
 def _readable(jaxpr: Any, enclosing: tuple[Any, ...] = ()) -> Any:
-    """The program with loops that can be found in place of others: a batched while loop is written
-    out, and a loop that uses mutable references is a pure one."""
+    """The program with loops that we can read: batched while loops are written out, and loops with
+    mutable references become pure ones."""
 
     def readable(eqn: Any) -> Any:
         if is_batched(eqn):
@@ -261,8 +260,8 @@ def check_function(fun: object) -> None:
         )
 
 
-# Variables of Flax NNX modules: a traced function changes copies of its arguments. As with
-# `flax.nnx.jit`, the function returns the changes too, and they are made in the caller's variables.
+# Variables of Flax NNX modules: a traced function changes copies of its arguments. So, as in
+# `flax.nnx.jit`, it also returns the changes, which we make in the caller's variables.
 
 
 def _variables(tree: Any) -> list[Any]:
@@ -274,8 +273,7 @@ def _variables(tree: Any) -> list[Any]:
 
 
 def _with_changes(fun: Callable[..., Any]) -> Callable[..., tuple[Any, dict[int, Any]]]:
-    """The function with a second result: the new values of the variables in its arguments that it
-    changes, by number."""
+    """The function with a second result: the new values, by index, of variables that it changes."""
 
     def run(*args: Any, **kwargs: Any) -> tuple[Any, dict[int, Any]]:
         variables = _variables((args, kwargs))

@@ -1,16 +1,13 @@
-"""One memory budget for several loops: one after another, one inside another, and in other
-programs.
+"""One memory budget for several loops, one after another or one inside another.
 
-An *outlay* of a loop is a choice of plans for it and everything inside it: bytes, and the predicted
-time. Outlays are found from the inside out, as in a knapsack problem, and do not depend on the
-budget. The outlay predicted to be fastest is chosen, so a larger budget is never predicted
-slower.
+An *outlay* of a loop is a choice of plans for it and everything inside it, with its bytes and its
+predicted time. We find outlays from the inside out, as in a knapsack problem, independently of the
+budget, and then take the fastest that fits. So a larger budget is never predicted slower.
 
 Loops one after another hold their checkpoints at the same time, but are reversed one by one. The
-checkpoints of an inner loop are part of the residuals of an outer step, and exist once for each
-outer step that is taped at a time. Each outer step is transposed once, and with it the loops
-inside. So the time of an inner gradient counts once for each outer step, regardless of the outer
-plan.
+checkpoints of an inner loop are residuals of an outer step, so they are multiplied by the outer
+block size. Each outer step, with the loops inside, is transposed once, so the time of an inner
+gradient counts once for each outer step, regardless of the outer plan.
 """
 
 from collections import defaultdict
@@ -26,19 +23,18 @@ from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.two_level import AnyPlan
 
 FINEST = 1.02
-"""Among outlays whose bytes differ by less than this factor, only the quickest is kept. The factor
+"""Of outlays whose bytes differ by less than this factor, we keep only the fastest. The factor
 grows until few enough are left."""
 
 FEW = 40
 MANY = 1000
-"""The most outlays that are kept: `FEW` of loops that are combined with others, and `MANY` of the
-whole program."""
+"""The most outlays to keep: `FEW` of loops that are combined with others, `MANY` of the program."""
 
 
 @dataclass(frozen=True)
 class Outlay:
-    """The cost of loops: the bytes held from their forward sweeps to their reverse sweeps, the
-    further bytes during a reverse sweep, the predicted time, and the plan of each loop."""
+    """The cost of loops: the bytes `held` between their sweeps, the additional bytes `passing`
+    during a reverse sweep, the predicted time, and the plan of each loop."""
 
     held: int = 0
     passing: int = 0
@@ -63,13 +59,14 @@ def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Ou
     held = cost.held(plan, sizes, is_while=is_while)
     passing = cost.passing(plan, sizes, is_while=is_while)
     time = cost.time(plan, sizes, is_while=is_while)
-    # The loops in a step are reversed in a copy of their slice of the block's tape.
+    # The loops in a step are reversed from a copy of their slice of the block's tape.
     inside = inner.memory if plan.block_size > 1 else inner.passing
     return Outlay(held, passing + inside, time + plan.length * inner.time)
 
 
 def of_each_step(inner: Outlay, steps: int) -> Outlay:
-    """The outlay of loops in a loop of lax, which keeps all of them and reverses a copy."""
+    """The outlay of loops in a loop of lax, which keeps `inner.held` for every step, and reverses a
+    step from a copy."""
     return Outlay(inner.held * steps, inner.memory, inner.time * steps, inner.plans)
 
 
@@ -91,7 +88,7 @@ def _both(first: Outlays, second: Outlays) -> Outlays:
 
 
 def _quickest(outlays: Iterable[Outlay], most: int) -> list[Outlay]:
-    """At most `most` undominated outlays, the quickest one for about the same bytes each."""
+    """At most `most` undominated outlays, each the fastest for about the same bytes."""
     kept, closeness = sorted(outlays, key=_order), FINEST
     while True:
         unit, quickest = log(closeness), dict[tuple[int, int], Outlay]()
@@ -119,7 +116,7 @@ def around(loop: FoundLoop, loops: Container[Key]) -> list[Key]:
 def of_program(
     loops: Sequence[FoundLoop], of_loop: Callable[[FoundLoop, Outlays], Outlays]
 ) -> Outlays:
-    """The outlays of a program. What is recomputed when it is transposed holds nothing before."""
+    """The outlays of a program. Recomputed equations hold nothing between the sweeps."""
     by_key = {loop.key: loop for loop in loops}
     inside = defaultdict[Key, dict[Key, None]](dict)
     for loop in loops:

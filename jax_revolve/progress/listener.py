@@ -13,12 +13,12 @@ class Listener(Hashable, Protocol):
     """
 
     def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
-        """A sweep begins, with no step taken, or goes on, or is over, perhaps in its first report.
-        A note is shown beside its bar."""
+        """A sweep begins (with no step taken), goes on, or is over, perhaps in its first report. A
+        note is shown beside its bar."""
 
 
 UNKNOWN = -1
-"""In place of a number of steps that is unknown before the end."""
+"""Stands for a number of steps that is unknown before the end."""
 
 FORWARD = "forward"
 REVERSE = "reverse"
@@ -27,7 +27,7 @@ REVERSE = "reverse"
 
 @dataclass(frozen=True)
 class ReverseOnly:
-    """The progress of a loop that has run before: its forward sweep is not reported again."""
+    """The progress of a recomputed loop, whose forward sweep is not reported again."""
 
     listener: Listener
 
@@ -36,7 +36,7 @@ Progress = Listener | ReverseOnly
 
 
 def when_run_again(progress: Progress | None) -> ReverseOnly | None:
-    """The progress of the same loop when it runs again."""
+    """The progress of a loop when it is recomputed."""
     if progress is None or isinstance(progress, ReverseOnly):
         return progress
     return ReverseOnly(progress)

@@ -17,7 +17,7 @@ import numpy as np
 from jax_revolve.progress.listener import UNKNOWN, Listener
 
 Show: TypeAlias = Callable[[float, str], None]
-"""Shows the share that is done, from 0 to 1, and what is done now."""
+"""Shows the share of the work done, from 0 to 1, and the current task."""
 
 
 class ProgressMeter:
@@ -73,8 +73,8 @@ class ProgressMeter:
         raise NotImplementedError
 
     @property
-    def _listener(self) -> "_Runs":
-        return vars(self).setdefault("_listener", _Runs(self))  # one for all threads
+    def _listener(self) -> "_RunningSweeps":
+        return vars(self).setdefault("_listener", _RunningSweeps(self))  # one for all threads
 
 
 def listener_of(progress: object) -> Listener | None:
@@ -100,7 +100,7 @@ def _default_meter() -> ProgressMeter:
 def tqdm_bars() -> Any:
     """The class of tqdm's bars. `ImportError` if tqdm is not installed."""
     with warnings.catch_warnings():
-        # In a notebook without widgets tqdm warns that it writes text instead.
+        # In a notebook without widgets, tqdm warns that it falls back to text.
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm
     return tqdm
@@ -166,7 +166,7 @@ class _Line:
 
 
 class TextMeter(ProgressMeter):
-    """Lines on the standard error stream: one for a bar, and in a log one in ten seconds."""
+    """Lines on the standard error stream: one for each bar; in a log, one every ten seconds."""
 
     def __init__(self) -> None:
         self._open: list[_Line] = []
@@ -202,8 +202,8 @@ def _clock(seconds: float) -> timedelta:
 
 
 @dataclass
-class _Run:
-    """A running sweep, with the times of its last report and, if it reported it, of its begin."""
+class _RunningSweep:
+    """A running sweep, with the times when it `began` (0 if unreported) and was last `heard`."""
 
     bar: Any
     began: int
@@ -212,23 +212,21 @@ class _Run:
 
 
 @dataclass(eq=False)
-class _Runs:
+class _RunningSweeps:
     """Sorts reports by run, and calls the meter.
 
-    A report cannot tell its run: a program may run many times at the same time, and under `vmap` or
+    A report cannot identify its run: a program may run many times at once, and under `vmap` or
     `jax.checkpoint` the host cannot send an identifier to it. But equal sweeps, over the same
-    number of steps, report the same numbers. So a report belongs to the run that is closest before
-    it; among several such runs, any will do.
-
-    A run that failed sends no more reports. It is closed with the next equal run that began after
-    its last report.
+    number of steps, report the same numbers. So a report belongs to the run closest before it;
+    among several such runs, any will do. A run that failed sends no more reports, and is closed
+    with the next equal run that began after its last report.
 
     An exception here would fail the loop, so a meter that raises one is not called again.
     """
 
     meter: ProgressMeter
     _is_given_up: bool = False
-    _runs: dict[tuple[str, int], list[_Run]] = field(default_factory=dict)
+    _runs: dict[tuple[str, int], list[_RunningSweep]] = field(default_factory=dict)
     _lock: Any = field(default_factory=Lock)
     _clock: Any = field(default_factory=count)
 
@@ -259,10 +257,10 @@ class _Runs:
         if before:
             run = max(before, key=lambda run: (run.steps, run.heard))
         elif runs and not begins and not is_over:
-            return  # a later report came first
+            return  # a report that a later one has overtaken
         else:
             bar = self.meter.start(sweep, None if total == UNKNOWN else total)
-            run = _Run(bar, now if begins else 0, now)
+            run = _RunningSweep(bar, now if begins else 0, now)
             runs.append(run)
         if begins:
             return

@@ -1,13 +1,13 @@
-"""Schedules: which step to run, store and tape next, and what that costs. Exact integers, no JAX.
+"""Schedules: which step to run, store and tape next, and at what cost. Exact integers, no JAX.
 
-Begin with `binomial`, the mathematics of Revolve on one page. Then read `actions`, which lists a
-schedule action by action, and `plan`, the object that users see.
+Begin with `binomial`, the mathematics of Revolve on one page. Then read `actions`, the schedule as
+a loop of actions, and `plan`, the object that users see.
 
 Schedules:
 
 - `binomial`: the formulas for checkpoints on one level.
 - `actions`: the actions of a schedule, one by one.
-- `online`: checkpoints of loops whose number of steps is unknown.
+- `online`: checkpoints of loops whose length is unknown.
 - `levels`: checkpoints on several levels, in loops of static length.
 - `multistage`: the formulas for checkpoints on two levels, the device and a storage.
 - `chain`: layers of different sizes.
@@ -20,7 +20,7 @@ Plans:
 - `selection`: the plan with the least predicted time within a memory budget.
 - `storage`: `HostMemory` and `Disk`, the values of `storage=`.
 - `arguments`: checks of arguments, and amounts of memory such as "2GiB".
-- `report`: all plans that are worth considering, in a table or a picture, with measured times.
+- `report`: the plans worth considering, in a table or a picture, with measured times.
 - `picture`: one schedule as a picture.
 
 Imports the standard library, NumPy and `profiles.profile` only. All other rooms except `progress`,

@@ -1,8 +1,11 @@
 """The actions of a schedule, in the order in which they run.
 
 Iterating over a [`jax_revolve.Plan`][] or a [`jax_revolve.typing.TwoLevelPlan`][] yields
-them. Each is a named tuple that can be printed, compared and matched. Steps are numbered from 0;
-position `p` is the carry that enters step `p`.
+them, as named tuples. Steps are numbered from 0, and the carry at position `p` enters step `p`. To
+reverse 4 steps with 2 slots:
+
+    Store 0, Advance 0-1, Store 1, Advance 1-3, Tape 3, Load 1, Advance 1-2, Tape 2,
+    Load 1, Tape 1, Free slot 1, Load 0, Tape 0, Free slot 0
 """
 
 from collections.abc import Iterator
@@ -14,8 +17,8 @@ __all__ = ["Advance", "Discard", "Free", "Load", "Read", "Store", "Tape", "Write
 
 
 SCHEDULE = 1
-"""The version of the order of actions. A saved run counts them, so a plan whose actions are others
-than before needs another version."""
+"""The version of the order of actions. A saved run counts actions, so a change of their order needs
+a new version."""
 
 
 class Store(NamedTuple):
@@ -41,7 +44,7 @@ class Advance(NamedTuple):
 
 class Tape(NamedTuple):
     """Run the steps `start`, ..., `stop - 1` and keep their residuals; then transpose these steps,
-    the last one first. No current carry is left."""
+    the last one first. Afterwards there is no current carry."""
 
     start: int
     stop: int
@@ -77,12 +80,12 @@ Action: TypeAlias = Store | Load | Advance | Tape | Free | Write | Read | Discar
 
 
 def scheduled_blocks(length: int, block_size: int) -> int:
-    """The blocks that are scheduled: for single steps, the end of the loop counts as one more."""
+    """The number of scheduled blocks. For single steps, the end of the loop counts as one more."""
     return length + 1 if block_size == 1 and length else -(-length // block_size)
 
 
 def useful_checkpoints(length: int, block_size: int, *, is_while: bool) -> int:
-    """The most checkpoints that help: one for each block that the forward sweep does not tape."""
+    """The most useful checkpoints: one for each block that the forward sweep does not tape."""
     blocks = -(-length // block_size)
     return max(blocks if block_size == 1 or is_while else blocks - 1, 1)
 
@@ -92,9 +95,8 @@ def value_and_gradient(
 ) -> Iterator[Action]:
     """`revolve` for `jax.value_and_grad`, which needs the loop's value before its derivative.
 
-    A last block of several steps is taped while the value is computed. Taping a last block of a
-    single step would cost more than it saves. The schedule then has one more step, the end of the
-    loop, which is reached but not taped.
+    The forward sweep tapes a last block of several steps. Taping a single step there would cost
+    more than it saves, so the schedule has one more step, the end of the loop, which is not taped.
     """
     with_end = length + 1 if block_size == 1 and length else length
     actions = revolve(with_end, checkpoints, block_size, first)
@@ -104,10 +106,10 @@ def value_and_gradient(
 def revolve(length: int, checkpoints: int, block_size: int = 1, first: int = 0) -> Iterator[Action]:
     """The actions that reverse a loop of `length` steps with `checkpoints` slots.
 
-    Blocks have `block_size` steps, and the last block may be shorter. They are taped from the last
-    to the block `first`, which the current carry enters. Before each, checkpoints are placed
-    between the top of the stack and that block. A checkpoint at the block itself would never be
-    read, so none is placed there. The slots are a stack of positions, the lowest at the bottom.
+    Blocks have `block_size` steps; the last may be shorter. They are taped from the last down to
+    block `first`, which the current carry enters. Before each, checkpoints are placed between the
+    top of the stack and the block, but never at the block itself, where none would be read.
+    Invariant: `stack` is the increasing list of stored positions, slot i holding `stack[i]`.
     """
     if length <= block_size * first:
         return

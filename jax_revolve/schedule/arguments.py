@@ -17,7 +17,7 @@ _PREFIXES = " kmgt"
 
 
 class TooLittleMemory(ValueError):
-    """A budget of memory is too small. `least` is the smallest possible one, in bytes."""
+    """The memory budget is too small. `least` is the smallest possible one, in bytes."""
 
     def __init__(self, least: int, message: str) -> None:
         super().__init__(message)

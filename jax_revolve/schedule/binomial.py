@@ -1,8 +1,12 @@
 """The mathematics of Revolve, in exact integers.
 
-A loop of `length` steps is reversed with `checkpoints` slots. A slot holds one stored carry, and
-the slot that holds the initial carry counts. To *advance* is to run a step without keeping its
-residuals. To *tape* is to linearize a step and to keep its residuals until the step is transposed.
+We reverse a loop of n = `length` steps with s = `checkpoints` slots, including the initial carry's.
+To *advance* is to run a step without keeping its residuals. To *tape* is to run it and keep its
+residuals until it is transposed. The longest loop in which no step is advanced more than r times:
+
+    beta(s, r) = beta(s - 1, r) + beta(s, r - 1) = C(s + r, s)
+                 after the next     before it, where each
+                 checkpoint         step runs once more
 
 Sources: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000; A. Griewank and
 A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, chapter 12.
@@ -12,14 +16,13 @@ from collections.abc import Callable
 from math import comb
 
 MOST_REPETITIONS_IN_TABLES = 4096
-"""The largest repetition number in tables on the device; beyond it, their rules are correct but not
-optimal. No loop gets there: with two slots it would have 8 million steps and advance some of them
-4096 times."""
+"""The largest repetition number in tables on the device; beyond it, schedules are correct but not
+optimal. No loop gets there: with two slots, it would take 8 million steps."""
 
 
 def beta(checkpoints: int, repetitions: int) -> int:
     """The longest loop that `checkpoints` slots reverse with no step advanced more than
-    `repetitions` times: the binomial coefficient C(s + t, s). Zero for negative arguments."""
+    `repetitions` times. Zero for negative arguments."""
     if checkpoints < 0 or repetitions < 0:
         return 0
     return comb(checkpoints + repetitions, checkpoints)
@@ -31,10 +34,8 @@ def repetition(length: int, checkpoints: int) -> int:
 
 
 def fewest_checkpoints(length: int, repetitions: int) -> int:
-    """The fewest slots, at least one, with which no step is advanced more than `repetitions` times.
-
-    `repetitions` must be >= 1: without repetition, no loop of more than one step can be reversed.
-    """
+    """The fewest slots, at least one, with which no step is advanced more than `repetitions` >= 1
+    times."""
     return max(1, smallest(lambda s: beta(s, repetitions) >= length))
 
 
@@ -45,11 +46,10 @@ def advances(length: int, checkpoints: int) -> int:
 
 
 def split(steps: int, checkpoints: int) -> int:
-    """The number of steps to advance to the next checkpoint, if `steps` steps are to be reversed.
+    """The number of steps to advance to the next checkpoint when `steps` steps are to be reversed.
 
-    `checkpoints` counts the slot at the start of the advance and every free slot. With a single
-    slot, the advance goes to the last step. The clip below is Revolve's rule, whose three cases
-    Pascal's identity joins.
+    `checkpoints` counts the slot at the start of the advance and every free slot. With one slot,
+    advance to the last step. The clip is Revolve's rule, whose three cases Pascal's identity joins.
     """
     if checkpoints == 1:
         return steps - 1
@@ -59,7 +59,7 @@ def split(steps: int, checkpoints: int) -> int:
 
 
 def first_positions(steps: int, checkpoints: int) -> list[int]:
-    """The checkpoints stored before the last step is first reached: 0, and each next split."""
+    """The checkpoints that the first pass stores on its way to the last step."""
     positions = [0]
     while len(positions) < checkpoints:
         last = positions[-1]

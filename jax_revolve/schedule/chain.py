@@ -1,15 +1,15 @@
 """The cheapest schedule for a chain of different layers, by dynamic programming.
 
-Layer i maps carry i to carry i + 1. To *tape* a layer is to run it and to keep its residuals. To
-*advance* is to run layers without keeping residuals, from a carry that is kept and from which they
-run again. With `m` bytes besides carry i, the cheapest way to reverse the layers i to j is
-the cheaper of
+Layer i maps carry i to carry i + 1, with work u_i, residuals of r_i bytes and a carry of a_i bytes.
+To *advance* is to run layers without keeping residuals, from a stored carry from which they run
+again. With `m` bytes besides carry i, the cheapest way C to reverse the layers i to j is either
 
-- taping layer i: u_i + C(i + 1, j, m - r_i - a_{i+1});
-- advancing to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
+- to tape layer i: u_i + C(i + 1, j, m - r_i - a_{i+1}), or
+- to advance to some k: u_i + ... + u_{k-1} + C(k, j, m - a_k) + C(i, k, m).
 
-A schedule is a tuple. An `int` entry is a layer that is taped. A tuple entry is the schedule of
-layers that are advanced; it reverses them once all layers after them have been reversed.
+A schedule is a tuple. An `int` entry is a taped layer. A tuple entry stands for advanced layers: it
+is the schedule that reverses them once all later layers have been reversed. So `((0, 1), 2, 3)`
+advances over the layers 0 and 1, tapes and reverses 2 and 3, and then 0 and 1.
 
 Sources: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
 for heterogeneous chains: how to train deep neural networks with limited memory", 2019, for the
@@ -30,15 +30,15 @@ Schedule: TypeAlias = tuple[Any, ...]
 """Entries are an `int` or a `Schedule`."""
 
 Rows = np.ndarray[Any, np.dtype[np.float64]]
-"""A row for each part of some length, with a number for each number of slots."""
+"""A row for each part of some length, with a column for each number of units of memory."""
 
 MOST_TERMS = 1_200_000_000
-"""The most sums that filling a table may take. They take a second or two."""
+"""The most sums for filling a table, which take a second or two."""
 
-MOST_SLOTS = 200
-"""The most slots that a memory budget is divided into. Sizes are rounded up to whole slots."""
+MOST_UNITS = 200
+"""A memory budget is divided into at most this many units. Sizes are rounded up to whole units."""
 
-FEWEST_SLOTS = 40
+FEWEST_UNITS = 40
 
 
 class Layers(NamedTuple):
@@ -56,30 +56,29 @@ class Layers(NamedTuple):
 
 
 def with_checkpoints(layers: Layers, checkpoints: int) -> Schedule:
-    """The least work with `checkpoints` stored carries, the initial one included, and the residuals
-    of one layer at a time. It is the least for equal layers, and for others unless there are
-    hundreds."""
+    """The schedule with the least work for `checkpoints` stored carries, including the initial one,
+    and the residuals of one layer at a time. For hundreds of unequal layers, about the least."""
     count = len(layers.work)
     if checkpoints >= count - 1:
         return (*((i,) for i in range(count - 1)), count - 1)
     # Revolve's choice is the best for layers of equal work.
     revolve = lambda i, j, left: (i + split(j - i, left), left - 1, False)  # noqa: E731
     found = [_schedule(count, checkpoints, revolve)]
-    slots = min(checkpoints - 1, _most_slots(count))
-    if len(set(layers.work)) > 1 and slots >= 0:
+    units = min(checkpoints - 1, _most_units(count))
+    if len(set(layers.work)) > 1 and units >= 0:
         one, none = (1,) * count, (0,) * count
-        costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(slots + 1,) * count)
-        found.append(_by_table(costs, slots) or found[0])
+        costs = Costs(layers.work, keep=one, alone=none, tape=none, hold=(units + 1,) * count)
+        found.append(_by_table(costs, units) or found[0])
     return min(found, key=lambda schedule: work_of(schedule, layers))
 
 
-def _most_slots(count: int) -> int:
-    """The most slots, besides none, of a table for so many layers."""
+def _most_units(count: int) -> int:
+    """The most units, besides none, of a table for so many layers."""
     return 6 * MOST_TERMS // count**3 - 1
 
 
 def within(layers: Layers, memory: int) -> Schedule:
-    """The least work within `memory` bytes for carries, the initial one too, and residuals."""
+    """The least work within `memory` bytes of residuals and carries, including the initial one."""
     least, count = least_memory(layers), len(layers.work)
     if memory < least:
         raise TooLittleMemory(
@@ -100,7 +99,7 @@ def within(layers: Layers, memory: int) -> Schedule:
 
 
 def by_default(layers: Layers) -> Schedule:
-    """The least work within the least memory with which no layer is advanced more than once."""
+    """The least work within the least memory in which no layer is advanced more than once."""
     least = smallest(lambda memory: bool(_segments(layers, memory)))
     segments = _segments(layers, least)
     if len(segments) == 1:
@@ -116,12 +115,12 @@ def layers_in(schedule: Schedule) -> Iterator[int]:
 
 
 def runs(schedule: Schedule) -> list[int]:
-    """How often each layer runs: once taped, and once for each schedule that it is advanced in."""
+    """How often each layer runs: once taped, and once for each schedule that advances it."""
     return [depth + 1 for _, depth in _with_depths(schedule)]
 
 
 def _with_depths(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """The layers, each with the number of schedules around it but the outermost."""
+    """The layers, each with its number of enclosing schedules, not counting the outermost."""
     rest: list[tuple[int | Schedule, int]] = [(schedule, -1)]
     while rest:
         entry, depth = rest.pop()
@@ -142,9 +141,9 @@ def least_memory(layers: Layers) -> int:
 
 
 def _segments(layers: Layers, memory: int) -> list[Schedule]:
-    """Segments, each of which fits as a whole when it is taped while the carries that enter the
-    earlier ones are held; none if there are no such segments. `held[k]` is the least that these
-    carries take when a segment starts at layer k."""
+    """Segments that each fit when taped whole, beside the carries that enter the earlier ones; none
+    if impossible. `held[k]` is the least memory of these carries for a segment that starts at layer
+    k."""
     count, hold, carries = len(layers.work), layers.hold, (*layers.carry, 0)
     held, came_from = [0, *[inf] * count], [0] * (count + 1)
     for start in range(count):
@@ -164,7 +163,7 @@ def _segments(layers: Layers, memory: int) -> list[Schedule]:
 
 
 class Costs(NamedTuple):
-    """A chain, with its memory in slots: five numbers for each layer."""
+    """A chain, with its memory in units: five numbers for each layer."""
 
     work: Sequence[int]  # the work of a run
     keep: Sequence[int]  # the carry that enters it, while further layers run
@@ -174,33 +173,33 @@ class Costs(NamedTuple):
 
 
 def _rounded(layers: Layers, memory: int) -> tuple[Costs, int]:
-    """Sizes in slots, and the number of slots with which rounding loses the least."""
-    most = min(MOST_SLOTS, max(_most_slots(len(layers.work)), FEWEST_SLOTS))
+    """Sizes in units, and the number of units that loses the least to rounding."""
+    most = min(MOST_UNITS, max(_most_units(len(layers.work)), FEWEST_UNITS))
 
-    def in_slots(sizes: Sequence[int], slots: int) -> list[int]:
+    def in_units(sizes: Sequence[int], units: int) -> list[int]:
         if not memory:
-            return [(slots + 1) * (size > 0) for size in sizes]
-        return [-(-size * slots // memory) for size in sizes]
+            return [(units + 1) * (size > 0) for size in sizes]
+        return [-(-size * units // memory) for size in sizes]
 
     every = [*layers.carry, *layers.hold]
-    slots = min(range(most // 2, most + 1), key=lambda slots: sum(in_slots(every, slots)) / slots)
+    units = min(range(most // 2, most + 1), key=lambda units: sum(in_units(every, units)) / units)
     groups = (layers.carry, layers.carry, layers.residuals, layers.hold)
-    return Costs(layers.work, *(in_slots(group, slots) for group in groups)), slots
+    return Costs(layers.work, *(in_units(group, units) for group in groups)), units
 
 
-def _by_table(costs: Costs, slots: int) -> Schedule | None:
-    """The cheapest schedule within so many slots, from a table of C(i, j, m) for every part of the
-    chain and m from 0 to `slots`; `None` if nothing fits.
+def _by_table(costs: Costs, units: int) -> Schedule | None:
+    """The cheapest schedule within so many units, from a table of C(i, j, m) for every part of the
+    chain and m from 0 to `units`; `None` if nothing fits.
 
     The table is filled from short parts to long ones, for all parts of a length and all m at once.
-    Of each length there are two arrays: C and the work of advancing over the part, and C with the
-    slots that the first carry of the part occupies meanwhile.
+    Invariant: for shorter parts, `before` has C plus the work of advancing over the part, and
+    `after` has C with so many fewer units as the part's first carry takes.
     """
     count = len(costs.work)
     until = np.concatenate([[0.0], np.cumsum(costs.work, dtype=np.float64)])
     work = np.array(costs.work, np.float64)[:, None]
     hold, keep = np.array(costs.hold), np.array(costs.keep)
-    least = np.where(np.arange(slots + 1) >= np.array(costs.tape)[:, None], work, inf)
+    least = np.where(np.arange(units + 1) >= np.array(costs.tape)[:, None], work, inf)
     before, after = [least, least + work], [least, _with_less(least, np.array(costs.alone))]
     for length in range(2, count + 1):
         parts = count - length + 1
@@ -212,55 +211,52 @@ def _by_table(costs: Costs, slots: int) -> Schedule | None:
         before.append(least + (until[length:] - until[:parts])[:, None])
         after.append(_with_less(least, keep[:parts]))
 
-    def least_of(start: int, stop: int, slots: int) -> float:
-        return float(before[stop - start][start, slots] - (until[stop] - until[start]))
+    def least_of(start: int, stop: int, units: int) -> float:
+        return float(before[stop - start][start, units] - (until[stop] - until[start]))
 
-    def choose(start: int, stop: int, slots: int) -> tuple[int, int, bool]:
-        left = slots - costs.hold[start]
+    def choose(start: int, stop: int, units: int) -> tuple[int, int, bool]:
+        left = units - costs.hold[start]
         if left >= 0:
             rest = least_of(start + 1, stop, left)
-            if costs.work[start] + rest == least_of(start, stop, slots):
+            if costs.work[start] + rest == least_of(start, stop, units):
                 return start + 1, left, True
         middle = min(
             range(start + 1, stop),
-            key=lambda k: before[k - start][start, slots] + after[stop - k][k, slots],
+            key=lambda k: before[k - start][start, units] + after[stop - k][k, units],
         )
         kept = costs.alone if middle == stop - 1 else costs.keep
-        return middle, slots - kept[middle], False
+        return middle, units - kept[middle], False
 
-    return _schedule(count, slots, choose) if least_of(0, count, slots) < inf else None
+    return _schedule(count, units, choose) if least_of(0, count, units) < inf else None
 
 
-def _with_less(least: Rows, taken: np.ndarray[Any, Any]) -> Rows:
-    """The rows with so many slots fewer each."""
-    left = np.arange(least.shape[1]) - taken[: len(least), None]
+def _with_less(least: Rows, used: np.ndarray[Any, Any]) -> Rows:
+    """The rows, each with so many fewer units."""
+    left = np.arange(least.shape[1]) - used[: len(least), None]
     return np.where(left >= 0, np.take_along_axis(least, np.maximum(left, 0), axis=1), inf)
 
 
 def _schedule(
-    count: int, slots: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
+    count: int, units: int, choose: Callable[[int, int, int], tuple[int, int, bool]]
 ) -> Schedule:
-    """The schedule of a chain. `choose(start, stop, slots)` returns where the next entry of the
-    layers from `start` to `stop` begins, the slots that are left for what follows, and whether the
-    entry is a layer that is taped.
-
-    Schedules may be nested deeper than Python's calls may.
-    """
+    """The schedule of a chain. `choose(start, stop, units)` returns where the entry after the first
+    begins, the units left for it, and whether the first is a taped layer. There is no recursion,
+    because schedules may be nested deeper than Python's calls."""
     whole: list[Any] = []
     made: list[tuple[list[Any], int, list[Any]]] = []
-    rest = [(0, count, slots, whole)]
+    rest = [(0, count, units, whole)]
     while rest:
-        start, stop, slots, entries = rest.pop()
+        start, stop, units, entries = rest.pop()
         while stop - start > 1:
-            following, left, is_taped = choose(start, stop, slots)
+            following, left, is_taped = choose(start, stop, units)
             if is_taped:
                 entries.append(start)
             else:
                 advanced: list[Any] = []
                 made.append((entries, len(entries), advanced))
                 entries.append(advanced)
-                rest.append((start, following, slots, advanced))
-            start, slots = following, left
+                rest.append((start, following, units, advanced))
+            start, units = following, left
         entries.append(start)
     for entries, index, advanced in reversed(made):
         entries[index] = tuple(advanced)

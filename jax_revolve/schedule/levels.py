@@ -1,14 +1,23 @@
 """Checkpoints on several levels, in loops of static length only.
 
-With `levels=(a, b)` and blocks of k steps, the forward sweep stores `a` carries on the way. Then
-each of the `a` parts is recomputed once, which stores `b` carries, and after that each of its
-blocks is taped. All parts of a level are alike but the last, which may be shorter. The forward
-sweep stores the carries of the last part of each level, so the reverse sweep only ever stores those
-of whole parts. Every loop then has a number of iterations that is known when the program is
-compiled. On a GPU, the host runs ahead of such loops, and waits in each iteration of all others.
+With `levels=(3, 2)` and single steps:
 
-A slot belongs to a place of a level for good. The first place of a part is the place of the part
-itself, so a level of `a` places has `a - 1` slots, and slot 0 is the start of the loop.
+    step      0     1     2     3     4     5
+    forward   S0----------S1----------S2----S3---->     level 1: S0, S1, S2; level 2: S3
+    reverse                                 T
+                                      T
+                          R1----S3
+                                T
+                          T          ...                then the part from S0, with S3 at step 1
+
+In general, the forward sweep stores `a` carries. Then each of the `a` parts is recomputed once,
+which stores `b` carries, and each of its blocks is taped. The parts of a level are equal, except
+the last, which may be shorter and whose checkpoints the forward sweep stores. So the reverse sweep
+only runs whole parts, and every loop has a static length. On a GPU, the host runs ahead of such
+loops, but waits in each iteration of all others.
+
+Each slot permanently belongs to a place of a level. The first place of a part is the part's own
+place, so a level of `a` places has `a - 1` slots, and slot 0 is the start of the loop.
 """
 
 from collections.abc import Iterator
@@ -24,9 +33,9 @@ MOST_LEVELS = 12
 
 
 class Level(NamedTuple):
-    """One level: its parts have `size` steps, and slot `base + j` holds the carry that enters part
-    j > 0. There are `parts` of it in one part of the level above, and `last` in the last, which
-    starts at step `start`, from the slot `enclosing`."""
+    """One level, whose parts have `size` steps. Slot `base + j` holds the carry that enters part
+    j > 0. A part of the level above has `parts` of them. The last one has `last`, and starts at
+    step `start`, from the slot `enclosing`."""
 
     size: int
     base: int = 0
@@ -36,15 +45,15 @@ class Level(NamedTuple):
     start: int = 0
 
     def slot(self, part: int, enclosing: int) -> int:
-        """The slot of a part, where `enclosing` is the slot of the part of the level above."""
+        """The slot of a part; `enclosing` is the slot of the part of the level above."""
         return self.base + part if part else enclosing
 
 
 def levels_of(length: int, counts: tuple[int, ...], block_size: int) -> list[Level]:
     """The levels of a loop, the coarsest first."""
     found, base, slot, rest = [], 0, 0, length
-    for number, count in enumerate(counts):
-        size = prod(counts[number + 1 :]) * block_size
+    for i, count in enumerate(counts):
+        size = prod(counts[i + 1 :]) * block_size
         last = -(-rest // size)
         found.append(Level(size, base, count, last, slot, length - rest))
         slot = found[-1].slot(last - 1, slot)
@@ -54,13 +63,13 @@ def levels_of(length: int, counts: tuple[int, ...], block_size: int) -> list[Lev
 
 
 def checkpoints(counts: tuple[int, ...]) -> int:
-    """The number of slots, including the one of the start."""
+    """The number of slots, including the start's."""
     return 1 + sum(counts) - len(counts)
 
 
 def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
-    """The number of advances of `jax.value_and_grad`: all steps but those that the forward sweep
-    tapes, and each whole part once more for each level inside it, without its last part."""
+    """The number of advances of `jax.value_and_grad`: all steps that the forward sweep does not
+    tape, and each whole part again for each level inside it, except that level's last part."""
     if not length:
         return 0
     blocks = -(-length // block_size)
@@ -72,12 +81,12 @@ def advances(length: int, counts: tuple[int, ...], block_size: int) -> int:
 
 
 def value_and_gradient(length: int, counts: tuple[int, ...], block_size: int) -> Iterator[Action]:
-    """The actions of `jax.value_and_grad`, one by one."""
+    """The actions of `jax.value_and_grad`."""
     return _both(levels_of(length, counts, block_size), 0, 0, 0, length) if length else iter(())
 
 
 def _both(levels: list[Level], depth: int, slot: int, start: int, length: int) -> Iterator[Action]:
-    """Both sweeps of the loop, or of the last part of a level, which ends with the loop."""
+    """Both sweeps of the loop, or of the last part of a level, at the loop's end."""
     if depth == len(levels):
         if levels[-1].size > 1:
             yield Tape(start, length)
@@ -114,7 +123,7 @@ def _reverse(levels: list[Level], depth: int, slot: int, start: int) -> Iterator
 
 @lru_cache(maxsize=2**12)
 def fewest_advances(blocks: int, slots: int) -> tuple[tuple[int, ...], ...]:
-    """Counts of two or more levels for `slots` slots: with the fewest levels, and one more."""
+    """Counts of two or more levels for `slots` slots: the fewest levels, and one more."""
     found: list[tuple[int, ...]] = []
     for inner in range(1, MOST_LEVELS):
         count = _shortest(blocks, slots, inner)
@@ -126,7 +135,7 @@ def fewest_advances(blocks: int, slots: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _shortest(blocks: int, slots: int, inner: int) -> int | None:
-    """The fewest parts of each inner level that `slots` suffice for; `None` if there are none."""
+    """The fewest parts of each inner level for which `slots` suffice; `None` if none do."""
 
     def needed(count: int) -> int:
         return -(-blocks // count**inner) + inner * (count - 1)

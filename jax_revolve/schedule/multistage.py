@@ -1,28 +1,29 @@
 """The mathematics of checkpoints on two levels, in exact numbers.
 
 The device has `slots` slots, including the slot at the start of a part. A storage holds further
-carries. To write or to read one costs as much as `transfer` blocks. A loop of `blocks` blocks is
-reversed as follows:
+carries. Writing or reading one costs as much as `transfer` blocks. A loop of `blocks` blocks:
 
-- The forward sweep writes the carries that enter the *segments*. The first segment begins with the
-  loop, and the last ends at the *tail*, which is reversed with the slots alone.
-- Then the segments are reversed, from the last to the first. The carry of a segment is read, and
-  the segment is reversed with the slots alone. Or the carry is advanced to some block, only the
-  blocks from there on are reversed, and the carry is read again for the blocks before. So a segment
-  consists of one or several *parts*, each of which is reversed with all slots and takes one read.
+    W0------------W1------------W2----------[tail]      forward: one write per segment
+                                R2--->[part]            reverse: one read per part
+                                R2[part]
+
+- The forward sweep writes the carries that enter the *segments*. The last segment ends at the
+  *tail*, which is reversed with the slots alone.
+- The segments are then reversed, the last one first, in one or several *parts*. For each part, the
+  segment's carry is read and advanced to the start of the part, which is reversed with all slots.
 
 Let t(n, s) be the advances of a part of n blocks. The costs obey the recurrence
 
     T(n) = min(t(n, s), min_i i + t(n - i, s) + transfer + T(i))                     a segment
     D(n) = min(t(n, s), min_j transfer + j + D(n - j) + transfer + T(j))             the loop
 
-Its solution has a closed form. Let the *depth* of a part be the number of times that it is advanced
+Its solution has a closed form. The *depth* of a part is the number of times that it is advanced
 over before it is reversed: 0 for the tail, and 1, 2, ..., k for the k parts of a segment, from the
-top. A part of depth d and n blocks adds d n + t(n, s) advances. This is convex in n. Its slope is
-d + r if the part's repetition number is r. So for given parts, blocks go where the slope is least,
-and `beta(s, r - d)` is the most blocks that a part of depth d takes at slopes up to r. As a lower
-depth is cheaper, the numbers of parts of two segments need not differ by more than one. The numbers
-of writes and reads alone determine the optimum.
+top. A part of depth d and n blocks adds d n + t(n, s) advances. This is convex in n, with slope
+d + r for repetition number r. So blocks go where the slope is least: a part of depth d takes up to
+`beta(s, r - d)` blocks at slopes up to r. Because a lower depth is cheaper, the numbers of parts of
+two segments need not differ by more than one. So the numbers of writes and reads determine the
+optimum.
 
 Source: G. Aupy, J. Herrmann, P. Hovland and Y. Robert, "Optimal multistage algorithm for adjoint
 computation", SIAM J. Sci. Comput. 38(3), 2016, for the recurrence.
@@ -38,13 +39,13 @@ import numpy as np
 from jax_revolve.schedule.binomial import beta, smallest
 
 Parts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-"""The parts of all segments, in the order in which they are reversed after the tail. The rows: the
-number of the carry that is read from the storage, the block that it is advanced to, and the block
-before which the part stops."""
+"""The parts of all segments, in the order in which they are reversed after the tail. The rows are
+the index of the carry in the storage, the block to which it is advanced, and the block before which
+the part stops."""
 
 
 class Transfers(NamedTuple):
-    """The schedule with a write for each segment, and a read for each part of a segment."""
+    """The schedule with this number of writes, one for each segment, and reads, one per part."""
 
     blocks: int
     slots: int
@@ -85,16 +86,15 @@ class Transfers(NamedTuple):
     def parts(self) -> Parts:
         """The parts of all segments.
 
-        Segments are as long as the repetition number allows, and therefore alike. A loop that is
-        shorter than the repetition number allows first has a shorter tail, and then shorter last
-        segments.
+        All segments are as long as the repetition number allows, and therefore equal. In a shorter
+        loop, the tail is shorter first, and then the last segments.
         """
         r, (each, more) = self.repetition, self._parts_of_a_segment
         # The last segments come first, and the first `more` segments have one part more.
         stores = np.arange(self.writes)[::-1]
         segments = np.repeat(stores, each + (stores < more))
         depths = np.arange(self.reads) - np.searchsorted(-segments, -segments)
-        # The parts of depth 0, 1, ... at most, and by how much the next depth has less.
+        # The longest parts of depth 0, 1, ..., and by how much each next depth is shorter.
         longest = [beta(self.slots, r - depth) for depth in range(each + 3)]
         shorter = np.array([*map(sub, longest[1:], longest[2:])])[depths]
         missing = max(self._capacity(r) - self.blocks - longest[0] + longest[1], 0)
@@ -107,11 +107,8 @@ class Transfers(NamedTuple):
 @lru_cache(maxsize=1024)
 def best(blocks: int, slots: int, transfer: Fraction, most: int | None = None) -> Transfers:
     """The writes and reads of the optimum, with at most `most` writes; the fewest among equal
-    optima.
-
-    `LowerBound` is convex in the number of writes, and little below the least cost. So only a few
-    numbers of writes around its minimum are tried.
-    """
+    optima. `LowerBound` is convex in the number of writes and close to the least cost, so we only
+    try a few numbers around its minimum."""
     most = min(blocks if most is None else most, max(blocks - 1, 0))
     bound = LowerBound(blocks, slots, transfer)
     middle = min(bound.near_least, most)
@@ -140,13 +137,13 @@ def _with_reads(
 
 
 class LowerBound:
-    """A lower bound: the least cost for a number of writes, with a fractional number of reads. It
-    is an integer, in units of `1 / unit`.
+    """A lower bound: the least cost for a number of writes, with a fractional number of reads, as
+    an integer in units of `1 / unit`.
 
     By duality, it is the maximum of p n - S(p) - (what the segments save) over the price p of a
     block. A part of depth d saves S(p - d), where S grows from 0 by beta(s, r) between r and r + 1.
     A segment has all parts that save more than a read costs, and at least one. The maximum is at an
-    integer p, or where one part more begins to save that much; all of these p are `part / unit`
+    integer p, or where one part more begins to save that much; all of these p are `fraction / unit`
     above an integer.
     """
 
@@ -156,34 +153,34 @@ class LowerBound:
         last = beta(slots, self.whole)
         self.unit = transfer.denominator * last
         self.transfer = transfer.numerator * last
-        self.part = transfer.numerator - transfer.denominator * beta(slots + 1, self.whole - 1)
+        self.fraction = transfer.numerator - transfer.denominator * beta(slots + 1, self.whole - 1)
 
     def __call__(self, writes: int) -> int:
-        def at(price: int, part: int = 0) -> int:
-            return self._without_writes(price, part) - writes * self._saved(price, part)
+        def at(price: int, fraction: int = 0) -> int:
+            return self._without_writes(price, fraction) - writes * self._saved(price, fraction)
 
         price = smallest(lambda p: at(p + 1) <= at(p))
-        return max(at(price), *(at(p, self.part) for p in (price - 1, price) if p >= 0))
+        return max(at(price), *(at(p, self.fraction) for p in (price - 1, price) if p >= 0))
 
     @property
     def near_least(self) -> int:
-        """A number of writes with about the least bound: where the lines of two prices meet."""
+        """A number of writes with about the least bound, where the lines of two prices meet."""
         price = smallest(lambda p: self._saved(p, 0) > 0)
-        prices = [(price - 1, 0), (price - 1, self.part), (price, 0)]
+        prices = [(price - 1, 0), (price - 1, self.fraction), (price, 0)]
         falls = next(i for i, p in enumerate(prices) if self._saved(*p) > 0)
         lines = [(self._without_writes(*p), self._saved(*p)) for p in prices[falls - 1 : falls + 1]]
         (low, adds), (high, saves) = lines
         return max((high - low) // (saves - adds), 0)
 
-    def _without_writes(self, price: int, part: int) -> int:
-        """The bound from the price `price + part / unit`, without segments."""
+    def _without_writes(self, price: int, fraction: int) -> int:
+        """The bound from the price `price + fraction / unit`, without segments."""
         s = self.slots
-        tail = self.unit * beta(s + 1, price - 1) + part * beta(s, price)
-        return (self.unit * price + part) * self.blocks - tail
+        tail = self.unit * beta(s + 1, price - 1) + fraction * beta(s, price)
+        return (self.unit * price + fraction) * self.blocks - tail
 
-    def _saved(self, price: int, part: int) -> int:
+    def _saved(self, price: int, fraction: int) -> int:
         """What a segment saves at that price."""
         s, parts = self.slots, max(price - self.whole - 1, 1)
         saved = self.unit * (beta(s + 2, price - 2) - beta(s + 2, price - parts - 2))
-        saved += part * (beta(s + 1, price - 1) - beta(s + 1, price - parts - 1))
+        saved += fraction * (beta(s + 1, price - 1) - beta(s + 1, price - parts - 1))
         return saved - self.transfer * (parts + 1)

@@ -1,17 +1,21 @@
 """Where a loop of unknown length stores checkpoints as it runs, in exact integers.
 
-The forward sweep holds at most `checkpoints` positions. Position 0 is always one of them. The
-reverse sweep knows the length of the loop. It is optimal for the positions that are held: the steps
-between two neighboring checkpoints, a *gap*, are a loop of their own, reversed with all slots
-except the earlier checkpoints' slots. If the value of the loop is needed first, the optimum for n
-steps is n + t(n + 1, s) evaluations: the schedule has one more step, the end of the loop. The
-optimum is met if there is one q such that each gap i is between beta(s - i, q - 1) and beta(s - i,
-q) steps long.
+    held = [0]
+    while the loop runs:
+        if the step is next_store(held):
+            if all slots are taken: drop one                    # `dropped`
+            held.append(the step)
 
-That q is the *level* of the loop. The rule here keeps every gap except the last within the upper
-limit of the level. It is exact up to n = C(s + 2, 2). For all longer loops that were tried, up to n
-= 300000, it is within 10.4 % of the optimum for s = 2, 6 % for s >= 3, 1 % for s >= 12 and 0.2 %
-for s >= 20. On average over n it is much closer.
+The reverse sweep knows the length n of the loop, and is optimal for the positions that are held:
+the steps between two neighboring checkpoints, a *gap*, are reversed as a loop of their own, with
+all slots except those of earlier checkpoints. Since the value of the loop is needed first, the
+optimum is n + t(n + 1, s) evaluations. It is met if there is one q, the *level* of the loop, such
+that each gap i is between beta(s - i, q - 1) and beta(s - i, q) steps long.
+
+The rule keeps every gap except the last within the upper limit of the level. It is exact up to n =
+C(s + 2, 2). For all longer loops that we tried, up to n = 300000, it is within 10.4 % of the
+optimum for s = 2, 6 % for s >= 3, 1 % for s >= 12 and 0.2 % for s >= 20, and much closer on
+average.
 
 1. The *landmarks* of a level are the checkpoints that the offline schedule places in the longest
    loop of the level, and the end of that loop. The rule stores at every landmark, and keeps the
@@ -19,8 +23,8 @@ for s >= 20. On average over n it is much closer.
 2. Between landmarks it stores at every 2 q-th step. The limit of the last slot would be q + 1
    steps, but a new gap is short at first: longer gaps cost little, and halve the number of stores.
 3. To free a slot, it drops the newest checkpoint that is not a landmark of the level and whose
-   removal leaves a gap within the limit. One always exists: the checkpoints before the oldest one
-   that is not a landmark are landmarks, the checkpoint after it is at the next landmark or earlier,
+   removal leaves a gap within the limit. The oldest checkpoint that is not a landmark always
+   qualifies: those before it are landmarks, the one after it is at the next landmark or earlier,
    and the limit reaches that far.
 
 Sources: P. Stumm and A. Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
@@ -49,24 +53,19 @@ def level(steps: int, checkpoints: int) -> int:
 
 def landmarks(level: int, checkpoints: int) -> list[int]:
     """The checkpoints that Revolve places in the longest loop of a level, without 0, and the end of
-    that loop.
-
-    The gaps between them are beta(s, q), beta(s - 1, q), ..., beta(1, q).
-    """
+    that loop. The gaps between them are beta(s, q), beta(s - 1, q), ..., beta(1, q)."""
     end = beta(checkpoints, level + 1)
     return [end - beta(free, level + 1) for free in reversed(range(checkpoints))]
 
 
 def limits(level: int, checkpoints: int) -> list[int]:
-    """The longest gaps that may remain if checkpoint 1, ..., s - 1 is dropped.
-
-    The gap that remains without checkpoint j is reversed with s - j + 1 slots.
-    """
+    """The longest gaps that dropping checkpoint 1, ..., s - 1 may leave. The gap that checkpoint j
+    leaves is reversed with s - j + 1 slots."""
     return [beta(slots, level) for slots in range(checkpoints, 1, -1)]
 
 
 def next_store(positions: Sequence[int], checkpoints: int) -> int:
-    """The position of the next checkpoint, if the loop gets there; `NEVER` with a single slot."""
+    """The position of the next checkpoint, if the loop gets there; `NEVER` with one slot."""
     newest = positions[-1]
     if checkpoints == 1:
         return NEVER

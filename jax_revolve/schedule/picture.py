@@ -1,4 +1,4 @@
-"""A schedule as a picture: its actions are followed, and each of them adds a line."""
+"""A schedule as a picture, in which each action adds a line."""
 
 from textwrap import wrap
 from typing import Any, TypeAlias

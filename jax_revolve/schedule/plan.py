@@ -40,8 +40,8 @@ class Reversal:
 
     @property
     def scheduled_blocks(self) -> int:
-        """The number of blocks, and one more for the end of the loop if steps are taped one by one:
-        see `jax_revolve.schedule.actions.value_and_gradient`."""
+        """The number of blocks, plus one for the end of the loop if steps are taped one by one: see
+        `jax_revolve.schedule.actions.value_and_gradient`."""
         return scheduled_blocks(self.length, self.block_size)
 
     @property
@@ -71,9 +71,8 @@ class Reversal:
 
     @property
     def static_levels(self) -> tuple[int, ...]:
-        """The levels of a plan for a scan whose loops all have a static length; none of any other
-        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data, and
-        once for a loop without iterations."""
+        """The levels of a plan whose loops all have a static length in a scan; none for any other
+        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data."""
         return ()
 
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
@@ -161,8 +160,7 @@ class Plan(Reversal):
 
     @property
     def static_levels(self) -> tuple[int, ...]:
-        """The places of each level, if every loop of a scan's gradient has a static length: on a
-        GPU, the host waits in each iteration of any other loop. Empty for other plans."""
+        """The places of each level, if every loop of a scan's gradient has a static length."""
         every = self.stores_every_block(is_while=False)
         return (self.blocks,) if every else self.levels
 
@@ -180,9 +178,8 @@ class Plan(Reversal):
 
     @property
     def advances(self) -> int:
-        """The number of advances, evaluations of steps that are not taped. On one level it is the
-        least possible: k t(N, s) for N blocks of k > 1 steps, the last of which is never advanced,
-        and t(n + 1, s) for n single steps."""
+        """The number of advances: evaluations of steps that are not taped. On one level it is the
+        least possible: k t(N, s) for N blocks of k > 1 steps, and t(n + 1, s) for single steps."""
         if self.levels:
             return static.advances(self.length, self.levels, self.block_size)
         return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)

@@ -15,7 +15,7 @@ from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, wit
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
-"""A number of carries, one for each block, or by default."""
+"""A number of carries, `"all"` for one for each block, or `None` for the default."""
 
 
 @overload
@@ -98,8 +98,9 @@ def plan(
         >= 2 whose product is at least the number of blocks. With `levels=(a, b)`, `a` carries are
         stored on the way, and `b` in each of the parts between them. Their sum, less one for each
         level but the first, is the number of checkpoints. The plan evaluates a step once more for
-        each level, takes somewhat more memory than one level does for that, and its loops all
-        have a static length, so that the host of a GPU need not wait in them. For scans only.
+        each level, and takes somewhat more memory than a plan on one level with as many
+        evaluations. Its loops all have a static length, so a GPU never waits for its host. For
+        scans only.
 
     With `checkpoints` or `memory`, which then count the device alone:
 
@@ -199,7 +200,7 @@ def _check_bytes(name: str, value: int | None) -> int:
 
 
 def _on_levels(length: int, levels: object, block_size: int) -> Plan:
-    """The plan with these levels, of which the first may need fewer places."""
+    """The plan with these levels. The first may get fewer places."""
     allowed = "a sequence of ints >= 2 (checkpoints on each level, the coarsest first)"
     if not isinstance(levels, Sequence) or isinstance(levels, str):
         raise mistyped("levels", levels, allowed)

@@ -1,5 +1,5 @@
-"""The memory, the evaluations and the measured times of every plan worth considering: as a table
-and as a picture."""
+"""The memory, evaluations and measured times of the plans worth considering, as table and
+picture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from jax_revolve.schedule.selection import trade_off
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FEWEST_RUNS = 2
-"""The runs that a measurement needs: with fewer there are no quartiles."""
+"""The fewest runs of a measurement; with fewer, there are no quartiles."""
 
 
 class Measurement(NamedTuple):
@@ -26,9 +26,9 @@ class Measurement(NamedTuple):
     - `quartiles`: the lower and the upper quartile of the times, in milliseconds.
     - `runs`: the number of runs that were timed. The first run was not.
     - `temporaries`: the bytes of the compiled program's temporary buffers: all that it holds except
-        its operands and its results. `None` if the backend does not tell.
+        its operands and its results. `None` if the backend does not report it.
     - `peak`: the most bytes that the device's allocator held until the end of the first run:
-        operands, results and other arrays count. `None` if the device does not tell, and if the
+        operands, results and other arrays count. `None` if the device does not report it, or if the
         process had held more before.
     """
 
@@ -67,7 +67,7 @@ class Report(Printed):
     is a while loop, and its plan is for one that reaches its bound.
 
     `sizes` are one step's: `checkpoint`, `residuals`, `carry`. `always` is the memory that
-    every plan needs as well, by name. `plan` is the chosen plan. `choices` are the plans worth
+    every plan also needs, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
 
@@ -119,7 +119,7 @@ class Report(Printed):
 
     @property
     def _where(self) -> str:
-        """Where a loop is that is inside something."""
+        """The name of a nested loop."""
         return f": {self.name}" if "/" in self.name else ""
 
     def _sizes(self) -> Iterator[str]:
@@ -184,7 +184,7 @@ class Report(Printed):
         return "measured" if self.measured else "chosen"
 
     def _remarks(self) -> Iterator[str]:
-        """What a reader of the table has to know."""
+        """Explanations of the table."""
         if self.measured:
             yield "measured: the temporaries of the compiled gradient"
             runs = min(its.runs for its in self.measured.values())
@@ -249,7 +249,7 @@ def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
 
 
 def checkpoints_of(plan: AnyPlan) -> str:
-    """The checkpoints of a plan, "5 x 5" of one with levels."""
+    """The checkpoints of a plan as text, such as "5 x 5" for levels."""
     levels = plan.levels if isinstance(plan, Plan) else ()
     return " x ".join(map(str, levels)) or str(plan.checkpoints)
 
@@ -263,7 +263,7 @@ def aligned(rows: Sequence[Sequence[str]], words: int = 0) -> Iterator[str]:
 
 
 def _scale(ax: Any) -> None:
-    """Make both axes logarithmic: with the least memory, a step takes hundreds of evaluations."""
+    """Make both axes logarithmic: evaluations per step range from one to hundreds."""
     from matplotlib import ticker
 
     ax.set_xscale("log")

@@ -16,30 +16,30 @@ from jax_revolve.schedule.storage import HostMemory, Storage, with_room, with_tr
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
-"""Every block length up to this one is tried; longer ones are a twentieth apart."""
+"""We try every block length up to this one; longer ones are a twentieth apart."""
 
 APART = 1.08
-"""The ratio of neighboring plans among those that are tried for several loops together."""
+"""The ratio of neighboring plans that we try for several loops together."""
 
 MOST_REPETITIONS_BY_DEFAULT = 2
 
 TIE = 1.1
-"""A prediction must be better by so much to be preferred to a single block, which runs no
-step again, and so is never slower than storing everything."""
+"""A plan must be predicted faster by this factor to be preferred to a single block, which
+recomputes nothing and so is never slower than storing everything."""
 
 FEW = 12
 MORE_REPETITIONS = 4
-"""If more than `FEW` checkpoints fit, the most are tried, and the fewest for each of the next
+"""If more than `FEW` checkpoints fit, we try the most, and the fewest for each of the next
 `MORE_REPETITIONS` repetition numbers."""
 
 MOST_CONTENDERS = 8
 
 DIFFERENT = 1.3
-"""The ratio of the block sizes, or of the checkpoints, of plans that differ in kind."""
+"""Plans differ in kind if their block sizes or checkpoints differ by this factor."""
 
 CLOSE = 1.6
-"""A plan that is predicted slower than the quickest by more than this cannot be the quickest: a
-prediction is off by up to 30 %, of the time that plans do not share."""
+"""A plan predicted slower than the fastest by more than this factor cannot be the fastest, because
+predictions of the time that plans do not share are off by up to 30 %."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Request:
         """The plan, for a loop of these sizes."""
         storage = self.storage
         if storage is not None:
-            # A while loop keeps the start of its tail there, too.
+            # A while loop stores the start of its tail there, too.
             extra = int(self.is_while and self.checkpoints > 0)
             storage = with_room(storage, sizes.checkpoint, extra)
             if self.checkpoints:
@@ -94,8 +94,8 @@ def quickest(
     is_while: bool = False,
     storage: Storage | None = None,
 ) -> AnyPlan:
-    """The plan with the least predicted time within `memory` bytes, and as many further checkpoints
-    in the storage as pay off."""
+    """The plan with the least predicted time within `memory` bytes, with as many further
+    checkpoints in the storage as pay off."""
     plans: list[Any] = _fitting(length, sizes, memory, block_size, is_while)
     tie = TIE if storage is None else 1
     if storage is not None:
@@ -106,14 +106,14 @@ def quickest(
 
 
 def equal_blocks(length: int, blocks: int) -> Plan:
-    """The plan of a loop of so many blocks that are walked back, all of which start from a stored
-    carry: no step is recomputed. A block has at least two steps."""
+    """The plan with so many blocks that are walked back, of at least two steps each. All of them
+    have a stored carry, so no step is recomputed."""
     size = min(max(-(-length // max(blocks, 1)), 2), max(length, 1))
     return Plan(length, useful_checkpoints(length, size, is_while=True), size)
 
 
 def _walked_back(length: int, sizes: Sizes, memory: int, most: int) -> Plan:
-    """The plan with the most such blocks, up to `most`, within `memory` bytes."""
+    """The plan with the most blocks to walk back, up to `most`, within `memory` bytes."""
     left = memory - cost.memory(equal_blocks(length, 1), sizes)
     if left < 0:
         raise _too_little(length, sizes, memory, max(length, 1))
@@ -121,7 +121,7 @@ def _walked_back(length: int, sizes: Sizes, memory: int, most: int) -> Plan:
 
 
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
-    """The one-level plan in host memory: as many checkpoints as it allows, or the default."""
+    """The one-level plan in host memory, with as many checkpoints as it allows, or the default."""
     blocks = scheduled_blocks(length, block_size)
     wanted = storage.checkpoints or binomial.fewest_checkpoints(blocks, MOST_REPETITIONS_BY_DEFAULT)
     wanted = min(wanted, useful_checkpoints(length, block_size, is_while=True))
@@ -131,7 +131,7 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 def trade_off(
     length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
 ) -> list[AnyPlan]:
-    """The plans worth considering: each is predicted faster than all with less memory."""
+    """The plans worth considering: each is predicted faster than all that take less memory."""
     k, all_steps = block_size or 1, max(length, 1)
     ends = Plan(length, 1, k), Plan(length, 1, all_steps), Plan(length, all_steps, k)
     least, *most = (cost.memory(plan, sizes) for plan in ends)
@@ -154,7 +154,7 @@ def contenders(
     block_size: int | None = None,
     is_while: bool = False,
 ) -> list[Plan]:
-    """The chosen plan, and others of other kinds that may be quicker than predicted."""
+    """The chosen plan, and plans of other kinds that may be faster than predicted."""
 
     def time(plan: Plan) -> float:
         return cost.time(plan, sizes, is_while=is_while)
@@ -179,7 +179,7 @@ def _differ(a: Plan, b: Plan) -> bool:
 def candidates(
     length: int, *, block_size: int | None = None, is_while: bool = False
 ) -> tuple[Plan, ...]:
-    """Plans to choose from, for any sizes, the smallest first, and the others a twelfth apart."""
+    """Plans to choose from, for any sizes: the smallest first, then others a twelfth apart."""
     shortest = block_size or 1
     plans = [Plan(length, 1, shortest)]
     for k in _apart(_blocks(length)) if block_size is None else (block_size,):
@@ -203,7 +203,7 @@ def _apart(values: Iterable[int]) -> list[int]:
 
 
 def _growing(least: int, most: int, ratio: float) -> Iterator[int]:
-    """Numbers from the least to below the most, each about `ratio` times the last."""
+    """Numbers from `least` to below `most`, each about `ratio` times the one before."""
     while least < most:
         yield least
         least = max(least + 1, int(least * ratio))
@@ -214,8 +214,8 @@ def _fitting(
 ) -> list[Plan]:
     """The plans to choose from that take at most `memory` bytes; an error if there is none."""
     found: list[Plan] = []
-    # Where an iteration of a loop that depends on data waits longer than a kernel takes, as on a
-    # GPU, plans on several levels are tried: their loops have a static length.
+    # Where an iteration that depends on data waits longer than a kernel takes, as on a GPU, we try
+    # plans on several levels, too, whose loops have a static length.
     is_slow_to_wait = sizes.work is not None and sizes.profile.waiting > sizes.profile.kernel
     for k in _blocks(length) if block_size is None else (block_size,):
         left = memory - cost.memory(Plan(length, 1, k), sizes)

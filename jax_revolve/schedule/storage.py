@@ -14,12 +14,12 @@ from jax_revolve.schedule.arguments import (
 )
 
 TRANSFER = 5.0
-"""The cost of writing or reading one carry, in steps, where the sizes of the loop are not known."""
+"""The cost of writing or reading one carry, in steps, where the loop's sizes are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """The limits of every storage, which have to be named."""
+    """The limits of a storage, which must be passed by name."""
 
     checkpoints: int | None = None
     memory: Memory = None
@@ -37,7 +37,7 @@ class _Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check the fields. Numbers become Python's own, so that plans can be looked up by them."""
+        """Check the fields, and make numbers Python's own, so that plans are hashable."""
         checkpoints, transfer, memory = self.checkpoints, self.transfer, self.memory
         if checkpoints is not None:
             allowed = "an int >= 1 (carries in the storage) or None"
@@ -142,12 +142,12 @@ def check_storage(
 
 
 def with_transfer(storage: AnyStorage, steps: float = TRANSFER) -> AnyStorage:
-    """The storage with a transfer that counts as so many steps, unless it is given."""
+    """The storage with a transfer of so many steps, unless the user set it."""
     return storage if storage.transfer is not None else replace(storage, transfer=steps)
 
 
 def with_room(storage: AnyStorage, checkpoint: int, extra: int = 0) -> AnyStorage:
-    """The storage with its bytes as a number of checkpoints, `extra` of which the loop needs."""
+    """The storage, with its limit in bytes as a number of checkpoints besides `extra` ones."""
     if storage.memory is None:
         return storage
     memory, least = parse_bytes(storage.memory), checkpoint * (1 + extra)

@@ -51,8 +51,8 @@ class TwoLevelPlan(Reversal):
 
     @cached_property
     def tail(self) -> int:
-        """The first block of the tail, which follows the one-level schedule with the slots of the
-        device: in the forward sweep, and in the first part of the reverse sweep."""
+        """The first block of the tail, which follows the one-level schedule with the device's
+        slots."""
         return self._transfers.tail
 
     @property

@@ -1,19 +1,19 @@
-"""What is here because of how XLA compiles for CPUs, and for no other reason.
+"""Workarounds for how XLA compiles for CPUs.
 
-Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off those that it lists,
-separated by commas, so that anyone can try whether a new XLA still needs them
-(`benchmarks/cpu_pieces.py`). They prevent:
+Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off the pieces that it
+lists, separated by commas, and `benchmarks/cpu_pieces.py` measures whether a new XLA still needs
+them. They prevent:
 
-- `branch`: a second thread for what one does in no time. Pays on Lorenz-96 in blocks.
+- `branch`: a second thread for a tiny kernel. Pays on Lorenz-96 in blocks.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
 - `turns`: two tapes where a loop around blocks turns once. Pays with two blocks.
-- `carry`: a carry that each step of a forward sweep stores. Pays on a wave and on a trajectory.
-- `products`: copies of what the gradients of weights are products of. Pays on an LSTM in blocks.
+- `carry`: a copy of the carry in each step of a forward sweep. Pays on a wave and on a trajectory.
+- `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
 
-Two more have no switch, because nothing else would be written: numbers that belong together are one
-array (`steps.advance`, `engine.reverse`, `engine.online`), since each number by itself is a
-kernel that lasts as long as a light step; and placement is a single small loop, which is one kernel
-(`engine.placement`).
+Two more have no switch, because the code would be the same without them. Scalars that belong
+together are one array (`steps.advance`, `engine.reverse`, `engine.online`), because each scalar
+would be a kernel that takes as long as a light step. And placement is one small loop, which XLA
+compiles to one kernel (`engine.placement`).
 """
 
 import os
@@ -54,17 +54,16 @@ def is_on(piece: str) -> bool:
 
 
 def is_for_cpu(piece: str) -> bool:
-    """Whether a piece is in use where a program is traced for a CPU. For another platform the
-    program computes the same."""
+    """Whether a piece is on, in a program traced for a CPU."""
     return is_on(piece) and profile_of_platform() == CPU
 
 
 def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
     """`run(0, count, body, state)`, a loop around blocks.
 
-    XLA unrolls a single turn, and then tapes before it has used the tape up: two tapes. A barrier
-    between the two prevents that. It is removed before XLA for CPU puts operations in order, so
-    there the number of turns is hidden from XLA, at the price of a wait on a GPU.
+    XLA unrolls a single turn, and may then tape the next block before it has used up the last tape:
+    two tapes. A barrier prevents that, but XLA for CPU removes barriers before it orders
+    operations. So there we hide the number of turns, which on a GPU would cost a wait.
     """
     if isinstance(count, int) and count == 1:
         if is_for_cpu("turns"):
@@ -75,8 +74,8 @@ def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -
 
 
 def barrier(state: T) -> T:
-    """A barrier between what made the values and what uses them. Values that vary over different
-    device axes have one each, because its results vary over the axes of all its operands."""
+    """A barrier before and after these values. Values that vary over different device axes have
+    separate barriers, because all results of a barrier vary over the axes of all its operands."""
     leaves, treedef = jax.tree.flatten(state)
     axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
     for each in set(axes):
@@ -86,18 +85,18 @@ def barrier(state: T) -> T:
 
 
 def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The sum of the products of an equation, over one more leading axis of both operands.
+    """The product of an equation, also contracted over a new leading axis of both operands.
 
-    XLA for CPU copies operands to contract over several axes, so these are merged first. Where the
-    compiler may divide arrays, that would gather the operands of all steps on every device.
+    To contract over several axes, XLA for CPU copies the operands, so we merge these axes first,
+    unless arrays may be sharded: merging would gather the operands of all steps on every device.
     """
     (axes_a, axes_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
     contracted = tuple((0, *(axis + 1 for axis in axes)) for axes in (axes_a, axes_b))
     batch = tuple(tuple(axis + 1 for axis in axes) for axes in (batch_a, batch_b))
     several = tuple(range(len(contracted[0])))
     do_lead = contracted == (several, several) and not batch_a
-    is_divided = jax.device_count() > 1 or any(any(jax.typeof(x).sharding.spec) for x in (a, b))
-    if do_lead and not is_divided and is_for_cpu("products"):
+    is_sharded = jax.device_count() > 1 or any(any(jax.typeof(x).sharding.spec) for x in (a, b))
+    if do_lead and not is_sharded and is_for_cpu("products"):
         count = len(several)
         a, b = (x.reshape(prod(x.shape[:count]), *x.shape[count:]) for x in (a, b))
         contracted = ((0,), (0,))
@@ -110,17 +109,16 @@ FEW_BYTES = 4096
 def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
     """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
 
-    XLA would otherwise compute the residuals inside the fused kernel of the transposed step,
-    which it then takes to be worth two threads. For a 1-D stencil of 20000 numbers handing it to a
-    second thread costs three times what the whole kernel does. `lax.optimization_barrier` is
-    removed before XLA fuses for CPU. Elsewhere a branch would only cost a look at its predicate.
+    XLA would otherwise fuse the residuals into the kernel of the transposed step, and then consider
+    that worth two threads. For a 1-D stencil of 20000 numbers, handing it to a second thread costs
+    three times as much as the kernel. A `lax.optimization_barrier` does not help, because XLA for
+    CPU removes it before it fuses. On other platforms the branch is pointless, and left out.
 
-    Residuals of `FEW_BYTES` are not worth two threads, and a branch would cost more than they do.
-    XLA (jaxlib 0.10.2) cannot compile some with a constraint on their sharding without a branch.
-    Values that are residuals as they are, such as weights, do not go through: it would copy them.
-    Nor do zeros: nothing in a branch tells how they are divided among devices, and each would make
-    whole ones. Residuals of an inner loop, in the host's memory, are in no branch: XLA moves
-    values between memories outside branches alone.
+    Up to `FEW_BYTES`, a branch costs more than it saves. With a sharding constraint it stays, as
+    jaxlib 0.10.2 cannot compile some of these without a branch. Inputs that are residuals, such as
+    weights, do not go through the branch, which would copy them; nor do zeros, because a branch
+    loses their sharding and each device would make whole ones. Residuals of an inner loop in the
+    host's memory have no branch: XLA only moves values between memories outside branches.
     """
     traced = jax.make_jaxpr(residuals)()
     outvars: list[Any] = list(traced.jaxpr.outvars)
@@ -147,14 +145,15 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
 
 
 def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
-    """The pullback, of which XLA writes each array in place whose entries it reads as well.
+    """The pullback, changed so that XLA writes in place into arrays whose entries it also reads.
 
-    The cotangent of an array, of which the step writes some entries, is read there, and zero there
-    before the step. XLA copies for CPU before it orders, and the read would be part of each kernel
-    that needs it. So the read is a branch of its own, and the write depends on it.
+    If a step writes entries of an array, the pullback reads these entries of its cotangent and then
+    sets them to zero. XLA for CPU inserts copies before it orders operations, and would fuse the
+    read into each kernel that needs it. So the read is a branch of its own, and the write depends
+    on it.
     """
     closed = with_slices(pullback)
-    pairs = Uses(closed).pairs() if is_on("reads") else []
+    pairs = Uses(closed).writes_with_reads() if is_on("reads") else []
     if not pairs:
         return pullback
     before = {id(writer): readers for writer, readers in pairs}
@@ -183,7 +182,7 @@ def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
-    """What an equation reads, on CPU in a branch of its own. The other branch is the same."""
+    """The entries that an equation reads, on CPU in a branch. Both branches are equal."""
 
     def read() -> jax.Array:
         return run_in_place(eqn, operands)[0]
@@ -195,8 +194,8 @@ def _read_alone(eqn: Any, operands: list[Any]) -> jax.Array:
 
 
 def _after(entries: list[jax.Array], update: jax.Array) -> jax.Array:
-    """The update, as if it depended on these entries: no number is less than itself, which XLA does
-    not know."""
+    """The update, made to depend on these entries: XLA does not know that no number is less than
+    itself."""
     for entry in map(jnp.real, entries):
         update = lax.select(entry < entry, lax.full_like(update, 1), update)
     return update

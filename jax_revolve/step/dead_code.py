@@ -1,24 +1,24 @@
-"""The part of a loop whose results are used, and the part that depends on known operands."""
+"""The part of a loop whose results are used, and the part that depends on known operands alone."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
-from jax_revolve.step.linearized import Activity, either, live_carry, needed_by
+from jax_revolve.step.linearized import Activity, live_carry, needed_by, union
 from jax_revolve.step.loop import Loop, Mask, pick, spread
 
 Part = tuple[Mask, Mask, dict[str, Any]]
-"""Which results are computed, which operands they need, and the parameters of the primitive."""
+"""Which results are computed, which operands they need, and the primitive's parameters."""
 
 
 def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
-    """`prune_loop` for the loop with its tangents. A result is kept if its tangent is used. A y
-    whose tangent is not used has no tangent."""
+    """`prune_loop` for the loop with its tangents. A result with a used tangent is kept; the
+    tangent of a y is dropped if unused."""
     loop = function
     if loop.inverse is not None:
         used = [True] * len(used)
     dots = list(map(bool, spread(used[len(activity.results) :], activity.results)))
-    results, operands, params = prune_loop(either(used[: len(dots)], dots), loop)
+    results, operands, params = prune_loop(union(used[: len(dots)], dots), loop)
 
     kept = loop.operands(operands)
     (carry, ys), (_, dots_of_ys) = loop.results(results), loop.results(dots)
@@ -35,13 +35,13 @@ def prune_jvp(used: Sequence[bool], function: Loop, activity: Activity) -> Part:
 
 
 def known_part(given: Sequence[bool], function: Loop) -> Part:
-    """The part whose results depend on given operands alone. It runs before the other operands are
-    known, as in `lax.scan`: what is linear in the others may divide by those results."""
+    """The part whose results depend on given operands alone. As in `lax.scan`, it runs before the
+    other operands are known, because a function linear in them may divide by those results."""
     loop = function
     none = (False,) * len(loop.output_types), (), {"function": loop}
     consts, carry, xs = loop.operands(given)
     of_condition = consts[: loop.num_condition_consts]
-    if loop.effects or loop.inverse is not None:  # which needs the whole carry
+    if loop.effects or loop.inverse is not None:  # an inverse needs the whole carry
         return none
     while True:
         inputs = [*consts[loop.num_condition_consts :], *carry, *xs]
@@ -57,25 +57,25 @@ def known_part(given: Sequence[bool], function: Loop) -> Part:
 
 
 def _follow(jaxpr: ClosedJaxpr, given: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on given inputs alone."""
+    """Which outputs depend on the given inputs alone."""
     count = len(jaxpr.out_avals)
     needs = (needed_by(jaxpr, [i == j for j in range(count)]) for i in range(count))
     return [all(pick(given, each)) for each in needs]
 
 
 def prune_loop(used: Sequence[bool], function: Loop) -> Part:
-    """The dead-code rule of the loop primitive. Carries that no used result depends on are dropped,
-    as by `lax.scan`."""
+    """The dead-code rule of the loop primitive. Like `lax.scan`, it drops carries on which no used
+    result depends."""
     loop, first = function, function.num_condition_consts
-    if all(used) or loop.inverse is not None:  # which may read any of them
+    if all(used) or loop.inverse is not None:  # an inverse may read any of them
         every = (True,) * len(used), (True,) * (first + len(loop.jaxpr.in_avals))
         return *every, {"function": loop}
     num_xs = first + len(loop.jaxpr.in_avals) - loop.num_consts - loop.num_carry
     carry, ys = loop.results(used)
     carry = live_carry(loop, carry, ys)
     kept = [*[False] * (loop.num_consts - first), *carry, *[False] * num_xs]
-    jaxpr, taken = pruned(loop.jaxpr, [*carry, *ys], kept)
-    inputs = loop.operands([*[True] * first, *taken])
+    jaxpr, used_inputs = pruned(loop.jaxpr, [*carry, *ys], kept)
+    inputs = loop.operands([*[True] * first, *used_inputs])
     if (condition := loop.condition) is not None:
         condition, _ = pruned(condition, [True], [*[True] * first, *carry])
     results, operands = (*carry, *ys), (*inputs.consts, *carry, *inputs.xs)

@@ -13,31 +13,30 @@ from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
 
 
 class Paired(NamedTuple):
-    """The loop of values and tangents, and the activity of the loop in these directions.
+    """The loop of values and tangents, and the activity of the original loop in these directions.
 
-    Its operands are the loop's and the tangents of some, its carry the values and the tangents of
-    the active ones, and its condition the values'. In each group of its operands and results, the
-    values come first.
+    It carries the values and the tangents of active carries, and has the condition of the values.
+    In each group of its operands and results, the values come first, then tangents of active ones.
     """
 
     loop: Loop
     activity: Activity
 
     def operands(self, operands: Operands, tangents: Sequence[Any]) -> list[Any]:
-        """Its operands, from the loop's and the tangents of the active ones."""
+        """Its operands, from the original loop's and the tangents of active ones."""
         given = iter(tangents)
         consts, init, xs = (
             [next(given) for active in mask if active]
             for mask in (self.activity.consts, self.activity.init, self.activity.xs)
         )
-        assert not list(given)  # or tangents would belong to other operands, without a word
+        assert not list(given)  # or tangents would silently belong to other operands
         is_given = pick(self.activity.init, self.activity.carry)
         starts = list(map(zeros, map(tangent_type, pick(operands.carry, self.activity.carry))))
         dots = substitute(starts, is_given, init)
         return [*operands.consts, *consts, *operands.carry, *dots, *operands.xs, *xs]
 
     def of_operands(self, activity: Activity) -> Mask:
-        """Which of its operands belong to active operands of an activity of the loop."""
+        """Which of its operands belong to operands that are active in the original loop."""
         own = self.activity
         init = [a and b for a, b in zip(activity.init, own.init, strict=True)]
         return (
@@ -47,7 +46,7 @@ class Paired(NamedTuple):
         )
 
     def halves(self, results: Sequence[Any], num_ys: int) -> tuple[list[Any], list[Any]]:
-        """The values, with so many ys, and the tangents, from the results of the loop of both."""
+        """The values, with `num_ys` ys, and the tangents, from the results of the loop of both."""
         num_carry = len(self.activity.carry)
         carry, ys = self.loop.results(results)
         return [*carry[:num_carry], *ys[:num_ys]], [*carry[num_carry:], *ys[num_ys:]]
@@ -60,8 +59,8 @@ class Paired(NamedTuple):
 
 
 def paired(loop: Loop, activity: Activity) -> Paired:
-    """The loop of values and tangents, in the directions of the active operands. The derivative of
-    an inverse is the inverse of the derivative: `g(f(c)) = c` holds for pairs."""
+    """The loop of values and tangents, in the directions of active operands. The derivative of an
+    inverse inverts the derivative, because `g(f(c)) = c` also holds for pairs."""
     return once(loop, ("paired", activity), lambda: Paired(_pair(loop, activity), activity))
 
 

@@ -25,16 +25,16 @@ def run_around_loop(
 ) -> Any:
     """`fun()`, which calls a loop of lax once, with `run_loop(equation, operands)` in its place.
 
-    `fun` takes no arguments, so that lax sees the caller's own values, Python scalars included. Its
-    trace is what lax computes before the loop (promoted weak types, hoisted constants), the loop,
-    and what comes after it (values that the body only passes on).
+    `fun` takes no arguments, so that lax sees the caller's own values, including Python scalars.
+    Its trace has the equations before the loop (promoted weak types, hoisted constants), the loop,
+    and the equations after it (values that the body only passes on).
     """
     for name in [name for name in LATE if name in sys.modules]:
         register_late(name)
     with eager_constant_folding(False):  # `jax.ensure_compile_time_eval` would run the loop
         closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     jaxpr, treedef = closed.jaxpr, jax.tree.structure(shape)
-    # The last one: a condition that is evaluated before may have loops of its own.
+    # The last one, because a condition evaluated before the loop may contain loops.
     loops = [i for i, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name in READ]
     if not loops:
         raise NotImplementedError(
@@ -113,8 +113,8 @@ def _read(eqn: Any) -> Loop:
 
 
 def run_as_traced(loop: Loop, operands: list[Any]) -> list[Any] | None:
-    """The results of lax's own equation, without another trace of its step; `None` if the step is
-    not the one that lax traced."""
+    """The results of lax's own equation, without tracing its step again; `None` if lax traced
+    another step."""
     bind = once(loop.bare._replace(obstacle=None), _LAX, lambda: None)
     if bind is None:
         return None
@@ -124,6 +124,6 @@ def run_as_traced(loop: Loop, operands: list[Any]) -> list[Any] | None:
 
 
 def read_loop(eqn: Any) -> Loop | None:
-    """The loop that an equation is, if it is one of lax's over arrays."""
+    """The equation as a loop, if it is one of lax's loops over arrays."""
     are_arrays = all(is_array_type(v.aval) for v in eqn.invars)
     return _read(eqn) if are_arrays and eqn.primitive.name in READ else None

@@ -1,23 +1,25 @@
 """While loops under `vmap`, whose examples take different numbers of steps.
 
-A loop whose condition depends on the example runs until the last example is done. Its predicate is
-reduced over the batch, so that it stays a scalar. A batched predicate would make JAX run both
-branches of every `cond`, and select whole slot buffers. An example that is done keeps its carry by
-a select of its own.
+A loop whose condition depends on the example runs until the last example is done. We reduce its
+predicate over the batch to a scalar: a batched predicate would make JAX run both branches of every
+`cond`, and select whole slot buffers. Instead, each example that is done keeps its carry by a
+select:
 
-The step of such an example is still computed. At the state where the example stopped, the step may
-have no derivative, and zero times infinity is not zero. So the step gets values for which it has
-run before: the example's own initial carry or, if the example was done from the start, the carry
-and the consts of an example that was not. What other examples may see, such as an operand of
-`lax.psum`, is computed from the example's own values even so, as in lax: see `mixing`.
+    x = where(done, safe, carry)            # a state for which the step is known to work
+    carry = where(done, carry, step(x))
 
-Of a large array in the carry, such as a trajectory, a step may write a few entries. XLA writes them
-in place, and a select would copy the array in each step. So a step that only reads and writes
-entries of an array writes none for an example that is done, and reads them from an array for which
-the step has run before.
+The step is still computed for examples that are done. It may have no derivative at the state where
+they stopped, and zero times infinity is not zero. So it gets a safe state: the example's initial
+carry or, if the example was done from the start, the carry and consts of another example. Values
+that other examples may see, such as an operand of `lax.psum`, are still computed from the example's
+own state, as in lax: see `mixing`.
 
-Only booleans and values without tangents pass through a `custom_vmap` function, so JAX can
-differentiate around it. Without `vmap`, these values are constants and cost nothing.
+XLA writes a few entries of a large array, such as a trajectory, in place, but a select would copy
+the array in each step. So if a step only reads and writes entries of an array, it writes none for
+examples that are done, and reads from the safe array.
+
+Only booleans and values without tangents pass through the `custom_vmap` functions, so JAX can
+differentiate around them. Without `vmap`, these values are constants and cost nothing.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,7 @@ def _(axis_size: int, batched: Sequence[bool], going: jax.Array) -> tuple[jax.Ar
 
 @custom_vmap
 def done(going: jax.Array) -> jax.Array:
-    """Which examples are done while the loop still runs. Without `vmap`, none is."""
+    """Which examples are done while the loop still runs; none without `vmap`."""
     return jnp.zeros_like(going)
 
 
@@ -64,7 +66,7 @@ def _(axis_size: int, batched: Sequence[bool], going: jax.Array) -> tuple[jax.Ar
 
 @custom_vmap
 def _donate(going: jax.Array, values: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    """For each value: whether it needs a replacement, because its example is done from the start,
+    """For each value, whether it needs a replacement because its example was done from the start,
     and the replacement."""
     return [(jnp.zeros_like(going), value) for value in values]
 
@@ -87,28 +89,28 @@ def _(axis_size: int, batched: Any, going: jax.Array, values: list[jax.Array]) -
 
 
 def safe_operands(loop: Loop, operands: Operands) -> Operands:
-    """Consts and carry with which the step of an example that is done can be computed."""
+    """Consts and carry for which the step works, for examples that are done."""
     if loop.condition is None or loop.condition.effects:
-        return operands  # a condition that prints does so as often as in lax
+        return operands  # do not evaluate a condition that prints more often than lax
     consts, carry, xs = operands
     first = loop.num_condition_consts
     going = loop.holds(consts, carry)
-    # A const that is the same on every device, while examples are not, has no such replacement.
+    # A const that is the same on all devices, where examples differ, cannot be replaced.
     axes = varying_axes(jax.typeof(going))
     replaced = [i >= first and axes <= varying_axes(jax.typeof(c)) for i, c in enumerate(consts)]
     values = [*pick(consts, replaced), *carry]
     donated = _donate(going, [lax.stop_gradient(v) for v in values])
     safe = [lax.select(n, r, v) for (n, r), v in zip(donated, values, strict=True)]
     num_consts = sum(replaced)
-    # Results from a safe carry are dropped, so they need no derivative with respect to it.
+    # Results from a safe carry are dropped, so it needs no derivative.
     safe_carry = [lax.stop_gradient(x) for x in safe[num_consts:]]
     return Operands(substitute(consts, replaced, safe[:num_consts]), safe_carry, xs)
 
 
 def guarded(loop: Loop, consts: list[Any], safe: list[Any], carry: list[Any]) -> Step:
-    """The loop's step from this carry, which leaves examples that are done as they are. Their step
-    is computed with safe consts, which it is given, and the carry `safe`; the condition, and what
-    other examples may see, with `consts` and their own carry."""
+    """The loop's step from this carry, which leaves examples that are done unchanged. It computes
+    their step from safe consts, which it is given, and the carry `safe`, but the condition, and
+    values that other examples may see, from `consts` and their own carry."""
     if loop.condition is None:
         return loop.step
     is_done = done(loop.holds(consts, carry))
@@ -148,7 +150,7 @@ def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _run_mixing(loop: Loop, own: list[Any], safe: list[Any]) -> list[Any]:
-    """A step's results from safe inputs. Equations that may mix examples take operands that are
+    """A step's results from safe inputs, except that equations that may mix examples see operands
     computed from each example's own inputs."""
     closed = with_slices(loop.jaxpr)
     mixing = [eqn for eqn in closed.eqns if mixes_examples(eqn)]
@@ -172,7 +174,7 @@ def _run_mixing(loop: Loop, own: list[Any], safe: list[Any]) -> list[Any]:
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:
-    """The final carry of a while loop without its bound, in the form that is batched."""
+    """The final carry of a while loop without bound, in the form that `jax.vmap` batches."""
     consts, init, _ = operands
     safe = safe_operands(loop, operands)
 
@@ -183,9 +185,9 @@ def run_examples(loop: Loop, operands: Operands) -> list[Any]:
 
 
 def find_in_place(loop: Loop, is_done: jax.Array) -> tuple[Mask, ClosedJaxpr | None]:
-    """The leaves of the carry of which the step reads and writes entries alone, and the step that
-    can leave them as they are. It takes whether the example is done, safe values of these leaves,
-    and the step's inputs; it is `None` if there are no such leaves."""
+    """The leaves of the carry of which the step only reads and writes entries, and a step that can
+    leave them unchanged. It takes whether the example is done, safe values of these leaves, and the
+    step's inputs. `None` if there are no such leaves."""
     of_done = jax.typeof(is_done)
 
     def find() -> tuple[Mask, ClosedJaxpr | None]:

@@ -1,5 +1,5 @@
-"""A step, linearized: which of its values have derivatives, its residuals as one jaxpr, what a
-checkpoint must hold, and its pullback."""
+"""A linearized step: which of its values have derivatives, its residuals, its pullback, and the
+restart set, the leaves of the carry that a checkpoint must hold."""
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -49,8 +49,8 @@ Variable = Any
 
 
 class Activity(NamedTuple):
-    """One flag per value. `init` flags the initial carries that are differentiated; `carry` flags
-    the carries that depend on any differentiated operand, after any number of steps."""
+    """One flag per value. `init` flags differentiated initial carries; `carry` flags carries that
+    depend on a differentiated operand after any number of steps."""
 
     consts: Mask
     init: Mask
@@ -68,8 +68,8 @@ class Activity(NamedTuple):
 
 
 def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
-    """The least fixed point over the carry, given which operands are differentiated. A predicate
-    has no derivative, so consts of the condition have none."""
+    """The activity, a least fixed point over the carry, given which operands are differentiated.
+    Consts of the condition are not active, because a predicate has no derivative."""
     first = loop.num_condition_consts
     mask = (*[False] * first, *differentiated[first:])
 
@@ -89,8 +89,8 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
 
 
 def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Activity:
-    """The part of an activity that the cotangents of these active results reach. The whole, if the
-    step computes nothing for the others alone."""
+    """The part of an activity that the cotangents of these active results reach; all of it, if the
+    step computes nothing for the other results alone."""
     given = spread(nonzero, activity.results)
     carry, ys = ([bool(flag) for flag in flags] for flags in loop.results(given))
 
@@ -103,8 +103,8 @@ def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Act
         smaller, _ = pruned(loop.jaxpr, kept, [True] * len(loop.jaxpr.in_avals))
         if num_equations(smaller) == num_equations(without_dead_code(loop.jaxpr)):
             return activity
-        part = [r and a for r, a in zip(results, activity.results, strict=True)]
-        of_carry, of_ys = loop.results(part)
+        reached = [r and a for r, a in zip(results, activity.results, strict=True)]
+        of_carry, of_ys = loop.results(reached)
         init = [i and c for i, c in zip(activity.init, of_carry, strict=True)]
         return activity._replace(init=tuple(init), carry=tuple(of_carry), ys=tuple(of_ys))
 
@@ -112,11 +112,10 @@ def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Act
 
 
 def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
-    """Which results of a jaxpr have a derivative in its active inputs that is not symbolically
-    zero.
+    """Which results of a jaxpr have a derivative in its active inputs that is not a symbolic zero.
 
-    JAX answers, as in `lax.scan`: the derivative is traced, and nothing runs. Forward mode takes
-    less time to trace, but a user's rule may be for reverse mode alone.
+    As in `lax.scan`, we trace the derivative and ask JAX. Forward mode is faster to trace, but a
+    user's rule may be for reverse mode alone.
     """
     found: list[bool] = []
 
@@ -146,8 +145,8 @@ def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
 
 
 class Cotangents(NamedTuple):
-    """Cotangents of a loop's results: of every active carry, and of every active y, with `None` for
-    a y whose cotangent is zero at every step."""
+    """Cotangents of a loop's active carries and ys, with `None` for a y whose cotangent is zero at
+    every step."""
 
     carry: list[Any]
     ys: list[Any]
@@ -160,50 +159,47 @@ class Cotangents(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Linearized:
-    """A step as it is once the loop is differentiated.
+    """A step of a differentiated loop, as two halves from one trace:
 
-    JAX differentiates a scan by its jvp and partial evaluation, so the *values* of a differentiated
-    loop come from the derivative rules in its step: a `custom_jvp` function's value is what its
-    rule returns, and a `custom_vjp` function's is what its forward rule returns. Some rules return
-    another value than the function, such as a quantized one. An engine that advances with the
-    function and tapes with the rule would mix two loops, and its result would depend on where the
-    checkpoints are.
+        [*results, *residuals] = code(*shared, *carry, *x)
+        cotangents = transposed(*residuals, *cotangents of the results)
 
-    So there is one trace. `code` computes a step's results and, after them, its residuals, from
-    what all steps share, the carry, and a slice of the xs. Advances run it for its results alone,
-    and tapes for both: see `advance` and `engine.tape`. `transposed` is the other half.
+    One trace, because JAX takes the *values* of a differentiated loop from derivative rules: a
+    `custom_jvp` function's value is what its rule returns, and a `custom_vjp` function's is what
+    its forward rule returns, which may differ from the function, for example by quantization. An
+    engine that advanced with the function and taped with the rule would mix two loops, and its
+    result would depend on the positions of checkpoints. So advances run `code` for its results
+    alone, and tapes for both: see `advance` and `engine.tape`.
 
-    Steps share the operands' consts, and the consts and the carry with which the step of an example
-    that is done can be computed.
-
-    The next derivative differentiates `code` and `transposed`, not the step, because JAX applies a
-    rule once and then differentiates the code of the rule.
+    All steps share the consts, and the safe consts and carry (`examples.safe_operands`). The next
+    derivative differentiates `code` and `transposed`, not the step, because JAX applies a rule once
+    and then differentiates the code of the rule.
     """
 
     activity: Activity
     is_mapped: bool
     code: ClosedJaxpr
     closed: ClosedJaxpr
-    """`code` with all calls inlined, which is for running: functions lose their rules."""
+    """`code` with all calls inlined, only for running, because functions lose their rules."""
     shared: list[Variable]
     carry: list[Variable]
     x: list[Variable]
     results: list[Variable]
     residuals: list[Variable]
     varying: set[Variable]
-    """What differs from step to step."""
+    """The variables that differ from step to step."""
     types: list[AbstractValue]
     """The types of the cotangents of the active results."""
     _pullback: Any
-    """The tree that makes the pullback from the residuals."""
+    """The tree structure that turns the residuals into the pullback."""
     _later: list[list[bool]]
-    """Of each later direction, the residuals that have derivatives in it."""
+    """For each later linearization, which residuals have derivatives."""
     restart: Mask
     """The leaves of the carry that a checkpoint stores: see `_restart`."""
     record: Mask
     """The ys that the inverse reads."""
     derived: dict[Hashable, Any] = field(default_factory=dict)
-    """What other rooms derive from it, once for a key."""
+    """A cache for what other rooms derive from it."""
 
     def in_order(self, chosen: Collection[Variable]) -> list[Variable]:
         jaxpr = self.closed.jaxpr
@@ -227,7 +223,7 @@ class Linearized:
 
         def pull_back(residuals: list[Any], cts: list[Any]) -> list[Any]:
             parts = jax.tree.unflatten(self._pullback, residuals)(cts)
-            # A user's rule may return another dtype, which JAX lets pass.
+            # JAX lets a user's rule return another dtype.
             pairs = zip((x for part in parts for x in part), wanted, strict=True)
             return [
                 as_array(x) if jax.typeof(x).dtype == t else lax.convert_element_type(x, t)
@@ -248,9 +244,9 @@ def linearized(
     *,
     is_mapped: bool = False,
 ) -> Linearized:
-    """The step of a loop with these operands, linearized in its active inputs. If the result was
-    linearized again, `later` are the operands of the loop that were differentiated then. If it
-    `is_mapped` by `jax.vmap`, it leaves examples that are done as they are."""
+    """The step of a loop with these operands, linearized in its active inputs. `later` has, for
+    each time that the result was linearized again, the loop's operands that were active then. If it
+    `is_mapped` by `jax.vmap`, the step leaves examples that are done unchanged."""
     found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
     masks = (activity.consts, activity.carry, activity.xs)
 
@@ -305,15 +301,13 @@ def linearized(
 
 
 def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Mask]:
-    """Which leaves of the carry are needed to run steps again: those that the condition and the
-    residuals depend on, and those that these depend on, after however many steps. A running sum or
-    a trajectory that is written but not read is not among them: its linearization does not depend
-    on its value. Steps that are walked back also need what the inverse computes these from, and the
-    ys that it reads.
+    """The restart set: the leaves of the carry on which the condition and the residuals depend, and
+    those on which these depend after any number of steps. It excludes a running sum, or a
+    trajectory that is written but not read. Steps that are walked back also need the leaves from
+    which the inverse computes these, and the ys that it reads.
 
     This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
-    Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the step as JAX
-    traces it.
+    Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the traced step.
     """
     num_results, first = len(loop.output_types), loop.num_condition_consts
     residuals = [True] * (len(closed.out_avals) - num_results)
@@ -323,12 +317,12 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     if loop.condition is not None:
         needed = needed_by(loop.condition, [True])[first:]
     while True:
-        # What advances run has no derivative rules, so it is seen through.
+        # `closed` has no derivative rules, so dead-code elimination sees into every function.
         read = needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:][: loop.num_carry]
-        grown = either(needed, read)
+        grown = union(needed, read)
         if grown == needed and loop.inverse is not None:
             read = needed_by(loop.inverse, needed)
-            grown = either(needed, loop.operands([*[False] * first, *read]).carry)
+            grown = union(needed, loop.operands([*[False] * first, *read]).carry)
             record = read[len(read) - len(no_ys) :]
         if grown == needed:
             return tuple(needed), tuple(record)
@@ -336,8 +330,8 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
 
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
-    """What a jaxpr computes once it is differentiated in its active inputs: the same, with its
-    derivative rules applied. The same jaxpr if all rules in it are JAX's own."""
+    """The values that a jaxpr computes once it is differentiated in its active inputs, with its
+    derivative rules applied. The same jaxpr if all its rules are JAX's own."""
     if not any(active) or not has_rule_of_user(jaxpr):
         return jaxpr
 
@@ -346,18 +340,17 @@ def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
             results = call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))
             return [r for r in results if is_inexact(r)], results
 
-        # The other inputs are not differentiated, because that may be an error, as
-        # `equinox.internal.nondifferentiable` makes it. Residuals are unused, and dead code.
+        # Differentiating other inputs may raise an error, as by
+        # `equinox.internal.nondifferentiable`. The residuals are unused, so they are dead code.
         return jax.vjp(run, pick(inputs, active), has_aux=True)[2]
 
     return without_dead_code(jax.make_jaxpr(half)(*jaxpr.in_avals))
 
 
 def primal_loop(loop: Loop, activity: Activity) -> Loop:
-    """The loop of what a step computes once it is differentiated. A derivative of the loop's
-    differentiated values is a derivative of this one's."""
+    """The loop whose step computes the values of the differentiated step (`primal_half`)."""
     if not has_rule_of_user(loop.jaxpr):
-        return loop  # `once` must not hold its jaxpr
+        return loop  # `once` must not keep a reference to its jaxpr
     active = (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
     half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
     return loop._replace(jaxpr=half)
@@ -368,19 +361,19 @@ def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
 
 
 def live_carry(loop: Loop, carry: Sequence[bool], ys: Sequence[bool]) -> list[bool]:
-    """The leaves of the carry that these leaves and ys depend on, and the condition, after however
-    many steps."""
+    """The leaves of the carry on which these leaves and ys, and the condition, depend after any
+    number of steps."""
     first, needed = loop.num_condition_consts, list(carry)
     if loop.condition is not None:
-        needed = either(needed, needed_by(loop.condition, [True])[first:])
+        needed = union(needed, needed_by(loop.condition, [True])[first:])
     while True:
         used = needed_by(loop.jaxpr, [*needed, *ys])
-        if (grown := either(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
+        if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
             return needed
         needed = grown
 
 
-def either(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
+def union(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
     return [x or y for x, y in zip(a, b, strict=True)]
 
 
@@ -397,5 +390,5 @@ def add(total: list[Any], more: list[Any]) -> list[Any]:
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
-    """The cotangents of the differentiated initial carries, from all active carries' cotangents."""
+    """The cotangents of differentiated initial carries, from those of all active carries."""
     return pick(ct_carry, pick(activity.init, activity.carry))

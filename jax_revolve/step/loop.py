@@ -20,7 +20,7 @@ T = TypeVar("T")
 Mask: TypeAlias = tuple[bool, ...]
 
 Step: TypeAlias = Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]
-"""Consts, carry and one slice of the xs to carry and one slice of the ys."""
+"""From consts, carry and one slice of the xs to carry and one slice of the ys."""
 
 
 class Operands(NamedTuple):
@@ -56,17 +56,15 @@ class Loop(NamedTuple):
     `jaxpr` takes consts, carry and one slice of the xs, and returns the carry and one slice of the
     ys. `output_types` are the types of the final carry and the whole ys.
 
-    With a `condition`, it is a while loop. The condition takes the first `num_condition_consts`
-    consts and the carry, and the step does not take these consts. The loop has neither xs nor ys.
-    `length` is the most steps that it may run, or `None`, and the plan is for a loop that runs all
-    of them.
+    With a `condition`, it is a while loop, without xs and ys. The condition takes the first
+    `num_condition_consts` consts and the carry; the step takes the other consts. `length` is the
+    bound, or `None`, and the plan is for a loop that reaches it.
 
     A loop that cannot be reversed has no plan. The plan may be a request, which is resolved when
-    the loop is differentiated, because the size of its residuals is not known before.
+    the loop is differentiated, because the size of its residuals is unknown before.
 
-    A loop is one parameter of the primitives that stand for it. It is a tuple because JAX looks for
-    jaxprs in parameters that are jaxprs or tuples: to find the devices and memories that they
-    mention, to find constants, and to check them.
+    A loop is one parameter of our primitives. It is a tuple because JAX only finds jaxprs in
+    parameters that are jaxprs or tuples, to collect their devices, memories and constants.
     """
 
     jaxpr: ClosedJaxpr
@@ -81,11 +79,11 @@ class Loop(NamedTuple):
     unroll: int = 1
     plan: AnyPlan | Request | None = None
     progress: Progress | None = None
-    """The listener of the loop's progress, which hears of each sweep once."""
+    """The listener of the loop's progress, which gets reports of each sweep once."""
     obstacle: str | None = None
     """Why the loop is always lax's own, if it is."""
     has_examples: bool = False
-    """Whether it computes steps of examples that are done, whose results it drops."""
+    """Whether it drops the results of steps of examples that are done."""
     inverse: ClosedJaxpr | None = None
     """The carry before a step, from consts, the carry after it, its x and its y. With it, blocks of
     steps are walked back rather than taped."""
@@ -94,23 +92,23 @@ class Loop(NamedTuple):
     def with_plan(
         self, length: int | None, plan: AnyPlan | Request | None, progress: Progress | None = None
     ) -> "Loop":
-        """The loop with this length or bound, and without the dead code in its step, which may
-        contain a call of a function that has no forward mode. `jax.jit` would remove it, too."""
+        """The loop with this length or bound, without dead code in its step, which may call a
+        function that has no forward mode. `jax.jit` would remove dead code, too."""
         jaxpr = without_dead_code(self.jaxpr)
         return self._replace(jaxpr=jaxpr, length=length, plan=plan, progress=progress)
 
     def __repr__(self) -> str:
-        """As it stands in the text of a jaxpr: without what there is none of."""
+        """For the text of a jaxpr: without fields that are `None`."""
         fields = (f"{name}={x}" for name, x in self._asdict().items() if x is not None)
         return f"Loop({', '.join(fields)})"
 
     def operands(self, flat: Sequence[Any]) -> Operands:
-        """A flat sequence with one entry per operand, taken apart."""
+        """A flat sequence with one entry per operand, split into groups."""
         first, last = self.num_consts, self.num_consts + self.num_carry
         return Operands(list(flat[:first]), list(flat[first:last]), list(flat[last:]))
 
     def results(self, flat: Sequence[T]) -> tuple[list[T], list[T]]:
-        """A flat sequence with one entry per result, taken apart into carry and ys."""
+        """A flat sequence with one entry per result, split into carry and ys."""
         return list(flat[: self.num_carry]), list(flat[self.num_carry :])
 
     def step(
@@ -120,13 +118,12 @@ class Loop(NamedTuple):
         return self.results(call_jaxpr(self.jaxpr)(*used, *carry, *x))
 
     def holds(self, consts: list[Any], carry: list[Any]) -> Any:
-        """Whether the condition holds: the loop goes on."""
+        """Whether the condition holds, so the loop goes on."""
         (go_on,) = call_jaxpr(self.condition)(*consts[: self.num_condition_consts], *carry)
         return go_on
 
     def run_again(self) -> "Loop":
-        """The loop for steps that have run before: the loops inside report no forward sweep
-        again."""
+        """The loop for recomputed steps, whose inner loops report no forward sweep again."""
 
         def change(function: Any) -> Any:
             if not isinstance(function, Loop) or isinstance(function.progress, ReverseOnly | None):
@@ -147,7 +144,7 @@ class Loop(NamedTuple):
         return (True,) * (len(self.output_types) - self.num_carry)
 
     def entry(self, step: Any) -> Any:
-        """The index in xs and ys of the step that runs as number `step`."""
+        """The index in xs and ys of step number `step`."""
         return self.steps - 1 - step if self.reverse else step
 
     @property
@@ -156,17 +153,15 @@ class Loop(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """The number of steps of a loop that has no condition."""
+        """The number of steps of a scan."""
         assert self.length is not None
         return self.length
 
 
 def with_layout(loop: Loop, operands: Operands) -> Operands:
-    """The operands, all of them laid out over the explicit mesh of some of them.
-
-    `jax.lax` accepts an initial carry without a mesh where the step returns one with a mesh. Slots
-    are made from the initial carry and hold later ones, so both need the same layout.
-    """
+    """The operands, all laid out over the explicit mesh of any of them. `jax.lax` accepts an
+    initial carry without a mesh where the step returns one with a mesh, but slots are made from the
+    initial carry and hold later ones, so both need the same layout."""
     types = [*map(jax.typeof, operands.consts), *loop.output_types, *map(jax.typeof, operands.xs)]
     mesh = explicit_mesh(types)
     if mesh is None:
@@ -187,18 +182,18 @@ def with_layout(loop: Loop, operands: Operands) -> Operands:
 
 
 def plan_of(loop: Loop) -> AnyPlan:
-    """The plan of a loop that is reversed. It must have been chosen."""
+    """The plan of a loop that is reversed, which must have been chosen."""
     check_plan(loop)
     assert not isinstance(loop.plan, Request | None)
     return loop.plan
 
 
 class NoReverseMode(ValueError):
-    """A while loop has no bound or number of checkpoints, so it has no reverse mode."""
+    """A while loop has neither a bound nor a number of checkpoints, so it has no reverse mode."""
 
 
 def check_plan(loop: Loop) -> None:
-    """Refuse to reverse a loop without a plan, or without the inverse that it had."""
+    """Refuse to reverse a loop without a plan, or a loop that has lost its inverse."""
     if loop.trust is not None and loop.inverse is None:
         raise NotImplementedError(
             "inverse must be None where jax.vmap of a while loop is differentiated: its examples "
@@ -236,13 +231,13 @@ _KNOWN: WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]] = WeakKeyDictionary(
 
 
 def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
-    """`find()`, or its earlier result for this very function and an equal key. `find` must not
-    return tracers. Threads may call it at the same time, because no lock is held while JAX traces.
-    All of them then get the result that is stored first.
+    """`find()`, or its earlier result for this very function and an equal key.
 
-    The function is a loop, or another tuple that begins with a jaxpr. JAX traces the step of an
-    outer loop several times, and each trace asks the same of the loops inside. Without a cache, the
-    time would grow exponentially with the depth of the nest.
+    JAX traces the step of an outer loop several times, and each trace needs the same facts about
+    the loops inside. Without this cache, the time would grow exponentially with the depth of the
+    nest. The function is a loop, or another tuple that begins with a jaxpr. `find` must not return
+    tracers. Threads that call it at once, because no lock is held while JAX traces, all get the
+    result that is stored first.
     """
     jaxpr, *rest = function
     known = _KNOWN.setdefault(jaxpr, {})
@@ -251,8 +246,8 @@ def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
 
 
 def _without(jaxpr: ClosedJaxpr, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The fields of a function without its jaxpr, which is held weakly: nothing else may hold it
-    here. The fields may be functions that have the same one."""
+    """The fields of a function without its jaxpr, to which the key must hold no strong reference.
+    The fields may be functions with the same jaxpr."""
     return tuple(
         _without(jaxpr, field[1:]) if isinstance(field, tuple) and field[:1] == (jaxpr,) else field
         for field in fields

@@ -1,11 +1,10 @@
 """Whether the examples of a `jax.vmap` see each other, or differ, in a step.
 
-JAX computes most operations for each example by itself. Not so collectives over a named axis, the
-rules of `jax.custom_batching.custom_vmap` functions, which see all examples, and calls back into
-Python. There may be others: libraries define primitives of their own, and JAX adds some with every
-version. So this is a list of what is known to compute every example by itself, and an operation
-that is not on it is taken to mix examples: then every example computes it from its own values, as
-in `jax.lax`.
+JAX computes most operations for each example by itself. Exceptions are collectives over a named
+axis, rules of `jax.custom_batching.custom_vmap` functions, which see all examples, and calls back
+into Python. Libraries and new versions of JAX may add others. So we list the operations known to
+compute each example by itself, and assume that all others mix examples: every example then computes
+them from its own values, as in `jax.lax`.
 """
 
 from typing import Any
@@ -38,18 +37,17 @@ ENTERED = {
     *("closed_call", "cond", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call"),
     *("eval_jaxpr", "jit", "remat2", "scan", "while"),
 }
-"""Primitives that compute what the jaxprs among their parameters compute, or derivatives of it, and
-nothing else. So do this library's own."""
+"""Primitives that only compute their jaxpr parameters, or derivatives of these. So do our own."""
 
 OWN = "checkpointed_"
-"""How the names of this library's primitives begin."""
+"""The prefix of the names of our primitives."""
 
 DIFFERENT = {"axis_index"}
-"""Independent primitives whose result is another one for each example, even of equal operands."""
+"""Independent primitives whose results differ between examples, even for equal operands."""
 
 
 def mixes_examples(eqn: Any) -> bool:
-    """Whether an equation's results may depend on other examples than their own."""
+    """Whether an example's results of an equation may depend on other examples."""
     name = name_of(eqn)
     if name in ENTERED or name.startswith(OWN):
         return any(mixes_examples(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
@@ -57,5 +55,5 @@ def mixes_examples(eqn: Any) -> bool:
 
 
 def tells_examples_apart(jaxpr: Any) -> bool:
-    """Whether the results of a jaxpr may be different for examples of equal inputs."""
+    """Whether the results of a jaxpr may differ between examples with equal inputs."""
     return any_equation(jaxpr, lambda eqn: mixes_examples(eqn) or eqn.primitive.name in DIFFERENT)

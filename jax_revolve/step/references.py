@@ -1,13 +1,13 @@
 """Mutable references (`jax.new_ref`) that a loop reads and writes, as values of a pure loop.
 
-Steps that are recomputed would write again. So a loop gets the contents of its references, which
-are read once before it, and written back once after it. JAX transforms these reads and writes as
-any others, and nothing else in this library knows of references.
+Recomputed steps would write again. So a loop gets the contents of its references, which are read
+once before it and written back once after it. JAX transforms these reads and writes like any
+others, and nothing else in this library knows of references. A reference becomes
 
-- A reference that the loop only reads becomes a const.
-- One that it writes becomes a part of the carry.
-- One that is scanned over becomes xs and, if it is written, ys.
-- One that is made in a step disappears.
+- a const, if the loop only reads it;
+- a part of the carry, if the loop writes it;
+- xs and, if it is written, ys, if the loop scans over it;
+- nothing, if it is made in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ from jax_revolve.step.loop import Loop, pick, substitute
 
 
 class NotPure(Exception):
-    """Why a loop is not a function of arrays and of the contents of references."""
+    """Says why a loop is not a function of arrays and contents of references."""
 
 
 def run_on_contents(run_loop: Callable[..., Any], equation: Loop, operands: list[Any]) -> Any:
-    """`run_loop(equation, operands)`, with the contents of references in their places. A loop for
-    which that is impossible stays as it is, and the equation names the `obstacle`."""
+    """`run_loop(equation, operands)`, with the contents of references in their places. Where that
+    is impossible, the loop stays unchanged, and its `obstacle` says why."""
     try:
         pure, inputs, carried, written = _pure_loop(equation, operands)
     except NotPure as error:
@@ -49,8 +49,8 @@ def run_on_contents(run_loop: Callable[..., Any], equation: Loop, operands: list
 
 
 def _pure_loop(equation: Loop, operands: list[Any]) -> tuple[Loop, list[Any], list[Any], list[Any]]:
-    """The loop of the contents, its operands, and the references that it writes: of those that
-    become a part of the carry, and of those that are scanned over."""
+    """The loop of the contents, its operands, and the references that it writes: those that become
+    a part of the carry, and those that it scans over."""
     _check(equation, operands)
     num_condition, num_carry = equation.num_condition_consts, equation.num_carry
     consts, carry, xs = equation.operands(operands)
@@ -60,17 +60,17 @@ def _pure_loop(equation: Loop, operands: list[Any]) -> tuple[Loop, list[Any], li
         if condition.written:
             raise NotPure("its condition writes to a mutable reference")
 
-    # A condition and a step may use one reference: by then, it is one object.
+    # A reference that both condition and step use is one object.
     carried = [*{id(x): x for x in consts if id(x) in step.written}.values()]
     written = [x for x in xs if id(x) in step.written]
-    number = {id(x): num_carry + i for i, x in enumerate(carried)}
-    kept = [id(x) not in number for x in consts]
+    index = {id(x): num_carry + i for i, x in enumerate(carried)}
+    kept = [id(x) not in index for x in consts]
     of_condition, of_step = kept[:num_condition], kept[num_condition:]
 
     def with_carried(consts: Sequence[Any], own: list[Any], carry: list[Any]) -> list[Any]:
-        """The consts of a jaxpr and its carry, from the consts that are still consts."""
-        every = [id(x) in number and carry[number[id(x)]] for x in consts]
-        return [*substitute(every, [id(x) not in number for x in consts], own), *carry[:num_carry]]
+        """The consts and carry of the original jaxpr, from the remaining consts and the carry."""
+        every = [id(x) in index and carry[index[id(x)]] for x in consts]
+        return [*substitute(every, [id(x) not in index for x in consts], own), *carry[:num_carry]]
 
     def run_step(own: list[Any], carry: list[Any], x: list[Any]) -> list[Any]:
         results, after = step([*with_carried(consts[num_condition:], own, carry), *x])
@@ -145,7 +145,7 @@ def _check(equation: Loop, operands: Sequence[Any]) -> None:
         return _has_own_rule(eqn) and uses_references(eqn)
 
     if any_equation(equation.jaxpr, has_rule):
-        # The rule may write to them in the reverse pass, and discharging forgets it.
+        # The rule may write to them in the reverse pass, which discharging would drop.
         raise NotPure("a function in it that has a rule of its own uses mutable references")
 
 
@@ -155,8 +155,8 @@ def uses_references(eqn: Any) -> bool:
     return has_some or any(map(is_reference_effect, eqn.effects))
 
 
-# JAX discharges references once all transformations are done, and drops rules on the way. So all
-# equations that have nothing to do with references are hidden in others that JAX knows nothing of.
+# JAX discharges references after all transformations, and drops derivative rules on the way. So we
+# hide all equations without references in equations of an unknown primitive.
 
 _hidden_p = Primitive("hidden")
 _hidden_p.multiple_results = True
@@ -168,7 +168,7 @@ def _(*_: Any, hidden: Any) -> tuple[list[Any], Any]:
 
 
 def _has_own_rule(eqn: Any) -> bool:
-    """Whether it calls a function that may have rules of its own."""
+    """Whether an equation calls a function that may have rules of its own."""
     is_high = eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params)
     is_custom = name_of(eqn).startswith(("custom_jvp", "custom_vjp", "custom_vmap"))
     return is_custom or (is_high and not inner_programs(eqn))

@@ -16,9 +16,8 @@ T = TypeVar("T")
 
 
 class Steps(NamedTuple):
-    """A loop, its operands, and the leaves of its carry that a checkpoint holds (`restart`). `safe`
-    are operands with which the step of an example that is done can be computed. If the loop is
-    differentiated, its steps are the ones of `linearized`."""
+    """A loop, its operands, its restart set, and `safe` operands for examples that are done. If the
+    loop is differentiated, its steps are those of `linearized`."""
 
     loop: Loop
     restart: Mask
@@ -52,16 +51,16 @@ class Steps(NamedTuple):
         return pick(self.operands.carry, self.restart)
 
     def whole(self, restarted: list[Any]) -> list[Any]:
-        """The whole carry. Leaves that a checkpoint does not hold have arbitrary values: nothing
-        depends on them."""
+        """The whole carry. Nothing depends on leaves outside the checkpoint, so they get any
+        values."""
         return substitute(self.operands.carry, self.restart, restarted)
 
     def inputs(self, carry: list[Any], step: Any) -> Operands:
-        """The operands of the step that runs as number `step`."""
+        """The operands of step number `step`."""
         return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
     def step(self, carry: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
-        """The carry after the step that runs as number `step`, and its y."""
+        """The carry after step number `step`, and its y."""
         inputs = self.inputs(carry, step)
         if self.linearized is not None:
             flat = self.linearized.advance([*self.shared, *carry, *inputs.xs])
@@ -77,27 +76,24 @@ class Steps(NamedTuple):
         return for_loop(0, count, lambda i, x: self.step_again(x, first + i), restarted)
 
     def advance(self, span: jax.Array, restarted: list[Any]) -> tuple[jax.Array, list[Any]]:
-        """The checkpoint at step `span[1]`, from the one at `span[0]`, which becomes `span[1]`.
-
-        The numbers stay in one array, with any others behind them. On CPU, each kernel that takes
-        one of them out would last as long as a light step.
-        """
+        """The span with `span[0]` moved up to `span[1]`, and the checkpoint there, from the one at
+        `span[0]`. Further numbers in the array pass through: see `cpu` for why it is one array."""
 
         def step(state: tuple[jax.Array, list[Any]]) -> tuple[jax.Array, list[Any]]:
             span, restarted = state
-            restarted = self.step_again(restarted, number(span, 0))
+            restarted = self.step_again(restarted, element(span, 0))
             return lax.add(span, one), restarted
 
         def is_before(state: tuple[jax.Array, list[Any]]) -> jax.Array:
-            return lax.lt(number(state[0], 0), number(state[0], 1))
+            return lax.lt(element(state[0], 0), element(state[0], 1))
 
         one = np.eye(1, span.size, dtype=np.int32)[0]
         return lax.while_loop(is_before, step, (span, restarted))
 
 
 def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
-    """`lax.fori_loop`, as a while loop also where the numbers are known: as a scan it would be
-    traced again to be lowered, and count twice. XLA makes the same of both."""
+    """`lax.fori_loop`, as a while loop even for static numbers, where lax would make a scan, trace
+    it again to lower it, and count twice. XLA compiles both to the same loop."""
     if not (isinstance(start, int) and isinstance(stop, int)):
         return lax.fori_loop(start, stop, body, state)
 
@@ -109,7 +105,7 @@ def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
     return lax.while_loop(is_before, step, (np.int32(start), state))[1]
 
 
-def number(numbers: jax.Array, which: int) -> jax.Array:
-    """One of several numbers that are one array. Here and in `engine.split`, functions of `jax.lax`
-    compute with them: each operator would be traced as a function of its own."""
+def element(numbers: jax.Array, which: int) -> jax.Array:
+    """One number of an array. The code that computes with these numbers calls `jax.lax`, because
+    JAX would trace each operator as a function of its own."""
     return lax.index_in_dim(numbers, which, keepdims=False)

@@ -17,12 +17,12 @@ WRITES = ("dynamic_update_slice", "scatter", "scatter-add")
 
 
 def reads(eqn: Any, array: Any) -> bool:
-    """Whether an equation takes entries of this array, and nothing else of it."""
+    """Whether an equation reads entries of this array, and does not use it otherwise."""
     return eqn.primitive.name in READS and _is_first_alone(eqn, array)
 
 
 def writes(eqn: Any, array: Any) -> bool:
-    """Whether an equation makes this array with other entries, or with some added to."""
+    """Whether an equation returns this array with some entries replaced or added to."""
     return eqn.primitive.name in WRITES and _is_first_alone(eqn, array)
 
 
@@ -41,8 +41,8 @@ class Uses:
                 self._uses[v].append(eqn)
 
     def chain(self, array: Any, result: Any) -> list[Any]:
-        """The equations that write the result, one after the other, if they may be left out and the
-        array is used for nothing else, but that entries are read before. Otherwise none."""
+        """The equations that write from the array to the result, one after the other; none unless
+        all may be left out and the array has no other use than reads before the first."""
         chain: list[Any] = []
         while array is not result:
             writer, readers = self._writer(array)
@@ -52,9 +52,9 @@ class Uses:
             (array,) = writer.outvars
         return [] if self._uses[array] or self._results.count(array) > 1 else chain
 
-    def pairs(self) -> list[tuple[Any, list[Any]]]:
-        """Each equation that writes to an array from which others read as many entries, if that is
-        all that uses the array, with the others, if all of them can run before."""
+    def writes_with_reads(self) -> list[tuple[Any, list[Any]]]:
+        """Each equation that writes entries of an array, with the equations that read as many of
+        its entries, if the array has no other use and the reads can all run before the write."""
         found: list[tuple[Any, list[Any]]] = []
         known = {*self._closed.jaxpr.constvars, *self._closed.jaxpr.invars}
         for eqn in self._closed.jaxpr.eqns:
@@ -69,9 +69,8 @@ class Uses:
         return found
 
     def _writer(self, array: Any) -> tuple[Any, list[Any]]:
-        """The equation that writes to an array, if nothing but those that read uses it as well, and
-        those. An array that is laid out over an explicit mesh has none: the type of each of its
-        entries would tell where it is."""
+        """The equation that writes to an array, and those that read from it; `None` if the array
+        has other uses, or an explicit mesh, where the types of entries depend on the layout."""
         if explicit_mesh([array.aval]) is not None:
             return None, []
         readers = [eqn for eqn in self._uses[array] if reads(eqn, array)]
@@ -82,7 +81,7 @@ class Uses:
 
 
 def with_slices(closed: Any) -> Any:
-    """The jaxpr with functions under `jax.jit` written out, which may read or write entries."""
+    """The jaxpr with functions under `jax.jit` inlined, because they may read or write entries."""
     return inlined(closed, ("jit",))
 
 
@@ -111,11 +110,9 @@ def _is_signed(aval: Any) -> bool:
 
 
 def write_unless(left_out: Any, eqn: Any, operands: Sequence[Any]) -> Any:
-    """What an equation that writes computes or, if it is left out, the array as it was.
-
-    What is left out is written to an index that does not exist. So it has no derivative, and XLA
-    need not copy the array, as for a select between the array before and after.
-    """
+    """The result of an equation that writes or, if `left_out`, the array unchanged, by writing to
+    an index that does not exist. That has no derivative, and does not make XLA copy the array, as a
+    select between the array before and after would."""
     if eqn.primitive.name == "dynamic_update_slice":
         array, update, *starts = operands
         axes = tuple(range(array.ndim))
@@ -139,7 +136,7 @@ def write_unless(left_out: Any, eqn: Any, operands: Sequence[Any]) -> Any:
 
 
 def _inside(starts: Sequence[Any], shape: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Where a slice is written: moved so that all of it is inside the array."""
+    """The index of a slice, moved so that the whole slice is inside the array."""
     dtype = jnp.result_type(jnp.int32, *starts)
     moved = [
         lax.clamp(dtype.type(0), lax.convert_element_type(start, dtype), dtype.type(n - size))

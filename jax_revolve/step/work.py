@@ -1,8 +1,8 @@
 """An estimate of a step's time, from its jaxpr, for choosing between plans.
 
-Only ratios matter: between recomputing a step and keeping its residuals. The constants come from
-a profile, as in `schedule.cost`. Matrix products count by their operations, everything else by the
-bytes of its results; what is a kernel of its own also takes its launch.
+Only the ratio between recomputing a step and keeping its residuals matters. The constants come from
+a profile, as in `schedule.cost`. Matrix products count by their operations, other operations by the
+bytes of their results, and kernels of their own also by their launch.
 """
 
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ from jax_revolve.jaxprs.walk import function_of, inner_jaxprs
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
 
-# Each of these but the foreign ones computes every example of a `jax.vmap` by itself: `mixing`
-# stands on that.
+# All of these except the foreign ones compute each example of a `jax.vmap` by itself, as `mixing`
+# assumes.
 TRANSCENDENTAL = {
     *("acosh", "asinh", "atanh", "cbrt", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
     *("log", "log1p", "logistic", "rsqrt", "sinh", "sqrt", "tanh"),
@@ -24,7 +24,7 @@ TRANSCENDENTAL = {
 SLOW = {
     *("acos", "asin", "atan", "atan2", "cos", "digamma", "lgamma", "pow", "sin", "tan"),
 }
-"""Of these XLA makes no vector instructions for a CPU."""
+"""XLA has no vector instructions for these on a CPU."""
 CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
 FOREIGN = ("callback", "custom_call", "ffi", "pallas")
 KERNELS = {"argmax", "argmin", "gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k"}
@@ -56,8 +56,8 @@ def work_of_equations(eqns: Iterable[Any], profile: Profile) -> float:
 
 
 def is_estimated(jaxpr: ClosedJaxpr) -> bool:
-    """Whether `work_of` can estimate the jaxpr: it has no loop of unknown length, and no program
-    that is not JAX's own."""
+    """Whether `work_of` can estimate the jaxpr: it has no loop of unknown length and no foreign
+    program."""
     return all(
         eqn.primitive.name != "while"
         and not any(word in eqn.primitive.name for word in FOREIGN)

@@ -1,7 +1,7 @@
 """Buffers: arrays with a leading axis of slots or steps, read and written one entry at a time.
 
-A buffer in the host's memory is written from the device and read back to the device, where all
-computation is.
+All computation is on the device: a buffer in the host's memory is written from there and read back
+to there.
 """
 
 from functools import partial
@@ -47,7 +47,7 @@ def _write(buffer: Any, value: Any, index: Any) -> Any:
 
 
 def _first(buffer: Any, index: Any) -> list[Any]:
-    """Where an entry begins. No index is negative: for one that may be, JAX adds the length."""
+    """Where an entry begins. No index is negative, so JAX need not check and add the length."""
     zero = 0 if isinstance(index, int) else index.dtype.type(0)
     return [index, *[zero] * (buffer.ndim - 1)]
 
@@ -55,9 +55,9 @@ def _first(buffer: Any, index: Any) -> list[Any]:
 def _at(function: Any, axis: int = 0) -> Any:
     """`function(buffer, *value, index, axis)`, to be called with the index first.
 
-    JAX batches a slice at an index as a gather, and its update as a scatter. Both compute with the
-    index in the memory of the buffer, which may be the host's. Here the index is the same for all
-    examples, so a slice of a batched buffer is a slice, one axis further to the right.
+    JAX batches a slice at an index as a gather, and its update as a scatter, which both need the
+    index in the memory of the buffer, which may be the host's. Here all examples have the same
+    index, so a slice of a batched buffer remains a slice, one axis further to the right.
     """
 
     @custom_vmap
@@ -76,7 +76,7 @@ def _at(function: Any, axis: int = 0) -> Any:
 
 
 def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:
-    """The buffer of such values along this axis, laid out as they are over an explicit mesh."""
+    """The buffer, laid out over an explicit mesh like its entries along this axis."""
     mesh, spec = explicit_mesh([jax.typeof(value)]), jax.typeof(value).sharding.spec
     parts = spec.partitions
     wanted = spec.update(partitions=(*parts[:axis], None, *parts[axis:]))
@@ -86,5 +86,5 @@ def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:
 
 
 def for_all(axis_size: int, value: Any, is_batched: bool) -> Any:
-    """The value of each example, one after the other."""
+    """The value with a leading axis of examples."""
     return value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))

@@ -1,9 +1,8 @@
 """Checkpoints as files: written whole or not at all, and read only by the process that wrote them.
 
-The name of a file is its *ticket*, in a folder of the process: two random 32-bit numbers, and the
-checksum of what it holds. So a process never takes the files of another process for its own, such
-as files of an earlier run that was killed. A file is written under another name and renamed when it
-is complete.
+A file is named by its *ticket*, in a folder of the process: two random 32-bit numbers, and the
+checksum of its content. So a process never mistakes another process's files, such as those of a
+killed run, for its own. A file is written under another name and renamed when complete.
 
 Nothing here uses JAX: compiled programs call these functions (`stores`).
 """
@@ -30,8 +29,8 @@ _folders: set[Path] = set()
 
 
 def check_directory(directory: str | os.PathLike[str]) -> None:
-    """Refuse a directory that does not exist, or in which no folder can be made. To ask for the
-    permission is not enough: the file system may be read-only."""
+    """Refuse a directory that does not exist, or in which we cannot make a folder. Checking the
+    permission is not enough, because the file system may be read-only."""
     path = Path(directory)
     if not path.is_dir():
         raise FileNotFoundError(
@@ -50,8 +49,8 @@ def check_directory(directory: str | os.PathLike[str]) -> None:
 def write_file(directory: str | os.PathLike[str], arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Write the arrays to a new file. Returns its ticket."""
     content, checksum = bytes_of(arrays), 0
-    for piece in content:
-        checksum = zlib.crc32(piece, checksum)
+    for chunk in content:
+        checksum = zlib.crc32(chunk, checksum)
     ticket = np.array([secrets.randbits(32), secrets.randbits(32), checksum], np.uint32)
     path = _path(directory, ticket)
     if not path.parent.exists():
@@ -67,7 +66,7 @@ def bytes_of(arrays: Iterable[np.ndarray]) -> list[memoryview]:
 
 
 def arrays_of(content: bytes, like: Iterable[tuple[Sequence[int], np.dtype]]) -> list[np.ndarray]:
-    """The arrays of these shapes and dtypes whose `bytes_of` are these, one after the other."""
+    """The arrays of these shapes and dtypes whose concatenated `bytes_of` are the content."""
     arrays, at = [], 0
     for shape, dtype in like:
         arrays.append(np.ndarray(tuple(shape), dtype, content, at))
@@ -140,7 +139,7 @@ def _path(directory: str | os.PathLike[str], ticket: Any) -> Path:
 
 
 def _folder() -> str:
-    """A process's own: a forked process has another number."""
+    """The process's own folder. A forked process has another number, and so another folder."""
     return f"jax_revolve-{_PROGRAM}-{os.getpid()}"
 
 
@@ -148,5 +147,5 @@ def _folder() -> str:
 def _remove_folders() -> None:
     """Remove files that were never read, such as an unused gradient's checkpoints."""
     for folder in _folders:
-        if folder.name == _folder():  # rather than the process's that this one was forked from
+        if folder.name == _folder():  # not a folder of the process that forked this one
             shutil.rmtree(folder, ignore_errors=True)

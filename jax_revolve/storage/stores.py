@@ -1,14 +1,14 @@
 """Checkpoints in a storage: in the host's memory, or in files.
 
 The buffers have one entry for each checkpoint: the carry itself in the host's memory, or the ticket
-of its file (`files`) and the counters in the carry, which are no larger than a ticket. What is read
-from a file is another value for each example of a batch, as far as JAX knows, and an index that is
-one is no index for an array on an explicit mesh.
+of its file (`files`). Counters in the carry, which are no larger than a ticket, stay in the
+buffers, because JAX treats values from a file as different for each example of a batch, and such a
+value cannot index an array on an explicit mesh.
 
-Files are written and read by `jax.pure_callback`. To the program, a write is a pure function from a
-carry to a ticket. XLA may move it, omit it if the ticket is not needed, or run it twice, without
-harm. If files were named by position instead, two sweeps that XLA runs at the same time, or a batch
-of them, would overwrite each other's files.
+`jax.pure_callback` writes and reads files. To the program, a write is a pure function from a carry
+to a ticket. XLA may move it, omit it if the ticket is unused, or run it twice. If files were named
+by position, sweeps that XLA runs at the same time, or a batch of them, would overwrite each other's
+files.
 """
 
 from collections.abc import Callable, Iterable
@@ -32,8 +32,8 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     """Empty buffers for `count` carries like this one."""
     if isinstance(storage, Disk):
         axes = frozenset[str]().union(*(varying_axes(jax.typeof(x)) for x in carry))
-        # XLA takes two random numbers for different ones. Otherwise, it would merge two writes of
-        # the same carry, and one sweep would remove the file that the other still has to read.
+        # A random number, so that XLA does not merge two writes of the same carry: one sweep would
+        # remove the file that the other still has to read.
         zero = lax.rng_uniform(np.float32(0), np.float32(1), ()).astype(jnp.uint32)
         unused = _on_mesh_of(carry, vary(jnp.full((count, files.TICKET), zero), axes))
         counters = [jnp.broadcast_to(x, (count,)) for x in filter(_is_counter, carry)]
@@ -41,26 +41,26 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
     return [typed_as_on_host(jnp.broadcast_to(x, (count, *x.shape))) for x in carry]
 
 
-def put(storage: Storage, stores: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
-    """Store a carry as number `store`."""
+def put(storage: Storage, buffers: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
+    """Write a carry as number `store`."""
     if not isinstance(storage, Disk):
-        return write(stores, carry, store)
+        return write(buffers, carry, store)
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
     write_files = _call(partial(_write_files, storage.directory), [type_])
     parts = _parts(carry, map(jax.typeof, carry))
-    unused = read(stores[: len(parts)], store)
+    unused = read(buffers[: len(parts)], store)
     tickets = [write_files(*map(data_of, [t, *p]))[0] for t, p in zip(unused, parts, strict=True)]
     tickets = [_on_mesh_of(carry, ticket) for ticket in tickets]
-    return write(stores, [*tickets, *filter(_is_counter, carry)], store)
+    return write(buffers, [*tickets, *filter(_is_counter, carry)], store)
 
 
 def get(
-    storage: Storage, stores: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
+    storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
 ) -> list[Any]:
-    """Carry number `store`, which has these types. It may be removed if this read `is_last`."""
+    """Read carry number `store`, of these types, which may be removed if this read `is_last`."""
     if not isinstance(storage, Disk):
-        return read(stores, store)
-    parts, stored = _parts(types, types), read(stores, store)
+        return read(buffers, store)
+    parts, stored = _parts(types, types), read(buffers, store)
     tickets, counters = stored[: len(parts)], stored[len(parts) :]
     carry: list[Any] = []
     for ticket, part in zip(tickets, parts, strict=True):
@@ -73,9 +73,9 @@ def get(
 
 
 def _parts(leaves: list[Any], types: Iterable[Any]) -> list[list[Any]]:
-    """What goes to one file each: all leaves but counters. On an explicit mesh it is each leaf:
-    XLA of jax 0.12 runs a callback with several results, which are sharded afterwards, on every
-    device, although JAX asks for one, and the first of them would remove the file."""
+    """The leaves in each file: one file for all leaves except counters; on an explicit mesh, one
+    for each. There, jax 0.12 runs a callback with several results on every device, although it asks
+    for one, and the first call would remove the file."""
     in_files = [x for x in leaves if not _is_counter(x)]
     return [in_files] if explicit_mesh(types) is None else [[x] for x in in_files]
 
@@ -102,7 +102,7 @@ def _call(function: Callable[..., Any], like: list[Any]) -> Any:
         all_batched = map(partial(for_all, axis_size), operands, batched)
         of_all = [jax.ShapeDtypeStruct((axis_size, *t.shape), t.dtype) for t in like]
         results = _call(function, of_all)(*all_batched)
-        # What is batched lies on the mesh as the batch does.
+        # Lay out the results over the mesh as the batch is.
         batch = jax.typeof(operands[batched.index(True)])
         if (mesh := explicit_mesh([batch])) is not None:
             layout = jax.NamedSharding(mesh, jax.P(batch.sharding.spec[0]))
@@ -113,7 +113,7 @@ def _call(function: Callable[..., Any], like: list[Any]) -> Any:
 
 
 def _write_files(directory: Any, unused: Any, *carry: Any) -> list[np.ndarray]:
-    """The tickets of a batch of carries, in place of so many unused ones."""
+    """Write a batch of carries. Returns their tickets, in place of as many unused ones."""
     leaves, batch = list(map(np.asarray, carry)), np.shape(unused)[:-1]
     examples = ([leaf[at] for leaf in leaves] for at in np.ndindex(batch))
     tickets = [files.write_file(directory, example) for example in examples]

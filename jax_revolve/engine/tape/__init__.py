@@ -1,7 +1,6 @@
-"""The tape: what is kept of a step until it is transposed.
+"""The tape: the residuals of steps, kept until the steps are transposed.
 
-- `tape`: what is known of a taped step before it runs, how the steps of a block are taped, and how
-  they are pulled back from their tape.
-- `cut`: the fewest bytes from which the residuals of a step can be computed again.
-- `weight_gradients`: cotangents of weights, added up over a block by one matrix product.
+- `tape`: taping the steps of a block, and pulling cotangents back through them.
+- `cut`: the fewest bytes from which the residuals of a step can be recomputed.
+- `weight_gradients`: the cotangents of weights, summed over a block by one matrix product.
 """

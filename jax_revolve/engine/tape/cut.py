@@ -1,18 +1,22 @@
-"""The fewest bytes from which the residuals of a step can be computed again: a minimum cut.
+"""The fewest bytes from which the residuals of a step can be recomputed: a minimum cut.
 
-JAX keeps what its linearization of a step asks for: of a `tanh` its result and a function of that,
-of a gate of a recurrent network three versions. Most of these values follow from fewer ones by
-cheap operations. Which values to keep is a minimum cut of the graph of the step's equations:
+JAX keeps more than it needs: both the result of a `tanh` and a function of it, and three versions
+of a gate in a recurrent network. Cheap operations recompute most residuals from fewer values. In
+`y = sin(w @ x)`, u = w @ x is kept, and the reverse sweep recomputes cos(u):
+
+    x --dot--> u --sin--> y
+               | --cos--> residual
+
+Which values to keep is a minimum cut of the graph of the step's equations:
 
 - The sources are the carry, and the results of operations that never run again: products,
-  convolutions, loops, sorts, linear algebra, random bits, scatters, whatever is not known here, and
-  what a user marked to be kept (`jax.ad_checkpoint.checkpoint_name`, and what a policy of
-  `jax.checkpoint` saves).
+  convolutions, loops, sorts, linear algebra, random bits, scatters, unknown primitives, and values
+  that the user marked (`jax.ad_checkpoint.checkpoint_name`, policies of `jax.checkpoint`).
 - The sinks are the residuals.
-- A value that is kept costs its bytes. Slices of the xs, and values that are the same for every
-  step, can be had without being kept.
+- A kept value costs its bytes. Slices of the xs, and values that are the same for every step, are
+  free.
 
-Of several such cuts it is the one closest to the residuals, from which the least is computed again.
+Among several minimum cuts, we take the one closest to the residuals, which recomputes the least.
 
 Source: L. R. Ford and D. R. Fulkerson, "Maximal flow through a network", Canadian Journal of
 Mathematics 8, 1956. The partitioner of PyTorch's AOTAutograd is a minimum cut, too.
@@ -35,20 +39,20 @@ CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
 """Operations that may run again."""
 
 LARGEST = 2**30
-"""The most that capacities add up to: they are 32-bit integers."""
+"""The largest sum of the capacities, which SciPy holds in 32-bit integers."""
 
 SOURCE, SINK = 0, 1
 """Nodes of the graph."""
 
 
 class Cut(NamedTuple):
-    """The values that are `kept` of a step; those that are the `same` for every step; the equations
-    that compute the residuals from these and the xs; and their work in nanoseconds, beyond a
-    step's that keeps all residuals."""
+    """The `kept` values of a step; values that are the `same` for every step; the equations that
+    recompute the residuals from these and the xs; and the work in nanoseconds that this adds to a
+    step, compared with keeping all residuals."""
 
     kept: list[Variable]
     same: list[Variable]
-    again: list[Any]
+    recomputed: list[Any]
     work: float
 
     @property
@@ -57,13 +61,13 @@ class Cut(NamedTuple):
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether what runs again is arithmetic, one element at a time."""
-        return all(eqn.primitive.name in ELEMENTWISE for eqn in self.again)
+        """Whether only elementwise arithmetic is recomputed."""
+        return all(eqn.primitive.name in ELEMENTWISE for eqn in self.recomputed)
 
 
 def best_cut(step: Linearized, profile: Profile) -> Cut:
-    """The cut that takes the least time, if a byte that is kept counts as `saved_byte`."""
-    choices = [uncut(step), *(fewest_bytes(step, again) for again in (CHEAPEST, CHEAP))]
+    """The fastest cut, where each kept byte costs `saved_byte` nanoseconds."""
+    choices = [uncut(step), *(fewest_bytes(step, cheap) for cheap in (CHEAPEST, CHEAP))]
     cuts = [cut_at(step, kept, profile) for kept in choices]
     return min(cuts, key=lambda cut: cut.work + profile.saved_byte * cut.bytes)
 
@@ -76,26 +80,26 @@ def uncut(step: Linearized) -> list[Variable]:
 
 def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
     jaxpr, varying = step.closed.jaxpr, step.varying
-    again = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
-    again = [eqn for eqn in again if not varying.isdisjoint(eqn.outvars)]
-    used = variables([*step.residuals, *(v for eqn in again for v in eqn.invars)])
+    recomputed = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
+    recomputed = [eqn for eqn in recomputed if not varying.isdisjoint(eqn.outvars)]
+    used = variables([*step.residuals, *(v for eqn in recomputed for v in eqn.invars)])
     same = {v for v in used if v not in varying}.difference([*jaxpr.constvars, *step.shared])
 
     def work_to(outputs: Sequence[Any]) -> float:
         eqns = between(jaxpr, jaxpr.invars, [*step.results, *outputs])
         return work_of_equations(eqns, profile)
 
-    more = work_to(kept) - work_to(step.residuals) + work_of_equations(again, profile)
-    return Cut(kept, step.in_order(same), again, more)
+    more = work_to(kept) - work_to(step.residuals) + work_of_equations(recomputed, profile)
+    return Cut(kept, step.in_order(same), recomputed, more)
 
 
-def fewest_bytes(step: Linearized, again: Collection[str] = CHEAP) -> list[Variable]:
-    """The variables of least total bytes from which, and from the xs and what is the same for every
-    step, the residuals can be computed by the operations `again` alone."""
+def fewest_bytes(step: Linearized, cheap: Collection[str] = CHEAP) -> list[Variable]:
+    """The fewest bytes of variables from which the operations `cheap` recompute the residuals,
+    given the xs and the values that are the same for every step."""
     varying = step.varying.difference(step.x)
     residuals = varying.intersection(variables(step.residuals))
-    needed = _needed(step.closed.jaxpr, residuals, varying, again)
-    nodes = {v: 2 * number + 2 for number, v in enumerate(needed)}
+    needed = _needed(step.closed.jaxpr, residuals, varying, cheap)
+    nodes = {v: 2 * i + 2 for i, v in enumerate(needed)}
     unlimited = [(nodes[v] + 1, SINK) for v in residuals]
     for v, operands in needed.items():
         sources = [SOURCE] if operands is None else [nodes[u] + 1 for u in operands]
@@ -106,10 +110,10 @@ def fewest_bytes(step: Linearized, again: Collection[str] = CHEAP) -> list[Varia
 
 
 def _needed(
-    jaxpr: Any, residuals: Collection[Variable], varying: set[Variable], again: Collection[str]
+    jaxpr: Any, residuals: Collection[Variable], varying: set[Variable], cheap: Collection[str]
 ) -> dict[Variable, set[Variable] | None]:
-    """What residuals are computed from, each with the operands of its equation that are kept or
-    computed; `None` if it can only be kept."""
+    """The variables that the residuals are computed from, each with the varying operands of its
+    equation; `None` for a variable that must be kept."""
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     found: dict[Variable, set[Variable] | None] = {}
     rest = list(residuals)
@@ -118,7 +122,7 @@ def _needed(
         if v in found:
             continue
         eqn = makers.get(v)
-        if eqn is None or eqn.effects or eqn.primitive.name not in again:
+        if eqn is None or eqn.effects or eqn.primitive.name not in cheap:
             found[v] = None
         else:
             operands = found[v] = varying.intersection(variables(eqn.invars))

@@ -1,8 +1,14 @@
 """The tape of a block of consecutive steps, kept until they are transposed.
 
-A tape stores for each step the fewest bytes from which its residuals can be computed again by cheap
-operations: see `cut`. Slices of the xs are read again from the xs. A value that depends on neither
-carry nor xs, such as a weight or its cosine, is the same for every step.
+    for i in range(block_size):                      # tape_steps
+        carry, y, tape[i] = run(carry, xs[i])
+    for i in reversed(range(block_size)):            # Pullback.through_block
+        residuals = recompute(tape[i], xs[i])
+        cotangents = transposed(residuals, cotangents)
+
+A tape stores for each step the fewest bytes from which cheap operations recompute its residuals:
+see `cut`. Slices are read again from the xs, and a value that depends on neither carry nor xs, such
+as a weight or its cosine, is computed once for all steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +34,7 @@ from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
 
 _Pieces = tuple[Operands, Buffers]
-"""The cotangents, and what is kept of a piece's steps for products of weights."""
+"""The cotangents, and the factors of weight gradients, kept for the steps of a piece."""
 
 
 def taped_step(step: Linearized) -> "TapedStep":
@@ -39,23 +45,23 @@ def taped_step(step: Linearized) -> "TapedStep":
 
 
 def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
-    """The sizes that a plan is chosen by, found by tracing one step."""
+    """The sizes by which a plan is chosen, from one trace of the step."""
     profile, taped = profile_in_force(), taped_step(step)
     cut = taped.cut
-    # The whole step may have no reverse mode: a part may have it, and `jax.linearize` works.
+    # `jax.linearize` works even if the step has no reverse mode, and a part of it may have one.
     weights = taped.weight_gradients if taped.is_transposable else None
     carry, by_jax = list(map(jax.typeof, operands.carry)), uncut(step)
     computed = [] if cut.is_elementwise else set(by_jax).difference(cut.kept)  # not merged by XLA
-    again = bytes_of(v.aval for v in computed)
-    start = set(step.carry).difference(by_jax)  # it is there anyway
+    recomputed = bytes_of(v.aval for v in computed)
+    start = set(step.carry).difference(by_jax)  # the carry exists anyway
     sizes = Sizes(
         checkpoint=bytes_of(pick(carry, step.restart)),
         residuals=cut.bytes,
-        alone=bytes_of(v.aval for v in cut.kept if v not in start) + again,
+        alone=bytes_of(v.aval for v in cut.kept if v not in start) + recomputed,
         carry=bytes_of(carry),
         weights=bytes_of(weights.weights) if weights else 0,
         work=work_of(loop.jaxpr, profile),
-        again=again,
+        again=recomputed,
         again_work=cut_at(step, cut.kept, profile).work,
         uncut=bytes_of(v.aval for v in by_jax),
         profile=profile,
@@ -66,7 +72,7 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
         return sizes
     return sizes._replace(
         residuals=0,
-        # Also the exact carries at both ends of the block, and the one in between.
+        # Also count the exact carries at both ends of the block.
         again=sizes.alone + 2 * sizes.checkpoint,
         again_work=work_of(loop.inverse, profile),
         factors=0,
@@ -76,7 +82,7 @@ def sizes_of(loop: Loop, step: Linearized, operands: Operands) -> Sizes:
 
 
 class TapedStep:
-    """A step, the cut of its residuals, and how it is pulled back: known before it runs."""
+    """A step, the cut of its residuals and its pullback, all found by tracing."""
 
     def __init__(self, step: Linearized, cut: Cut) -> None:
         self.step, self.cut = step, cut
@@ -86,15 +92,15 @@ class TapedStep:
         return _buffers([v.aval for v in self.cut.kept], block_size)
 
     def run(self, steps: Steps, inputs: Operands) -> tuple[list[Any], list[Any], list[Any]]:
-        """One step of these: carry and y, and the residuals that are stored."""
+        """Run one step. Returns the carry, y and the values to tape."""
         flat = self._run([*steps.shared, *inputs.carry, *inputs.xs])
         count = len(self.step.results)
         return *steps.loop.results(flat[:count]), flat[count:]
 
-    def record(
+    def tape_steps(
         self, steps: Steps, tape: Buffers, restarted: list[Any], start: Any, count: Any
     ) -> Buffers:
-        """The tape of `count` steps from the checkpoint at `start`, written over another tape."""
+        """Tape `count` steps from the checkpoint at `start`, over another tape."""
 
         def step(i: jax.Array, state: tuple[list[Any], Buffers]) -> tuple[list[Any], Buffers]:
             restarted, tape = state
@@ -106,12 +112,12 @@ class TapedStep:
 
     @cached_property
     def _run(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """A step's results, and what is kept of it, from what all steps share, the carry and x."""
+        """A step's results and kept values, from what all steps share, the carry and x."""
         return with_outputs(self.step.closed, [*self.step.results, *self.cut.kept])
 
     @cached_property
     def residuals(self) -> Callable[[Sequence[Any]], list[Any]]:
-        """The residuals, from what all steps share, what is kept, the x, and `cut.same`."""
+        """The residuals, from what all steps share, the kept values, x and `cut.same`."""
         inputs = [*self.step.shared, *self.cut.kept, *self.step.x, *self.cut.same]
         return part_of(self.step.closed, inputs, self.step.residuals)
 
@@ -124,8 +130,7 @@ class TapedStep:
 
     @cached_property
     def is_transposable(self) -> bool:
-        """Whether JAX transposes the step. If not, the reverse sweep raises JAX's error, which is
-        not kept here."""
+        """Whether JAX can transpose the step. If not, the reverse sweep raises JAX's error."""
         try:
             _ = self._pullback
         except (ValueError, NotImplementedError):  # a while loop; a primitive without the rule
@@ -150,8 +155,8 @@ class TapedStep:
 
 
 class Pullback:
-    """How the steps of a loop are transposed from their tape, given the cotangents of the ys.
-    `before_step(step)` is called before a step is transposed."""
+    """Transposes taped steps, given the cotangents of the ys. Calls `before_step(step)` before each
+    step."""
 
     def __init__(
         self,
@@ -164,20 +169,19 @@ class Pullback:
         self._step, self._steps, self._size = step, steps, block_size
         self._ct_ys, self._before_step = ct_ys, before_step
         self._weights = weights = step.weight_gradients
-        # In a step that is taped alone, cotangents of weights are added up at once.
+        # In a block of one step, nothing is deferred.
         self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
         self._same, self._fixed = step.of_all_steps(steps.shared)
 
-    def of_block(
+    def through_block(
         self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
     ) -> Operands:
-        """The cotangents before the `count` taped steps from `start` on, from those after them, by
-        this `loop`.
+        """Pull cotangents back through the `count` taped steps from `start` on, with this `loop`.
 
-        The block is pulled back in pieces: what is kept for products of weights is kept for a piece
-        only. The first one may be shorter, and is then pulled back by itself if `count` is known,
-        so that all loops have a static length. The buffers have entries of further steps, which
-        count nothing, because what is kept of them is zero."""
+        The block is pulled back in pieces, so that the factors of weight gradients are kept for one
+        piece only. The last piece may be shorter. If `count` is static, it is pulled back first, by
+        itself, so that all loops have a static length. Entries of the buffers beyond a shorter
+        piece contribute nothing, because their factors are zero."""
         weights, size = self._weights, self._size
         piece, is_known = weights.piece(size), isinstance(count, int)
 
@@ -188,7 +192,7 @@ class Pullback:
             def pull_back_step(i: jax.Array, state: _Pieces) -> _Pieces:
                 gradient, kept = state
                 entry = first + length - 1 - i
-                gradient, new = self.of_step(read(taped, entry), start + entry, gradient)
+                gradient, new = self.through_step(read(taped, entry), start + entry, gradient)
                 return gradient, write(kept, new, entry - base)
 
             gradient, kept = loop(0, length, pull_back_step, state)
@@ -212,16 +216,16 @@ class Pullback:
 
         return turns(loop, pieces, pull_back_next, state)[0]
 
-    def of_step(
+    def through_step(
         self, taped: list[Any], step: Any, gradient: Operands
     ) -> tuple[Operands, list[Any]]:
-        """The cotangents before a step, from those after it and what is taped of it; and what is
-        kept for the end of the piece."""
+        """Pull cotangents back through a taped step. Also returns the factors to keep until the end
+        of the piece."""
         self._before_step(step)
         steps, at = self._steps, self._steps.loop.entry(step)
         inputs = [*steps.shared, *taped, *read(steps.operands.xs, at), *self._same]
-        # XLA computes what it merges with several uses once for each: arithmetic may be merged,
-        # other operations not.
+        # XLA recomputes what it fuses into several kernels in each of them. That is cheap for
+        # arithmetic only, so other operations get a branch of their own.
         run = lambda: self._step.residuals(inputs)  # noqa: E731
         residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))

@@ -1,14 +1,16 @@
-"""Cotangents of weights, added up over several steps by one matrix product.
+"""Cotangents of weights, summed over several steps by one matrix product.
 
-A step that multiplies by a weight adds the product of an input and a cotangent to the weight's
-cotangent. Step by step, these are many thin products, and each reads and writes a whole weight.
-Over a piece of a block they become one large product, of the inputs of all its steps with the
-cotangents of all its steps: sum_i a_i^T b_i contracts over i as well.
+Each step contributes a_i^T b_i to a weight's gradient, the product of an input and a cotangent. One
+by one, these products are thin, and each reads and writes a whole weight. Over a piece of a block,
+they are one large product:
 
-So the pullback of a step is traced. Where a weight's cotangent is a product of two arrays that vary
-from step to step, perhaps followed by linear operations that do not, both arrays are kept for each
-step, and multiplied at the end of the piece. That is done for large weights, if the arrays take at
-most half as many bytes as the weight. Otherwise the products are not thin.
+    for i in reversed(piece): keep a_i and b_i             # the factors
+    ct_weight += concatenate(a)^T @ concatenate(b)         # sum_i a_i^T b_i contracts over i, too
+
+So we trace the pullback of a step. Where a weight's cotangent is a product of two arrays that vary
+from step to step, perhaps followed by linear operations that do not vary, we keep both factors. We
+do this for large weights whose factors take at most half as many bytes as the weight; otherwise the
+products are not thin.
 """
 
 from collections.abc import Sequence
@@ -25,11 +27,11 @@ Variable = Any
 """A variable of a jaxpr."""
 
 LEAST_WEIGHT = 2**17
-"""In bytes. Smaller weights stay in the cache from step to step, where adding to them costs less
-than keeping the factors."""
+"""In bytes. Smaller weights stay in the cache, where adding to them costs less than keeping the
+factors."""
 
 MOST_KEPT = 0.5
-"""The most bytes that are kept for each step, as a share of the weight's."""
+"""The most bytes of factors for each step, as a share of the weight's bytes."""
 
 LINEAR_IN_ALL = {"add", "add_any", "concatenate"}
 LINEAR = {
@@ -49,9 +51,9 @@ class WeightGradients:
         stored: Sequence[int | None],
         num_consts: int,
     ) -> None:
-        """`pullback` is a step's. `varies` tells which of its inputs vary from step to step,
-        and `stored` the buffer of each input that has one. The first `num_consts` outputs are the
-        cotangents of consts."""
+        """`varies` flags the inputs of a step's `pullback` that vary from step to step, and
+        `stored` is the index of each input's buffer, or `None`. The first `num_consts` outputs are
+        the cotangents of consts."""
         jaxpr = pullback.jaxpr
         self._pullback = pullback
         self._consts, self._others = jaxpr.outvars[:num_consts], jaxpr.outvars[num_consts:]
@@ -61,7 +63,7 @@ class WeightGradients:
         self._factors = self._find_factors()
         self._kept: list[Variable] = []
         self.deferred = tuple(map(self._defer, self._consts))
-        """Which cotangents of consts are left to the end of a piece."""
+        """Which cotangents of consts wait for the end of a piece."""
 
     @property
     def types(self) -> list[AbstractValue]:
@@ -69,11 +71,11 @@ class WeightGradients:
 
     @property
     def weights(self) -> list[AbstractValue]:
-        """The types of the cotangents that are left to the end of a piece."""
+        """The types of the deferred cotangents."""
         return [v.aval for v in pick(self._consts, self.deferred)]
 
     def piece(self, block_size: int) -> int:
-        """The number of steps whose cotangents are one product."""
+        """The number of steps whose weight gradients are one product."""
         return piece(block_size, STEPS_IN_A_PRODUCT) if self._kept else block_size
 
     def of_step(
@@ -86,8 +88,8 @@ class WeightGradients:
         return results[: len(now)], results[len(now) :]
 
     def of_piece(self, stored: list[Any], kept: list[Any], fixed: list[Any]) -> list[Any]:
-        """The deferred cotangents, from buffers with an entry for each step, and the inputs that do
-        not vary. What is kept of steps that do not count must be zero."""
+        """The deferred cotangents, from the tape and the factors of a piece, and the inputs that do
+        not vary. Factors of entries without a step must be zero."""
         jaxpr: Any = self._pullback.jaxpr
         cotangents = pick(self._consts, self.deferred)
         values = {v: stored[i] for v, i in self._stored.items()}
@@ -103,7 +105,7 @@ class WeightGradients:
         return part_of(self._pullback, [*made, *inputs], cotangents)([*made.values(), *fixed])
 
     def _defer(self, cotangent: Variable) -> bool:
-        """Whether a cotangent is left to the end of a piece. If so, its factors are kept."""
+        """Whether to defer a cotangent to the end of a piece. If so, its factors are kept."""
         factors = None if is_literal(cotangent) else self._factors.get(cotangent)
         if factors is None:
             return False
@@ -115,8 +117,8 @@ class WeightGradients:
         return True
 
     def _find_factors(self) -> dict[Variable, list[Variable]]:
-        """The variables that are sums of products, each with the operands of its products. Each
-        equation is looked at once: there may be many ways from a cotangent to a product."""
+        """The variables that are sums of products, each with the operands of its products. One
+        pass, because the number of paths from a cotangent to its products can be exponential."""
         found: dict[Variable, list[Variable]] = {}
         eqns: list[Any] = self._pullback.jaxpr.eqns
         for eqn in eqns:
@@ -132,8 +134,8 @@ class WeightGradients:
             if name == "pad":  # with anything but zeros it adds to each product
                 is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
             if is_sum or is_linear:
-                parts = [found.get(v) for v in pick(eqn.invars, varying)]
-                if None not in parts:
-                    factors = dict.fromkeys(x for part in parts if part for x in part)
+                operands_of = [found.get(v) for v in pick(eqn.invars, varying)]
+                if None not in operands_of:
+                    factors = dict.fromkeys(x for each in operands_of if each for x in each)
                     found[eqn.outvars[0]] = list(factors)
         return found
