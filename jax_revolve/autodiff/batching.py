@@ -98,7 +98,7 @@ def mapped(
     wanted: Callable[[Vmap], Sequence[Any]] | None = None,
 ) -> Run:
     """`run`, mapped over these axes, the innermost first. For each axis, `more` gives the batch
-    axes of further operands, and `wanted` those of the results. By default, results that do not
+    axes of further operands, and `wanted` gives the results'. By default, results that do not
     depend on the example have none."""
 
     def over(vmap: Vmap, run: Run, *operands: Any) -> Sequence[Any]:

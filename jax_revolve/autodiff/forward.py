@@ -20,7 +20,7 @@ from jax import lax
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import as_array, instantiate, with_weak_type
-from jax_revolve.autodiff.batching import Vmap, mapped, within
+from jax_revolve.autodiff.batching import mapped, within
 from jax_revolve.autodiff.derivatives import Active, Flat
 from jax_revolve.autodiff.reverse import pull_back_loop
 from jax_revolve.autodiff.sweeps import (
@@ -31,12 +31,12 @@ from jax_revolve.autodiff.sweeps import (
     in_checkpoints,
     loop_p,
     rerun,
+    run_plain_loop,
     sweep_primal_half,
     with_progress,
 )
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
-from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Saved
 from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import paired
@@ -95,8 +95,7 @@ def _run_example(sweep: Sweep, *operands: Any) -> Flat:
 
 
 def _keys(*operands: Any, function: Sweep) -> Flat:
-    run = lambda *operands: run_plain(function.loop, function.loop.operands(operands))  # noqa: E731
-    return mapped(run, function.vmaps)(*operands)
+    return mapped(partial(run_plain_loop, function=function.loop), function.vmaps)(*operands)
 
 
 def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Sweep]:
@@ -155,7 +154,9 @@ def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mas
         ys=tuple(pick(sweep.ys, ys)),
         output_types=tuple(pick(sweep.output_types, kept_results)),
         vmaps=tuple(
-            Vmap(v.axis, tuple(pick(v.dims, operands)), tuple(pick(v.dims_out, kept_results)))
+            v._replace(
+                dims=tuple(pick(v.dims, operands)), dims_out=tuple(pick(v.dims_out, kept_results))
+            )
             for v in sweep.vmaps
         ),
     )

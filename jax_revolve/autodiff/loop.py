@@ -24,7 +24,7 @@ from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vma
 from jax_revolve.autodiff.derivatives import Flat, Rules, function_primitive
 from jax_revolve.autodiff.forward import run_forward_sweep
 from jax_revolve.autodiff.reverse import pull_back_loop
-from jax_revolve.autodiff.sweeps import Sweep, loop_p, with_progress
+from jax_revolve.autodiff.sweeps import Sweep, loop_p, run_plain_loop, with_progress
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import has_rule_of_user
@@ -95,10 +95,6 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     return run_around_loop(lambda: fun(bare), run)
 
 
-def _run_plain_loop(*operands: Any, function: Loop) -> Flat:
-    return run_plain(function, function.operands(operands))
-
-
 def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
     def run(loop: Loop, *operands: Any) -> Flat:
         inputs = loop.operands(operands)
@@ -109,7 +105,7 @@ def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
     def batch_loop(*operands: Any) -> Batched:
         if function.condition is not None and function.body_effects:
             # Let lax raise its error for effects that it refuses under a batched condition.
-            as_lax = partial(_run_plain_loop, function=function._replace(progress=None))
+            as_lax = partial(run_plain_loop, function=function._replace(progress=None))
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
 
         def run_and_look(*flat: Any) -> Flat:
@@ -165,7 +161,7 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
         for run, inputs, flags, out in zip(runs, inputs, flags, ([*carry, *ys], carry), strict=True)
     ]
     dims, dims_out = [*axes([*consts, *carry]), *axes(xs, 1)], [*axes(carry), *axes(ys, 1)]
-    run_all = vmap_over(axis, partial(_run_plain_loop, function=loop), dims, dims_out)
+    run_all = vmap_over(axis, partial(run_plain_loop, function=loop), dims, dims_out)
     batched = loop._replace(
         jaxpr=both[0],
         inverse=both[1],
@@ -246,7 +242,7 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
 function_primitive(
     loop_p,
     Rules(
-        run=_run_plain_loop,
+        run=run_plain_loop,
         batch=_batching,
         activity=find_activity,
         jvp=_jvp,
@@ -258,7 +254,7 @@ function_primitive(
         prune=prune_loop,
         prune_jvp=prune_jvp,
         known=known_part,
-        keys=_run_plain_loop,
+        keys=run_plain_loop,
         interpret=_interpret_loop,
     ),
 )

@@ -52,6 +52,7 @@ from jax_revolve._compat.primitives import Primitive, declare
 from jax_revolve._compat.values import as_array
 from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
+from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Saved
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.storage import Disk
@@ -210,6 +211,10 @@ def in_checkpoints(change: Callable[..., list[Any]], saved: Saved, *others: Save
     return saved._replace(**{name: change(name, *part) for name, part in parts.items()})
 
 
+def run_plain_loop(*operands: Any, function: Loop) -> Flat:
+    return run_plain(function, function.operands(operands))
+
+
 def rerun(loop: Loop) -> Loop:
     """The loop of a sweep, to be run and differentiated again."""
     return with_progress(loop.run_again(), when_run_again)
@@ -236,8 +241,8 @@ def define_sweep(
     **rules: Any,
 ) -> None:
     """Define a primitive of sweeps. For one example, `of_example(sweep, *operands)` returns its
-    results, and `jvp_of_example(sweep, active, *operands, *tangents)` also those of the active
-    results' tangents."""
+    results, and `jvp_of_example(sweep, active, *operands, *tangents)` also the tangents of the
+    active results."""
 
     def run(*flat: Any, function: Sweep) -> Flat:
         return mapped(partial(of_example, function), function.vmaps)(*map(as_array, flat))

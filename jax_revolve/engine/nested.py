@@ -1,7 +1,7 @@
 """The nested engine: the reverse sweep as a scan inside a scan, both under `jax.checkpoint`.
 
 It is ordinary JAX, made of the two halves of a linearized step, and JAX differentiates it. So its
-higher derivatives are correct where those of the slots engine are not: in steps with derivative
+higher derivatives are correct where the slots engine's are not: in steps with derivative
 rules that need not be derivatives, or a derivative without reverse mode (`autodiff.sweeps`). Its
 memory grows as the square root of the length:
 
@@ -62,7 +62,7 @@ _Inputs = tuple[list[Any], list[Any], jax.Array]
 """What differs from step to step: xs, the cotangents of the ys, and the step's number."""
 
 _Gradient = tuple[list[Any], list[Any]]
-"""The cotangents of the carry, and those of the consts, summed over the steps so far."""
+"""The cotangents of the carry, and of the consts, summed over the steps so far."""
 
 
 def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
@@ -139,7 +139,7 @@ class _Nest:
     def pull_back_block(
         self, gradient: _Gradient, of_block: tuple[list[Any], _Inputs]
     ) -> tuple[_Gradient, list[Any]]:
-        """The cotangents before a block and those of its xs, from the cotangents after it, the
+        """The cotangents before a block and of its xs, from the cotangents after it, the
         carry before it and its inputs."""
 
         @checkpoint

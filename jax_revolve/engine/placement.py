@@ -38,7 +38,7 @@ _POSITION, _SLOT = range(2)
 
 
 class Stack(NamedTuple):
-    """The positions held, in order, as `rows`: each with its slot, inverted (`~slot`) if the
+    """The stored positions, in order, as `rows`: each with its slot, inverted (`~slot`) if the
     position was a landmark when it was stored. `seen` is the next window. `numbers` are:
 
     - `step` and `stop`: the step to run next, and the one before which to store next;

@@ -1,5 +1,5 @@
 """The time that operations, loops and bytes take on a kind of device: the constants of the cost
-model. A profile is a small JSON file; those of the platforms are beside this one. Only ratios
+model. A profile is a small JSON file; each platform's is beside this one. Only ratios
 matter for the choice of a plan."""
 
 import json

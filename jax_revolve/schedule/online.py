@@ -1,14 +1,14 @@
 """Where a loop of unknown length stores checkpoints as it runs, in exact integers.
 
-    held = [0]
+    stored = [0]
     while the loop runs:
-        if the step is next_store(held):
+        if the step is next_store(stored):
             if all slots are taken: drop one                    # `dropped`
-            held.append(the step)
+            stored.append(the step)
 
-The reverse sweep knows the length n of the loop, and is optimal for the positions that are held:
+The reverse sweep knows the length n of the loop, and is optimal for the positions that are stored:
 the steps between two neighboring checkpoints, a *gap*, are reversed as a loop of their own, with
-all slots except those of earlier checkpoints. Since the value of the loop is needed first, the
+all slots that earlier checkpoints leave. Since the value of the loop is needed first, the
 optimum is n + t(n + 1, s) evaluations. It is met if there is one q, the *level* of the loop, such
 that each gap i is between beta(s - i, q - 1) and beta(s - i, q) steps long.
 
@@ -89,19 +89,19 @@ def dropped(positions: Sequence[int], checkpoints: int, position: int) -> int:
 
 
 def store(positions: Sequence[int], checkpoints: int, position: int) -> list[int]:
-    """The positions held after a checkpoint is stored at `position`."""
-    held = list(positions)
-    if len(held) == checkpoints:
-        del held[dropped(positions, checkpoints, position)]
-    return [*held, position]
+    """The stored positions after a checkpoint is stored at `position`."""
+    stored = list(positions)
+    if len(stored) == checkpoints:
+        del stored[dropped(positions, checkpoints, position)]
+    return [*stored, position]
 
 
 def positions_held(steps: int, checkpoints: int) -> list[int]:
-    """The positions held when a loop stops after `steps` steps. Nothing is stored at its end."""
-    held = [0]
-    while (position := next_store(held, checkpoints)) < steps:
-        held = store(held, checkpoints, position)
-    return held
+    """The stored positions when a loop stops after `steps` steps. Nothing is stored at its end."""
+    stored = [0]
+    while (position := next_store(stored, checkpoints)) < steps:
+        stored = store(stored, checkpoints, position)
+    return stored
 
 
 def evaluations(steps: int, checkpoints: int) -> int:

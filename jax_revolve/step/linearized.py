@@ -390,5 +390,5 @@ def add(total: list[Any], more: list[Any]) -> list[Any]:
 
 
 def of_init(ct_carry: list[Any], activity: Activity) -> list[Any]:
-    """The cotangents of differentiated initial carries, from those of all active carries."""
+    """The cotangents of differentiated initial carries, among all active carries'."""
     return pick(ct_carry, pick(activity.init, activity.carry))

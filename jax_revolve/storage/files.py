@@ -1,8 +1,8 @@
 """Checkpoints as files: written whole or not at all, and read only by the process that wrote them.
 
 A file is named by its *ticket*, in a folder of the process: two random 32-bit numbers, and the
-checksum of its content. So a process never mistakes another process's files, such as those of a
-killed run, for its own. A file is written under another name and renamed when complete.
+checksum of its content. So a process never mistakes another process's files, such as a killed
+run's, for its own. A file is written under another name and renamed when complete.
 
 Nothing here uses JAX: compiled programs call these functions (`stores`).
 """

@@ -331,26 +331,34 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
         _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
 
 
-@pytest.mark.parametrize("closed_over", [False, True])
+@pytest.mark.parametrize("where", ["step", "closure", "jit", "cond", "scan"])
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 2}], ids=str)
-def test_functions_whose_mesh_has_other_axes(closed_over: bool, options: dict[str, Any]) -> None:
+def test_functions_whose_mesh_has_other_axes(where: str, options: dict[str, Any]) -> None:
     """They were refused, as was one that closes over a value without a mesh."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     auto_axes: Any = partial(jax.sharding.auto_axes, out_sharding=P())
 
     def product(p: Any, u: Any) -> Any:
-        if closed_over:
+        if where == "closure":
             return auto_axes(lambda u: jnp.sin(u) * p * u)(u)
-        return auto_axes(lambda p, u: jnp.sin(u) * p * u)(p, u)
+        inside = auto_axes(lambda p, u: jnp.sin(u) * p * u)
+        if where == "jit":
+            return jax.jit(inside)(p, u)
+        if where == "cond":
+            return lax.cond(u > 0, inside, lambda p, u: jax.reshard(p * u, P()), p, u)
+        if where == "scan":
+            return lax.scan(lambda u, _: (inside(p, u), None), u, length=2)[0]
+        return inside(p, u)
 
     def derivatives(scan: Any) -> Any:
         def run(p: Any) -> Any:
             return scan(lambda u, _: (product(p, jnp.cos(u)), u * u), 2.0, length=5)[0]
 
-        # Reverse mode over reverse mode is an error in lax.
-        orders = run, jax.grad(run), jax.jacfwd(jax.grad(run))
+        # Errors in lax: reverse mode over reverse mode, and second derivatives of a scan inside.
+        orders = [run, jax.grad(run), jax.jacfwd(jax.grad(run))][: 2 if where == "scan" else 3]
         return [jax.jit(order)(1.5) for order in orders]
 
     with jax.set_mesh(mesh):
         ours = derivatives(partial(checkpointed_scan, **options))
-        np.testing.assert_allclose(ours, derivatives(lax.scan))
+        rtol = 1e-6 if where == "cond" else 1e-7
+        np.testing.assert_allclose(ours, derivatives(lax.scan), rtol=rtol)
