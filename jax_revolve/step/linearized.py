@@ -309,24 +309,18 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
     Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the traced step.
     """
-    num_results, first = len(loop.output_types), loop.num_condition_consts
+    num_results, inverse = len(loop.output_types), loop.inverse
     residuals = [True] * (len(closed.out_avals) - num_results)
-    needed = [False] * loop.num_carry
     no_ys = [False] * (num_results - loop.num_carry)
-    record = no_ys
-    if loop.condition is not None:
-        needed = needed_by(loop.condition, [True])[first:]
-    while True:
+
+    def reads(needed: Sequence[bool]) -> list[bool]:
         # `closed` has no derivative rules, so dead-code elimination sees into every function.
         read = needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:][: loop.num_carry]
-        grown = union(needed, read)
-        if grown == needed and loop.inverse is not None:
-            read = needed_by(loop.inverse, needed)
-            grown = union(needed, loop.operands([*[False] * first, *read]).carry)
-            record = read[len(read) - len(no_ys) :]
-        if grown == needed:
-            return tuple(needed), tuple(record)
-        needed = grown
+        return read if inverse is None else union(read, _of_carry(loop, needed_by(inverse, needed)))
+
+    needed = _least_set(loop, [False] * loop.num_carry, reads)
+    record = no_ys if inverse is None else needed_by(inverse, needed)[len(loop.jaxpr.in_avals) :]
+    return tuple(needed), tuple(record)
 
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
@@ -363,14 +357,27 @@ def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:
 def live_carry(loop: Loop, carry: Sequence[bool], ys: Sequence[bool]) -> list[bool]:
     """The leaves of the carry on which these leaves and ys, and the condition, depend after any
     number of steps."""
-    first, needed = loop.num_condition_consts, list(carry)
+    return _least_set(
+        loop, carry, lambda needed: _of_carry(loop, needed_by(loop.jaxpr, [*needed, *ys]))
+    )
+
+
+def _least_set(
+    loop: Loop, carry: Sequence[bool], reads: Callable[[Sequence[bool]], Sequence[bool]]
+) -> list[bool]:
+    """The least set of leaves of the carry with these leaves, all leaves that the condition reads,
+    and, for the set itself after a step, all that it `reads` before the step."""
+    needed = list(carry)
     if loop.condition is not None:
-        needed = union(needed, needed_by(loop.condition, [True])[first:])
-    while True:
-        used = needed_by(loop.jaxpr, [*needed, *ys])
-        if (grown := union(needed, loop.operands([*[False] * first, *used]).carry)) == needed:
-            return needed
+        needed = union(needed, needed_by(loop.condition, [True])[loop.num_condition_consts :])
+    while (grown := union(needed, reads(needed))) != needed:
         needed = grown
+    return needed
+
+
+def _of_carry(loop: Loop, used: Sequence[bool]) -> list[bool]:
+    """The carry's flags, of flags for the inputs of the step."""
+    return loop.operands([*[False] * loop.num_condition_consts, *used]).carry
 
 
 def union(a: Sequence[bool], b: Sequence[bool]) -> list[bool]:
