@@ -7,7 +7,6 @@ from jax_revolve.programs.explain import Explanation as Explanation
 from jax_revolve.programs.find import FoundLoop as FoundLoop
 from jax_revolve.programs.fit import Fitted as Fitted
 from jax_revolve.progress.meters import ProgressMeter as ProgressMeter
-from jax_revolve.progress.meters import TextMeter as TextMeter
 from jax_revolve.progress.meters import TqdmMeter as TqdmMeter
 from jax_revolve.schedule import actions as actions
 from jax_revolve.schedule.arguments import Memory as Memory

@@ -32,7 +32,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.interpreters import remat3
-from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve.jaxprs.evaluate import kept_whole
 from jax_revolve.jaxprs.parts import with_outputs
 from jax_revolve.step.examples import any_example
@@ -103,8 +102,7 @@ class _Nest:
         """`given` marks the ys with cotangents."""
         self._steps, self._linearized, self._given = steps, linearized, given
         self._loop, code = steps.loop, linearized.code
-        self._count = len(linearized.results)
-        self._results = with_outputs(code, code.jaxpr.outvars[: self._count])
+        self._results = with_outputs(code, code.jaxpr.outvars[: len(linearized.results)])
 
     def _unless_over(self, carry: list[Any], run: Callable[[], T], otherwise: T) -> T:
         """`run()`, unless the loop is over before this carry."""
@@ -159,15 +157,12 @@ class _Nest:
         @checkpoint
         def pull_back(gradient: _Gradient, carry: list[Any], inputs: _Inputs) -> Any:
             x, ct_ys, number = inputs
-            (ct_carry, ct_consts), linearized = gradient, self._linearized
+            ct_carry, ct_consts = gradient
 
             def run() -> tuple[_Gradient, list[Any]]:
-                flat = call_jaxpr(linearized.code)(*self._steps.shared, *carry, *x)
-                cts = Cotangents(ct_carry, spread(ct_ys, self._given)).filled(linearized.types)
-                flat = call_jaxpr(linearized.transposed)(*flat[self._count :], *cts)
-                first, last = len(ct_consts), len(ct_consts) + len(ct_carry)
-                before = flat[first:last], add(ct_consts, flat[:first])
-                return before, flat[last:]
+                cts = Cotangents(ct_carry, spread(ct_ys, self._given))
+                found = self._linearized.pull_back([*self._steps.shared, *carry, *x], cts)
+                return (found.carry, add(ct_consts, found.consts)), found.xs
 
             return self._unless_over(carry, self._in_branch(number, run), (gradient, []))
 

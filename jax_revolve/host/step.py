@@ -7,7 +7,6 @@ from typing import Any
 import jax
 
 from jax_revolve._compat.callbacks import PythonCall, python_calls
-from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import laid_out_as
 from jax_revolve.host.arrays import Values, sharding_of
 from jax_revolve.host.identity import digest
@@ -57,12 +56,9 @@ class CompiledStep:
         # The ys are in the host's memory, so their cotangents are on no mesh.
         laid_out = [None if ct is None else laid_out_as(ct, aval) for ct, aval in pairs]
         consts, carry, x = inputs
-        step, cotangents = self._linearized, Cotangents(ct_carry, laid_out)
-        flat = call_jaxpr(step.code)(*consts, *consts, *carry, *carry, *x)
-        residuals, cts = flat[len(step.results) :], cotangents.filled(step.types)
-        flat = call_jaxpr(step.transposed)(*residuals, *cts)
-        first, last = len(ct_consts), len(ct_consts) + len(ct_carry)
-        return add(ct_consts, flat[:first]), flat[first:last], flat[last:]
+        inputs_of_code = [*consts, *consts, *carry, *carry, *x]
+        found = self._linearized.pull_back(inputs_of_code, Cotangents(ct_carry, laid_out))
+        return add(ct_consts, found.consts), found.carry, found.xs
 
 
 def _cotangent_types(types: Iterable[Any], shardings: Values, active: Mask) -> Values:

@@ -1,12 +1,10 @@
 """Progress meters: the values of `progress=`."""
 
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cache
 from itertools import count
 from threading import Lock
@@ -93,8 +91,11 @@ def listener_of(progress: object) -> Listener | None:
 def _default_meter() -> ProgressMeter:
     try:
         return TqdmMeter()
-    except ImportError:
-        return TextMeter()
+    except ImportError as error:
+        raise ImportError(
+            "progress must be False or a ProgressMeter where tqdm is not installed, but is True. "
+            "Install it with pip install tqdm."
+        ) from error
 
 
 def tqdm_bars() -> Any:
@@ -141,64 +142,6 @@ class TqdmMeter(ProgressMeter):
 
     def close(self, bar: Any) -> None:
         bar.close()
-
-
-@dataclass
-class _Line:
-    """A bar in plain text."""
-
-    name: str
-    total: int | None
-    started: float
-    steps: int = 0
-    shown: float = 0.0
-    note: str = ""
-
-    def text(self) -> str:
-        seconds = time.monotonic() - self.started
-        rate = self.steps / seconds if seconds > 0 else 0.0
-        done, left = f"{self.steps} steps", ""
-        if self.total is not None:
-            share = 100 * self.steps // self.total if self.total else 100
-            done = f"{share}% {self.steps}/{self.total}"
-            left = f"<{_clock((self.total - self.steps) / rate) if rate else '?'}"
-        return f"{self.name}: {done} [{_clock(seconds)}{left}, {rate:.1f} steps/s{self.note}]"
-
-
-class TextMeter(ProgressMeter):
-    """Lines on the standard error stream: one for each bar; in a log, one every ten seconds."""
-
-    def __init__(self) -> None:
-        self._open: list[_Line] = []
-        self._width = 0
-
-    def start(self, name: str, total: int | None) -> Any:
-        self._open.append(_Line(name, total, time.monotonic()))
-        return self._open[-1]
-
-    def update(self, bar: Any, steps: int) -> None:
-        bar.steps = steps
-        now, in_place = time.monotonic(), sys.stderr.isatty()
-        if bar is self._open[-1] and now - max(bar.shown, bar.started) >= (0.1 if in_place else 10):
-            bar.shown = now
-            self._write(bar.text(), "" if in_place else "\n")
-
-    def note(self, bar: Any, text: str) -> None:
-        bar.note = f", {text}"
-
-    def close(self, bar: Any) -> None:
-        self._open.remove(bar)
-        self._write(bar.text(), "\n")
-
-    def _write(self, text: str, end: str) -> None:
-        if sys.stderr.isatty():
-            text = "\r" + text.ljust(self._width)
-            self._width = 0 if end else len(text) - 1
-        print(text, end=end, file=sys.stderr, flush=True)
-
-
-def _clock(seconds: float) -> timedelta:
-    return timedelta(seconds=int(seconds))
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import inf, isqrt
 from typing import Any
 
 from jax_revolve.schedule import binomial, cost
@@ -48,8 +48,9 @@ class Request:
     time within `memory` bytes on the device.
 
     If `memory` is `None`, the budget has room for `checkpoints` carries and the residuals of one
-    step. If it `is_fixed`, the checkpoints and the block size are given, and only the number of
-    checkpoints in the storage is open.
+    step; for a plan that advances no step more than once, for `2 * sqrt(length)` carries, as many
+    as nested scans take. If it `is_fixed`, the checkpoints and the block size are given, and only
+    the number of checkpoints in the storage is open.
     """
 
     length: int
@@ -76,12 +77,18 @@ class Request:
         if self.is_fixed:
             assert storage is not None
             return TwoLevelPlan(self.length, self.checkpoints, k, storage).without_empty_storage
+        ample = 0
         if memory is None:
-            memory = cost.memory(Plan(self.length, self.checkpoints), sizes)
+            memory, most = (
+                cost.memory(Plan(self.length, count), sizes)
+                for count in (self.checkpoints, max(isqrt(4 * self.length), 1))
+            )
+            ample = 0 if self.is_while or storage else most
         how = {"block_size": self.block_size, "is_while": self.is_while}
         if sizes.is_walked_back and self.block_size is None:
             return _walked_back(self.length, sizes, memory, self.checkpoints)
-        return quickest(self.length, sizes, memory, storage=storage, **how).without_empty_storage
+        plan = quickest(self.length, sizes, memory, storage=storage, ample=ample, **how)
+        return plan.without_empty_storage
 
 
 @lru_cache(maxsize=1024)
@@ -93,10 +100,14 @@ def quickest(
     block_size: int | None = None,
     is_while: bool = False,
     storage: Storage | None = None,
+    ample: int = 0,
 ) -> AnyPlan:
-    """The plan with the least predicted time within `memory` bytes, with as many further
-    checkpoints in the storage as pay off."""
+    """The plan with the least predicted time within `memory` bytes, or within `ample` bytes if it
+    stores every block, with as many further checkpoints in the storage as pay off."""
     plans: list[Any] = _fitting(length, sizes, memory, block_size, is_while)
+    if ample > memory:
+        larger = _fitting(length, sizes, ample, block_size, is_while)
+        plans += [plan for plan in larger if plan.stores_every_block(is_while=is_while)]
     tie = TIE if storage is None else 1
     if storage is not None:
         both = ((p.length, p.checkpoints, p.block_size, storage) for p in plans if not p.levels)

@@ -235,6 +235,14 @@ class Linearized:
             made = primal_half(made, [*residuals, *(True for _ in self.types)])
         return made
 
+    def pull_back(self, inputs: Sequence[Any], cotangents: Cotangents) -> Operands:
+        """The cotangents of the active consts, carry and x of a step, from the inputs of `code`."""
+        residuals = call_jaxpr(self.code)(*inputs)[len(self.results) :]
+        flat = call_jaxpr(self.transposed)(*residuals, *cotangents.filled(self.types))
+        first = sum(self.activity.consts)
+        last = first + sum(self.activity.carry)
+        return Operands(flat[:first], flat[first:last], flat[last:])
+
 
 def linearized(
     loop: Loop,

@@ -331,8 +331,8 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
         _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
 
 
-@pytest.mark.parametrize("where", ["step", "closure", "jit", "cond", "scan"])
-@pytest.mark.parametrize("options", [{}, {"checkpoints": 2}], ids=str)
+@pytest.mark.parametrize("where", ["step", "closure", "jit", "cond", "scan", "rule"])
+@pytest.mark.parametrize("options", [{"block_size": 2}, {"checkpoints": 2}], ids=str)
 def test_functions_whose_mesh_has_other_axes(where: str, options: dict[str, Any]) -> None:
     """They were refused, as was one that closes over a value without a mesh."""
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
@@ -344,6 +344,10 @@ def test_functions_whose_mesh_has_other_axes(where: str, options: dict[str, Any]
         inside = auto_axes(lambda p, u: jnp.sin(u) * p * u)
         if where == "jit":
             return jax.jit(inside)(p, u)
+        if where == "rule":
+            ruled = jax.custom_jvp(inside)
+            ruled.defjvp(lambda primals, dots: jax.jvp(inside, primals, dots))
+            return ruled(p, u)
         if where == "cond":
             return lax.cond(u > 0, inside, lambda p, u: jax.reshard(p * u, P()), p, u)
         if where == "scan":
