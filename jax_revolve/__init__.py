@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jax_revolve.schedule.storage import Disk as Disk
     from jax_revolve.schedule.storage import HostMemory as HostMemory
 
-__version__ = "0.1.0"
+__version__ = "0.4.0"
 
 _MODULES = {
     "host_scan": "host.scan",
