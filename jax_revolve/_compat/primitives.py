@@ -34,6 +34,7 @@ def new_primitive(
     known: "Prune | None" = None,
     keys: Callable[..., Sequence[Any]] | None = None,
     interpret: Callable[..., Any] = lambda run, params: run(params),
+    has_dead_code: bool = True,
 ) -> Primitive:
     """A primitive with several results, new or declared before, from Python functions in place of
     JAX's registries.
@@ -44,7 +45,8 @@ def new_primitive(
     `prune(used, **params)` returns which results to compute, given which are used, from which
     operands, with which parameters, and perhaps another primitive. `known(given, **params)` returns
     the same for the results that depend on given operands alone. `split` is for a primitive that is
-    linear in its last operands. `keys` and `interpret` are `keys` and `around` of a `Program`.
+    linear in its last operands. `keys` and `interpret` are `keys` and `around` of a `Program`. An
+    implementation that `has_dead_code` computes values that nothing uses, which are not lowered.
     """
 
     implementation, batch = map(without_key_checks, (implementation, batch))
@@ -67,6 +69,8 @@ def new_primitive(
 
     @without_key_checks
     def lowered(*operands: Any, **params: Any) -> Sequence[Any]:
+        if not has_dead_code:
+            return implementation(*operands, **params)
         # Remove dead code as `jax.jit` does: an unused value may not even have a lowering.
         traced = jax.make_jaxpr(partial(implementation, **params))(*operands)
         used, given = ([True] * len(ts) for ts in (traced.out_avals, operands))

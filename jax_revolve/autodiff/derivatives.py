@@ -57,7 +57,8 @@ class Active(NamedTuple):
 
 class Rules(NamedTuple):
     """The rules of a function primitive. `run` is its implementation; `batch`, `prune`, `known`,
-    `keys` and `interpret` are as in `new_primitive`, and `prune_jvp` is the jvp primitive's."""
+    `keys`, `interpret` and `has_dead_code` are as in `new_primitive`, and `prune_jvp` is the jvp
+    primitive's."""
 
     run: Callable[..., Flat]
     batch: Callable[..., Batched]
@@ -83,6 +84,7 @@ class Rules(NamedTuple):
     known: Prune | None = None
     keys: Callable[..., Flat] | None = None
     interpret: Callable[..., Any] = lambda run, params: run(params)
+    has_dead_code: bool = True
 
 
 def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
@@ -97,6 +99,7 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         known=rules.known,
         keys=rules.keys,
         interpret=rules.interpret,
+        has_dead_code=rules.has_dead_code,
     )
     if rules.linearize is None:
         rules = rules._replace(linearize=partial(_save_nothing, rules, primitive))

@@ -38,6 +38,7 @@ from jax_revolve.autodiff.sweeps import (
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Saved
+from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import paired
 from jax_revolve.step.linearized import Activity, find_activity, live_carry
@@ -75,7 +76,7 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
 
     def trace() -> tuple[ClosedJaxpr, Any]:
         traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
-        return traced, jax.tree.structure(shape[1])
+        return without_dead_code(traced), jax.tree.structure(shape[1])
 
     return once(sweep.untraced, ("forward sweep", *map(jax.typeof, operands)), trace)
 
@@ -86,12 +87,16 @@ def _run_example(sweep: Sweep, *operands: Any) -> Flat:
     # Linearizing the step again changes its residuals. A reverse sweep that is linearized again
     # tapes those itself. This tape is for one that is not, so it has the original residuals.
     bare = sweep.without_tape()
-    results = _run_example(bare, *operands)
-    saved = bare.unflatten(results[len(results) - bare.num_saved :])
-    steps = sweep._replace(later=()).steps(operands, rerun=True)
-    tape = tape_the_last_block(steps, plan_of(sweep.loop), saved)
-    kept = results[: len(results) - bare.num_saved]
-    return [*kept, *jax.tree.leaves(saved._replace(tape=tape))]
+
+    def run(*operands: Any) -> Flat:
+        results = _run_example(bare, *operands)
+        saved = bare.unflatten(results[len(results) - bare.num_saved :])
+        steps = sweep._replace(later=()).steps(operands, rerun=True)
+        tape = tape_the_last_block(steps, plan_of(sweep.loop), saved)
+        kept = results[: len(results) - bare.num_saved]
+        return [*kept, *jax.tree.leaves(saved._replace(tape=tape))]
+
+    return call_jaxpr(without_dead_code(jax.make_jaxpr(run)(*operands)))(*operands)
 
 
 def _keys(*operands: Any, function: Sweep) -> Flat:

@@ -28,6 +28,7 @@ from jax_revolve.autodiff.sweeps import Sweep, loop_p, run_plain_loop, with_prog
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import has_rule_of_user
+from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_equations
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.two_level import AnyPlan
@@ -157,7 +158,7 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
         ]
         moved, carry = [*own, *init, *own_xs], grown
     both = [
-        jax.make_jaxpr(vmap_over(axis, run, axes(flags), axes(out)))(*inputs)
+        without_dead_code(jax.make_jaxpr(vmap_over(axis, run, axes(flags), axes(out)))(*inputs))
         for run, inputs, flags, out in zip(runs, inputs, flags, ([*carry, *ys], carry), strict=True)
     ]
     dims, dims_out = [*axes([*consts, *carry]), *axes(xs, 1)], [*axes(carry), *axes(ys, 1)]
@@ -256,5 +257,6 @@ function_primitive(
         known=known_part,
         keys=run_plain_loop,
         interpret=_interpret_loop,
+        has_dead_code=False,  # no loop has any: see `Loop.with_plan`
     ),
 )

@@ -46,6 +46,7 @@ from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import taped_step
+from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.linearized import (
     Activity,
@@ -109,7 +110,8 @@ def _run_example(sweep: Sweep, *flat: Any) -> Flat:
         return list(map(with_weak_type, result, types))
 
     key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
-    return call_jaxpr(once(sweep.untraced, key, lambda: jax.make_jaxpr(run)(*flat)))(*flat)
+    trace = lambda: without_dead_code(jax.make_jaxpr(run)(*flat))  # noqa: E731
+    return call_jaxpr(once(sweep.untraced, key, trace))(*flat)
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:

@@ -271,5 +271,6 @@ def define_sweep(
         )
         return run_all(*flat)
 
-    same = {"primal_half": sweep_primal_half, "with_progress": with_progress}
-    function_primitive(primitive, Rules(run=run, batch=batch, jvp=jvp, **same, **rules))
+    rules |= {"primal_half": sweep_primal_half, "with_progress": with_progress}
+    rules["has_dead_code"] = False  # `of_example` has none
+    function_primitive(primitive, Rules(run=run, batch=batch, jvp=jvp, **rules))
