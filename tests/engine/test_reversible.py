@@ -24,6 +24,7 @@ from jax_revolve import (
     inverse_drift,
     plan,
 )
+from jax_revolve.typing import ProgressMeter
 
 N = 12
 quick = pytest.mark.usefixtures("compile_quickly")
@@ -253,7 +254,7 @@ def test_checkpoints_anywhere(tmp_path: Any) -> None:
         {"storage": Disk(tmp_path, transfer=1.0), "checkpoints": 1, "block_size": 2},
         {"memory": "1MB"},
         {"memory": "1MB", "block_size": 2},
-        {"progress": True},
+        {"progress": ProgressMeter()},
     ):
         assert_close(jax.grad(partial(damped, checkpointed_scan, **how))(x), wanted)
 
