@@ -15,67 +15,28 @@ from benchmarks.report.table import Table, over
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender, Inputs, Workload, sum_of_squares
+from benchmarks.workloads.inverses import (
+    System,
+    couplings,
+    henon_heiles,
+    staggered_wave,
+    wave,
+)
 from jax_revolve import checkpointed_scan
 
 Step = Callable[..., Any]
-"""`step(parameters, carry, x)`, and `back(parameters, carry, x)` for its inverse."""
 
 
-def workload(
-    family: str, length: int, size: str, step: Step, back: Step, active: Inputs
-) -> Workload:
+def workload(family: str, size: str, length: int, system: System) -> Workload:
     """The gradient with respect to all inputs: "parameters", "init" and perhaps "xs"."""
+    step = lambda p, carry, x: (system.step(p, carry, x), None)  # noqa: E731
 
     def loss(loop: Any, active: Inputs, _: Inputs) -> jax.Array:
-        parts = (active["parameters"], active["init"], active.get("xs"))
-        return sum_of_squares(loop(step, back, *parts, length)[0])
+        parts = (active["parameters"], active["init"], active["xs"])
+        return sum_of_squares(loop(step, system.back, *parts, length)[0])
 
+    active = {"parameters": system.parameters, "init": system.init, "xs": system.xs}
     return Workload(family, f"n = {length}", size, length, loss, active, {})
-
-
-def wave(length: int, width: int) -> Workload:
-    """Leapfrog steps of a wave in two dimensions, whose speed depends on the place."""
-
-    def change(c: Any, u: Any) -> Any:
-        return c * (sum(jnp.roll(u, shift, axis) for shift in (1, -1) for axis in (0, 1)) - 4 * u)
-
-    def step(c: Any, carry: Any, _: Any) -> Any:
-        u, before = carry
-        return (2 * u - before + change(c, u), u), None
-
-    def back(c: Any, carry: Any, _: Any) -> Any:
-        after, u = carry
-        return u, 2 * u - after + change(c, u)
-
-    i = jnp.arange(width, dtype=jnp.float32)
-    bump = jnp.exp(-0.02 * ((i[:, None] - width / 2) ** 2 + (i - width / 3) ** 2))
-    active = {"parameters": jnp.full((width, width), 0.2), "init": (bump, bump)}
-    return workload("wave", length, f"{width} x {width}", step, back, active)
-
-
-def couplings(length: int, batch: int, width: int, *, are_tied: bool) -> Workload:
-    """A reversible residual network, whose layers have the same weights or weights of their own."""
-
-    def change(w: Any, x: Any) -> Any:
-        return jnp.tanh(x @ w[0]) @ w[1]
-
-    def step(tied: Any, carry: Any, own: Any) -> Any:
-        (a, b), w = carry, tied if are_tied else own
-        a = a + 0.1 * change(w[0], b)
-        return (a, b + 0.1 * change(w[1], a)), None
-
-    def back(tied: Any, carry: Any, own: Any) -> Any:
-        (a, b), w = carry, tied if are_tied else own
-        b = b - 0.1 * change(w[1], a)
-        return a - 0.1 * change(w[0], b), b
-
-    shape = (2, 2, width, width) if are_tied else (length, 2, 2, width, width)
-    weights = jax.random.normal(jax.random.key(0), shape) / width**0.5
-    init = tuple(jax.random.normal(jax.random.key(key), (batch, width)) for key in (1, 2))
-    active = {"parameters": weights if are_tied else None, "init": init}
-    active |= {} if are_tied else {"xs": weights}
-    family = f"couplings, {'tied' if are_tied else 'own'} weights"
-    return workload(family, length, f"batch {batch}, width {width}", step, back, active)
 
 
 def _scan(scan: Any, step: Step, back: Step, p: Any, init: Any, xs: Any, length: int) -> Any:
@@ -135,20 +96,28 @@ def ours(checkpoints: int | None) -> list[Contender]:
     ]
 
 
+def workloads(quick: bool) -> Iterator[Workload]:
+    n, width, batch = (4, 4, 2) if quick else (1000, 100, 16)
+    networks, layers = (4, 4) if quick else (128, 100)
+    for length in (n, 10 * n):
+        yield workload("wave", f"{width} x {width}", length, wave(width))
+    yield workload("staggered wave", f"{width} x {width}", n, staggered_wave(width))
+    yield workload("Hénon-Heiles", f"{n} stars", n, henon_heiles(n))
+    size = f"batch {batch}, width {networks}"
+    yield workload("couplings, own weights", size, layers, couplings(batch, networks, layers))
+    yield workload("couplings, tied weights", size, n, couplings(batch, networks))
+
+
 def comparisons(quick: bool) -> Iterator[Comparison]:
-    if quick:
-        workloads = [wave(8, 6), couplings(4, 2, 4, are_tied=False)]
-    else:
-        workloads = [
-            *(wave(1000, 100), wave(10_000, 100)),
-            *(couplings(100, 16, 128, are_tied=False), couplings(1000, 16, 128, are_tied=True)),
-        ]
-    for each in workloads:
-        others = map(plain, (LAX_SCAN, REMAT, nested(squarest(each.length), True)))
-        contenders = [*others, *ours(None), *ours(2 if quick else 20), BY_HAND]
-        yield Comparison(each, "gradient", contenders)
-    contenders = [plain(LAX_SCAN), *ours(None)]
-    yield Comparison(workloads[0], "hvp", contenders)
+    """Of second order for loops of up to a thousand steps. What is written by hand has no forward
+    mode, and so no Hessian-vector products."""
+    few, many = (1, 2) if quick else (5, 20)
+    for each in workloads(quick):
+        others = [*map(plain, (LAX_SCAN, REMAT, nested(squarest(each.length), True)))]
+        with_loops = [*others, *ours(None), *ours(many), *ours(few)]
+        yield Comparison(each, "gradient", [*with_loops, BY_HAND])
+        if each.length <= 1000:
+            yield Comparison(each, "hvp", with_loops)
 
 
 TABLES = {
