@@ -53,6 +53,8 @@ class Active(NamedTuple):
 
     operands: Mask
     results: Mask
+    values: Mask | None = None
+    """Which results are used beside the tangents; `None` for all."""
 
 
 class Rules(NamedTuple):

@@ -139,7 +139,7 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         _tangent(x, dot) if is_active else dot
         for x, dot, is_active in zip(primals, along, active_operands, strict=True)
     ]
-    both = None if sweep.has_rule else _pairs_of(sweep, primals, along)
+    both = None if sweep.has_rule else _pairs_of(sweep, primals, along, active.values)
     # For example, the derivative of `jax.random.gamma` is a while loop, without reverse mode.
     if both is None or not taped_step(both[-1]).is_transposable:
         _refuse_inverse(sweep)
@@ -164,15 +164,20 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     return [*value, *tangent]
 
 
-def _pairs_of(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Paired, list[Any], Linearized]:
+def _pairs_of(
+    sweep: Sweep, primals: Flat, along: Flat, values: Mask | None
+) -> tuple[Paired, list[Any], Linearized]:
     """The loop of values and tangents whose reverse sweep is the derivative of this one along these
-    directions (`None`: zero); its operands; and its linearized step in that sweep."""
+    directions (`None`: zero), and its results that `values` marks; its operands; and its linearized
+    step in that sweep."""
     loop, own = sweep.loop, sweep.activity
     pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
     operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
     ys = tuple(map(bool, spread(sweep.ys, own.ys)))
     given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
-    activity = find_activity(pairs.loop, pairs.of_operands(own))
+    # The values are cotangents of the tangents: see `sweeps`.
+    used = own.operands if values is None else map(bool, spread(values, own.operands))
+    activity = find_activity(pairs.loop, pairs.of_operands(own, loop.operands(tuple(used))))
     activity = find_reached(pairs.loop, activity, pick(given, activity.results))
     step = linearized(pairs.loop, activity, pairs.loop.operands(operands))
     return pairs, operands, step
@@ -217,11 +222,19 @@ def _of_pairs(
     ]
     cotangents = Cotangents(carry, of_results("ys"))
     sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
-    flat = iter(run_reverse_sweep(sweep, operands, saved, cotangents))
+    flat = run_reverse_sweep(sweep, operands, saved, cotangents)
+    found = both.operands(spread(flat, activity.operands))
     value, tangent = [], []
-    for part in (own.consts, own.init, own.xs):
-        tangent += [next(flat) for active in part if active]
-        value += [next(flat) for active in part if active]
+    for each, is_active, is_paired in (
+        (found.consts, own.consts, pairs.activity.consts),
+        (found.carry, own.init, pairs.activity.carry),
+        (found.xs, own.xs, pairs.activity.xs),
+    ):
+        count = len(is_active)
+        tangent += pick(each[:count], is_active)
+        value += pick(spread(each[count:], is_paired), is_active)
+    unused = (zeros(jax.typeof(ct)) for ct in tangent)
+    value = [zero if ct is None else ct for ct, zero in zip(value, unused, strict=True)]
     return [*value, *tangent]
 
 
@@ -306,7 +319,8 @@ def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
 
 
 def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
-    """In the direction of a loop's operand, the derivative makes a tape of its own."""
+    """In the direction of a loop's operand, the derivative makes a tape of its own, and need not
+    compute all values: XLA would not find out in loops in loops."""
     of_loop, _, _ = function.take_apart(activity.operands)
     kept = [True] * len(activity.operands)
     if any(of_loop) and function.saved_indices.tape:
@@ -315,7 +329,8 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
         vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
         function = function.without_tape()._replace(vmaps=vmaps)
     operands = [*kept, *pick(kept, activity.operands)]
-    activity = activity._replace(operands=tuple(pick(activity.operands, kept)))
+    values = tuple(used[: len(function.output_types)])
+    activity = activity._replace(operands=tuple(pick(activity.operands, kept)), values=values)
     return [True] * len(used), operands, {"function": function, "activity": activity}
 
 

@@ -29,7 +29,7 @@ from jax_revolve._compat.values import varying_axes, zeros
 from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
-from jax_revolve.step.cpu import in_a_branch
+from jax_revolve.step.cpu import in_a_branch, largest_entry
 from jax_revolve.step.examples import done
 from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
@@ -37,11 +37,12 @@ from jax_revolve.storage.buffers import read
 
 
 class Walk(NamedTuple):
-    """How far a sweep has walked back: the exact checkpoint at the end of the next block, and for
-    each leaf the largest drift so far, in multiples of the tolerance, and the first step of the
-    block in which it occurred."""
+    """How far a sweep has walked back: the exact checkpoint at the end of the next block with its
+    scales, and for each leaf the largest drift so far, in multiples of the tolerance, and the first
+    step of the block in which it occurred."""
 
     end: list[Any]
+    scales: list[jax.Array]
     drift: jax.Array
     step: jax.Array
 
@@ -63,8 +64,9 @@ class WalkBack:
     def begin(self) -> Walk:
         """At the end of the loop."""
         end = self._saved.end or []
-        drift = self._drift(end, end, end)
-        return Walk(end, drift, jnp.zeros_like(drift, jnp.int32))
+        scales = self._scales(end)
+        drift = self._drift(end, end, scales)
+        return Walk(end, scales, drift, jnp.zeros_like(drift, jnp.int32))
 
     def through_block(
         self,
@@ -92,11 +94,12 @@ class WalkBack:
 
         is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
         found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
-        drift = self._drift(found, exact, walk.end)
+        scales = self._scales(exact)
+        drift = self._drift(found, exact, list(map(jnp.maximum, scales, walk.scales)))
         drift = drift if own is None else jnp.where(is_wrong, jnp.inf, drift)
         is_new = ~(drift <= walk.drift)  # NaN is never less
         step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
-        return gradient, Walk(exact, jnp.maximum(drift, walk.drift), step)
+        return gradient, Walk(exact, scales, jnp.maximum(drift, walk.drift), step)
 
     def _before(self, after: list[Any], step: Any, is_over: Any) -> tuple[list[Any], list[Any]]:
         """The checkpoint before a step, from the one after it, and the step's kept residuals."""
@@ -115,13 +118,15 @@ class WalkBack:
             kept = self._kept([*steps.shared, *steps.whole(before), *x, *known])
             return [*before, *kept]
 
-        both = in_a_branch(jnp.asarray(step) >= 0, run)
+        both = in_a_branch(jnp.asarray(step) >= 0, x, run)
         return both[: len(after)], both[len(after) :]
 
-    def _drift(self, found: list[Any], exact: list[Any], end: list[Any]) -> jax.Array:
-        """Each leaf's largest difference from the exact one, over all examples, relative to its
-        largest entry at either end of the block and divided by the tolerance."""
-        leaves = zip(found, exact, end, self._examples, strict=True)
+    def _scales(self, leaves: list[Any]) -> list[jax.Array]:
+        return list(map(scale_of, leaves, self._examples))
+
+    def _drift(self, found: list[Any], exact: list[Any], scales: list[Any]) -> jax.Array:
+        """Each leaf's drift in multiples of the tolerance, the largest over all examples."""
+        leaves = zip(found, exact, scales, self._examples, strict=True)
         drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
         return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
 
@@ -159,15 +164,20 @@ class WalkBack:
         return drift
 
 
-def drift_of(found: Any, exact: Any, end: Any, examples: int = 0) -> jax.Array:
-    """A leaf's largest difference from the exact one, relative to its largest entry at either end
-    of the block. The first `examples` axes are examples, each with a scale of its own."""
+def scale_of(leaf: Any, examples: int = 0) -> jax.Array:
+    """A leaf's largest entry. The first `examples` axes are examples, with a scale each. Leaves
+    that may not differ at all have none."""
+    if not is_inexact(leaf):
+        return jnp.zeros(())
+    return largest_entry(leaf, tuple(range(examples, leaf.ndim)))
+
+
+def drift_of(found: Any, exact: Any, scale: Any, examples: int = 0) -> jax.Array:
+    """A leaf's largest difference from the exact one, relative to the larger of its scales at both
+    ends of the block."""
     if not is_inexact(exact):
         return jnp.where(jnp.any(found != exact), jnp.float32(jnp.inf), 0)
-    axes = tuple(range(examples, exact.ndim))
-    largest = lambda x: jnp.max(jnp.abs(x), axes, initial=0)  # noqa: E731
-    scale = jnp.maximum(largest(exact), largest(end))
-    off = largest(jnp.where(found == exact, 0, found - exact))
+    off = scale_of(jnp.where(found == exact, 0, found - exact), examples)
     drift = off / jnp.maximum(scale, jnp.finfo(exact.dtype).tiny)
     return jnp.max(drift, initial=0).astype(jnp.float32)
 

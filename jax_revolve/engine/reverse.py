@@ -167,7 +167,8 @@ class _Sweep:
             return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
-            of_step = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
+            tape = lambda: self._step.run(self._steps, inputs)[2]  # noqa: E731
+            of_step = in_a_branch(start >= 0, inputs.xs, tape)
             gradient, _ = self._pullback.through_step(of_step, start, gradient)
             return state._replace(gradient=gradient)
         taped = self._step.tape_steps(self._steps, taped, restarted, start, count)

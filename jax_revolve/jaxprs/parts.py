@@ -8,7 +8,6 @@ from jax_revolve._compat.jaxprs import (
     ClosedJaxpr,
     call_jaxpr,
     eval_jaxpr,
-    is_literal,
     pruned,
     variables,
 )
@@ -44,12 +43,15 @@ def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., l
 
 
 def part_of(
-    closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
+    closed: ClosedJaxpr,
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    equations: Sequence[Any] = (),
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """The function that computes results of the jaxpr from the values of the variables `inputs`."""
-    jaxpr = closed.jaxpr.replace(
-        invars=list(inputs), eqns=between(closed.jaxpr, inputs, results), outvars=list(results)
-    )
+    """The function that computes results of the jaxpr from the values of the variables `inputs`,
+    and runs the `equations`."""
+    some = between(closed.jaxpr, inputs, results, equations)
+    jaxpr = closed.jaxpr.replace(invars=list(inputs), eqns=some, outvars=list(results))
     return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
 
 
@@ -68,14 +70,20 @@ def between(
     return kept[::-1]
 
 
-def filled_with_a_number(closed: ClosedJaxpr) -> list[bool]:
-    """Which results are broadcasts of a literal, such as zeros."""
-    filled = {
-        eqn.outvars[0]
-        for eqn in closed.jaxpr.eqns
-        if eqn.primitive.name == "broadcast_in_dim" and not variables(eqn.invars)
-    }
-    return [not is_literal(v) and v in filled for v in closed.jaxpr.outvars]
+REARRANGING = {"broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose"}
+
+
+def rearranged(closed: ClosedJaxpr) -> dict[Any, tuple[Any, ...]]:
+    """The variables whose entries are those of a const or of a literal, perhaps in another order or
+    shape: for each the const, or `None`, and then what was done to it. What a primitive that is not
+    listed returns counts as computed."""
+    found: dict[Any, tuple[Any, ...]] = {v: (v,) for v in closed.jaxpr.constvars}
+    for eqn in closed.jaxpr.eqns:
+        operands = variables(eqn.invars)
+        if eqn.primitive.name in REARRANGING and found.keys() >= {*operands}:
+            before = found[operands[0]] if operands else (None,)
+            found[eqn.outvars[0]] = (*before, eqn.primitive, *eqn.params.values())
+    return found
 
 
 def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:

@@ -15,7 +15,7 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
 from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.autodiff.loop import run_loop
-from jax_revolve.engine.inverse import drift_of, tolerance_of
+from jax_revolve.engine.inverse import drift_of, scale_of, tolerance_of
 from jax_revolve.loops.options import Options, walked_blocks
 from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
 from jax_revolve.schedule.selection import equal_blocks
@@ -216,7 +216,8 @@ def inverse_drift(
         def back(after: Any, inputs: Any) -> Any:
             exact, x, y = inputs
             before = inverse(after, x, y)
-            drifts = jax.tree.leaves(jax.tree.map(drift_of, before, exact, end))
+            scales = jax.tree.map(lambda *ends: jnp.maximum(*map(scale_of, ends)), exact, end)
+            drifts = jax.tree.leaves(jax.tree.map(drift_of, before, exact, scales))
             leaves = zip(drifts, jax.tree.leaves(exact), strict=True)
             ratios = [drift / tolerance_of(leaf, inverse_tol) for drift, leaf in leaves]
             return before, [jnp.max(jnp.stack(each)) for each in (drifts, ratios)]

@@ -10,14 +10,14 @@ them. They prevent:
 - `carry`: a copy of the carry in each step of a forward sweep. Pays on a wave and on a trajectory.
 - `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
 
-Two more have no switch, because the code would be the same without them. Scalars that belong
+Three more have no switch, because the code would be the same without them. Scalars that belong
 together are one array (`steps.advance`, `engine.reverse`, `engine.online`), because each scalar
-would be a kernel that takes as long as a light step. And placement is one small loop, which XLA
-compiles to one kernel (`engine.placement`).
+would be a kernel that takes as long as a light step. Placement is one small loop, which XLA
+compiles to one kernel (`engine.placement`). And largest entries are found among integers.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -25,16 +25,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, pruned
+from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal, variables
 from jax_revolve._compat.memories import is_host_type
 from jax_revolve._compat.values import bytes_of, varying_axes, zeros
 from jax_revolve.jaxprs.evaluate import run_each, run_equation, run_in_place
-from jax_revolve.jaxprs.parts import filled_with_a_number, part_of, with_outputs, without_consts
+from jax_revolve.jaxprs.parts import between, part_of, rearranged, with_outputs
 from jax_revolve.jaxprs.walk import has_equation, with_equations
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.loop import pick, spread, substitute
 from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
@@ -103,10 +103,25 @@ def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
     return run_equation(eqn, [a, b], dimension_numbers=(contracted, batch))
 
 
+def largest_entry(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """The largest absolute value, 0 of none; NaN if there is one.
+
+    XLA for CPU compares integers many at a time, but floats one by one. Absolute values have the
+    order of their bits, with NaN above infinity.
+    """
+    sizes = jnp.abs(x)
+    if (bits := jnp.finfo(sizes.dtype).bits) not in (32, 64):
+        return jnp.max(sizes, axes, initial=0)
+    integers = lax.bitcast_convert_type(sizes, jnp.dtype(f"int{bits}"))
+    return lax.bitcast_convert_type(jnp.max(integers, axes, initial=0), sizes.dtype)
+
+
 FEW_BYTES = 4096
 
 
-def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[Any]:
+def in_a_branch(
+    always: jax.Array, x: Sequence[Any], residuals: Callable[[], list[Any]]
+) -> list[Any]:
     """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
 
     XLA would otherwise fuse the residuals into the kernel of the transposed step, and then consider
@@ -115,33 +130,42 @@ def in_a_branch(always: jax.Array, residuals: Callable[[], list[Any]]) -> list[A
     CPU removes it before it fuses. On other platforms the branch is pointless, and left out.
 
     Up to `FEW_BYTES`, a branch costs more than it saves. With a sharding constraint it stays, as
-    jaxlib 0.10.2 cannot compile some of these without a branch. Inputs that are residuals, such as
-    weights, do not go through the branch, which would copy them; nor do zeros, because a branch
-    loses their sharding and each device would make whole ones. Residuals of an inner loop in the
-    host's memory have no branch: XLA only moves values between memories outside branches.
+    jaxlib 0.10.2 cannot compile some of these without a branch. What would only be copied does not
+    go through it: inputs that are residuals, such as weights, and slices of these; nor do zeros,
+    because a branch loses their sharding and each device would make whole ones. `x` has the step's
+    entries of xs. If the branch reads slices of one, as of the weights of a layer, it is given the
+    slices: XLA would copy the entry for it. Residuals of an inner loop in the host's memory have no
+    branch: XLA only moves values between memories outside branches.
     """
     traced = jax.make_jaxpr(residuals)()
     outvars: list[Any] = list(traced.jaxpr.outvars)
     if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
         return with_outputs(traced, outvars)([])
-    filled = filled_with_a_number(traced)
-    known = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
-    passed_on = [v.val if is_literal(v) else known.get(v) for v in outvars]
-    outside = part_of(traced, [], pick(outvars, filled))([])
-    passed_on = substitute(passed_on, filled, outside)
-    computed = [value is None for value in passed_on]
-    is_small = bytes_of(pick(traced.out_avals, computed)) <= FEW_BYTES
-    if is_small and not has_equation(traced, "sharding_constraint"):
-        return substitute(passed_on, computed, with_outputs(traced, pick(outvars, computed))([]))
-    program, consts = without_consts(traced)
-    program, used = pruned(program, computed, [False] * len(consts))
-    run = jax.jit(call_jaxpr(program))  # not traced again for each platform and branch
+    known = rearranged(traced)
+    is_known = [is_literal(v) or v in known for v in outvars]
+    computed = [not passes for passes in is_known]
+    types, results = pick(traced.out_avals, computed), pick(outvars, computed)
+    if bytes_of(types) <= FEW_BYTES and not has_equation(traced, "sharding_constraint"):
+        return with_outputs(traced, outvars)([])
+    effects = [eqn for eqn in traced.eqns if eqn.effects]
+    equations = between(traced.jaxpr, list(known), results, effects)
+    read, operands = {v for eqn in equations for v in variables(eqn.invars)}, list[Any]()
+    for const, value in zip(traced.jaxpr.constvars, traced.consts, strict=True):
+        slices = {v: how for v, how in known.items() if how[0] is const and v in read}
+        different = {how: v.aval for v, how in slices.items()}
+        is_x = any(value is each for each in x)
+        are_less = is_x and bytes_of(different.values()) <= bytes_of([const.aval])
+        operands += slices if are_less or not slices else [const]
+    # Not traced again for each branch.
+    run = jax.jit(part_of(traced, operands, results, effects))
 
-    def branch(*operands: Any) -> list[Any]:
-        return lax.cond(always, run, lambda *_: list(map(zeros, program.out_avals)), *operands)
+    def branch(values: list[Any]) -> list[Any]:
+        return lax.cond(always, run, lambda _: list(map(zeros, types)), values)
 
-    values = lax.platform_dependent(*pick(consts, used), cpu=branch, default=run)
-    return substitute(passed_on, computed, values)
+    values = part_of(traced, [], operands)([])
+    values = lax.platform_dependent(values, cpu=branch, default=run)
+    passed_on = part_of(traced, [], pick(outvars, is_known))([])
+    return substitute(spread(passed_on, is_known), computed, values)
 
 
 def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:

@@ -35,14 +35,16 @@ class Paired(NamedTuple):
         dots = substitute(starts, is_given, init)
         return [*operands.consts, *consts, *operands.carry, *dots, *operands.xs, *xs]
 
-    def of_operands(self, activity: Activity) -> Mask:
-        """Which of its operands belong to operands that are active in the original loop."""
+    def of_operands(self, activity: Activity, tangents: Operands | None = None) -> Mask:
+        """Which of its operands belong to operands that are active in the original loop; of their
+        tangents, only those that `tangents` marks."""
         own = self.activity
-        init = [a and b for a, b in zip(activity.init, own.init, strict=True)]
+        consts, init, xs = tangents or (activity.consts, activity.init, activity.xs)
+        init = [a and b for a, b in zip(init, own.init, strict=True)]
         return (
-            *(*activity.consts, *pick(activity.consts, own.consts)),
+            *(*activity.consts, *pick(consts, own.consts)),
             *(*activity.init, *pick(init, own.carry)),
-            *(*activity.xs, *pick(activity.xs, own.xs)),
+            *(*activity.xs, *pick(xs, own.xs)),
         )
 
     def halves(self, results: Sequence[Any], num_ys: int) -> tuple[list[Any], list[Any]]:

@@ -163,6 +163,41 @@ def test_values_are_stored_once_for_all_directions() -> None:
     assert of_all <= (20 + 8 * 20 + 40) * u.nbytes
 
 
+BACK = lambda c, x, y: c / (1 - 0.1 * x)  # noqa: E731
+PLANS = [{"checkpoints": 3, "block_size": 5}, {"inverse": BACK, "checkpoints": 4}]
+
+
+def layers(scan: Any, p: Any, c: Any, xs: Any) -> Any:
+    """Linear in the carry, so that tangents of the weights reach the carry's through x alone."""
+    f = lambda c, x: ((1 - 0.1 * x) * c, jnp.sum(p * c))  # noqa: E731
+    c, ys = scan(f, c, xs)
+    return jnp.sum(c**2) + jnp.sum(jnp.sin(ys))
+
+
+@quick
+@pytest.mark.parametrize("how", PLANS)
+@pytest.mark.parametrize("used", [*itertools.product([False, True], repeat=3)])
+def test_some_values_beside_the_tangents_of_a_gradient(used: Any, how: dict[str, Any]) -> None:
+    at = jnp.float64(0.7), jnp.arange(1.0, 4.0), jnp.linspace(0.5, 1, 60).reshape(20, 3)
+
+    def some(f: Any) -> Any:
+        values, dots = jax.jvp(jax.grad(f, (0, 1, 2)), at, jax.tree.map(jnp.cos, at))
+        return list(itertools.compress(values, used)), dots
+
+    derivative = lambda f: lambda: some(f)  # noqa: E731
+    assert_like_lax(layers, derivative, scan=partial(checkpointed_scan, **how))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("how", PLANS)
+def test_products_do_not_compute_the_gradient_too(how: dict[str, Any]) -> None:
+    """Its part for the layers would be as large as they are."""
+    c, xs = jnp.ones(500), jnp.zeros((200, 500))
+    gradient = jax.grad(partial(layers, partial(checkpointed_scan, **how), 0.5), (0, 1))
+    product = lambda *at: jax.jvp(gradient, at, at)[1]  # noqa: E731
+    assert temporaries(product, c, xs) < xs.nbytes / 2
+
+
 # Rules that need not be derivatives
 
 

@@ -72,6 +72,19 @@ def test_cotangents_of_xs_and_ys_appear_once() -> None:
     assert held <= 2 * whole + 16 * carry
 
 
+def test_stacked_weights_are_not_copied() -> None:
+    """A step's weights are read where they are. Their cotangents are computed in a buffer."""
+    c, ws = jnp.ones((16, 128)), jnp.ones((50, 2, 128, 128))
+
+    def loss(c: Any, ws: Any, **how: Any) -> Any:
+        layer = lambda c, w: (c + jnp.tanh(c @ w[0]) @ w[1], None)  # noqa: E731
+        return jnp.sum(checkpointed_scan(layer, c, ws, **how)[0] ** 2)
+
+    for how in ({"checkpoints": 5}, {"checkpoints": 1, "inverse": lambda c, w, y: c}):
+        held = temporaries(jax.grad(partial(loss, **how), (0, 1)), c, ws)
+        assert held < 1.2 * ws[0].nbytes + 6 * c.nbytes
+
+
 def test_hessian_vector_products_do_not_grow_with_the_length() -> None:
     """Reverse over reverse; the other two are beside the rules of any order."""
 

@@ -223,11 +223,12 @@ class Pullback:
         of the piece."""
         self._before_step(step)
         steps, at = self._steps, self._steps.loop.entry(step)
-        inputs = [*steps.shared, *taped, *read(steps.operands.xs, at), *self._same]
+        x = read(steps.operands.xs, at)
+        inputs = [*steps.shared, *taped, *x, *self._same]
         # XLA recomputes what it fuses into several kernels in each of them. That is cheap for
         # arithmetic only, so other operations get a branch of their own.
         run = lambda: self._step.residuals(inputs)  # noqa: E731
-        residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
+        residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, x, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
         cts = cotangents.filled(self._step.step.types)
         flat, new = self._weights.of_step([*residuals, *cts], self._deferred)
