@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.contenders.scans import JAX_REVOLVE, LAX_SCAN, REMAT, nested
+from benchmarks.contenders.scans import JAX_REVOLVE, LAX_SCAN, NESTED, REMAT, nested
 from benchmarks.contenders.searches import squarest
-from benchmarks.report.table import Table, over
+from benchmarks.report.results import Results, Run, find, grouped
+from benchmarks.report.table import Cell, Column, Table, of, over, text
 from benchmarks.runner.benchmark import Benchmark
 from benchmarks.runner.comparison import Comparison
 from benchmarks.runner.programs import Contender, Inputs, Workload, sum_of_squares
@@ -87,12 +88,15 @@ def plain(contender: Contender) -> Contender:
     return Contender(contender.name, partial(_scan, contender.loop), detail=contender.detail)
 
 
+WITH_INVERSE = f"{JAX_REVOLVE}, inverse"
+
+
 def ours(checkpoints: int | None) -> list[Contender]:
     """Without the inverse, and with it."""
     scan = partial(_scan, partial(checkpointed_scan, checkpoints=checkpoints))
     return [
         Contender(JAX_REVOLVE, scan, checkpoints),
-        Contender(f"{JAX_REVOLVE}, inverse", partial(_walked_back, checkpoints), checkpoints),
+        Contender(WITH_INVERSE, partial(_walked_back, checkpoints), checkpoints),
     ]
 
 
@@ -120,19 +124,39 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
             yield Comparison(each, "hvp", with_loops)
 
 
+def _rows(results: Results) -> Iterator[dict[Any, Run]]:
+    """The runs of one derivative of one loop, by contender and checkpoints."""
+    for runs in grouped(results, "workload"):
+        for quantity in dict.fromkeys(run["quantity"] for run in runs):
+            same = find(runs, quantity=quantity)
+            yield {(run["contender"], run["checkpoints"]): run for run in same}
+
+
+def _cell(contender: str, checkpoints: int | None = None) -> Cell:
+    cost = lambda run: text("{MB:.2f} MB", run) + f", {over(LAX_SCAN.name)(run)}"  # noqa: E731
+    return of((contender, checkpoints), cost, missing="none")
+
+
+OF_PLAIN = (LAX_SCAN.name, None)
+COLUMNS: list[Column] = [
+    ("loop", of(OF_PLAIN, "{workload}")),
+    ("derivative", of(OF_PLAIN, "{quantity}")),
+    ("`lax.scan`", of(OF_PLAIN, "{MB:.1f} MB, {median_ms:.0f} ms")),
+    ("`jax.checkpoint`", _cell(REMAT.name)),
+    ("nested", _cell(NESTED)),
+    *((f"{k or 'default'}", _cell(JAX_REVOLVE, k)) for k in (None, 20, 5)),
+    *((f"{k or 'default'}, inverse", _cell(WITH_INVERSE, k)) for k in (None, 20, 5)),
+    ("by hand", _cell(BY_HAND.name)),
+]
+
 TABLES = {
     "reversible": Table(
-        "Derivatives of steps with an inverse {where}; times are ratios of medians, over"
-        " `lax.scan`'s (`benchmarks/reversible.py`):",
-        lambda results: results.runs,
-        [
-            ("loop", "{workload}"),
-            ("derivative", "{quantity}"),
-            ("loop run by", "{contender}"),
-            ("checkpoints", "{checkpoints}"),
-            ("memory", "{MB:.2f} MB"),
-            ("time", over(LAX_SCAN.name)),
-        ],
+        "Memory of derivatives of steps with an inverse {where}, and times over `lax.scan`'s: with"
+        " `jax.checkpoint` of each step, in two nested scans, with checkpoints, with `inverse=`,"
+        " and with a `jax.custom_vjp` by hand, which has no Hessian-vector product"
+        " (`benchmarks/reversible.py`):",
+        _rows,
+        COLUMNS,
     ),
 }
 BENCHMARK = Benchmark("reversible", comparisons, TABLES)
