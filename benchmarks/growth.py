@@ -37,13 +37,17 @@ def comparisons(quick: bool) -> Iterator[Comparison]:
         yield Comparison(workload, "gradient", contenders, 0.2, may_fail=True, about=about)
 
 
+def _rounded(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g}"
+
+
 def _growing(varied: str, title: str, field: str) -> Table:
     def rows(results: Results) -> list[Run]:
         return find(results.runs, varied=varied)
 
     def time_of_a_step(run: Run) -> str:
         time = run["median_ms"]
-        return run["error"] if time is None else f"{1e3 * time / run['length']:.3g} µs"
+        return run["error"] if time is None else f"{_rounded(1e3 * time / run['length'])} µs"
 
     return Table(
         f"Gradients of a stencil over {title}, with `memory=` {CARRIES[varied]} carries, {{where}}"
@@ -56,7 +60,7 @@ def _growing(varied: str, title: str, field: str) -> Table:
             ("lower", "{lower_seconds:.2f} s"),
             ("compile", "{compile_seconds:.2f} s"),
             ("instructions", "{instructions}"),
-            ("memory", "{MB:.3g} MB"),
+            ("memory", lambda run: f"{_rounded(run['MB'])} MB" if run["MB"] else ""),
             ("a step", time_of_a_step),
         ],
     )
