@@ -199,21 +199,23 @@ def test_figures_in_the_text() -> None:
 
 
 def test_what_the_page_of_benchmarks_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nested scans are quicker with the least budget, and whether they take less memory."""
+    """Where another loop is quicker with the least budget, and in how much more memory."""
     results = of_benchmarks("report.results", monkeypatch)
     runs = [run for run in results.load("fronts-cpu").runs if run["budget"] is not None]
-    slower: dict[str, bool] = {}
+    slower: dict[str, float] = {}
     workloads = {run["workload"] for run in runs}
     for workload in workloads:
         budget = min(run["budget"] for run in runs if run["workload"] == workload)
-        ours, nested = (
+        ours, *others = (
             results.quickest(runs, contender=name, workload=workload, budget=budget)
-            for name in ("jax_revolve", "nested remat scan")
+            for name in ("jax_revolve", "nested remat scan", "equinox checkpointed")
         )
-        if ours["median_ms"] > nested["median_ms"]:
-            slower[workload.split(",")[0]] = ours["temp_bytes"] > nested["temp_bytes"]
+        other = min(others, key=lambda run: run["median_ms"])
+        if ours["median_ms"] > other["median_ms"]:
+            slower[workload.split(",")[0]] = other["temp_bytes"] / ours["temp_bytes"]
     assert len(workloads) == 8
-    assert slower == {"transformer block": False, "neural ODE": True}
+    assert slower.keys() == {"transformer block", "Lorenz-96"}
+    assert slower["transformer block"] > 1.5
 
 
 def test_every_public_name_and_action_has_a_place_among_the_pages() -> None:
