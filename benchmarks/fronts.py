@@ -122,21 +122,23 @@ def _time(contender: str, share: float | None = None) -> Callable[[list[Run]], s
     return time
 
 
-def _rival(runs: list[Run], share: float) -> Run:
-    """The quickest other one in as much memory as jax_revolve's, or else the leanest."""
+def _and_rival(runs: list[Run], share: float) -> tuple[Run, Run] | None:
+    """The run within a share, if any, and the quickest other one in as much memory, or else the
+    leanest."""
     ours = within(runs, JAX_REVOLVE, share)
-    assert ours is not None
+    if ours is None:
+        return None
     all_of = [run for name in RIVALS for run in find(runs, contender=name)]
     others = [run for run in all_of if run["budget"] in (None, ours["budget"])]
     fit = [run for run in others if run["temp_bytes"] <= TOLERANCE * ours["temp_bytes"]]
-    return quickest(fit) if fit else min(others, key=lambda run: run["temp_bytes"])
+    return ours, quickest(fit) if fit else min(others, key=lambda run: run["temp_bytes"])
 
 
 def _beside_rival(share: float) -> Callable[[list[Run]], str]:
     def times(runs: list[Run]) -> str:
-        if (ours := within(runs, JAX_REVOLVE, share)) is None:
+        if (both := _and_rival(runs, share)) is None:
             return ""
-        plain, rival = quickest(runs, contender=LAX_SCAN.name), _rival(runs, share)
+        plain, (ours, rival) = quickest(runs, contender=LAX_SCAN.name), both
         fits = rival["temp_bytes"] <= TOLERANCE * ours["temp_bytes"]
         label = RIVALS[rival["contender"]] + ("" if fits else " in more memory")
         return f"{ratio(ours, plain)}; {ratio(rival, plain)}, {label}"
@@ -146,9 +148,9 @@ def _beside_rival(share: float) -> Callable[[list[Run]], str]:
 
 def _compiling_over_rival(share: float) -> Callable[[list[Run]], str]:
     def ratio_of_times(runs: list[Run]) -> str:
-        if (ours := within(runs, JAX_REVOLVE, share)) is None:
+        if (both := _and_rival(runs, share)) is None:
             return ""
-        seconds, others = (sum(r[phase] for phase in PHASES) for r in (ours, _rival(runs, share)))
+        seconds, others = (sum(run[phase] for phase in PHASES) for run in both)
         return f"{seconds:.1f} s, {seconds / others:.1f}"
 
     return ratio_of_times
@@ -236,8 +238,8 @@ TABLES = {
         [LOOP, *((f"{share:.0%}", _beside_rival(share)) for share in SHARES[1:])],
     ),
     "fronts-compiling": Table(
-        "Seconds of tracing, lowering and compiling these gradients {where}, and over those of the"
-        " other one (`benchmarks/fronts.py`):",
+        "The time to trace, lower and compile these gradients {where}, and its ratio to that of the"
+        " other loop (`benchmarks/fronts.py`):",
         _workloads,
         [LOOP, *((f"{share:.0%}", _compiling_over_rival(share)) for share in SHARES[1:])],
     ),

@@ -89,7 +89,7 @@ def henon_heiles(stars: int = 1) -> System:
         return jnp.stack([-x - 2 * p * x * y, -y - p * (x * x - y * y)])
 
     apart = jnp.linspace(0, 0.01, stars) if stars > 1 else 0.0
-    at, velocity = [0.0 + apart, 0.1 + apart], [0.5 + apart, 0.0 + apart]
+    at, velocity = [apart, 0.1 + apart], [0.5 + apart, apart]
     return _leapfrog(force, 0.05, jnp.float32(1), at, velocity)
 
 
