@@ -167,9 +167,9 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
 def _pairs_of(
     sweep: Sweep, primals: Flat, along: Flat, values: Mask | None
 ) -> tuple[Paired, list[Any], Linearized]:
-    """The loop of values and tangents whose reverse sweep is the derivative of this one along these
-    directions (`None`: zero), and its results that `values` marks; its operands; and its linearized
-    step in that sweep."""
+    """The loop of values and tangents in these directions (`None`: zero), its operands, and its
+    linearized step. Its reverse sweep computes the derivative of this one, and this one's results
+    that `values` marks (`None`: all)."""
     loop, own = sweep.loop, sweep.activity
     pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
     operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))

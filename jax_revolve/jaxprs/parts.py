@@ -70,22 +70,6 @@ def between(
     return kept[::-1]
 
 
-REARRANGING = {"broadcast_in_dim", "reshape", "rev", "slice", "squeeze", "transpose"}
-
-
-def rearranged(closed: ClosedJaxpr) -> dict[Any, tuple[Any, ...]]:
-    """The variables whose entries are those of a const or of a literal, perhaps in another order or
-    shape: for each the const, or `None`, and then what was done to it. What a primitive that is not
-    listed returns counts as computed."""
-    found: dict[Any, tuple[Any, ...]] = {v: (v,) for v in closed.jaxpr.constvars}
-    for eqn in closed.jaxpr.eqns:
-        operands = variables(eqn.invars)
-        if eqn.primitive.name in REARRANGING and found.keys() >= {*operands}:
-            before = found[operands[0]] if operands else (None,)
-            found[eqn.outvars[0]] = (*before, eqn.primitive, *eqn.params.values())
-    return found
-
-
 def without_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """The jaxpr with its consts as its first inputs, and those."""
     jaxpr = closed.jaxpr

@@ -4,9 +4,7 @@ Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off 
 lists, separated by commas, and `benchmarks/cpu_pieces.py` measures whether a new XLA still needs
 them. They prevent:
 
-- `branch`: a second thread for a tiny kernel. Pays on Lorenz-96 in blocks.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
-- `turns`: two tapes where a loop around blocks turns once. Pays with two blocks.
 - `carry`: a copy of the carry in each step of a forward sweep. Pays on a wave and on a trajectory.
 - `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
 
@@ -17,30 +15,23 @@ compiles to one kernel (`engine.placement`). And largest entries are found among
 """
 
 import os
-from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal, variables
-from jax_revolve._compat.memories import is_host_type
-from jax_revolve._compat.values import bytes_of, varying_axes, zeros
+from jax_revolve._compat.jaxprs import ClosedJaxpr
 from jax_revolve.jaxprs.evaluate import run_each, run_equation, run_in_place
-from jax_revolve.jaxprs.parts import between, part_of, rearranged, with_outputs
-from jax_revolve.jaxprs.walk import has_equation, with_equations
+from jax_revolve.jaxprs.walk import with_equations
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import pick, spread, substitute
 from jax_revolve.step.updates import Uses, updated, with_slices
 
-T = TypeVar("T")
-
 VARIABLE = "JAX_REVOLVE_WITHOUT"
-PIECES = ("branch", "reads", "turns", "carry", "products")
+PIECES = ("reads", "carry", "products")
 
 
 def is_on(piece: str) -> bool:
@@ -56,32 +47,6 @@ def is_on(piece: str) -> bool:
 def is_for_cpu(piece: str) -> bool:
     """Whether a piece is on, in a program traced for a CPU."""
     return is_on(piece) and profile_of_platform() == CPU
-
-
-def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
-    """`run(0, count, body, state)`, a loop around blocks.
-
-    XLA unrolls a single turn, and may then tape the next block before it has used up the last tape:
-    two tapes. A barrier prevents that, but XLA for CPU removes barriers before it orders
-    operations. So there we hide the number of turns, which on a GPU would cost a wait.
-    """
-    if isinstance(count, int) and count == 1:
-        if is_for_cpu("turns"):
-            count = lax.optimization_barrier(jnp.int32(1))
-        else:
-            state = barrier(state)
-    return run(0, count, body, state)
-
-
-def barrier(state: T) -> T:
-    """A barrier before and after these values. Values that vary over different device axes have
-    separate barriers, because all results of a barrier vary over the axes of all its operands."""
-    leaves, treedef = jax.tree.flatten(state)
-    axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
-    for each in set(axes):
-        alike = [a == each for a in axes]
-        leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
-    return jax.tree.unflatten(treedef, leaves)
 
 
 def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -114,58 +79,6 @@ def largest_entry(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         return jnp.max(sizes, axes, initial=0)
     integers = lax.bitcast_convert_type(sizes, jnp.dtype(f"int{bits}"))
     return lax.bitcast_convert_type(jnp.max(integers, axes, initial=0), sizes.dtype)
-
-
-FEW_BYTES = 4096
-
-
-def in_a_branch(
-    always: jax.Array, x: Sequence[Any], residuals: Callable[[], list[Any]]
-) -> list[Any]:
-    """`residuals()`; on CPU as one branch of a `cond` whose predicate always holds.
-
-    XLA would otherwise fuse the residuals into the kernel of the transposed step, and then consider
-    that worth two threads. For a 1-D stencil of 20000 numbers, handing it to a second thread costs
-    three times as much as the kernel. A `lax.optimization_barrier` does not help, because XLA for
-    CPU removes it before it fuses. On other platforms the branch is pointless, and left out.
-
-    Up to `FEW_BYTES`, a branch costs more than it saves. With a sharding constraint it stays, as
-    jaxlib 0.10.2 cannot compile some of these without a branch. What would only be copied does not
-    go through it: inputs that are residuals, such as weights, and slices of these; nor do zeros,
-    because a branch loses their sharding and each device would make whole ones. `x` has the step's
-    entries of xs. If the branch reads slices of one, as of the weights of a layer, it is given the
-    slices: XLA would copy the entry for it. Residuals of an inner loop in the host's memory have no
-    branch: XLA only moves values between memories outside branches.
-    """
-    traced = jax.make_jaxpr(residuals)()
-    outvars: list[Any] = list(traced.jaxpr.outvars)
-    if not is_on("branch") or any(map(is_host_type, traced.out_avals)):
-        return with_outputs(traced, outvars)([])
-    known = rearranged(traced)
-    is_known = [is_literal(v) or v in known for v in outvars]
-    computed = [not passes for passes in is_known]
-    types, results = pick(traced.out_avals, computed), pick(outvars, computed)
-    if bytes_of(types) <= FEW_BYTES and not has_equation(traced, "sharding_constraint"):
-        return with_outputs(traced, outvars)([])
-    effects = [eqn for eqn in traced.eqns if eqn.effects]
-    equations = between(traced.jaxpr, list(known), results, effects)
-    read, operands = {v for eqn in equations for v in variables(eqn.invars)}, list[Any]()
-    for const, value in zip(traced.jaxpr.constvars, traced.consts, strict=True):
-        slices = {v: how for v, how in known.items() if how[0] is const and v in read}
-        different = {how: v.aval for v, how in slices.items()}
-        is_x = any(value is each for each in x)
-        are_less = is_x and bytes_of(different.values()) <= bytes_of([const.aval])
-        operands += slices if are_less or not slices else [const]
-    # Not traced again for each branch.
-    run = jax.jit(part_of(traced, operands, results, effects))
-
-    def branch(values: list[Any]) -> list[Any]:
-        return lax.cond(always, run, lambda _: list(map(zeros, types)), values)
-
-    values = part_of(traced, [], operands)([])
-    values = lax.platform_dependent(values, cpu=branch, default=run)
-    passed_on = part_of(traced, [], pick(outvars, is_known))([])
-    return substitute(spread(passed_on, is_known), computed, values)
 
 
 def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
