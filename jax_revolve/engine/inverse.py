@@ -29,7 +29,7 @@ from jax_revolve._compat.values import varying_axes, zeros
 from jax_revolve.engine.slots import Saved
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
-from jax_revolve.step.cpu import largest_entry
+from jax_revolve.step.cpu import in_a_branch, largest_entry
 from jax_revolve.step.examples import done
 from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
@@ -109,11 +109,16 @@ class WalkBack:
         assert loop.inverse is not None
         unread = list(map(zeros, loop.inverse.in_avals[len(flat) :]))
         y = substitute(unread, steps.record, read(self._saved.record or [], loop.entry(step)))
-        before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
-        if is_over is not None:
-            before = [lax.select(is_over, *each) for each in zip(after, before, strict=True)]
-        known = pick(after, self._is_known)
-        return before, self._kept([*steps.shared, *steps.whole(before), *x, *known])
+
+        def run() -> list[Any]:
+            before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
+            if is_over is not None:
+                before = [lax.select(is_over, *each) for each in zip(after, before, strict=True)]
+            known = pick(after, self._is_known)
+            return [*before, *self._kept([*steps.shared, *steps.whole(before), *x, *known])]
+
+        both = in_a_branch(jnp.asarray(step) >= 0, run)
+        return both[: len(after)], both[len(after) :]
 
     def _scales(self, leaves: list[Any]) -> list[jax.Array]:
         return list(map(scale_of, leaves, self._examples))

@@ -37,9 +37,10 @@ from jax_revolve.engine.tape.tape import Pullback, TapedStep, taped_step
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import Steps, element, for_loop, turns
+from jax_revolve.step.steps import Steps, element, for_loop
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import get
 
@@ -166,7 +167,7 @@ class _Sweep:
             return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
-            tape = self._step.run(self._steps, inputs)[2]
+            tape = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
             gradient, _ = self._pullback.through_step(tape, start, gradient)
             return state._replace(gradient=gradient)
         taped = self._step.tape_steps(self._steps, taped, restarted, start, count)

@@ -40,9 +40,9 @@ from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive, jvp_of_nonzero
 from jax_revolve.jaxprs.parts import varying_variables, without_consts
 from jax_revolve.jaxprs.walk import has_equation
+from jax_revolve.step.cpu import barrier
 from jax_revolve.step.linearized import primal_half
 from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
-from jax_revolve.step.steps import barrier
 
 
 class Segment(NamedTuple):

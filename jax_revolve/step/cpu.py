@@ -4,6 +4,9 @@ Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off 
 lists, separated by commas, and `benchmarks/cpu_pieces.py` measures whether a new XLA still needs
 them. They prevent:
 
+- `branch`: residuals computed again in each kernel that needs them. Pays on forces between
+  particles, and on waves that are walked back.
+- `turns`: two tapes where a loop around blocks turns once, before jax 0.12. Pays with two blocks.
 - `reads`: copies of an array whose entries a step reads. Pays on a trajectory that a step writes.
 - `carry`: a copy of the carry in each step of a forward sweep. Pays on a wave and on a trajectory.
 - `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
@@ -15,23 +18,29 @@ compiles to one kernel (`engine.placement`). And largest entries are found among
 """
 
 import os
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.memories import is_host_type
+from jax_revolve._compat.values import bytes_of, varying_axes, zeros
 from jax_revolve.jaxprs.evaluate import run_each, run_equation, run_in_place
-from jax_revolve.jaxprs.walk import with_equations
+from jax_revolve.jaxprs.walk import has_equation, with_equations
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
+from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.updates import Uses, updated, with_slices
 
+T = TypeVar("T")
+
 VARIABLE = "JAX_REVOLVE_WITHOUT"
-PIECES = ("reads", "carry", "products")
+PIECES = ("branch", "turns", "reads", "carry", "products")
 
 
 def is_on(piece: str) -> bool:
@@ -47,6 +56,32 @@ def is_on(piece: str) -> bool:
 def is_for_cpu(piece: str) -> bool:
     """Whether a piece is on, in a program traced for a CPU."""
     return is_on(piece) and profile_of_platform() == CPU
+
+
+def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
+    """`run(0, count, body, state)`, a loop around blocks.
+
+    XLA unrolls a single turn, and may then tape the next block before it has used up the last tape:
+    two tapes. A barrier prevents that, but XLA for CPU removes barriers before it orders
+    operations. So there we hide the number of turns, which on a GPU would cost a wait.
+    """
+    if isinstance(count, int) and count == 1:
+        if is_for_cpu("turns"):
+            count = lax.optimization_barrier(jnp.int32(1))
+        else:
+            state = barrier(state)
+    return run(0, count, body, state)
+
+
+def barrier(state: T) -> T:
+    """A barrier before and after these values. Values that vary over different device axes have
+    separate barriers, because all results of a barrier vary over the axes of all its operands."""
+    leaves, treedef = jax.tree.flatten(state)
+    axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
+    for each in set(axes):
+        alike = [a == each for a in axes]
+        leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def sum_of_products(eqn: Any, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -79,6 +114,30 @@ def largest_entry(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         return jnp.max(sizes, axes, initial=0)
     integers = lax.bitcast_convert_type(sizes, jnp.dtype(f"int{bits}"))
     return lax.bitcast_convert_type(jnp.max(integers, axes, initial=0), sizes.dtype)
+
+
+FEW_BYTES = 4096
+PRODUCTS = ("conv_general", "dot_general", "ragged_dot")
+
+
+def in_a_branch(always: jax.Array, run: Callable[[], list[Any]]) -> list[Any]:
+    """`run()`, the residuals of a step; on CPU as one branch of a `cond` whose predicate always
+    holds, so that XLA does not compute the residuals again in each kernel that needs them.
+
+    A `lax.optimization_barrier` does not help, because XLA for CPU removes it before it fuses. The
+    branch costs copies of what goes through it. So it has at least `FEW_BYTES` of results, and no
+    products, which are kernels of their own. Values in the host's memory cannot leave a branch,
+    and zeros would lose their sharding there.
+    """
+    traced = jax.make_jaxpr(run)()
+    plain = jax.device_count() > 1 or bytes_of(traced.out_avals) <= FEW_BYTES
+    plain |= any(map(is_host_type, traced.out_avals)) or has_equation(traced, *PRODUCTS)
+    if plain or not is_on("branch"):
+        return call_jaxpr(traced)()
+    jitted = jax.jit(call_jaxpr(traced))  # not traced again for each branch
+    never = lambda: list(map(zeros, traced.out_avals))  # noqa: E731
+    branch = lambda: lax.cond(always, jitted, never)  # noqa: E731
+    return lax.platform_dependent(cpu=branch, default=jitted)
 
 
 def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:

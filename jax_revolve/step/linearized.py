@@ -72,6 +72,8 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
     Consts of the condition are not active, because a predicate has no derivative."""
     first = loop.num_condition_consts
     mask = (*[False] * first, *differentiated[first:])
+    tangents = [t.to_tangent_aval() for t in loop.output_types]
+    is_integer = [getattr(t, "dtype", None) == jax.dtypes.float0 for t in tangents]
 
     def find() -> Activity:
         consts, init, xs = loop.operands(mask)
@@ -81,8 +83,9 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
             results = active_results(loop.jaxpr, active)
             carry_out, ys = loop.results(results)
             grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
-            if grown == carry:
-                return Activity(*map(tuple, (consts, init, xs, carry, ys)))
+            # The next round would find nothing new, if all floats are active.
+            if grown == carry or all(map(max, results, is_integer)):
+                return Activity(*map(tuple, (consts, init, xs, grown, ys)))
             carry = grown
 
     return once(loop.bare, ("activity", mask), find)

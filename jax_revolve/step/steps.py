@@ -7,7 +7,6 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.values import varying_axes
 from jax_revolve.step.examples import guarded, safe_operands
 from jax_revolve.step.linearized import Linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute, with_layout
@@ -104,27 +103,6 @@ def for_loop(start: Any, stop: Any, body: Callable[[Any, T], T], state: T) -> T:
 
     is_before = lambda counted: lax.lt(counted[0], np.int32(stop))  # noqa: E731
     return lax.while_loop(is_before, step, (np.int32(start), state))[1]
-
-
-def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
-    """`run(0, count, body, state)`, a loop around blocks.
-
-    XLA unrolls a single turn, and may then tape the next block before it has used up the last tape:
-    two tapes. A barrier prevents that.
-    """
-    is_one = isinstance(count, int) and count == 1
-    return run(0, count, body, barrier(state) if is_one else state)
-
-
-def barrier(state: T) -> T:
-    """A barrier before and after these values. Values that vary over different device axes have
-    separate barriers, because all results of a barrier vary over the axes of all its operands."""
-    leaves, treedef = jax.tree.flatten(state)
-    axes = [varying_axes(jax.typeof(leaf)) for leaf in leaves]
-    for each in set(axes):
-        alike = [a == each for a in axes]
-        leaves = substitute(leaves, alike, lax.optimization_barrier(pick(leaves, alike)))
-    return jax.tree.unflatten(treedef, leaves)
 
 
 def element(numbers: jax.Array, which: int) -> jax.Array:

@@ -26,10 +26,10 @@ from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import part_of, with_outputs
 from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.step.cpu import with_reads_first
+from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
 from jax_revolve.step.linearized import Cotangents, Linearized, add
 from jax_revolve.step.loop import Loop, Operands, pick, substitute
-from jax_revolve.step.steps import Steps, for_loop, turns
+from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write
 
@@ -225,7 +225,9 @@ class Pullback:
         steps, at = self._steps, self._steps.loop.entry(step)
         x = read(steps.operands.xs, at)
         inputs = [*steps.shared, *taped, *x, *self._same]
-        residuals = self._step.residuals(inputs)
+        # Arithmetic alone is cheap to compute in several kernels.
+        run = lambda: self._step.residuals(inputs)  # noqa: E731
+        residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
         cts = cotangents.filled(self._step.step.types)
         flat, new = self._weights.of_step([*residuals, *cts], self._deferred)
