@@ -1,10 +1,12 @@
-"""The picture of what memory costs, among the pages of the documentation."""
+"""Pictures for the documentation: what memory costs, and how costs grow with the length."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from benchmarks.contenders.scans import EQUINOX, JAX_REVOLVE, LAX_SCAN, NESTED, SAVES_PRODUCTS
 from benchmarks.fronts import ON_THE_FIRST_PAGE as FAMILIES
 from benchmarks.report.results import FOLDER, Run, find, load, quickest
+from benchmarks.runner.programs import PHASES
 
 Style: TypeAlias = tuple[str, str | None, str, int, str]
 STYLES: dict[str, Style] = {
@@ -63,12 +65,58 @@ def over_memory(runs: list[Run]) -> Any:
     return figure
 
 
+GROWING: dict[str, Callable[[Run], float]] = {
+    "memory in MB": lambda run: run["MB"],
+    "time of a step in µs": lambda run: 1e3 * run["median_ms"] / run["length"],
+    "time to trace, lower and compile in s": lambda run: sum(run[phase] for phase in PHASES),
+    "instructions": lambda run: run["instructions"],
+}
+
+
+def over_length(runs: list[Run]) -> Any:
+    """What gradients cost over the length of the loop, with a fixed budget for ours."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 7.6), layout="constrained")
+    panels = list(figure.subplots(2, 2, sharex=True).flat)
+    shown = [run for run in find(runs, varied="length") if run["median_ms"] is not None]
+    for ax, (title, value) in zip(panels, GROWING.items(), strict=True):
+        for name, (label, color, marker, size, _) in STYLES.items():
+            kinds: dict[str, list[Run]] = {}
+            for run in find(shown, contender=name):
+                levels = run["detail"].count(" x ") + 1
+                kinds.setdefault(f", {levels} levels" if name == NESTED else "", []).append(run)
+            for (kind, points), line in zip(kinds.items(), ("-", ":"), strict=False):
+                xy = [(run["length"], value(run)) for run in points]
+                how: dict[str, Any] = {
+                    "marker": marker,
+                    "markersize": size / 1.4,
+                    "linestyle": line,
+                }
+                how["color"] = color or rcParams["text.color"]
+                ax.plot(*zip(*xy, strict=True), label=label.split(",")[0] + kind, **how)
+        ax.set_title(title, fontsize="medium")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.grid(linewidth=0.5)
+        ax.set_axisbelow(True)
+    for ax in panels[2:]:
+        ax.set_xlabel("steps")
+    handles, labels = panels[0].get_legend_handles_labels()
+    where: dict[str, Any] = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+    figure.legend(handles[::-1], labels[::-1], **where)
+    return figure
+
+
 def write() -> None:
     """One for each device that there are results of, for light and for dark pages."""
     from matplotlib import rc_context
 
-    for results in FOLDER.glob("fronts-*.json"):
-        for theme, style in THEMES.items():
-            with rc_context(style):
-                figure = over_memory(list(load(results.stem).runs))
-                figure.savefig(PAGES / f"{results.stem}-{theme}.png", dpi=150, transparent=True)
+    for name, draw in {"fronts": over_memory, "growth": over_length}.items():
+        for results in FOLDER.glob(f"{name}-*.json"):
+            for theme, style in THEMES.items():
+                with rc_context(style):
+                    figure = draw(list(load(results.stem).runs))
+                    path = PAGES / f"{results.stem}-{theme}.png"
+                    figure.savefig(path, dpi=150, transparent=True)

@@ -52,6 +52,7 @@ class WalkBack:
         assert steps.loop.trust is not None
         self._steps, self._pullback, self._saved = steps, pullback, saved
         self._trust, traced = steps.loop.trust, step.step
+        self._closed = traced.closed
         inputs = [*traced.shared, *traced.carry, *traced.x]
         after = pick(traced.results[: steps.loop.num_carry], steps.restart)
         self._is_known = [
@@ -117,7 +118,7 @@ class WalkBack:
             known = pick(after, self._is_known)
             return [*before, *self._kept([*steps.shared, *steps.whole(before), *x, *known])]
 
-        both = in_a_branch(jnp.asarray(step) >= 0, run)
+        both = in_a_branch(jnp.asarray(step) >= 0, self._closed, run)
         return both[: len(after)], both[len(after) :]
 
     def _scales(self, leaves: list[Any]) -> list[jax.Array]:

@@ -167,8 +167,9 @@ class _Sweep:
             return state._replace(gradient=gradient, walk=walk)
         if size == 1:  # the tape is used where it is computed
             inputs = self._steps.inputs(self._steps.whole(restarted), start)
-            tape = in_a_branch(start >= 0, lambda: self._step.run(self._steps, inputs)[2])
-            gradient, _ = self._pullback.through_step(tape, start, gradient)
+            tape = lambda: self._step.run(self._steps, inputs)[2]  # noqa: E731
+            taped = in_a_branch(start >= 0, self._step.step.closed, tape)
+            gradient, _ = self._pullback.through_step(taped, start, gradient)
             return state._replace(gradient=gradient)
         taped = self._step.tape_steps(self._steps, taped, restarted, start, count)
         gradient = self._pullback.through_block(taped, start, count, gradient)

@@ -120,21 +120,21 @@ FEW_BYTES = 4096
 PRODUCTS = ("conv_general", "dot_general", "ragged_dot")
 
 
-def in_a_branch(always: jax.Array, run: Callable[[], list[Any]]) -> list[Any]:
+def in_a_branch(always: jax.Array, step: ClosedJaxpr, run: Callable[[], list[Any]]) -> list[Any]:
     """`run()`, the residuals of a step; on CPU as one branch of a `cond` whose predicate always
     holds, so that XLA does not compute the residuals again in each kernel that needs them.
 
     A `lax.optimization_barrier` does not help, because XLA for CPU removes it before it fuses. The
-    branch costs copies of what goes through it. So it has at least `FEW_BYTES` of results, and no
-    products, which are kernels of their own. Values in the host's memory cannot leave a branch,
-    and zeros would lose their sharding there.
+    branch costs copies of what goes through it, so there is none for up to `FEW_BYTES`, and none in
+    steps with products: products are kernels of their own, and weights would be copied. Values in
+    the host's memory cannot leave a branch, and zeros would lose their sharding there.
     """
+    if not is_on("branch") or jax.device_count() > 1 or has_equation(step, *PRODUCTS):
+        return run()
     traced = jax.make_jaxpr(run)()
-    plain = jax.device_count() > 1 or bytes_of(traced.out_avals) <= FEW_BYTES
-    plain |= any(map(is_host_type, traced.out_avals)) or has_equation(traced, *PRODUCTS)
-    if plain or not is_on("branch"):
-        return call_jaxpr(traced)()
     jitted = jax.jit(call_jaxpr(traced))  # not traced again for each branch
+    if bytes_of(traced.out_avals) <= FEW_BYTES or any(map(is_host_type, traced.out_avals)):
+        return jitted()
     never = lambda: list(map(zeros, traced.out_avals))  # noqa: E731
     branch = lambda: lax.cond(always, jitted, never)  # noqa: E731
     return lax.platform_dependent(cpu=branch, default=jitted)

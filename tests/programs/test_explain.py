@@ -102,7 +102,7 @@ def test_bytes() -> None:
     assert report.sizes.carry == report.sizes.checkpoint + 4  # the number of steps
     # The predicate may be kept, too.
     assert 0 <= report.sizes.residuals - 4 * WIDTH <= 8
-    assert 0 <= report.sizes.uncut - 4 * 2 * WIDTH <= 8
+    assert report.sizes.uncut in (4 * 2 * WIDTH, 4 * 2 * WIDTH + 1)
     assert {k: v for k, v in report.always.items() if v} == {
         "cotangents of closed-over values": 4 * WIDTH
     }

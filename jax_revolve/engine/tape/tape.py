@@ -225,9 +225,10 @@ class Pullback:
         steps, at = self._steps, self._steps.loop.entry(step)
         x = read(steps.operands.xs, at)
         inputs = [*steps.shared, *taped, *x, *self._same]
-        # Arithmetic alone is cheap to compute in several kernels.
         run = lambda: self._step.residuals(inputs)  # noqa: E731
-        residuals = run() if self._step.cut.is_elementwise else in_a_branch(at >= 0, run)
+        # Arithmetic alone is cheap to compute in several kernels.
+        is_cheap, step = self._step.cut.is_elementwise, self._step.step.closed
+        residuals = run() if is_cheap else in_a_branch(at >= 0, step, run)
         cotangents = Cotangents(gradient.carry, read(self._ct_ys, at))
         cts = cotangents.filled(self._step.step.types)
         flat, new = self._weights.of_step([*residuals, *cts], self._deferred)
