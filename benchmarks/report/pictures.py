@@ -98,7 +98,10 @@ def over_length(runs: list[Run]) -> Any:
                 ax.plot(*zip(*xy, strict=True), label=label.split(",")[0] + kind, **how)
         ax.set_title(title, fontsize="medium")
         ax.set_xscale("log")
-        ax.set_yscale("log")
+        if title == "memory in MB":
+            ax.set_yscale("log")
+        else:
+            ax.set_ylim(bottom=0)
         ax.grid(linewidth=0.5)
         ax.set_axisbelow(True)
     for ax in panels[2:]:
