@@ -238,8 +238,8 @@ TABLES = {
         [LOOP, *((f"{share:.0%}", _beside_rival(share)) for share in SHARES[1:])],
     ),
     "fronts-compiling": Table(
-        "The time to trace, lower and compile these gradients {where}, and its ratio to that of the"
-        " other loop (`benchmarks/fronts.py`):",
+        "The time to trace, lower and compile these gradients {where}, over the"
+        " other loop's (`benchmarks/fronts.py`):",
         _workloads,
         [LOOP, *((f"{share:.0%}", _compiling_over_rival(share)) for share in SHARES[1:])],
     ),

@@ -89,12 +89,8 @@ def over_length(runs: list[Run]) -> Any:
                 kinds.setdefault(f", {levels} levels" if name == NESTED else "", []).append(run)
             for (kind, points), line in zip(kinds.items(), ("-", ":"), strict=False):
                 xy = [(run["length"], value(run)) for run in points]
-                how: dict[str, Any] = {
-                    "marker": marker,
-                    "markersize": size / 1.4,
-                    "linestyle": line,
-                }
-                how["color"] = color or rcParams["text.color"]
+                how: dict[str, Any] = {"marker": marker, "markersize": 0.7 * size}
+                how |= {"linestyle": line, "color": color or rcParams["text.color"]}
                 ax.plot(*zip(*xy, strict=True), label=label.split(",")[0] + kind, **how)
         ax.set_title(title, fontsize="medium")
         ax.set_xscale("log")
