@@ -43,14 +43,10 @@ def with_outputs(closed: ClosedJaxpr, outputs: Sequence[Any]) -> Callable[..., l
 
 
 def part_of(
-    closed: ClosedJaxpr,
-    inputs: Sequence[Any],
-    results: Sequence[Any],
-    equations: Sequence[Any] = (),
+    closed: ClosedJaxpr, inputs: Sequence[Any], results: Sequence[Any]
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """The function that computes results of the jaxpr from the values of the variables `inputs`,
-    and runs the `equations`."""
-    some = between(closed.jaxpr, inputs, results, equations)
+    """The function that computes results of the jaxpr from the values of the variables `inputs`."""
+    some = between(closed.jaxpr, inputs, results)
     jaxpr = closed.jaxpr.replace(invars=list(inputs), eqns=some, outvars=list(results))
     return lambda values: eval_jaxpr(jaxpr, closed.consts, *values)
 

@@ -126,15 +126,16 @@ def in_a_branch(always: jax.Array, step: ClosedJaxpr, run: Callable[[], list[Any
 
     A `lax.optimization_barrier` does not help, because XLA for CPU removes it before it fuses. The
     branch costs copies of what goes through it, so there is none for up to `FEW_BYTES`, and none in
-    steps with products: products are kernels of their own, and weights would be copied. Values in
-    the host's memory cannot leave a branch, and zeros would lose their sharding there.
+    steps with products: products are kernels of their own, and weights would be copied. Where a
+    product is not among `PRODUCTS`, the copies take time, and nothing else. Values in the host's
+    memory cannot leave a branch, and zeros would lose their sharding there.
     """
     if not is_on("branch") or jax.device_count() > 1 or has_equation(step, *PRODUCTS):
         return run()
     traced = jax.make_jaxpr(run)()
-    jitted = jax.jit(call_jaxpr(traced))  # not traced again for each branch
     if bytes_of(traced.out_avals) <= FEW_BYTES or any(map(is_host_type, traced.out_avals)):
-        return jitted()
+        return call_jaxpr(traced)()
+    jitted = jax.jit(call_jaxpr(traced))  # not traced again for each branch
     never = lambda: list(map(zeros, traced.out_avals))  # noqa: E731
     branch = lambda: lax.cond(always, jitted, never)  # noqa: E731
     return lax.platform_dependent(cpu=branch, default=jitted)
