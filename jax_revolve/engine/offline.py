@@ -184,13 +184,13 @@ class _Sweep(NamedTuple):
     def _looking_up(self, starts: np.ndarray, stops: np.ndarray, last: Loop, state: State) -> State:
         """Advances of different lengths, each from a checkpoint, in loops of looked-up length."""
 
-        def advance(index: jax.Array, state: State) -> State:
-            results, slots = state
+        def advance(index: jax.Array, reached: tuple[Any, State]) -> tuple[Any, State]:
+            start, (results, slots) = reached
             slots = write_slot(slots, pick(results[0], self.steps.restart), index)
-            start, stop = read([jnp.asarray(starts), jnp.asarray(stops)], index)
-            return for_loop(start, stop, self.run_step, results), slots
+            (stop,) = read([jnp.asarray(stops)], index)
+            return stop, (for_loop(start, stop, self.run_step, results), slots)
 
-        return last(0, len(stops), advance, state)
+        return last(0, len(stops), advance, (jnp.int32(starts[0]), state))[1]
 
     def _in_slots(self, starts: np.ndarray, stops: np.ndarray, last: Loop, state: State) -> State:
         """Advances of different lengths, each from a checkpoint, in one loop of static length.

@@ -40,11 +40,11 @@ from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import Steps, element, for_loop
+from jax_revolve.step.steps import Steps, element, for_loop, one_of
 from jax_revolve.storage.buffers import Buffers, read, write
 from jax_revolve.storage.stores import get
 
-STEP, STOP, BLOCK, TARGET, TOP, POSITION = range(6)
+STEP, STOP, BLOCK, TARGET, TOP = range(5)
 
 
 class _State(NamedTuple):
@@ -239,43 +239,42 @@ class _Sweep:
 
     def _by_schedule(self, first: Any, blocks: Any, state: _State) -> _State:
         """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse
-        is an array of six numbers: the next step, and the step to stop before; the block; the block
-        where the schedule stores next; the top of the stack; and the newest checkpoint's position.
-        They are one array because on a CPU each scalar would be a kernel that takes as long as a
-        light step.
+        is an array of five numbers: the next step, and the step to stop before; the block; the
+        block to stop before, where the schedule stores unless it is the block to reverse; and the
+        top of the stack, without a checkpoint at the block. They are one array because on a CPU
+        each scalar would be a kernel that takes as long as a light step.
         """
-        split, capacity = SplitTable(self._plan), np.int32(state.positions.size)
-        size = np.int32(self._plan.block_size)
+        split, size = SplitTable(self._plan, state.positions.size), np.int32(self._plan.block_size)
 
+        # Arrays of one number, as they are in the path: XLA would reshape each scalar.
         @jax.jit  # traced and lowered once for both its calls
         def path(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
-            steps = lax.sub(lax.add(block, ONE), position)
-            target = lax.add(position, split(steps, lax.sub(capacity, top)))
-            step, stop = (lax.mul(size, n) for n in (position, block))
-            return stacked(step, stop, block, target, top, position)
+            distance = lax.sub(block, position)
+            # Never store at the block itself: nothing would read that checkpoint.
+            target = lax.min(lax.add(position, split(distance, top)), block)
+            step, stop = (lax.mul(size, n) for n in (position, target))
+            return lax.concatenate([step, stop, block, target, top], 0)
 
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
-            step, _, block, target, top, position = (element(at, i) for i in range(at.size))
-            # As many numbers as in the other call of `_advance`, so that it is traced once.
-            span = stacked(step, lax.mul(size, target), block, target, top, position)
-            _, carry = self._advance(span, carry)
-            top = lax.add(top, ONE)
+            at, carry = self._advance(at, carry)
+            top = lax.add(element(at, TOP), ONE)
             slots = write_slot(slots, carry, state.slot(top))
-            (positions,) = write([positions], [target], top)
-            return path(target, block, top), carry, slots, positions
+            (positions,) = write([positions], [element(at, TARGET)], top)
+            at = path(one_of(at, TARGET), one_of(at, BLOCK), lax.expand_dims(top, (0,)))
+            return at, carry, slots, positions
 
-        # Invariant: the blocks from `done[BLOCK]` on are reversed, and the stack has entry `top`
-        # at or before that block.
+        # Invariant: the blocks from `done[BLOCK]` on are reversed, and entry `done[TOP]` of the
+        # stack is the newest one before that block.
         def reverse_block(_: Any, done_state: tuple[jax.Array, _State]) -> tuple[jax.Array, _State]:
             done, state = done_state
-            block, top = element(done, BLOCK), element(done, TOP)
-            is_at_block = lax.eq(element(done, POSITION), block)
-            top = lax.sub(top, lax.convert_element_type(is_at_block, jnp.int32))
+            block, top = lax.sub(element(done, BLOCK), ONE), element(done, TOP)
+            newest = self._at(state.slot(top), state)
             (position,) = read([state.positions], top)
-            at = path(position, lax.sub(block, ONE), top)
-            newest = self._at(state.slot(element(at, TOP)), state)
-            # Never store at the block itself: nothing would read that checkpoint.
+            # A checkpoint at the block itself is read for the last time.
+            is_last = lax.convert_element_type(lax.eq(position, block), jnp.int32)
+            numbers = position, block, lax.sub(top, is_last)
+            at = path(*(lax.expand_dims(n, (0,)) for n in numbers))
             at, newest, slots, positions = lax.while_loop(
                 lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),
                 store,
@@ -285,9 +284,8 @@ class _Sweep:
             state = state._replace(slots=slots, positions=positions)
             return at, self._reverse_block(restarted, element(at, BLOCK), state)
 
-        # The state as if a block after the last one, without a checkpoint, had been reversed.
-        done, nowhere = jnp.asarray(blocks, jnp.int32), np.int32(-1)
-        at = stacked(*map(jnp.asarray, (ZERO, ZERO, done, ZERO, state.top, nowhere)))
+        # The path as if a block after the last one, without a checkpoint, had been reversed.
+        at = stacked(ZERO, ZERO, jnp.asarray(blocks, jnp.int32), ZERO, state.top)
         loop = self._reports.loop(isinstance(first, int) and first == 0)
         return turns(loop, blocks - first, reverse_block, (at, state))[1]
 

@@ -4,6 +4,8 @@
 of steps, the split is piecewise linear, rising and flat in turns. So a row of corners replaces it:
 
     split(n) = 1 + sum over r of min(max(n - start[r], 0), height[r])
+
+The table is for the distance n - 1 that is asked for, and its first rise begins at 1 instead of 0.
 """
 
 from typing import Any
@@ -20,30 +22,32 @@ from jax_revolve.storage.buffers import read
 
 
 class SplitTable:
-    """`schedule.binomial.split` on the device, for every split that a plan can ask for.
+    """`schedule.binomial.split` on the device, for every split that a plan can ask for, with a row
+    for each entry that can be the top of a stack."""
 
-    With repetition number r, the split rises from `shortest` to `longest`, the `shortest` of r + 1.
-    The row of a number of checkpoints has, for each r >= 2, the number of steps where the rise
-    starts, and its height.
-    """
-
-    def __init__(self, plan: Reversal) -> None:
+    def __init__(self, plan: Reversal, capacity: int) -> None:
         s = plan.checkpoints
         # An online schedule may need one more repetition. A single slot needs no rule.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1
         most = max(min(most, MOST_REPETITIONS_IN_TABLES), 2)
-        self.table = _table(s, most)
+        self.rows = _table(s, most)[:capacity][::-1]
 
-    def __call__(self, steps: jax.Array, checkpoints: jax.Array) -> jax.Array:
-        """The split; 1 for a single step, which is not split."""
-        (row,) = read([jnp.asarray(self.table)], lax.sub(checkpoints, ONE))
+    def __call__(self, distance: jax.Array, top: jax.Array) -> jax.Array:
+        """The split of `distance + 1` steps with the entries from `top` on; 1 for a single step,
+        which is not split. All three are arrays of one number."""
+        (row,) = read([jnp.asarray(self.rows)], lax.squeeze(top, (0,)))
         starts, rises = element(row, 0), element(row, 1)
-        beyond = lax.sub(lax.full_like(starts, steps), starts)
-        return lax.add(jnp.sum(lax.clamp(ZERO, beyond, rises), dtype=jnp.int32), ONE)
+        beyond = lax.sub(lax.broadcast_in_dim(distance, starts.shape, (0,)), starts)
+        least = np.eye(1, starts.size, dtype=np.int32)[0]
+        return jnp.sum(lax.clamp(least, beyond, rises), dtype=jnp.int32, keepdims=True)
 
 
 def _table(checkpoints: int, most: int) -> np.ndarray:
-    """The rows, from the terms of `schedule.binomial.split` for r = 2, ..., `most`."""
+    """For each number of checkpoints, the starts and heights of the rises.
+
+    With repetition number r, the split rises from `shortest` to `longest`, the `shortest` of r + 1.
+    The numbers are from the terms of `schedule.binomial.split` for r = 2, ..., `most`.
+    """
     row = np.ones(checkpoints + 1, np.int64)
     table = np.zeros((checkpoints, 2, most - 1), np.int64)
     for r in range(2, most + 1):
@@ -52,6 +56,8 @@ def _table(checkpoints: int, most: int) -> np.ndarray:
         longest, offset = row[2:], row[1:-1] + row[:-2]
         table[1:, :, r - 2] = np.stack([shortest + offset, longest - shortest], axis=1)
     table[0, :, 0], table[0, 0, 1:] = (2, _LARGEST), _LARGEST
+    table[:, 0] -= 1
+    table[:, :, 0] += -1, 1
     return np.minimum(table, _LARGEST).astype(np.int32)
 
 
@@ -61,7 +67,7 @@ def integers(values: Any) -> jax.Array:
     return jnp.zeros(np.shape(values), jnp.int32) + np.asarray(values, np.int32)
 
 
-def stacked(*numbers: jax.Array) -> jax.Array:
+def stacked(*numbers: Any) -> jax.Array:
     return lax.concatenate([lax.expand_dims(n, (0,)) for n in numbers], 0)
 
 

@@ -109,3 +109,8 @@ def element(numbers: jax.Array, which: int) -> jax.Array:
     """One number of an array. The code that computes with these numbers calls `jax.lax`, because
     JAX would trace each operator as a function of its own."""
     return lax.index_in_dim(numbers, which, keepdims=False)
+
+
+def one_of(numbers: jax.Array, which: int) -> jax.Array:
+    """An array of one of these numbers."""
+    return lax.slice_in_dim(numbers, which, which + 1)

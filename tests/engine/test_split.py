@@ -13,11 +13,11 @@ from jax_revolve.schedule import binomial
 )
 def test_the_table_of_splits(length: int, checkpoints: int) -> None:
     """Of the splits that a schedule asks for, on the device."""
-    table = SplitTable(Plan(length, checkpoints))
+    table = SplitTable(Plan(length, checkpoints), checkpoints)
     repetitions = binomial.repetition(length + 1, checkpoints)
     for free in range(2, checkpoints + 1):
         longest = min(binomial.beta(free, repetitions), length + 1)
         asked = {2, 3, 5, longest // 3, longest // 2, longest - 1, longest}
         for steps in (n for n in asked if 2 <= n <= longest):
-            got = int(table(jnp.int32(steps), jnp.int32(free)))
-            assert got == binomial.split(steps, free)
+            distance, top = jnp.int32([steps - 1]), jnp.int32([checkpoints - free])
+            assert table(distance, top).tolist() == [binomial.split(steps, free)]
