@@ -188,9 +188,11 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     if not sweep.saves_pairs:
         return _jvp_without_pairs(sweep, activity, operands, tangents)
     pairs = paired(loop, activity)
+    # As in the reverse sweep of a Hessian-vector product, so that both have one linearized step.
+    nothing = loop.operands((False,) * count)
     both = sweep.of_loop(
         pairs.loop,
-        activity=find_activity(pairs.loop, pairs.of_operands(sweep.activity)),
+        activity=find_activity(pairs.loop, pairs.of_operands(sweep.activity, nothing)),
         restart=pairs.of_carry(sweep.restart),
         record=pairs.of_ys(sweep.record),
         ys=pairs.of_ys(sweep.ys),

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_revolve._compat.memories import is_on_host
 from jax_revolve._compat.values import zeros
@@ -188,7 +189,12 @@ class _Sweep(NamedTuple):
             start, (results, slots) = reached
             slots = write_slot(slots, pick(results[0], self.steps.restart), index)
             (stop,) = read([jnp.asarray(stops)], index)
-            return stop, (for_loop(start, stop, self.run_step, results), slots)
+            start, results = lax.while_loop(
+                lambda reached: lax.lt(reached[0], stop),
+                lambda reached: (lax.add(reached[0], np.int32(1)), self.run_step(*reached)),
+                (start, results),
+            )
+            return start, (results, slots)
 
         return last(0, len(stops), advance, (jnp.int32(starts[0]), state))[1]
 

@@ -248,12 +248,12 @@ class _Sweep:
 
         # Arrays of one number, as they are in the path: XLA would reshape each scalar.
         @jax.jit  # traced and lowered once for both its calls
-        def path(position: jax.Array, block: jax.Array, top: jax.Array) -> jax.Array:
+        def path(position: Any, block: Any, top: Any, next_top: Any) -> jax.Array:
             distance = lax.sub(block, position)
             # Never store at the block itself: nothing would read that checkpoint.
             target = lax.min(lax.add(position, split(distance, top)), block)
             step, stop = (lax.mul(size, n) for n in (position, target))
-            return lax.concatenate([step, stop, block, target, top], 0)
+            return lax.concatenate([step, stop, block, target, next_top], 0)
 
         def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
             at, carry, slots, positions = stored
@@ -261,7 +261,8 @@ class _Sweep:
             top = lax.add(element(at, TOP), ONE)
             slots = write_slot(slots, carry, state.slot(top))
             (positions,) = write([positions], [element(at, TARGET)], top)
-            at = path(one_of(at, TARGET), one_of(at, BLOCK), lax.expand_dims(top, (0,)))
+            top = lax.expand_dims(top, (0,))
+            at = path(one_of(at, TARGET), one_of(at, BLOCK), top, top)
             return at, carry, slots, positions
 
         # Invariant: the blocks from `done[BLOCK]` on are reversed, and entry `done[TOP]` of the
@@ -273,7 +274,7 @@ class _Sweep:
             (position,) = read([state.positions], top)
             # A checkpoint at the block itself is read for the last time.
             is_last = lax.convert_element_type(lax.eq(position, block), jnp.int32)
-            numbers = position, block, lax.sub(top, is_last)
+            numbers = position, block, top, lax.sub(top, is_last)
             at = path(*(lax.expand_dims(n, (0,)) for n in numbers))
             at, newest, slots, positions = lax.while_loop(
                 lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),

@@ -96,7 +96,7 @@ def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
 
 
 def _row(slot: Any) -> Any:
-    return max(slot - 1, 0) if isinstance(slot, int) else slot - 1
+    return max(slot - 1, 0) if isinstance(slot, int) else lax.max(slot - 1, lax.full_like(slot, 0))
 
 
 def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any], list[Any]]:

@@ -1,8 +1,7 @@
 """Buffers: arrays with a leading axis of slots or steps, read and written one entry at a time.
 
 All computation is on the device: a buffer in the host's memory is written from there and read back
-to there. An index before the first entry or after the last one stands for that entry, as in
-`lax.dynamic_slice`.
+to there.
 """
 
 from functools import partial
@@ -33,7 +32,7 @@ def write(buffers: list[Any], values: list[Any], index: Any) -> list[Any]:
 def _read(buffer: Any, index: Any) -> Any:
     if is_on_host(buffer):
         entry = _at(partial(lax.dynamic_index_in_dim, keepdims=False))
-        return to_device(entry(jnp.maximum(index, 0), buffer))
+        return to_device(entry(jnp.asarray(index), buffer))
     sizes = (1, *buffer.shape[1:])
     entry = lax.dynamic_slice(buffer, _first(buffer, index), sizes, allow_negative_indices=False)
     return lax.squeeze(entry, (0,))
@@ -41,15 +40,14 @@ def _read(buffer: Any, index: Any) -> Any:
 
 def _write(buffer: Any, value: Any, index: Any) -> Any:
     if is_on_host(buffer):
-        update = _at(lax.dynamic_update_index_in_dim)
-        return update(jnp.maximum(index, 0), buffer, to_host(value))
+        return _at(lax.dynamic_update_index_in_dim)(jnp.asarray(index), buffer, to_host(value))
     value = lax.expand_dims(value, (0,))
     first = _first(buffer, index)
     return lax.dynamic_update_slice(buffer, value, first, allow_negative_indices=False)
 
 
 def _first(buffer: Any, index: Any) -> list[Any]:
-    """Where an entry begins. JAX need not check whether an index counts from the end."""
+    """Where an entry begins. No index is negative, so JAX need not check and add the length."""
     zero = 0 if isinstance(index, int) else index.dtype.type(0)
     return [index, *[zero] * (buffer.ndim - 1)]
 
