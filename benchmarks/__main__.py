@@ -93,7 +93,8 @@ def draw() -> None:
 
 
 def stale() -> int:
-    """How many files of results were measured with another `jax_revolve` than is checked out.
+    """How many files of results were measured with another `jax_revolve` than is checked out. Only
+    those are printed.
 
     A change of comments counts, too: what it cannot have changed need not be measured again."""
     from benchmarks.report import pages
@@ -103,10 +104,10 @@ def stale() -> int:
     for path in sorted(FOLDER.glob("*.json")):
         machine = json.loads(path.read_text())["machine"]
         tree, commit = machine.get("tree"), str(machine.get("commit", "unknown"))[:12]
-        state = "current" if tree == now and tree is not None else "stale"
-        count += state == "stale"
-        where = ", ".join(pages.quoting(path.stem))
-        print(f"{state:<8} {path.stem:<18} {machine.get('date', '')}  commit {commit}  {where}")
+        if tree is None or tree != now:
+            count += 1
+            where = ", ".join(pages.quoting(path.stem))
+            print(f"{path.stem:<18} {machine.get('date', '')}  commit {commit}  {where}")
     return count
 
 
