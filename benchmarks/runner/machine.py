@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -40,9 +41,11 @@ def today() -> str:
 
 def sources() -> dict[str, str | None]:
     """The commit, and the hash of `jax_revolve/` in it; `None` where they are unknown, because this
-    is no checkout or has changes."""
+    is no checkout or has changes, or Git is not installed."""
 
     def git(*arguments: str) -> str | None:
+        if shutil.which("git") is None:
+            return None
         command = ["git", "-C", str(ROOT), *arguments]
         done = subprocess.run(command, capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else None
