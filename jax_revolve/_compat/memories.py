@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
 from jax_revolve._compat.primitives import new_primitive
-from jax_revolve._compat.values import AbstractValue
+from jax_revolve._compat.values import AbstractValue, instantiate
 
 HOST_MEMORY = "pinned_host"
 
@@ -48,6 +48,10 @@ _typed_as_on_host_p = new_primitive(
     implementation=lambda value: [value],
     output_types=lambda t: ([t.update(memory_space=jax.memory.Space.Host)], frozenset()),
     batch=lambda axis, operands, dims: (_typed_as_on_host_p.bind(*operands), dims),
+    jvp=lambda primals, tangents: (
+        _typed_as_on_host_p.bind(*primals),
+        _typed_as_on_host_p.bind(*map(instantiate, tangents)),
+    ),
 )
 
 

@@ -25,6 +25,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching
 
 from jax_revolve._compat.primitives import Primitive, Prune, Split, new_primitive
 from jax_revolve._compat.values import (
@@ -35,11 +37,17 @@ from jax_revolve._compat.values import (
     with_weak_type,
     zeros,
 )
-from jax_revolve.autodiff.batching import Batched, batch, batch_once
-from jax_revolve.jaxprs.walk import jaxprs_in
+from jax_revolve.autodiff.batching import (
+    Batched,
+    Vmap,
+    batch,
+    batch_once,
+    batched_dims,
+    mapped,
+    vmap_over,
+)
 from jax_revolve.progress.listener import when_run_again
-from jax_revolve.step.loop import Mask, pick, spread, substitute
-from jax_revolve.step.mixing import tells_examples_apart
+from jax_revolve.step.loop import Mask, is_inexact, pick, spread, substitute
 
 Flat = Sequence[Any]
 
@@ -72,13 +80,26 @@ class Rules(NamedTuple):
     pull_back: Callable[..., Flat]
     """`pull_back(cotangents, operands, arrays, function, activity, aux)` takes the cotangents of
     active results and the saved arrays, and returns the cotangents of active operands."""
-    primal_half: Callable[[Any, Any], Any]
+    explicit: Callable[..., tuple[Any, Flat, Flat] | None] = lambda *_: None
+    """`explicit(function, activity, primals, tangents)`: if derivative rules close over tracers,
+    the function of these as further operands, all its primals, and all its tangents."""
+    refined: Callable[[Any, Any, Flat], Any] = lambda function, activity, operands: activity
+    """`refined(function, activity, operands)` is the activity for operands of these types."""
+    jvp_in_reverse: Callable[..., Flat] | None = None
+    """The same function as `jvp`, of primitives that have a reverse mode. By default `jvp`."""
+    products: Callable[..., Flat] | None = None
+    """`products(function, operands, cotangents)`, of sweeps: scalars whose sum is the product of
+    the results with cotangents (`None`: zero), as JAX differentiates it in reverse mode."""
+    is_pushed: bool = False
+    primal_half: Callable[[Any, Any], Any] = None  # type: ignore
     """`primal_half(function, activity)` is the function that computes the linearized values."""
     linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
     """`linearize(function, activity, operands)` returns the results, the arrays to save, and the
     `function` and `aux` of the pullback. By default it saves nothing."""
     needed: Callable[[Any, Any], Mask] | None = None
     """`needed(function, aux)` flags the operands on which the tangents depend. By default all."""
+    effects: Callable[[Any, Any], Any] = lambda function, activity: function.effects
+    """`effects(function, activity)` includes those of its derivative rules."""
     with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
     """The function with its progress changed."""
     prune: Prune | None = None
@@ -108,17 +129,22 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
     tangent_p = new_primitive(
         f"{primitive.name}_tangent",
         implementation=partial(_tangent_impl, rules),
-        output_types=_tangent_types,
+        output_types=partial(_tangent_types, rules),
         batch=partial(_tangent_batching, rules),
-        jvp=partial(jvp_of_nonzero, partial(_tangent_impl, rules)),
+        jvp=partial(jvp_of_nonzero, partial(_tangent_impl, rules._replace(jvp=rules.jvp_in_reverse or rules.jvp))),
         transpose=partial(_tangent_transpose, rules),
     )
+    pushed_p = None
+    if rules.products is not None:
+        pushed_p = primitive if rules.is_pushed else _pushed_primitive(primitive.name, rules)
     jvp_p = new_primitive(
         f"{primitive.name}_jvp",
         implementation=partial(_jvp_impl, rules),
-        output_types=_jvp_types,
-        batch=partial(_jvp_batching, rules),
-        jvp=partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
+        output_types=partial(_jvp_types, rules),
+        batch=partial(_batch_pushed, pushed_p) if pushed_p else partial(_jvp_batching, rules),
+        jvp=partial(_jvp_of_pushed, pushed_p)
+        if pushed_p
+        else partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
         transpose=partial(_jvp_transpose, rules),
         prune=rules.prune_jvp,
         keys=rules.keys and partial(_jvp_keys, rules.keys),
@@ -132,6 +158,143 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         ),
     )
     return primitive
+
+
+class Pushed(NamedTuple):
+    """A sweep and its tangents, which is a function of its own, mapped over axes."""
+
+    jaxpr: Any
+    function: Any
+    activity: Active
+    output_types: tuple[Any, ...]
+    transfers: Any
+    vmaps: tuple[Vmap, ...] = ()
+
+    @classmethod
+    def of(cls, function: Any, activity: Active) -> "Pushed":
+        types = (*function.output_types, *_tangents_of(function, activity))
+        return cls(function.jaxpr, function, activity, types, function.transfers)
+
+    @property
+    def effects(self) -> Any:
+        return self.function.effects
+
+    @property
+    def is_on_disk(self) -> bool:
+        return self.function.is_on_disk
+
+    @property
+    def by_loops(self) -> bool:
+        """Whether its derivatives are those of loops, because it is no program."""
+        return self.function.by_loops
+
+
+def _pushed_primitive(name: str, base: Rules) -> Primitive:
+    def rules_of(function: Any) -> Rules:
+        return rules if isinstance(function, Pushed) else base
+
+    def run(*flat: Any, function: Pushed, by_loops: bool = False) -> Flat:
+        own = rules_of(function.function)
+        own = own._replace(jvp=own.jvp_in_reverse) if by_loops else own
+        of_one = partial(_jvp_impl, own, function=function.function, activity=function.activity)
+        return mapped(of_one, function.vmaps, wanted=lambda vmap: vmap.dims_out)(*flat)
+
+    def batch(axis: Any, flat: Flat, dims: Flat, function: Pushed) -> Batched:
+        found = batched_dims(axis, partial(run, function=function), flat, dims)
+        if function.is_on_disk:  # in several directions at one point, each example reads files
+            of_values, count = function.function, len(function.activity.operands)
+            alone = partial(rules_of(of_values).run, function=of_values)
+            values = batched_dims(axis, alone, flat[:count], dims[:count])
+            found[: len(values)] = values
+        vmaps = (*function.vmaps, Vmap(axis, tuple(dims), tuple(found)))
+        mapped_ = function._replace(vmaps=vmaps)
+        types = tuple(jax.make_jaxpr(partial(run, function=mapped_))(*flat).out_avals)
+        return primitive.bind(*flat, function=mapped_._replace(output_types=types)), found
+
+    def activity(function: Pushed, mask: Mask) -> Active:
+        return Active(mask, tuple(is_inexact(t) and any(mask) for t in function.output_types))
+
+    def jvp(function: Pushed, active: Active, *flat: Any, by_loops: bool = False) -> Flat:
+        operands, dots = flat[: len(active.operands)], list(flat[len(active.operands) :])
+        at = lambda chosen: substitute(operands, active.operands, chosen)  # noqa: E731
+        own = partial(run, function=function, by_loops=by_loops)
+        results, dots = jax.jvp(lambda c: own(*at(c)), (pick(operands, active.operands),), (dots,))
+        return [*results, *pick(dots, active.results)]
+
+    def products(function: Pushed, flat: Flat, cts: Flat) -> Flat:
+        """The products of results with cotangents, `None` for zeros, of all examples."""
+        inner, mask, given = function.function, function.activity.operands, [c is not None for c in cts]
+
+        def of_one(*flat: Any) -> Flat:
+            operands, dots = flat[: len(mask)], flat[len(mask) :][: sum(mask)]
+            chosen = spread(flat[len(mask) + sum(mask) :], given)
+            values, tangents = chosen[: len(inner.output_types)], chosen[len(inner.output_types) :]
+            own = rules_of(inner).products
+            if all(c is None for c in tangents):
+                return list(own(inner, operands, values))
+            # <a, F> and the derivative of <b, F>, from one evaluation: that of <b + t a, F>.
+            cts = spread(tangents, function.activity.results)
+            at_zero = [b if b is not None or a is None else jnp.zeros_like(a) for a, b in zip(values, cts, strict=True)]
+            has = [b is not None for b in at_zero]
+            along = [jnp.zeros_like(b) if a is None else a for a, b in zip(pick(values, has), pick(at_zero, has), strict=True)]
+            at = lambda c, b: list(own(inner, substitute(operands, mask, c), spread(b, has)))  # noqa: E731
+            primals = (pick(operands, mask), pick(at_zero, has))
+            return jax.jvp(at, primals, (list(dots), along))[1]
+
+        return summed(of_one, function.vmaps, given)(*flat, *pick(cts, given))
+
+    def pull_back(
+        cotangents: Flat, operands: Flat, arrays: Flat, function: Any, activity: Any, aux: Any
+    ) -> Flat:
+        del arrays, aux
+        mask, given = activity.operands, spread(cotangents, activity.results)
+        cts = [None if ct is None or is_zero(ct) else ct for ct in given]
+        of = lambda chosen: list(products(function, substitute(operands, mask, chosen), cts))  # noqa: E731
+        found, pullback = jax.vjp(of, pick(operands, mask))
+        return pullback([jnp.ones_like(x) for x in found])[0]
+
+    rules = Rules(
+        run=run,
+        batch=batch,
+        activity=activity,
+        jvp=jvp,
+        jvp_in_reverse=partial(jvp, by_loops=True),
+        pull_back=pull_back,
+        primal_half=lambda function, _: function,
+        products=products,
+        is_pushed=True,
+    )
+    primitive = function_primitive(f"{name}_pushed", rules)
+    return primitive
+
+
+def summed(run: Callable[..., Flat], vmaps: Sequence[Vmap], given: Sequence[bool]) -> Any:
+    """Products of one example, from its operands and the given cotangents, summed over examples."""
+    for vmap in vmaps:
+        run = partial(_summed_over, run, vmap, given)
+    return run
+
+
+def _summed_over(run: Any, vmap: Vmap, given: Sequence[bool], *flat: Any) -> Flat:
+    dims = pick(vmap.dims_out, given)
+    first = len(flat) - len(dims)
+    # One example's share of the cotangent of a result that all share.
+    cts = [ct / vmap.axis.size if d is None else ct for ct, d in zip(flat[first:], dims, strict=True)]
+    found = vmap_over(vmap.axis, run, (*vmap.dims, *dims), 0)(*flat[:first], *cts)
+    return [jnp.sum(x, 0) for x in found]
+
+
+def _batch_pushed(
+    pushed_p: Primitive, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
+) -> Batched:
+    rule = batching.fancy_primitive_batchers[pushed_p]
+    return rule(axis, flat, dims, function=Pushed.of(function, activity))
+
+
+def _jvp_of_pushed(
+    pushed_p: Primitive, primals: Flat, tangents: Flat, function: Any, activity: Active
+) -> Any:
+    return ad.primitive_jvps[pushed_p](primals, tangents, function=Pushed.of(function, activity))
 
 
 def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -155,10 +318,16 @@ def _function_jvp(
     tangents: Flat,
     function: Any,
 ) -> Any:
+    if rules.is_pushed and function.by_loops:
+        return jvp_of_nonzero(partial(rules.run, by_loops=True), primals, tangents, function=function)
     activity = rules.activity(function, tuple(not is_zero(t) for t in tangents))
     dots = [symbolic_zero(t) for t in function.output_types]
     if not any(activity.results):
         return primitive.bind(*primals, function=function), dots
+    if explicit := rules.explicit(function, activity, primals, tangents):
+        function, primals, tangents = explicit
+        activity = rules.activity(function, tuple(not is_zero(t) for t in tangents))
+    activity = rules.refined(function, activity, primals)
     chosen = map(instantiate, pick(tangents, activity.operands))
     flat = jvp_p.bind(*primals, *chosen, function=function, activity=activity)
     return flat[: len(dots)], substitute(dots, activity.results, flat[len(dots) :])
@@ -185,13 +354,13 @@ def _save_nothing(
 # The jvp primitive
 
 
-def _jvp_types(*_: Any, function: Any, activity: Active) -> Any:
-    tangents, _ = _tangent_types(function=function, activity=activity)
-    return [*function.output_types, *tangents], function.effects
+def _jvp_types(rules: Rules, *_: Any, function: Any, activity: Active) -> Any:
+    tangents = _tangents_of(function, activity)
+    return [*function.output_types, *tangents], rules.effects(function, activity)
 
 
 def _jvp_impl(rules: Rules, *flat: Any, function: Any, activity: Active) -> Flat:
-    types, _ = _jvp_types(function=function, activity=activity)
+    types = [*function.output_types, *_tangents_of(function, activity)]
     return list(map(with_weak_type, rules.jvp(function, activity, *flat), types))
 
 
@@ -203,13 +372,9 @@ def _jvp_keys(keys: Callable[..., Flat], *flat: Any, function: Any, activity: Ac
 def _jvp_batching(
     rules: Rules, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
 ) -> Batched:
-    """Several directions at one point, as in `jax.jacfwd`, share the values, unless the function
-    tells examples apart."""
-    at_same_point = all(dim is None for dim in dims[: len(activity.operands)])
-    is_same = at_same_point and not any(map(tells_examples_apart, jaxprs_in(function)))
-    same = len(function.output_types) if is_same else 0
+    """Several directions at one point, as in `jax.jacfwd`, share the values that JAX finds equal."""
     run = partial(_jvp_impl, rules, function=function, activity=activity)
-    rule = partial(batch, axis, run, dims, same)
+    rule = partial(batch, axis, run, dims, 0)
     return batch_once(function, ("jvp", axis, activity), rule, flat, dims)
 
 
@@ -244,9 +409,12 @@ def _linearize(
 # The tangent primitive
 
 
-def _tangent_types(*_: Any, function: Any, activity: Active, **__: Any) -> Any:
-    active = pick(function.output_types, activity.results)
-    return [t.to_tangent_aval() for t in active], frozenset()
+def _tangent_types(rules: Rules, *_: Any, function: Any, activity: Active, **__: Any) -> Any:
+    return _tangents_of(function, activity), rules.effects(function, activity)
+
+
+def _tangents_of(function: Any, activity: Active) -> list[Any]:
+    return [t.to_tangent_aval() for t in pick(function.output_types, activity.results)]
 
 
 def _tangent_impl(

@@ -15,20 +15,19 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.memories import transfers_of
-from jax_revolve._compat.values import as_array, instantiate, with_weak_type
+from jax_revolve._compat.values import as_array, instantiate, with_weak_type, zeros
 from jax_revolve.autodiff.batching import mapped, within
-from jax_revolve.autodiff.derivatives import Active, Flat
+from jax_revolve.autodiff.derivatives import Active, Flat, summed
 from jax_revolve.autodiff.reverse import pull_back_loop
 from jax_revolve.autodiff.sweeps import (
-    CHECKPOINTS,
     Sweep,
     define_sweep,
     forward_sweep_p,
-    in_checkpoints,
     loop_p,
     rerun,
     run_plain_loop,
@@ -40,9 +39,8 @@ from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.dead_code import prune_loop
-from jax_revolve.step.derived import paired
 from jax_revolve.step.linearized import Activity, find_activity, live_carry
-from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
+from jax_revolve.step.loop import Mask, is_inexact, once, pick, plan_of, spread, substitute
 
 
 def run_forward_sweep(untraced: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
@@ -55,6 +53,7 @@ def run_forward_sweep(untraced: Sweep, operands: Flat) -> tuple[Flat, Flat, Swee
         "output_types": types,
         "transfers": transfers_of(types),
         "vmaps": (),
+        "rule_effects": frozenset(traced.effects),
     }
     sweep = untraced._replace(**fields)
     flat = forward_sweep_p.bind(*operands, function=sweep)
@@ -82,7 +81,7 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
 
 
 def _run_example(sweep: Sweep, *operands: Any) -> Flat:
-    if not (sweep.later and sweep.saved_indices.tape):
+    if not ((sweep.later or sweep.keeps_rules) and sweep.saved_indices.tape):
         return call_jaxpr(_trace_forward_sweep(sweep, operands)[0])(*operands)
     # Linearizing the step again changes its residuals. A reverse sweep that is linearized again
     # tapes those itself. This tape is for one that is not, so it has the original residuals.
@@ -91,8 +90,11 @@ def _run_example(sweep: Sweep, *operands: Any) -> Flat:
     def run(*operands: Any) -> Flat:
         results = _run_example(bare, *operands)
         saved = bare.unflatten(results[len(results) - bare.num_saved :])
-        steps = sweep._replace(later=()).steps(operands, rerun=True)
-        tape = tape_the_last_block(steps, plan_of(sweep.loop), saved)
+        given, at = operands, saved
+        if sweep.keeps_rules:  # then its functions have none, and its derivative is not used
+            given, at = jax.tree.map(lax.stop_gradient, (list(operands), saved))
+        steps = sweep._replace(later=(), keeps_rules=False).steps(given, rerun=True)
+        tape = tape_the_last_block(steps, plan_of(sweep.loop), at)
         kept = results[: len(results) - bare.num_saved]
         return [*kept, *jax.tree.leaves(saved._replace(tape=tape))]
 
@@ -169,58 +171,24 @@ def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mas
 
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
-    """Operands that the reverse sweep differentiates are active, too: its derivative needs their
-    pairs."""
-    directed = tuple(map(max, differentiated, sweep.activity.operands))
-    activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, directed))
-    saved = sweep.unflatten([False] * sweep.num_saved)
-    if sweep.saves_pairs:
-        saved = in_checkpoints(lambda name, _: sweep.entries_of(name, activity), saved)
-    results = (*sweep.of_results(activity.results), *jax.tree.leaves(saved))
-    return Active(activity.operands, results)
+    activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, differentiated))
+    first = len(sweep.output_types) - sweep.num_saved
+    saved = [is_inexact(t) and any(differentiated) for t in sweep.output_types[first:]]
+    return Active(activity.operands, (*sweep.of_results(activity.results), *saved))
 
 
-def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
-    """The results of a sweep of one example, then the tangents of the active ones."""
-    loop, count = sweep.loop, len(active.operands)
+def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    """The derivative of the loop's results alone: saved arrays are functions of the operands."""
+    count = len(active.operands)
     operands, tangents = flat[:count], flat[count:]
-    activity = find_activity(loop, active.operands)
-    if not sweep.saves_pairs:
-        return _jvp_without_pairs(sweep, activity, operands, tangents)
-    pairs = paired(loop, activity)
-    # As in the reverse sweep of a Hessian-vector product, so that both have one linearized step.
-    nothing = loop.operands((False,) * count)
-    both = sweep.of_loop(
-        pairs.loop,
-        activity=find_activity(pairs.loop, pairs.of_operands(sweep.activity, nothing)),
-        restart=pairs.of_carry(sweep.restart),
-        record=pairs.of_ys(sweep.record),
-        ys=pairs.of_ys(sweep.ys),
-        tapes=False,
-    )
-    inputs = pairs.operands(loop.operands(operands), tangents)
-    results, arrays, both = run_forward_sweep(both, inputs)
-    results, results_dot = pairs.halves(results, sum(sweep.ys))
-    saved = both.unflatten(arrays)
-    count_of = lambda name: len(sweep.entries_of(name, activity))  # noqa: E731
-    saved_dot = [dot for n in CHECKPOINTS for dot in (getattr(saved, n) or [])[count_of(n) :]]
-    saved = in_checkpoints(lambda name, part: part[: count_of(name)], saved)
-    if sweep.saved_indices.tape is not None:
-        # The tape gets no derivative here, because the derivative of the reverse sweep tapes pairs.
-        given, at = jax.tree.map(lax.stop_gradient, (list(operands), saved))
-        tape = tape_the_last_block(sweep.steps(given, rerun=True), plan_of(loop), at)
-        saved = saved._replace(tape=tape)
-    return [*results, *jax.tree.leaves(saved), *results_dot, *saved_dot]
-
-
-def _jvp_without_pairs(sweep: Sweep, activity: Activity, operands: Flat, tangents: Flat) -> Flat:
-    primals, half = pick(operands, activity.operands), partial(loop_p.bind, function=sweep.primal)
-    flat = lambda chosen: substitute(operands, activity.operands, chosen)  # noqa: E731
-    run = lambda chosen: sweep.of_results(half(*flat(chosen)))  # noqa: E731
+    primals, half = pick(operands, active.operands), partial(loop_p.bind, function=sweep.primal)
+    at = lambda chosen: substitute(operands, active.operands, chosen)  # noqa: E731
+    run = lambda chosen: sweep.of_results(half(*at(chosen)))  # noqa: E731
     results, dots = jax.jvp(run, (primals,), (list(tangents),))
     silent = with_progress(sweep, lambda _: None)  # the results' loop shows it
-    _, arrays, _ = run_forward_sweep(silent, operands)
-    return [*results, *arrays, *pick(dots, sweep.of_results(activity.results))]
+    _, arrays, _ = run_forward_sweep(silent.untraced, operands)
+    nothing = [zeros(jax.typeof(x).to_tangent_aval()) for x in arrays]
+    return [*results, *arrays, *pick([*dots, *nothing], active.results)]
 
 
 def _linearize(sweep: Sweep, activity: Active, operands: Flat) -> tuple[Flat, Flat, Sweep, bool]:
@@ -261,6 +229,20 @@ def _pull_back(
     return pullback([instantiate(ct) for ct in cts if ct is not None])[0]
 
 
+def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
+    """Of the loop's results: saved arrays have no cotangents."""
+    count = len(sweep.output_types) - sweep.num_saved
+    given = [ct is not None for ct in cts[:count]]
+    loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
+
+    def of_one(*flat: Any) -> Flat:
+        operands, cts = flat[: len(flat) - sum(given)], flat[len(flat) - sum(given) :]
+        results = pick(sweep.of_results(loop_p.bind(*operands, function=loop)), given)
+        return [jnp.sum(ct * x) for ct, x in zip(cts, results, strict=True)]
+
+    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cts[:count], given))
+
+
 def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
     """A result is kept if its tangent is used."""
     dots = spread(used[len(activity.results) :], activity.results)
@@ -275,7 +257,7 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
 define_sweep(
     forward_sweep_p,
     _run_example,
-    _jvp,
+    _jvp_in_reverse,
     activity=_activity,
     pull_back=_pull_back,
     linearize=_linearize,
@@ -283,4 +265,5 @@ define_sweep(
     prune=_prune,
     keys=_keys,
     prune_jvp=_prune_jvp,
+    products=_products,
 )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.values import is_symbolic, vary, varying_axes
+from jax_revolve._compat.values import is_symbolic, symbolic_zero, vary, varying_axes
 from jax_revolve.autodiff import log
 from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, function_primitive
@@ -27,7 +27,7 @@ from jax_revolve.autodiff.reverse import pull_back_loop
 from jax_revolve.autodiff.sweeps import Sweep, loop_p, run_plain_loop, with_progress
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.tape.tape import sizes_of
-from jax_revolve.jaxprs.equations import has_rule_of_user
+from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_equations
 from jax_revolve.schedule.selection import Request
@@ -37,7 +37,8 @@ from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import Activity, Linearized, find_activity, linearized, primal_loop
-from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of
+from jax_revolve.step.rules import effects_of_rules, with_explicit_rules
+from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of, substitute
 from jax_revolve.storage.buffers import read
 
 
@@ -183,12 +184,38 @@ def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
 
 
 def _jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
-    """The loop of values and tangents."""
-    count, pairs = len(activity.operands), paired(loop, activity)
-    inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
-    results = loop_p.bind(*inputs, function=pairs.loop)
-    values, tangents = pairs.halves(results, len(activity.ys))
-    return [*values, *tangents]
+    """The loop of values and tangents, which is what lax makes of its loop."""
+    count = len(activity.operands)
+    if loop.inverse is not None:
+        pairs = paired(loop, activity)
+        inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
+        results = loop_p.bind(*inputs, function=pairs.loop)
+        values, tangents = pairs.halves(results, len(activity.ys))
+        return [*values, *tangents]
+
+    def run(plain: Loop) -> Flat:
+        operands = lambda chosen: substitute(flat[:count], activity.operands, chosen)  # noqa: E731
+        call = lambda chosen: run_plain_loop(*operands(chosen), function=plain)  # noqa: E731
+        primals = pick(flat[:count], activity.operands)
+        values, dots = jax.jvp(call, (primals,), (list(flat[count:]),))
+        return [*values, *pick(dots, activity.results)]
+
+    return _as_loop(loop, run)
+
+
+def _explicit(
+    loop: Loop, activity: Activity, primals: Flat, tangents: Flat
+) -> tuple[Loop, Flat, Flat] | None:
+    found = with_explicit_rules(loop, activity, loop.operands(primals))
+    if found is None:
+        return None
+    (explicit, consts), at = found, loop.num_condition_consts
+    nothing = [symbolic_zero(jax.typeof(c)) for c in consts]
+    return (
+        explicit,
+        [*primals[:at], *consts, *primals[at:]],
+        [*tangents[:at], *nothing, *tangents[at:]],
+    )
 
 
 def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Flat, Loop, "Sweep"]:
@@ -200,7 +227,7 @@ def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Fl
     step = linearized(loop, activity, inputs)
     loop = loop._replace(plan=_plan(loop, step, inputs))
     log.show(loop, step, inputs)
-    has_rule = has_rule_of_user(loop.jaxpr)
+    has_rule = calls_rules(loop.jaxpr)
     sweep = Sweep(
         loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
     )
@@ -246,6 +273,8 @@ function_primitive(
         run=run_plain_loop,
         batch=_batching,
         activity=find_activity,
+        explicit=_explicit,
+        effects=lambda loop, activity: loop.effects | effects_of_rules(loop, activity),
         jvp=_jvp,
         pull_back=pull_back_loop,
         primal_half=primal_loop,

@@ -33,11 +33,10 @@ from jax_revolve._compat.values import (
 )
 from jax_revolve.autodiff import check
 from jax_revolve.autodiff.batching import mapped
-from jax_revolve.autodiff.derivatives import Active, Flat
+from jax_revolve.autodiff.derivatives import Active, Flat, summed
 from jax_revolve.autodiff.sweeps import (
     Sweep,
     define_sweep,
-    in_checkpoints,
     loop_p,
     rerun,
     reverse_sweep_p,
@@ -45,14 +44,10 @@ from jax_revolve.autodiff.sweeps import (
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Saved
-from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.jaxprs.parts import without_dead_code
-from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
-    Linearized,
-    find_activity,
     find_reached,
     linearized,
 )
@@ -83,7 +78,9 @@ def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: 
     """The cotangents of the loop's active operands, from what its forward sweep saved and the
     cotangents of its active results."""
     arrays, tree = jax.tree.flatten(saved)
+    step = linearized(forward.loop, forward.activity, forward.loop.operands(operands))
     sweep = forward._replace(
+        rule_effects=frozenset(step.code.effects | step.transposed.effects),
         ys=tuple(ct is not None for ct in cotangents.ys),
         tapes=False,
         saved_tree=tree,
@@ -101,7 +98,7 @@ def _run_example(sweep: Sweep, *flat: Any) -> Flat:
         steps, cts = sweep.steps(operands, rerun=True), sweep.cotangents(cotangents)
         plan = plan_of(sweep.loop)
         saved = sweep.unflatten(arrays)
-        saved = saved._replace(tape=None) if sweep.later else saved
+        saved = saved._replace(tape=None) if sweep.later or sweep.keeps_rules else saved
         result = run_reverse(steps, plan, saved, cts)
         if check.is_on():
             result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
@@ -120,8 +117,8 @@ def _activity(sweep: Sweep, differentiated: Mask) -> Active:
     return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
 
 
-def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
-    """The results of a sweep of one example, then their tangents."""
+def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    """The results of a sweep of one example, then their tangents, by loops: see `sweeps`."""
     mask = active.operands
     flat, tangents = flat[: len(mask)], flat[len(mask) :]
     primals, arrays, cts = sweep.take_apart(flat)
@@ -135,106 +132,24 @@ def _jvp(sweep: Sweep, active: Active, *flat: Any) -> Flat:
             return [x[i] for i in range(2) for x in both]
         return [*run(cts), *run(dots)]
     active_operands = sweep.activity.operands
-    along = [
-        _tangent(x, dot) if is_active else dot
-        for x, dot, is_active in zip(primals, along, active_operands, strict=True)
-    ]
-    both = None if sweep.has_rule else _pairs_of(sweep, primals, along, active.values)
-    # For example, the derivative of `jax.random.gamma` is a while loop, without reverse mode.
-    if both is None or not taped_step(both[-1]).is_transposable:
+    if sweep.is_opaque:
         _refuse_inverse(sweep)
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
-    if not sweep.is_on_disk:
-        saved_dot = sweep.unflatten(arrays_dot)
-        pulled_back = _of_pairs(sweep, *both, saved, saved_dot, cts, cts_dot)
-        if pulled_back is not None:
-            return pulled_back
-    have_cts_dot = [ct is not None for ct in cts_dot]
+    moves = [dot is not None for dot in along]
 
-    def pairs(active_primals: Flat, active_directions: Flat) -> tuple[Flat, Flat]:
-        at = substitute(primals, active_operands, active_primals)
-        directions = substitute(along, active_operands, active_directions)
-        values, tangents = _values_and_tangents(sweep, at, directions)
-        return pick(values, have_cts_dot), tangents
+    def product(chosen: Flat, directions: Flat) -> Flat:
+        at = substitute(primals, moves, chosen)
+        return _values_and_tangents(sweep, at, spread(directions, active_operands))[1]
 
-    _, pullback = jax.vjp(pairs, pick(primals, active_operands), pick(along, active_operands))
-    tangent, value = pullback((pick(cts_dot, have_cts_dot), cts))
-    return [*value, *tangent]
+    def pushed(directions: Flat, directions_dot: Flat) -> tuple[Flat, Flat]:
+        primal, dots = (pick(primals, moves), directions), (pick(along, moves), directions_dot)
+        return jax.jvp(product, primal, dots)
 
-
-def _pairs_of(
-    sweep: Sweep, primals: Flat, along: Flat, values: Mask | None
-) -> tuple[Paired, list[Any], Linearized]:
-    """The loop of values and tangents in these directions (`None`: zero), its operands, and its
-    linearized step. Its reverse sweep computes the derivative of this one, and this one's results
-    that `values` marks (`None`: all)."""
-    loop, own = sweep.loop, sweep.activity
-    pairs = paired(loop, find_activity(loop, tuple(d is not None for d in along)))
-    operands = pairs.operands(loop.operands(primals), pick(along, pairs.activity.operands))
-    ys = tuple(map(bool, spread(sweep.ys, own.ys)))
-    given = [*pairs.of_carry(own.carry), *pairs.of_ys(ys)]
-    # The values are cotangents of the tangents: see `sweeps`.
-    used = own.operands if values is None else map(bool, spread(values, own.operands))
-    activity = find_activity(pairs.loop, pairs.of_operands(own, loop.operands(tuple(used))))
-    activity = find_reached(pairs.loop, activity, pick(given, activity.results))
-    step = linearized(pairs.loop, activity, pairs.loop.operands(operands))
-    return pairs, operands, step
-
-
-def _of_pairs(
-    sweep: Sweep,
-    pairs: Paired,
-    operands: list[Any],
-    step: Linearized,
-    saved: Saved,
-    saved_dot: Saved,
-    cts: Flat,
-    cts_dot: Flat,
-) -> Flat | None:
-    """The sweep and its derivative, from the pairs that the derivative of the forward sweep saved;
-    `None` if the loop of values and tangents needs more than those."""
-    both, own, activity = pairs.loop, sweep.activity, step.activity
-    restart, record = pairs.of_carry(sweep.restart), pairs.of_ys(sweep.record)
-    if any(map(gt, (*step.restart, *step.record), (*restart, *record))):
-        return None
-
-    def with_tangents(name: str, values: list[Any], dots: list[Any]) -> list[Any]:
-        is_paired = sweep.entries_of(name, pairs.activity)
-        chosen = zip(pick(values, is_paired), pick(dots, is_paired), strict=True)
-        return [*values, *(_tangent(value, dot) for value, dot in chosen)]
-
-    # The last block is taped again, with the residuals that the derivative needs.
-    saved = in_checkpoints(with_tangents, saved, saved_dot)._replace(tape=None)
-    # The seeds are swapped: see `sweeps`.
-    of_values, of_tangents = sweep.cotangents(cts_dot), sweep.cotangents(cts)
-
-    def of_results(part: str) -> list[Any]:
-        own_mask, mask = getattr(own, part), getattr(pairs.activity, part)
-        values, dots = (spread(getattr(ct, part), own_mask) for ct in (of_values, of_tangents))
-        return pick([*values, *pick(dots, mask)], getattr(activity, part))
-
-    types = pick(both.results(both.output_types)[0], activity.carry)
-    carry = [
-        zeros(t.to_tangent_aval()) if ct is None else ct
-        for ct, t in zip(of_results("carry"), types, strict=True)
-    ]
-    cotangents = Cotangents(carry, of_results("ys"))
-    sweep = sweep.of_loop(both, activity=activity, restart=restart, record=record)
-    flat = run_reverse_sweep(sweep, operands, saved, cotangents)
-    found = both.operands(spread(flat, activity.operands))
-    value, tangent = [], []
-    for each, is_active, is_paired in (
-        (found.consts, own.consts, pairs.activity.consts),
-        (found.carry, own.init, pairs.activity.carry),
-        (found.xs, own.xs, pairs.activity.xs),
-    ):
-        count = len(is_active)
-        tangent += pick(each[:count], is_active)
-        value += pick(spread(each[count:], is_paired), is_active)
-    unused = (zeros(jax.typeof(ct)) for ct in tangent)
-    value = [zero if ct is None else ct for ct, zero in zip(value, unused, strict=True)]
+    nothing = [zeros(tangent_type(x)) for x in pick(primals, active_operands)]
+    _, pullback = jax.vjp(pushed, nothing, nothing)  # it is linear in both
+    tangent, value = pullback((list(map(_tangent, cts, cts_dot)), list(cts)))
     return [*value, *tangent]
 
 
@@ -287,7 +202,7 @@ def _pull_back(
         return ct if examples <= 1 else ct / examples
 
     directions = [share(ct, i) for i, ct in enumerate(cotangents) if nonzero[i]]
-    num_products = len(directions) if function.has_rule else len(of_cts)
+    num_products = len(directions) if function.is_opaque else len(of_cts)
     run = mapped(
         partial(_product_of_example, function, nonzero),
         vmaps,
@@ -305,12 +220,18 @@ def _pull_back(
     return pick(spread(result, mask), activity.operands)
 
 
+def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
+    given = tuple(ct is not None for ct in cts)
+    of_one = lambda *flat: list(map(jnp.sum, _product_of_example(sweep, given, *flat)))  # noqa: E731
+    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cts, given))
+
+
 def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
     """The inner product of one example's wanted results with directions, as elementwise products
     that are still to be summed. The directions follow the operands."""
     count = len(flat) - sum(wanted)
     flat, directions = flat[:count], flat[count:]
-    if sweep.has_rule:
+    if sweep.is_opaque:
         _refuse_inverse(sweep)
         return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
     primals, _, cts = sweep.take_apart(flat)
@@ -337,8 +258,9 @@ def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
 define_sweep(
     reverse_sweep_p,
     _run_example,
-    _jvp,
+    _jvp_in_reverse,
     activity=_activity,
     pull_back=_pull_back,
     prune_jvp=_prune_jvp,
+    products=_products,
 )

@@ -46,18 +46,30 @@ from operator import gt
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function
 from jax_revolve._compat.primitives import Primitive, declare
-from jax_revolve._compat.values import as_array
-from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over
+from jax_revolve._compat.values import as_array, tangent_type, zeros
+from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over, within
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Saved
+from jax_revolve.jaxprs.equations import calls_rules
+from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.storage import Disk
-from jax_revolve.step.linearized import Activity, Cotangents, find_activity, linearized, primal_loop
-from jax_revolve.step.loop import Loop, Mask, once, pick, spread
+from jax_revolve.step.linearized import (
+    Activity,
+    Cotangents,
+    Linearized,
+    find_activity,
+    linearized,
+    primal_loop,
+    watched,
+)
+from jax_revolve.step.loop import Loop, Mask, once, pick, spread, substitute
+from jax_revolve.step.rules import is_opaque
 from jax_revolve.step.steps import Steps
 
 loop_p, forward_sweep_p, reverse_sweep_p = map(
@@ -101,13 +113,18 @@ class Sweep(NamedTuple):
     """The axes that it is mapped over, the innermost first."""
     is_mapped: bool = False
     """Whether `jax.vmap` maps a while loop, so that some examples may be done before others."""
+    keeps_rules: bool = False
+    """Whether JAX differentiates its program, in which functions then keep their rules."""
+    rule_effects: Any = frozenset()
+    """The effects of derivative rules, which the loop itself does not have."""
     later: tuple[Mask, ...] = ()
     """For each time that the sweep was itself linearized, the loop's operands that were active."""
 
     @property
     def untraced(self) -> "Sweep":
         """The fields that are known before the sweep is traced. They determine the others."""
-        return self._replace(saved_tree=None, output_types=(), transfers=None, vmaps=())
+        fields = {"saved_tree": None, "output_types": (), "transfers": None, "vmaps": ()}
+        return self._replace(**fields, rule_effects=frozenset())
 
     def of_loop(self, loop: Loop, **fields: Any) -> "Sweep":
         """The sweep over another loop, with these fields replaced."""
@@ -115,7 +132,7 @@ class Sweep(NamedTuple):
 
     @property
     def effects(self) -> Any:
-        return self.loop.effects
+        return self.loop.effects | self.rule_effects
 
     @property
     def num_saved(self) -> int:
@@ -135,9 +152,14 @@ class Sweep(NamedTuple):
         return isinstance(getattr(self.loop.plan, "storage", None), Disk)
 
     @property
-    def saves_pairs(self) -> bool:
-        """Whether the forward sweep's derivative is a sweep of values and tangents."""
-        return not (self.is_on_disk or self.has_rule)
+    def is_opaque(self) -> bool:
+        """Whether its derivative is not that of the loop's tangents: see `step.rules`."""
+        return within(self.vmaps, lambda: is_opaque(self.loop, self.activity))
+
+    @property
+    def by_loops(self) -> bool:
+        """Whether the derivatives of its derivatives are those of loops."""
+        return self.has_rule or self.is_on_disk
 
     def of_results(self, values: Flat) -> list[Any]:
         """The entries for the forward sweep's results, of values for all results of the loop."""
@@ -168,8 +190,8 @@ class Sweep(NamedTuple):
     def steps(self, operands: Flat, *, rerun: bool = False) -> Steps:
         """The steps of the sweep. With `rerun`, loops inside report no forward sweep again."""
         loop, inputs = self.loop.run_again() if rerun else self.loop, self.loop.operands(operands)
-        step = linearized(loop, self.activity, inputs, self.later, is_mapped=self.is_mapped)
-        if any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record))):
+        step = self._linearized(loop, inputs)
+        if self._needs_more(step):
             raise NotImplementedError(
                 f"A second derivative of {source_of_function(loop.jaxpr)} needs values of the "
                 "carry that the first one does not, because a custom_jvp or custom_vjp rule in it "
@@ -177,15 +199,36 @@ class Sweep(NamedTuple):
             )
         return Steps.of(loop, self.restart, inputs, step, self.record)
 
+    def _linearized(self, loop: Loop, inputs: Any) -> Linearized:
+        return linearized(
+            loop,
+            self.activity,
+            inputs,
+            self.later,
+            is_mapped=self.is_mapped,
+            keeps_rules=self.keeps_rules,
+        )
+
+    def _needs_more(self, step: Linearized) -> bool:
+        return any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record)))
+
+    def as_program(self, operands: Flat) -> "Sweep | None":
+        """The sweep as a program that JAX may differentiate; `None` if there is none, because it
+        saves files, or less than its derivative needs."""
+        if self.is_on_disk:
+            return None
+        # JAX may map this program without our batching rule, so its step must allow for it.
+        own, inputs = self.when_mapped(), self.loop.operands(operands)
+        step = own._linearized(self.loop, inputs)
+        if not calls_rules(step.code):
+            return own
+        own = own._replace(keeps_rules=True)
+        step = own._linearized(self.loop, inputs)
+        return None if own._needs_more(step) else own
+
     def when_mapped(self) -> "Sweep":
         """The sweep under `jax.vmap`. The steps of a scan are unchanged, so it stays the same."""
         return self._replace(is_mapped=self.loop.condition is not None)
-
-    def entries_of(self, name: str, of_loop: Any) -> list[Any]:
-        """The values of a loop's carry or ys for which the field `name` of `Saved` has entries."""
-        if name == "record":
-            return pick(of_loop.ys, self.record)
-        return pick(of_loop.carry, self.restart)
 
     @property
     def primal(self) -> Loop:
@@ -198,17 +241,6 @@ class Sweep(NamedTuple):
     def without_tape(self) -> "Sweep":
         saved = jax.tree.structure(self.saved_indices._replace(tape=None))
         return self._replace(tapes=False, saved_tree=saved)
-
-
-CHECKPOINTS = ("slots", "start", "storage", "last_start", "end", "record")
-"""The fields of `Saved` with an entry for each leaf of a checkpoint, or each y for an inverse."""
-
-
-def in_checkpoints(change: Callable[..., list[Any]], saved: Saved, *others: Saved) -> Saved:
-    """`saved` with `change(name, field, *others)` for each of these fields."""
-    names = [name for name in CHECKPOINTS if getattr(saved, name)]
-    parts = {name: [getattr(each, name) for each in (saved, *others)] for name in names}
-    return saved._replace(**{name: change(name, *part) for name, part in parts.items()})
 
 
 def run_plain_loop(*operands: Any, function: Loop) -> Flat:
@@ -227,6 +259,29 @@ def with_progress(function: Any, change: Callable[[Any], Any]) -> Any:
     return function._replace(progress=change(function.progress))
 
 
+def _pushed(
+    primitive: Primitive, run: Callable[..., Flat], sweep: Sweep, mask: Mask, operands: Flat
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """The program of a sweep as JAX pushes it forward, from the operands and the tangents of those
+    that `mask` marks to the results and their tangents; and which results have one."""
+    types = list(map(jax.typeof, operands))
+
+    def trace() -> tuple[ClosedJaxpr, list[bool]]:
+        has_dot: list[bool] = []
+
+        def both(*flat: Any) -> Flat:
+            operands, tangents = flat[: len(mask)], list(flat[len(mask) :])
+            watch = watched(has_dot)
+            run_watched = lambda chosen: watch(list(run(sweep, *substitute(operands, mask, chosen))))  # noqa: E731
+            results, dots = jax.jvp(run_watched, (pick(operands, mask),), (tangents,))
+            return [*results, *pick(dots, has_dot)]
+
+        dots = [t.to_tangent_aval() for t in pick(types, mask)]
+        return without_dead_code(jax.make_jaxpr(both)(*types, *dots)), has_dot
+
+    return once(sweep.untraced, ("pushed", primitive, mask, sweep.saved_tree, *types), trace)
+
+
 def sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
     """The sweep that computes the results once this one is linearized. Its steps also apply
     derivative rules that only this derivative needs."""
@@ -237,7 +292,7 @@ def sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
 def define_sweep(
     primitive: Primitive,
     of_example: Callable[..., Flat],
-    jvp_of_example: Callable[..., Flat],
+    jvp_in_reverse_of_example: Callable[..., Flat],
     **rules: Any,
 ) -> None:
     """Define a primitive of sweeps. For one example, `of_example(sweep, *operands)` returns its
@@ -262,15 +317,45 @@ def define_sweep(
         batched = function._replace(vmaps=(*function.vmaps, vmap), output_types=types)
         return primitive.bind(*flat, function=batched), vmap.dims_out
 
-    def jvp(function: Sweep, active: Active, *flat: Any) -> Flat:
+    def jvp_of_example(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+        """JAX differentiates the program of the sweep."""
+        count = len(active.operands)
+        operands, tangents = flat[:count], flat[count:]
+        own = sweep.as_program(operands[: len(sweep.activity.operands)])
+        if own is None:
+            return jvp_in_reverse_of_example(sweep, active, *flat)
+        both, has_dot = _pushed(primitive, of_example, own, active.operands, operands)
+        flat = call_jaxpr(both)(*operands, *tangents)
+        results, dots = flat[: len(has_dot)], spread(flat[len(has_dot) :], has_dot)
+        used = active.values or [True] * len(results)  # what is not used is dead code
+        results = [x if u else jnp.zeros_like(x) for x, u in zip(results, used, strict=True)]
+        dots = zip(results, dots, active.results, strict=True)
+        dots = [zeros(tangent_type(x)) if dot is None else dot for x, dot, a in dots if a]
+        return [*results, *dots]
+
+    def refined(sweep: Sweep, active: Active, operands: Flat) -> Active:
+        """Results whose tangents are zero have none: rules may refuse those."""
+        if sweep.vmaps or not rules.get("linearize"):  # all results of the reverse sweep have one
+            return active
+        own = sweep.as_program(operands[: len(sweep.activity.operands)])
+        if own is None:
+            return active
+        _, has_dot = _pushed(primitive, of_example, own, active.operands, operands)
+        return active._replace(results=tuple(map(min, active.results, has_dot)))
+
+    def mapped_jvp(of_one: Any, function: Sweep, active: Active, *flat: Any) -> Flat:
         run_all = mapped(
-            partial(jvp_of_example, function, active),
+            partial(of_one, function, active),
             function.vmaps,
             lambda vmap: pick(vmap.dims, active.operands),
             lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
         )
         return run_all(*flat)
 
+    jvp = partial(mapped_jvp, jvp_of_example)
+    rules["jvp_in_reverse"] = partial(mapped_jvp, jvp_in_reverse_of_example)
+
     rules |= {"primal_half": sweep_primal_half, "with_progress": with_progress}
+    rules["refined"] = refined
     rules["has_dead_code"] = False  # `of_example` has none
     function_primitive(primitive, Rules(run=run, batch=batch, jvp=jvp, **rules))

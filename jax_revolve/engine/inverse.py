@@ -16,6 +16,7 @@ step (leapfrog, reversible networks) computes the same terms as the step, and XL
 way back then costs one evaluation, not two.
 """
 
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -97,6 +98,8 @@ class WalkBack:
         found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
         scales = self._scales(exact)
         drift = self._drift(found, exact, list(map(jnp.maximum, scales, walk.scales)))
+        if self._trust.tolerance != inf:
+            gradient = self._checked(gradient, found, exact, walk.end)
         drift = drift if own is None else jnp.where(is_wrong, jnp.inf, drift)
         is_new = ~(drift <= walk.drift)  # NaN is never less
         step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
@@ -130,6 +133,22 @@ class WalkBack:
         drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
         return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
 
+    def _checked(self, gradient: Operands, *leaves: list[Any]) -> Operands:
+        """The gradient, whose tangents are NaN if those of the carries drift."""
+
+        @jax.custom_jvp
+        def check(gradient: Operands, *leaves: list[Any]) -> Operands:
+            return gradient
+
+        @check.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            found, exact, end = ([t if is_inexact(t) else x for x, t in zip(*both)] for both in zip(primals[1:], tangents[1:]))
+            scales = list(map(jnp.maximum, self._scales(exact), self._scales(end)))
+            worst = jnp.max(self._drift(found, exact, scales), initial=0)
+            return primals[0], jax.tree.map(partial(_nan_if_off, worst), tangents[0])
+
+        return check(gradient, *leaves)
+
     def trusted(self, gradient: Operands, walk: Walk) -> Operands:
         """The cotangents; NaN, or an error at run time, if the drift exceeds the tolerance."""
         if self._trust.tolerance == inf:
@@ -140,13 +159,7 @@ class WalkBack:
                 self._raise, jax.typeof(drift), drift, walk.step, vmap_method="sequential"
             )
         worst = jnp.max(drift, initial=0)
-
-        def nan_if_off(x: Any) -> Any:
-            missing = tuple(varying_axes(jax.typeof(worst)) - varying_axes(jax.typeof(x)))
-            largest = lax.pmax(worst, missing) if missing else worst
-            return jnp.where(largest <= 1, x, jnp.nan)
-
-        return jax.tree.map(nan_if_off, gradient)
+        return jax.tree.map(partial(_nan_if_off, lax.stop_gradient(worst)), gradient)
 
     def _raise(self, drift: np.ndarray, step: np.ndarray) -> np.ndarray:
         steps, drift = self._steps, np.asarray(drift)
@@ -162,6 +175,13 @@ class WalkBack:
                 "or pass a smaller block_size: jax_revolve.inverse_drift shows which."
             )
         return drift
+
+
+def _nan_if_off(worst: Any, x: Any) -> Any:
+    missing = tuple(varying_axes(jax.typeof(worst)) - varying_axes(jax.typeof(x)))
+    largest = lax.pmax(worst, missing) if missing else worst
+    # Not `jnp.where(is_right, x, nan)`, of which the derivative is zero.
+    return x * jnp.where(largest <= 1, 1, jnp.nan).astype(x.dtype)
 
 
 def scale_of(leaf: Any, examples: int = 0) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, has_jax_rule, has_methods_of_user, name_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, is_object, name_of
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
@@ -56,16 +56,17 @@ def source_of(eqn: Any) -> str:
     return ""
 
 
-def has_rule_of_user(closed: ClosedJaxpr) -> bool:
-    """Whether a jaxpr calls, at any depth, a function with a derivative rule that may not be the
-    derivative, or a `custom_vjp` function, which has no forward mode, whoever wrote it. JAX's own
-    `custom_jvp` rules are derivatives. A user's primitive with methods for rules may be anything.
-    """
+def calls_rules(closed: ClosedJaxpr) -> bool:
+    """Whether a jaxpr calls, at any depth, a function or an object with a derivative rule of its
+    own, whoever wrote it: its value may change once it is differentiated."""
+    return any_equation(closed, has_rule)
 
-    def is_of_user(eqn: Any) -> bool:
-        name = name_of(eqn)
-        if name.startswith("custom_jvp"):
-            return not has_jax_rule(eqn)
-        return name.startswith("custom_vjp") or has_methods_of_user(eqn)
 
-    return any_equation(closed, is_of_user)
+def has_rule(eqn: Any) -> bool:
+    return name_of(eqn).startswith(("custom_jvp", "custom_vjp")) or is_object(eqn)
+
+
+def is_opaque(eqn: Any) -> bool:
+    """Whether a linear equation can be transposed, but perhaps not be computed: JAX's tangent of a
+    `custom_vjp` function, or of an object, whose transposition need not agree with its tangent."""
+    return eqn.primitive.name == "custom_lin" or is_object(eqn)

@@ -6,7 +6,8 @@ from typing import Any
 from jax_revolve._compat.jaxprs import ClosedJaxpr, Var, is_literal
 from jax_revolve.jaxprs.walk import CALLS
 
-_INLINED = ("jit", "closed_call", "eval_jaxpr", "custom_jvp_call", "custom_vjp_call")
+WITHOUT_RULES = ("jit", "closed_call", "eval_jaxpr")
+_INLINED = (*WITHOUT_RULES, "custom_jvp_call", "custom_vjp_call")
 
 _LAYOUTS = ("in_shardings", "out_shardings", "in_layouts", "out_layouts")
 

@@ -35,29 +35,11 @@ class Paired(NamedTuple):
         dots = substitute(starts, is_given, init)
         return [*operands.consts, *consts, *operands.carry, *dots, *operands.xs, *xs]
 
-    def of_operands(self, activity: Activity, tangents: Operands | None = None) -> Mask:
-        """Which of its operands belong to operands that are active in the original loop; of their
-        tangents, only those that `tangents` marks."""
-        own = self.activity
-        consts, init, xs = tangents or (activity.consts, activity.init, activity.xs)
-        init = [a and b for a, b in zip(init, own.init, strict=True)]
-        return (
-            *(*activity.consts, *pick(consts, own.consts)),
-            *(*activity.init, *pick(init, own.carry)),
-            *(*activity.xs, *pick(xs, own.xs)),
-        )
-
     def halves(self, results: Sequence[Any], num_ys: int) -> tuple[list[Any], list[Any]]:
         """The values, with `num_ys` ys, and the tangents, from the results of the loop of both."""
         num_carry = len(self.activity.carry)
         carry, ys = self.loop.results(results)
         return [*carry[:num_carry], *ys[:num_ys]], [*carry[num_carry:], *ys[num_ys:]]
-
-    def of_carry(self, mask: Mask) -> Mask:
-        return (*mask, *pick(mask, self.activity.carry))
-
-    def of_ys(self, mask: Mask) -> Mask:
-        return (*mask, *pick(mask, self.activity.ys))
 
 
 def paired(loop: Loop, activity: Activity) -> Paired:

@@ -16,11 +16,10 @@ from jax_revolve._compat.values import (
     add_cotangents,
     as_array,
     cotangent_type,
-    tangent_type,
     zeros,
 )
-from jax_revolve.jaxprs.equations import has_rule_of_user
-from jax_revolve.jaxprs.inline import inlined
+from jax_revolve.jaxprs.equations import calls_rules, is_opaque
+from jax_revolve.jaxprs.inline import WITHOUT_RULES, inlined
 from jax_revolve.jaxprs.meshes import recomputed_outside
 from jax_revolve.jaxprs.parts import (
     num_equations,
@@ -28,6 +27,7 @@ from jax_revolve.jaxprs.parts import (
     with_outputs,
     without_dead_code,
 )
+from jax_revolve.jaxprs.walk import any_equation, inner_jaxprs
 from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import (
     Loop,
@@ -114,13 +114,52 @@ def find_reached(loop: Loop, activity: Activity, nonzero: Sequence[bool]) -> Act
     return once(loop.bare, ("reached", activity, tuple(nonzero)), find)
 
 
-def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
-    """Which results of a jaxpr have a derivative in its active inputs that is not a symbolic zero.
+class Pushed(NamedTuple):
+    """A jaxpr in forward mode: the jaxpr of its results and the tangents of active ones, from its
+    inputs and the tangents of active ones."""
 
-    As in `lax.scan`, we trace the derivative and ask JAX. Forward mode is faster to trace, but a
-    user's rule may be for reverse mode alone.
-    """
+    closed: ClosedJaxpr
+    results: list[bool]
+    """Which results have a tangent that is not a symbolic zero."""
+    is_opaque: bool
+    """Whether the tangents are those of a function without forward mode, or perhaps others than
+    those of the pullback."""
+
+
+def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:
+    """As in `lax.scan`, we trace the derivative and ask JAX. That works for `custom_vjp` functions,
+    too: JAX takes the values from their forward rules, and marks their tangents."""
     found: list[bool] = []
+    look = watched(found)
+
+    def derivative(inputs: list[Any], dots: list[Any]) -> list[Any]:
+        run = lambda chosen: look(  # noqa: E731
+            list(map(as_array, call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))))
+        )
+        results, dots = jax.jvp(run, (pick(inputs, active),), (dots,))
+        return [*results, *pick(dots, found)]
+
+    dots = [t.to_tangent_aval() for t in pick(jaxpr.in_avals, active)]
+    made = jax.make_jaxpr(derivative)(jaxpr.in_avals, dots)
+    opaque = any_equation(made, is_opaque)
+    if opaque:
+        flat = inlined(made)
+        moving = varying_variables(flat.jaxpr, flat.jaxpr.invars[len(jaxpr.in_avals) :])
+        inside = lambda eqn: is_opaque(eqn) or any(  # noqa: E731
+            any_equation(inner, is_opaque) for inner in inner_jaxprs(eqn)
+        )
+        opaque = any(inside(eqn) and not moving.isdisjoint(eqn.outvars) for eqn in flat.eqns)
+    return Pushed(made, found, opaque)
+
+
+def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
+    """Which results of a jaxpr have a derivative in its active inputs that is not a symbolic zero."""
+    return pushed(jaxpr, active).results
+
+
+def watched(found: list[bool]) -> Any:
+    """The identity of a list of results, which finds, once it is differentiated, which of them have a
+    derivative that is not a symbolic zero."""
 
     @jax.custom_jvp
     def look(results: list[Any]) -> list[Any]:
@@ -132,16 +171,7 @@ def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
         found[:] = [not isinstance(t, SymbolicZero) for t in tangents[0]]
         return primals[0], tangents[0]
 
-    def derivative(*inputs: Any) -> Any:
-        fun = call_jaxpr(jaxpr)
-        run = lambda chosen: look(list(fun(*substitute(inputs, active, chosen))))  # noqa: E731
-        chosen = pick(inputs, active)
-        if has_rule_of_user(jaxpr):
-            return jax.vjp(run, chosen)[0]
-        return jax.jvp(run, (chosen,), ([zeros(tangent_type(v)) for v in chosen],))
-
-    jax.make_jaxpr(derivative)(*jaxpr.in_avals)
-    return found
+    return look
 
 
 # The linearized step
@@ -254,10 +284,14 @@ def linearized(
     later: Sequence[Mask] = (),
     *,
     is_mapped: bool = False,
+    keeps_rules: bool = False,
+    keep: bool = True,
 ) -> Linearized:
     """The step of a loop with these operands, linearized in its active inputs. `later` has, for
     each time that the result was linearized again, the loop's operands that were active then. If it
-    `is_mapped` by `jax.vmap`, the step leaves examples that are done unchanged."""
+    `is_mapped` by `jax.vmap`, the step leaves examples that are done unchanged. If it `keeps_rules`,
+    functions with rules are not inlined, so that JAX may differentiate it. Without `keep`, it is
+    not found again, and may hold tracers."""
     found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
     masks = (activity.consts, activity.carry, activity.xs)
 
@@ -287,7 +321,8 @@ def linearized(
             active += [*direction.carry, *direction.xs]
             of_residuals.append(active_results(code, active))
             code, half = primal_half(code, active), primal_loop(half, direction)
-        closed, num_shared = inlined(code), 2 * len(consts) + len(carry)
+        closed = inlined(code, WITHOUT_RULES) if keeps_rules else inlined(code)
+        num_shared = 2 * len(consts) + len(carry)
         inputs, outputs = closed.jaxpr.invars, closed.jaxpr.outvars
         carry, x = inputs[num_shared:][: len(carry)], inputs[num_shared + len(carry) :]
         return Linearized(
@@ -307,8 +342,8 @@ def linearized(
             *_restart(loop, closed, num_shared),
         )
 
-    key = ("linearized", activity, tuple(later), is_mapped, operands.types)
-    return once(loop.bare, key, trace)
+    key = ("linearized", activity, tuple(later), is_mapped, keeps_rules, operands.types)
+    return once(loop.bare, key, trace) if keep else trace()
 
 
 def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Mask]:
@@ -336,13 +371,13 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
 
 def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
     """The values that a jaxpr computes once it is differentiated in its active inputs, with its
-    derivative rules applied. The same jaxpr if all its rules are JAX's own."""
-    if not any(active) or not has_rule_of_user(jaxpr):
+    derivative rules applied. The same jaxpr if it has none."""
+    if not any(active) or not calls_rules(jaxpr):
         return jaxpr
 
     def half(*inputs: Any) -> Any:
         def run(chosen: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))
+            results = list(map(as_array, call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))))
             return [r for r in results if is_inexact(r)], results
 
         # Differentiating other inputs may raise an error, as by
@@ -354,7 +389,7 @@ def primal_half(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> ClosedJaxpr:
 
 def primal_loop(loop: Loop, activity: Activity) -> Loop:
     """The loop whose step computes the values of the differentiated step (`primal_half`)."""
-    if not has_rule_of_user(loop.jaxpr):
+    if not calls_rules(loop.jaxpr):
         return loop  # `once` must not keep a reference to its jaxpr
     active = (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
     half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))

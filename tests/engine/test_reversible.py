@@ -459,5 +459,6 @@ def test_what_is_refused() -> None:
     step = lambda c, _: (ruled(c), None)  # noqa: E731
     squared = lambda x: jnp.sum(scan(step, x, inverse=lambda c, *_: c / 2) ** 2)  # noqa: E731
     assert_close(jax.grad(squared)(x), 2 * 4.0**N * x)
+    assert_close(jax.hessian(squared)(x), 2 * 4.0**N * jnp.eye(x.size))
     with pytest.raises(NotImplementedError, match="inverse must be None where the gradient of a"):
-        jax.hessian(squared)(x)
+        jax.jacrev(jax.grad(squared))(x)

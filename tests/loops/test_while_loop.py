@@ -361,8 +361,9 @@ def test_without_a_bound() -> None:
     triple.defvjp(lambda x: (3 * x, None), lambda _, ct: (3 * ct,))
     tripled = lambda x: repeat(triple, 3, x, max_steps=None, checkpoints=2)  # noqa: E731
     assert jax.grad(tripled)(2.0) == 27.0
+    assert jax.hessian(tripled)(2.0) == 0.0
     with pytest.raises(ValueError, match="Pass max_steps to bounded_while_loop"):
-        jax.hessian(tripled)(2.0)
+        jax.grad(jax.grad(tripled))(2.0)
 
 
 def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
