@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-import jax
 from jax.core import eval_jaxpr as eval_jaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import Literal, jaxpr_as_fun
@@ -64,8 +63,3 @@ def name_of(eqn: Any) -> str:
 
 def parameters_of(eqn: Any) -> Mapping[str, Any]:
     return eqn.params["_prim"].params if is_high(eqn) else eqn.params
-
-
-def is_object(eqn: Any) -> bool:
-    """Whether an equation is an object with rules as methods that none of our code knows."""
-    return is_high(eqn) and name_of(eqn) not in _HIGH.values()

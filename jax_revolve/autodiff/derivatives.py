@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
 
 from jax_revolve._compat.primitives import Primitive, Prune, Split, new_primitive
 from jax_revolve._compat.values import (
@@ -80,6 +79,8 @@ class Rules(NamedTuple):
     pull_back: Callable[..., Flat]
     """`pull_back(cotangents, operands, arrays, function, activity, aux)` takes the cotangents of
     active results and the saved arrays, and returns the cotangents of active operands."""
+    primal_half: Callable[[Any, Any], Any]
+    """`primal_half(function, activity)` is the function that computes the linearized values."""
     explicit: Callable[..., tuple[Any, Flat, Flat] | None] = lambda *_: None
     """`explicit(function, activity, primals, tangents)`: if derivative rules close over tracers,
     the function of these as further operands, all its primals, and all its tangents."""
@@ -91,8 +92,6 @@ class Rules(NamedTuple):
     """`products(function, operands, cotangents)`, of sweeps: scalars whose sum is the product of
     the results with cotangents (`None`: zero), as JAX differentiates it in reverse mode."""
     is_pushed: bool = False
-    primal_half: Callable[[Any, Any], Any] = None  # type: ignore
-    """`primal_half(function, activity)` is the function that computes the linearized values."""
     linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
     """`linearize(function, activity, operands)` returns the results, the arrays to save, and the
     `function` and `aux` of the pullback. By default it saves nothing."""
@@ -131,18 +130,21 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         implementation=partial(_tangent_impl, rules),
         output_types=partial(_tangent_types, rules),
         batch=partial(_tangent_batching, rules),
-        jvp=partial(jvp_of_nonzero, partial(_tangent_impl, rules._replace(jvp=rules.jvp_in_reverse or rules.jvp))),
+        jvp=partial(
+            jvp_of_nonzero,
+            partial(_tangent_impl, rules._replace(jvp=rules.jvp_in_reverse or rules.jvp)),
+        ),
         transpose=partial(_tangent_transpose, rules),
     )
     pushed_p = None
     if rules.products is not None:
-        pushed_p = primitive if rules.is_pushed else _pushed_primitive(primitive.name, rules)
+        pushed_p = (primitive, rules.batch) if rules.is_pushed else _pushed(primitive.name, rules)
     jvp_p = new_primitive(
         f"{primitive.name}_jvp",
         implementation=partial(_jvp_impl, rules),
         output_types=partial(_jvp_types, rules),
-        batch=partial(_batch_pushed, pushed_p) if pushed_p else partial(_jvp_batching, rules),
-        jvp=partial(_jvp_of_pushed, pushed_p)
+        batch=partial(_batch_pushed, pushed_p[1]) if pushed_p else partial(_jvp_batching, rules),
+        jvp=partial(_jvp_of_pushed, pushed_p[0])
         if pushed_p
         else partial(jvp_of_nonzero, partial(_jvp_impl, rules)),
         transpose=partial(_jvp_transpose, rules),
@@ -189,7 +191,7 @@ class Pushed(NamedTuple):
         return self.function.by_loops
 
 
-def _pushed_primitive(name: str, base: Rules) -> Primitive:
+def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
     def rules_of(function: Any) -> Rules:
         return rules if isinstance(function, Pushed) else base
 
@@ -223,7 +225,11 @@ def _pushed_primitive(name: str, base: Rules) -> Primitive:
 
     def products(function: Pushed, flat: Flat, cts: Flat) -> Flat:
         """The products of results with cotangents, `None` for zeros, of all examples."""
-        inner, mask, given = function.function, function.activity.operands, [c is not None for c in cts]
+        inner, mask, given = (
+            function.function,
+            function.activity.operands,
+            [c is not None for c in cts],
+        )
 
         def of_one(*flat: Any) -> Flat:
             operands, dots = flat[: len(mask)], flat[len(mask) :][: sum(mask)]
@@ -234,9 +240,15 @@ def _pushed_primitive(name: str, base: Rules) -> Primitive:
                 return list(own(inner, operands, values))
             # <a, F> and the derivative of <b, F>, from one evaluation: that of <b + t a, F>.
             cts = spread(tangents, function.activity.results)
-            at_zero = [b if b is not None or a is None else jnp.zeros_like(a) for a, b in zip(values, cts, strict=True)]
+            at_zero = [
+                b if b is not None or a is None else jnp.zeros_like(a)
+                for a, b in zip(values, cts, strict=True)
+            ]
             has = [b is not None for b in at_zero]
-            along = [jnp.zeros_like(b) if a is None else a for a, b in zip(pick(values, has), pick(at_zero, has), strict=True)]
+            along = [
+                jnp.zeros_like(b) if a is None else a
+                for a, b in zip(pick(values, has), pick(at_zero, has), strict=True)
+            ]
             at = lambda c, b: list(own(inner, substitute(operands, mask, c), spread(b, has)))  # noqa: E731
             primals = (pick(operands, mask), pick(at_zero, has))
             return jax.jvp(at, primals, (list(dots), along))[1]
@@ -265,7 +277,7 @@ def _pushed_primitive(name: str, base: Rules) -> Primitive:
         is_pushed=True,
     )
     primitive = function_primitive(f"{name}_pushed", rules)
-    return primitive
+    return primitive, batch
 
 
 def summed(run: Callable[..., Flat], vmaps: Sequence[Vmap], given: Sequence[bool]) -> Any:
@@ -279,22 +291,29 @@ def _summed_over(run: Any, vmap: Vmap, given: Sequence[bool], *flat: Any) -> Fla
     dims = pick(vmap.dims_out, given)
     first = len(flat) - len(dims)
     # One example's share of the cotangent of a result that all share.
-    cts = [ct / vmap.axis.size if d is None else ct for ct, d in zip(flat[first:], dims, strict=True)]
+    cts = [
+        ct / vmap.axis.size if d is None else ct for ct, d in zip(flat[first:], dims, strict=True)
+    ]
     found = vmap_over(vmap.axis, run, (*vmap.dims, *dims), 0)(*flat[:first], *cts)
     return [jnp.sum(x, 0) for x in found]
 
 
 def _batch_pushed(
-    pushed_p: Primitive, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
+    rule: Callable[..., Batched],
+    axis: Any,
+    flat: Flat,
+    dims: Flat,
+    function: Any,
+    activity: Active,
 ) -> Batched:
-    rule = batching.fancy_primitive_batchers[pushed_p]
     return rule(axis, flat, dims, function=Pushed.of(function, activity))
 
 
 def _jvp_of_pushed(
     pushed_p: Primitive, primals: Flat, tangents: Flat, function: Any, activity: Active
 ) -> Any:
-    return ad.primitive_jvps[pushed_p](primals, tangents, function=Pushed.of(function, activity))
+    run = partial(pushed_p.bind, function=Pushed.of(function, activity))
+    return jvp_of_nonzero(run, primals, tangents)
 
 
 def jvp_of_nonzero(run: Callable[..., Flat], primals: Flat, tangents: Flat, **params: Any) -> Any:
@@ -319,7 +338,9 @@ def _function_jvp(
     function: Any,
 ) -> Any:
     if rules.is_pushed and function.by_loops:
-        return jvp_of_nonzero(partial(rules.run, by_loops=True), primals, tangents, function=function)
+        return jvp_of_nonzero(
+            partial(rules.run, by_loops=True), primals, tangents, function=function
+        )
     activity = rules.activity(function, tuple(not is_zero(t) for t in tangents))
     dots = [symbolic_zero(t) for t in function.output_types]
     if not any(activity.results):
@@ -372,7 +393,7 @@ def _jvp_keys(keys: Callable[..., Flat], *flat: Any, function: Any, activity: Ac
 def _jvp_batching(
     rules: Rules, axis: Any, flat: Flat, dims: Flat, function: Any, activity: Active
 ) -> Batched:
-    """Several directions at one point, as in `jax.jacfwd`, share the values that JAX finds equal."""
+    """Several directions at one point, as in `jax.jacfwd`, share what JAX finds equal."""
     run = partial(_jvp_impl, rules, function=function, activity=activity)
     rule = partial(batch, axis, run, dims, 0)
     return batch_once(function, ("jvp", axis, activity), rule, flat, dims)

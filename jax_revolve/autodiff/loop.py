@@ -37,8 +37,8 @@ from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import Activity, Linearized, find_activity, linearized, primal_loop
-from jax_revolve.step.rules import effects_of_rules, with_explicit_rules
 from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of, substitute
+from jax_revolve.step.rules import effects_of_rules, with_explicit_rules
 from jax_revolve.storage.buffers import read
 
 

@@ -123,7 +123,7 @@ def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     flat, tangents = flat[: len(mask)], flat[len(mask) :]
     primals, arrays, cts = sweep.take_apart(flat)
     saved = sweep.unflatten(arrays)
-    along, arrays_dot, cts_dot = sweep.take_apart(spread(tangents, mask))
+    along, _, cts_dot = sweep.take_apart(spread(tangents, mask))
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
         run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731

@@ -271,8 +271,10 @@ def _pushed(
 
         def both(*flat: Any) -> Flat:
             operands, tangents = flat[: len(mask)], list(flat[len(mask) :])
-            watch = watched(has_dot)
-            run_watched = lambda chosen: watch(list(run(sweep, *substitute(operands, mask, chosen))))  # noqa: E731
+
+            def run_watched(chosen: Flat) -> Flat:
+                return watched(has_dot)(list(run(sweep, *substitute(operands, mask, chosen))))
+
             results, dots = jax.jvp(run_watched, (pick(operands, mask),), (tangents,))
             return [*results, *pick(dots, has_dot)]
 

@@ -142,7 +142,10 @@ class WalkBack:
 
         @check.defjvp
         def _(primals: Any, tangents: Any) -> Any:
-            found, exact, end = ([t if is_inexact(t) else x for x, t in zip(*both)] for both in zip(primals[1:], tangents[1:]))
+            pairs = zip(primals[1:], tangents[1:], strict=True)
+            found, exact, end = (
+                [t if is_inexact(t) else x for x, t in zip(*both, strict=True)] for both in pairs
+            )
             scales = list(map(jnp.maximum, self._scales(exact), self._scales(end)))
             worst = jnp.max(self._drift(found, exact, scales), initial=0)
             return primals[0], jax.tree.map(partial(_nan_if_off, worst), tangents[0])

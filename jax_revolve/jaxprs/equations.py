@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, is_object, name_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, is_high, name_of
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.walk import any_equation, function_of
 
@@ -63,10 +64,13 @@ def calls_rules(closed: ClosedJaxpr) -> bool:
 
 
 def has_rule(eqn: Any) -> bool:
-    return name_of(eqn).startswith(("custom_jvp", "custom_vjp")) or is_object(eqn)
+    return name_of(eqn).startswith(("custom_jvp", "custom_vjp")) or has_methods(eqn)
 
 
-def is_opaque(eqn: Any) -> bool:
-    """Whether a linear equation can be transposed, but perhaps not be computed: JAX's tangent of a
-    `custom_vjp` function, or of an object, whose transposition need not agree with its tangent."""
-    return eqn.primitive.name == "custom_lin" or is_object(eqn)
+def has_methods(eqn: Any) -> bool:
+    """Whether an equation is an object with methods for forward and reverse mode, either of which
+    may be missing or differ from the other, and has a derivative."""
+    with_one_rule = ("custom_jvp_call", "remat2")
+    if not is_high(eqn) or name_of(eqn) in with_one_rule:
+        return False
+    return any(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)

@@ -8,6 +8,7 @@ for each signature, and run nothing:
 - `references`: mutable references of a loop, as values of a pure loop.
 - `linearized`: which values have derivatives, the residuals and the pullback of a step, and which
   leaves of the carry a checkpoint holds.
+- `rules`: what derivative rules in a step close over, as operands of the loop.
 - `derived`: the loop of values and tangents, which derivatives of gradients run.
 - `dead_code`: the part of a loop that is left if some results are unused.
 - `work`: an estimate of the time of a step.

@@ -18,7 +18,7 @@ from jax_revolve._compat.values import (
     cotangent_type,
     zeros,
 )
-from jax_revolve.jaxprs.equations import calls_rules, is_opaque
+from jax_revolve.jaxprs.equations import calls_rules, has_methods
 from jax_revolve.jaxprs.inline import WITHOUT_RULES, inlined
 from jax_revolve.jaxprs.meshes import recomputed_outside
 from jax_revolve.jaxprs.parts import (
@@ -27,7 +27,7 @@ from jax_revolve.jaxprs.parts import (
     with_outputs,
     without_dead_code,
 )
-from jax_revolve.jaxprs.walk import any_equation, inner_jaxprs
+from jax_revolve.jaxprs.walk import any_equation, has_equation
 from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import (
     Loop,
@@ -122,44 +122,40 @@ class Pushed(NamedTuple):
     results: list[bool]
     """Which results have a tangent that is not a symbolic zero."""
     is_opaque: bool
-    """Whether the tangents are those of a function without forward mode, or perhaps others than
-    those of the pullback."""
+    """Whether the tangents cannot be computed, as those of a `custom_vjp` function, or may be
+    others than those of the pullback, as those of an object with a method for each."""
 
 
 def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:
-    """As in `lax.scan`, we trace the derivative and ask JAX. That works for `custom_vjp` functions,
-    too: JAX takes the values from their forward rules, and marks their tangents."""
+    """As in `lax.scan`, we trace the derivative and ask JAX. Without forward mode, `closed` has
+    the results alone."""
     found: list[bool] = []
-    look = watched(found)
+    by_methods = any_equation(jaxpr, has_methods)
 
     def derivative(inputs: list[Any], dots: list[Any]) -> list[Any]:
-        run = lambda chosen: look(  # noqa: E731
-            list(map(as_array, call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))))
-        )
-        results, dots = jax.jvp(run, (pick(inputs, active),), (dots,))
+        def run(chosen: list[Any]) -> list[Any]:
+            results = call_jaxpr(jaxpr)(*substitute(inputs, active, chosen))
+            return watched(found)(list(map(as_array, results)))
+
+        chosen = pick(inputs, active)
+        if by_methods:
+            return jax.vjp(run, chosen)[0]
+        results, dots = jax.jvp(run, (chosen,), (dots,))
         return [*results, *pick(dots, found)]
 
     dots = [t.to_tangent_aval() for t in pick(jaxpr.in_avals, active)]
-    made = jax.make_jaxpr(derivative)(jaxpr.in_avals, dots)
-    opaque = any_equation(made, is_opaque)
-    if opaque:
-        flat = inlined(made)
-        moving = varying_variables(flat.jaxpr, flat.jaxpr.invars[len(jaxpr.in_avals) :])
-        inside = lambda eqn: is_opaque(eqn) or any(  # noqa: E731
-            any_equation(inner, is_opaque) for inner in inner_jaxprs(eqn)
-        )
-        opaque = any(inside(eqn) and not moving.isdisjoint(eqn.outvars) for eqn in flat.eqns)
-    return Pushed(made, found, opaque)
+    closed = jax.make_jaxpr(derivative)(jaxpr.in_avals, dots)
+    return Pushed(closed, found, by_methods or has_equation(closed, "custom_lin"))
 
 
 def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
-    """Which results of a jaxpr have a derivative in its active inputs that is not a symbolic zero."""
+    """Which results of a jaxpr have a derivative in its active inputs, not a symbolic zero."""
     return pushed(jaxpr, active).results
 
 
 def watched(found: list[bool]) -> Any:
-    """The identity of a list of results, which finds, once it is differentiated, which of them have a
-    derivative that is not a symbolic zero."""
+    """The identity of a list of results, which finds, once it is differentiated, which of them have
+    a derivative that is not a symbolic zero."""
 
     @jax.custom_jvp
     def look(results: list[Any]) -> list[Any]:
@@ -289,9 +285,9 @@ def linearized(
 ) -> Linearized:
     """The step of a loop with these operands, linearized in its active inputs. `later` has, for
     each time that the result was linearized again, the loop's operands that were active then. If it
-    `is_mapped` by `jax.vmap`, the step leaves examples that are done unchanged. If it `keeps_rules`,
-    functions with rules are not inlined, so that JAX may differentiate it. Without `keep`, it is
-    not found again, and may hold tracers."""
+    `is_mapped` by `jax.vmap`, the step leaves examples that are done unchanged. If it
+    `keeps_rules`, functions with rules are not inlined, so that JAX may differentiate it. Without
+    `keep`, it is not found again, and may hold tracers."""
     found: list[tuple[Any, list[AbstractValue]]] = []  # no tracers, which must not leave the trace
     masks = (activity.consts, activity.carry, activity.xs)
 

@@ -120,10 +120,10 @@ def _in_reverse(
     def forward(consts: list[Any], inputs: list[Any]) -> Any:
         own, carry, x = loop.operands([*map(zeros, of_condition), *inputs])
         flat = call_jaxpr(code)(*consts[:split], *own, *own, *carry, *carry, *x)
-        return flat[:count], (consts, flat[count:], inputs)
+        return flat[:count], (consts, flat[count:])
 
     def backward(saved: Any, cts: list[Any]) -> Any:
-        consts, residuals, inputs = saved
+        consts, residuals = saved
         found = call_jaxpr(transposed)(*consts[split:], *residuals, *pick(cts, activity.results))
         return [None] * len(consts), spread(found, active)
 

@@ -6,7 +6,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +23,6 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
-from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve.jaxprs.equations import has_rule_of_user
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -199,39 +196,6 @@ def test_products_do_not_compute_the_gradient_too(how: dict[str, Any]) -> None:
 
 
 # Rules that need not be derivatives
-
-
-def of_user(function: Any, rule: Any = lambda primals, tangents: (primals[0], tangents[0])) -> Any:
-    with_rule = jax.custom_jvp(function)
-    with_rule.defjvp(rule)
-    return with_rule
-
-
-of_user_in_reverse = with_reverse_rule(lambda x: x, lambda _, ct: ct)
-of_user_for_jax = jax.custom_jvp(jnp.sign)
-of_user_for_jax.defjvps(lambda tangent, ans, x: tangent)
-compiled_rule = jax.jit(lambda primals, tangents: (jnp.sign(primals[0]), tangents[0]))
-
-OF_JAX = [
-    *(jnp.sin, jax.nn.relu, jax.scipy.special.logsumexp, jax.scipy.special.expi),
-    lambda x: jax.checkpoint(lambda x: jnp.logaddexp(x, jax.nn.relu(x)))(x),
-]
-OF_USERS = [
-    *(of_user(lambda x: x), of_user(jnp.sign, compiled_rule), of_user_for_jax, of_user_in_reverse),
-    *(jax.vmap(of_user(lambda x: x)), eqx.internal.nondifferentiable),
-    lambda x: lax.scan(lambda c, _: (of_user_for_jax(c), None), x, length=2)[0],
-]
-
-
-@pytest.mark.parametrize("function", OF_JAX + OF_USERS)
-def test_whose_rule_it_is(function: Any) -> None:
-    """A function of JAX may have a rule of a user, and a rule may be compiled."""
-    traced = jax.make_jaxpr(function)(jnp.ones(3))
-    # With JAX's new rules, a rule that is batched is not found, and so taken to be a user's.
-    in_doubt = getattr(jax.config, "jax_custom_jvp3", False) and function in OF_JAX
-    assert in_doubt or has_rule_of_user(traced) == (function in OF_USERS)
-    again = jax.make_jaxpr(jax.jit(call_jaxpr(traced)))(jnp.ones(3))
-    assert in_doubt or has_rule_of_user(again) == (function in OF_USERS)
 
 
 SCAN = partial(checkpointed_scan, checkpoints=3)
