@@ -225,31 +225,28 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
 
     def products(function: Pushed, flat: Flat, cts: Flat) -> Flat:
         """The products of results with cotangents, `None` for zeros, of all examples."""
-        inner, mask, given = (
-            function.function,
-            function.activity.operands,
-            [c is not None for c in cts],
-        )
+        inner, mask = function.function, function.activity.operands
+        given = [c is not None for c in cts]
 
         def of_one(*flat: Any) -> Flat:
             operands, dots = flat[: len(mask)], flat[len(mask) :][: sum(mask)]
             chosen = spread(flat[len(mask) + sum(mask) :], given)
             values, tangents = chosen[: len(inner.output_types)], chosen[len(inner.output_types) :]
             own = rules_of(inner).products
+            assert own is not None
             if all(c is None for c in tangents):
                 return list(own(inner, operands, values))
             # <a, F> and the derivative of <b, F>, from one evaluation: that of <b + t a, F>.
             cts = spread(tangents, function.activity.results)
-            at_zero = [
-                b if b is not None or a is None else jnp.zeros_like(a)
-                for a, b in zip(values, cts, strict=True)
-            ]
+            pairs = zip(values, cts, strict=True)
+            at_zero = [jnp.zeros_like(a) if b is None and a is not None else b for a, b in pairs]
             has = [b is not None for b in at_zero]
-            along = [
-                jnp.zeros_like(b) if a is None else a
-                for a, b in zip(pick(values, has), pick(at_zero, has), strict=True)
-            ]
-            at = lambda c, b: list(own(inner, substitute(operands, mask, c), spread(b, has)))  # noqa: E731
+            chosen = zip(pick(values, has), pick(at_zero, has), strict=True)
+            along = [jnp.zeros_like(b) if a is None else a for a, b in chosen if b is not None]
+
+            def at(chosen: Flat, cts: Flat) -> list[Any]:
+                return list(own(inner, substitute(operands, mask, chosen), spread(cts, has)))
+
             primals = (pick(operands, mask), pick(at_zero, has))
             return jax.jvp(at, primals, (list(dots), along))[1]
 

@@ -1,0 +1,240 @@
+"""Derivative rules that are no derivatives, that close over tracers or that have effects: a loop's
+derivatives are `jax.lax.scan`'s, entry by entry, at every order."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from support.oracles import assert_close
+
+from jax_revolve import bounded_while_loop, checkpointed_scan
+
+pytestmark = pytest.mark.usefixtures("compile_quickly")
+
+X = np.array([0.3, 0.4, 0.5])
+
+
+def while_scan(f: Any, init: Any, xs: None, length: int) -> tuple[Any, None]:
+    """A while loop called as a scan without xs."""
+
+    def step(state: Any) -> Any:
+        return f(state[0], xs)[0], state[1] + 1
+
+    def goes_on(state: Any) -> Any:
+        return state[1] < length
+
+    start = (init, 0)
+    return bounded_while_loop(goes_on, step, start, max_steps=length, checkpoints=2)[0], None
+
+
+def in_python(f: Any, x: Any, xs: None, length: int) -> tuple[Any, None]:
+    """`jax.lax.scan` loses some of these tracers itself."""
+    for _ in range(length):
+        x, _ = f(x, xs)
+    return x, None
+
+
+SCANS = {
+    "checkpoints": partial(checkpointed_scan, checkpoints=2),
+    "blocks": partial(checkpointed_scan, checkpoints=2, block_size=3),
+    "default": checkpointed_scan,
+    "while": while_scan,
+}
+
+
+def equal(ours: Any, theirs: Any) -> None:
+    assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def total(rule: Any, scan: Any, x: Any) -> Any:
+    c, _ = scan(lambda c, _: (rule(c) * 0.9, None), x, None, 5)
+    return jnp.sum(c**2)
+
+
+# Rules that are no derivatives
+
+odd_p = Primitive("odd")
+odd_p.def_impl(jnp.sin)
+odd_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(odd_p, mlir.lower_fun(jnp.sin, multiple_results=False))
+batching.defvectorized(odd_p)
+ad.primitive_jvps[odd_p] = lambda xs, ts: (
+    odd_p.bind(*xs),
+    (jnp.roll(xs[0], 1) ** 2 + 0.3) * ts[0],
+)
+
+
+def few_iterations(a: Any) -> Any:
+    matrix = jnp.array([[2.0, 0.3, 0.1], [0.5, 1.5, 0.2], [0.1, 0.0, 1.2]])
+
+    def solve(f: Any, x: Any) -> Any:
+        for _ in range(3):
+            x = x - 0.3 * f(x)
+        return x
+
+    def tangent_solve(g: Any, y: Any) -> Any:
+        return solve(lambda x: (g(x) - y) / 0.75, y)
+
+    return jnp.sin(lax.custom_root(lambda x: matrix @ x + 0.1 * x**3 - a, a, solve, tangent_solve))
+
+
+scaled = jax.custom_jvp(jnp.sin)
+scaled.defjvp(lambda xs, ts: (jnp.sin(xs[0]), 1.1 * jnp.roll(jnp.cos(xs[0]), 1) * ts[0]))
+
+WORDS: dict[str, Callable[[Any], Any]] = {
+    "fr": jax.hessian,
+    "rr": lambda f: jax.jacrev(jax.grad(f)),
+    "ffr": lambda f: jax.jacfwd(jax.hessian(f)),
+    "rfr": lambda f: jax.jacrev(jax.hessian(f)),
+    "frr": lambda f: jax.jacfwd(jax.jacrev(jax.grad(f))),
+}
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+@pytest.mark.parametrize("rule", [odd_p.bind, few_iterations, scaled], ids=["odd", "root", "jvp"])
+@pytest.mark.parametrize("word", WORDS)
+def test_a_rule_that_is_no_derivative(word: str, rule: Any, scan: Any) -> None:
+    """The Hessian was transposed. It is not symmetric, so that the order of its axes counts."""
+    ours, theirs = (jax.jit(WORDS[word](partial(total, rule, s)))(X) for s in (scan, lax.scan))
+    equal(ours, theirs)
+    if word in ("fr", "rr"):
+        assert not np.allclose(theirs, theirs.T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+def test_where_a_rule_of_jax_is_no_derivative(scan: Any) -> None:
+    """JAX's rule for powers has no derivative at zero."""
+
+    def power(scan: Any, v: Any) -> Any:
+        return scan(lambda c, _: (c ** (v[1] * 1.0), None), v[0], None, 1)[0]
+
+    at = jnp.array([0.0, 1.0])
+    equal(*(jax.hessian(partial(power, s))(at) for s in (scan, lax.scan)))
+
+
+# Several directions at one point
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+def test_a_rule_that_knows_its_example(scan: Any) -> None:
+    """Every example got the value of the first."""
+    rule = jax.custom_jvp(jnp.sin)
+    rule.defjvp(
+        lambda xs, ts: (jnp.sin(xs[0]), (1.0 + lax.axis_index("i")) * jnp.cos(xs[0]) * ts[0])
+    )
+
+    def directions(scan: Any) -> Any:
+        loss = partial(total, rule, scan)
+        of_each = (
+            lambda t: jax.jvp(loss, (X,), (t,)),
+            lambda t: jax.jvp(jax.grad(loss), (X,), (t,)),
+            lambda t: jax.grad(lambda x: jnp.vdot(t, jax.grad(loss)(x)))(X),
+        )
+        return [jax.jit(jax.vmap(each, axis_name="i"))(np.eye(3)) for each in of_each]
+
+    equal(directions(scan), directions(lax.scan))
+
+
+# Rules that close over tracers
+
+
+def with_jvp(k: Any) -> Any:
+    f = jax.custom_jvp(jnp.sin)
+    f.defjvp(lambda xs, ts: (jnp.sin(xs[0]), k * jnp.cos(xs[0]) * ts[0]))
+    return f
+
+
+def with_vjp(k: Any) -> Any:
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (k * jnp.sin(x), x), lambda x, ct: (k * ct * jnp.cos(x),))
+    return f
+
+
+def with_gradient(k: Any) -> Any:
+    return jax.custom_gradient(lambda x: (jnp.sin(x), lambda ct: k * ct * jnp.cos(x)))
+
+
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda g: jax.jit(g)(1.3),
+    "vmap": lambda g: jax.vmap(g)(jnp.array([1.3, 0.6])),
+    "jvp": lambda g: jax.jvp(g, (1.3,), (1.0,)),
+    "vjp": lambda g: jax.vjp(g, 1.3)[1](jax.tree.map(jnp.ones_like, g(1.3))),
+    "scan": lambda g: lax.scan(lambda s, k: (s, g(k)), 0.0, jnp.array([1.3, 0.6]))[1],
+    "cond": lambda g: jax.jit(lambda k: lax.cond(k > 0, g, lambda k: g(-k), k))(1.3),
+}
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+@pytest.mark.parametrize("make", [with_jvp, with_vjp, with_gradient])
+@pytest.mark.parametrize("around", AROUND)
+def test_a_rule_that_closes_over_a_tracer(around: str, make: Any, scan: Any) -> None:
+    """It failed while it was lowered, when the tracer was dead."""
+
+    def all_of(scan: Any, k: Any) -> Any:
+        loss = partial(total, make(k), scan)
+        return [f(loss)(jnp.asarray(X)) for f in (jax.grad, WORDS["fr"], WORDS["rr"])]
+
+    ours, theirs = (AROUND[around](partial(all_of, s)) for s in (scan, in_python))
+    equal(ours, theirs)
+
+
+# Effects
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("where", ["value", "pullback"])
+@pytest.mark.parametrize("is_used", [True, False])
+def test_effects_of_rules(is_used: bool, where: str, ordered: bool, scan: Any) -> None:
+    """An ordered one was unknown to the equation, and an unordered one vanished with its result."""
+    seen: list[float] = []
+
+    def note(x: Any) -> None:
+        io_callback(lambda x: seen.append(float(np.sum(x))), None, x, ordered=ordered)
+
+    def forward(x: Any) -> Any:
+        if where == "value":
+            note(x)
+        return jnp.sin(x), x
+
+    def backward(x: Any, ct: Any) -> Any:
+        if where == "pullback":
+            note(ct)
+        return (ct * jnp.cos(x),)
+
+    rule = jax.custom_vjp(jnp.sin)
+    rule.defvjp(forward, backward)
+    gradient = jax.grad(partial(total, rule, scan))
+    run = gradient if is_used else lambda x: (gradient(x), x)[1]
+    jax.block_until_ready(jax.jit(run)(X))
+    jax.effects_barrier()
+    assert len(seen) == 5 if where == "pullback" else len(seen) >= 5
+
+
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+@pytest.mark.parametrize("constant", [True, 3, 2.5])
+def test_a_step_with_a_rule_that_returns_a_constant(constant: Any, scan: Any) -> None:
+    def loss(scan: Any, x: Any) -> Any:
+        c, y = scan(lambda c, _: (scaled(c), constant), x, None, 5)
+        return jnp.sum(c**2) + (0 if y is None else jnp.sum(y))
+
+    ours, theirs = ([f(partial(loss, s))(X) for f in WORDS.values()] for s in (scan, lax.scan))
+    equal(ours[:2], theirs[:2])
+
+
+def test_an_operand_of_a_linear_loop_that_is_not_used() -> None:
+    def linear(scan: Any, x: Any, xs: Any) -> Any:
+        return scan(lambda c, a: (2.0 * c, None), x, xs)[0]
+
+    at, xs = jnp.ones(3), jnp.ones((4, 3))
+    for scan in (lax.scan, partial(checkpointed_scan, checkpoints=2)):
+        back, unused = jax.linear_transpose(partial(linear, scan), at, xs)(at)
+        equal((back, unused), (16 * at, 0 * xs))
