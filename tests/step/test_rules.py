@@ -103,6 +103,8 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("word", WORDS)
 def test_a_rule_that_is_no_derivative(word: str, rule: Any, scan: Any) -> None:
     """The Hessian was transposed. It is not symmetric, so that the order of its axes counts."""
+    if rule is few_iterations and jax.__version_info__ < (0, 12):
+        pytest.skip("JAX 0.10 transposes the solve, whose matrix is a gradient")
     ours, theirs = (jax.jit(WORDS[word](partial(total, rule, s)))(X) for s in (scan, lax.scan))
     equal(ours, theirs)
     if word in ("fr", "rr"):
