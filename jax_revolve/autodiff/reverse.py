@@ -78,7 +78,7 @@ def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: 
     """The cotangents of the loop's active operands, from what its forward sweep saved and the
     cotangents of its active results."""
     arrays, tree = jax.tree.flatten(saved)
-    step = linearized(forward.loop, forward.activity, forward.loop.operands(operands))
+    step = forward.linearized_step(forward.loop, forward.loop.operands(operands))
     sweep = forward._replace(
         rule_effects=frozenset(step.code.effects | step.transposed.effects),
         ys=tuple(ct is not None for ct in cotangents.ys),

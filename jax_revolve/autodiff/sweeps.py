@@ -190,7 +190,7 @@ class Sweep(NamedTuple):
     def steps(self, operands: Flat, *, rerun: bool = False) -> Steps:
         """The steps of the sweep. With `rerun`, loops inside report no forward sweep again."""
         loop, inputs = self.loop.run_again() if rerun else self.loop, self.loop.operands(operands)
-        step = self._linearized(loop, inputs)
+        step = self.linearized_step(loop, inputs)
         if self._needs_more(step):
             raise NotImplementedError(
                 f"A second derivative of {source_of_function(loop.jaxpr)} needs values of the "
@@ -199,7 +199,7 @@ class Sweep(NamedTuple):
             )
         return Steps.of(loop, self.restart, inputs, step, self.record)
 
-    def _linearized(self, loop: Loop, inputs: Any) -> Linearized:
+    def linearized_step(self, loop: Loop, inputs: Any) -> Linearized:
         return linearized(
             loop,
             self.activity,
@@ -219,11 +219,11 @@ class Sweep(NamedTuple):
             return None
         # JAX may map this program without our batching rule, so its step must allow for it.
         own, inputs = self.when_mapped(), self.loop.operands(operands)
-        step = own._linearized(self.loop, inputs)
+        step = own.linearized_step(self.loop, inputs)
         if not calls_rules(step.code):
             return own
         own = own._replace(keeps_rules=True)
-        step = own._linearized(self.loop, inputs)
+        step = own.linearized_step(self.loop, inputs)
         return None if own._needs_more(step) else own
 
     def when_mapped(self) -> "Sweep":

@@ -10,7 +10,7 @@ them from its own values, as in `jax.lax`.
 from typing import Any
 
 from jax_revolve._compat.jaxprs import name_of
-from jax_revolve.jaxprs.walk import any_equation, inner_jaxprs
+from jax_revolve.jaxprs.walk import inner_jaxprs
 from jax_revolve.step.work import CUBIC, ELEMENTWISE, KERNELS, MOVING, SLOW, TRANSCENDENTAL
 
 INDEPENDENT = {
@@ -52,8 +52,3 @@ def mixes_examples(eqn: Any) -> bool:
     if name in ENTERED or name.startswith(OWN):
         return any(mixes_examples(inner) for jaxpr in inner_jaxprs(eqn) for inner in jaxpr.eqns)
     return name not in INDEPENDENT or (name not in DIFFERENT and bool(eqn.effects))
-
-
-def tells_examples_apart(jaxpr: Any) -> bool:
-    """Whether the results of a jaxpr may differ between examples with equal inputs."""
-    return any_equation(jaxpr, lambda eqn: mixes_examples(eqn) or eqn.primitive.name in DIFFERENT)
