@@ -125,12 +125,12 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
 def _prune(used: list[bool], function: Sweep) -> Any:
     """A sweep whose saved arrays are unused becomes the loop, as inside an advancing outer loop."""
     count = len(used) - function.num_saved
-    as_loop = not (function.vmaps or function.has_rule or function.is_on_disk)
+    as_loop = not (function.vmaps or function.later or function.is_on_disk)
     as_loop &= function.loop.inverse is None or all(function.ys)  # it computes all ys
     if as_loop and not any(used[count:]):
         carry, ys = used[: function.loop.num_carry], used[function.loop.num_carry : count]
         wanted = [*carry, *map(bool, spread(ys, function.ys))]
-        results, operands, params = prune_loop(wanted, function.loop)
+        results, operands, params = prune_loop(wanted, function.primal)
         kept = [*function.of_results(results), *[False] * function.num_saved]
         return kept, operands, params, loop_p
     kept, smaller = _without_unused(function, used)

@@ -228,6 +228,7 @@ def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Fl
     loop = loop._replace(plan=_plan(loop, step, inputs))
     log.show(loop, step, inputs)
     has_rule = calls_rules(loop.jaxpr)
+    primal_loop(loop, activity)  # found now, while its axes are bound, for `forward._prune`
     sweep = Sweep(
         loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
     )

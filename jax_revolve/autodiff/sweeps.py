@@ -105,7 +105,7 @@ class Sweep(NamedTuple):
     ys: Mask
     tapes: bool
     has_rule: bool
-    """Whether the step has a user's derivative rule, which need not be a derivative."""
+    """Whether the step calls a function with a derivative rule of its own."""
     saved_tree: Any = None
     output_types: tuple[Any, ...] = ()
     transfers: ClosedJaxpr | None = None
@@ -168,8 +168,8 @@ class Sweep(NamedTuple):
 
     @property
     def needed(self) -> Mask:
-        """The operands on which the loop's linearization depends: all if a rule is a user's, which
-        may depend on more once it is differentiated."""
+        """The operands on which the loop's linearization depends: all if there is a rule, which may
+        depend on more once it is differentiated."""
         first, count = self.loop.num_consts, self.loop.num_carry
         every = self.has_rule or self.loop.inverse is not None
         carry = [every or stored for stored in self.restart]

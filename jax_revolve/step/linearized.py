@@ -335,7 +335,7 @@ def linearized(
             found[0][1],
             found[0][0],
             [mask[num_results:] for mask in of_residuals],
-            *_restart(loop, closed, num_shared),
+            *_restart(loop, inlined(code), num_shared),
         )
 
     key = ("linearized", activity, tuple(later), is_mapped, keeps_rules, operands.types)
@@ -356,7 +356,7 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     no_ys = [False] * (num_results - loop.num_carry)
 
     def reads(needed: Sequence[bool]) -> list[bool]:
-        # `closed` has no derivative rules, so dead-code elimination sees into every function.
+        # Calls are inlined, so that dead-code elimination sees into every function.
         read = needed_by(closed, [*needed, *no_ys, *residuals])[num_shared:][: loop.num_carry]
         return read if inverse is None else union(read, _of_carry(loop, needed_by(inverse, needed)))
 
@@ -388,7 +388,7 @@ def primal_loop(loop: Loop, activity: Activity) -> Loop:
     if not calls_rules(loop.jaxpr):
         return loop  # `once` must not keep a reference to its jaxpr
     active = (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
-    half = once(loop, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
+    half = once(loop.bare, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
     return loop._replace(jaxpr=half)
 
 
