@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_revolve._compat.memories import is_on_host, to_host
 from jax_revolve._compat.primitives import Primitive, Prune, Split, new_primitive
 from jax_revolve._compat.values import (
     instantiate,
@@ -259,8 +260,12 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
         mask, given = activity.operands, spread(cotangents, activity.results)
         cts = [None if ct is None or is_zero(ct) else ct for ct in given]
         of = lambda chosen: list(products(function, substitute(operands, mask, chosen), cts))  # noqa: E731
-        found, pullback = jax.vjp(of, pick(operands, mask))
-        return pullback([jnp.ones_like(x) for x in found])[0]
+        primals = pick(operands, mask)
+        found, pullback = jax.vjp(of, primals)
+        (result,) = pullback([jnp.ones_like(x) for x in found])
+        # Saved arrays may be in the host's memory, and their cotangents are zeros anywhere.
+        pairs = zip(result, primals, strict=True)
+        return [to_host(ct) if is_on_host(x) and not is_on_host(ct) else ct for ct, x in pairs]
 
     rules = Rules(
         run=run,

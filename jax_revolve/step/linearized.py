@@ -27,7 +27,7 @@ from jax_revolve.jaxprs.parts import (
     with_outputs,
     without_dead_code,
 )
-from jax_revolve.jaxprs.walk import any_equation, has_equation
+from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
 from jax_revolve.step.examples import guarded
 from jax_revolve.step.loop import (
     Loop,
@@ -145,7 +145,15 @@ def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:
 
     dots = [t.to_tangent_aval() for t in pick(jaxpr.in_avals, active)]
     closed = jax.make_jaxpr(derivative)(jaxpr.in_avals, dots)
-    return Pushed(closed, found, by_methods or has_equation(closed, "custom_lin"))
+    opaque = by_methods or has_equation(closed, "custom_lin") or any_equation(closed, _hides_rule)
+    return Pushed(closed, found, opaque)
+
+
+def _hides_rule(eqn: Any) -> bool:
+    """Whether an equation is a loop of ours that calls a `custom_vjp` function: its derivative is
+    not written out here, so we take the function to be differentiated."""
+    function = function_of(eqn)
+    return function is not None and has_equation(function.jaxpr, "custom_vjp")
 
 
 def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:

@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.dtypes import float0
 
 from jax_revolve._compat.memories import is_on_host, to_device, to_host
-from jax_revolve._compat.values import explicit_mesh
+from jax_revolve._compat.values import explicit_mesh, tangent_type
 
 Buffers: TypeAlias = list[Any]
 """One buffer for each leaf."""
@@ -58,6 +60,9 @@ def _at(function: Any, axis: int = 0) -> Any:
     JAX batches a slice at an index as a gather, and its update as a scatter, which both need the
     index in the memory of the buffer, which may be the host's. Here all examples have the same
     index, so a slice of a batched buffer remains a slice, one axis further to the right.
+
+    It is linear in the arrays. JAX's own derivative of a `custom_vmap` function calls its rule for
+    what is batched in both values and tangents, without end if only one of them is.
     """
 
     @custom_vmap
@@ -72,7 +77,18 @@ def _at(function: Any, axis: int = 0) -> Any:
             buffer = _sharded_as(value[0], buffer, axis + 1)
         return _at(function, axis + 1)(index, buffer, *value), True
 
-    return call
+    @jax.custom_jvp
+    def linear(index: Any, *arrays: Any) -> Any:
+        return call(index, *arrays)
+
+    @linear.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        index, result = primals[0], linear(*primals)
+        if tangent_type(result).dtype == float0:
+            return result, np.zeros(result.shape, float0)
+        return result, linear(index, *tangents[1:])
+
+    return linear
 
 
 def _sharded_as(value: Any, buffer: Any, axis: int) -> Any:
