@@ -153,7 +153,7 @@ def _hides_rule(eqn: Any) -> bool:
     """Whether an equation is a loop of ours that calls a `custom_vjp` function: its derivative is
     not written out here, so we take the function to be differentiated."""
     function = function_of(eqn)
-    return function is not None and has_equation(function.jaxpr, "custom_vjp")
+    return function is not None and has_equation(function[0], "custom_vjp")
 
 
 def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
