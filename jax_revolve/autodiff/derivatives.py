@@ -92,6 +92,12 @@ class Rules(NamedTuple):
     products: Callable[..., Flat] | None = None
     """`products(function, operands, cotangents)`, of sweeps: scalars whose sum is the product of
     the results with cotangents (`None`: zero), as JAX differentiates it in reverse mode."""
+    serve: Callable[..., tuple[Flat, Any]] = lambda *_: ([], None)
+    """`serve(function, activity, active, operands, results)`, of a sweep and its tangents: saved
+    arrays that serve its derivative, and the `aux` of `pull_back_pushed`; by default none, and
+    `None`."""
+    pull_back_pushed: Callable[..., Flat] | None = None
+    """`pull_back_pushed(cotangents, operands, arrays, function, activity, active, aux)`"""
     is_pushed: bool = False
     linearize: Callable[..., tuple[Flat, Flat, Any, Any]] | None = None
     """`linearize(function, activity, operands)` returns the results, the arrays to save, and the
@@ -224,6 +230,16 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
         results, dots = jax.jvp(lambda c: own(*at(c)), (pick(operands, active.operands),), (dots,))
         return [*results, *pick(dots, active.results)]
 
+    def linearize(
+        function: Pushed, active: Active, operands: Flat
+    ) -> tuple[Flat, Flat, Pushed, Any]:
+        results = primitive.bind(*operands, function=function)
+        if function.vmaps:
+            return results, [], function, None
+        serve, of_one = rules_of(function.function).serve, (function.function, function.activity)
+        arrays, aux = serve(*of_one, active, operands, results)
+        return results, arrays, function, aux
+
     def products(function: Pushed, flat: Flat, cts: Flat) -> Flat:
         """The products of results with cotangents, `None` for zeros, of all examples."""
         inner, mask = function.function, function.activity.operands
@@ -239,24 +255,27 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
                 return list(own(inner, operands, values))
             # <a, F> and the derivative of <b, F>, from one evaluation: that of <b + t a, F>.
             cts = spread(tangents, function.activity.results)
+            moves = [a is not None for a in values]
             pairs = zip(values, cts, strict=True)
-            at_zero = [jnp.zeros_like(a) if b is None and a is not None else b for a, b in pairs]
-            has = [b is not None for b in at_zero]
-            chosen = zip(pick(values, has), pick(at_zero, has), strict=True)
-            along = [jnp.zeros_like(b) if a is None else a for a, b in chosen if b is not None]
+            cts = [jnp.zeros_like(a) if b is None and a is not None else b for a, b in pairs]
 
-            def at(chosen: Flat, cts: Flat) -> list[Any]:
-                return list(own(inner, substitute(operands, mask, chosen), spread(cts, has)))
+            def at(chosen: Flat, moved: Flat) -> list[Any]:
+                all_cts = substitute(cts, moves, moved)
+                return list(own(inner, substitute(operands, mask, chosen), all_cts))
 
-            primals = (pick(operands, mask), pick(at_zero, has))
-            return jax.jvp(at, primals, (list(dots), along))[1]
+            primals = (pick(operands, mask), pick(cts, moves))
+            return jax.jvp(at, primals, (list(dots), pick(values, moves)))[1]
 
         return summed(of_one, function.vmaps, given)(*flat, *pick(cts, given))
 
     def pull_back(
         cotangents: Flat, operands: Flat, arrays: Flat, function: Any, activity: Any, aux: Any
     ) -> Flat:
-        del arrays, aux
+        if aux is not None:
+            back = rules_of(function.function).pull_back_pushed
+            assert back is not None
+            of_one = function.function, function.activity, activity
+            return back(cotangents, operands, arrays, *of_one, aux)
         mask, given = activity.operands, spread(cotangents, activity.results)
         cts = [None if ct is None or is_zero(ct) else ct for ct in given]
         of = lambda chosen: list(products(function, substitute(operands, mask, chosen), cts))  # noqa: E731
@@ -275,6 +294,7 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
         jvp_in_reverse=partial(jvp, by_loops=True),
         pull_back=pull_back,
         primal_half=lambda function, _: function,
+        linearize=linearize,
         products=products,
         is_pushed=True,
     )

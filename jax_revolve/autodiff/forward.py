@@ -20,7 +20,7 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.memories import transfers_of
-from jax_revolve._compat.values import as_array, instantiate, with_weak_type, zeros
+from jax_revolve._compat.values import as_array, cotangent_type, instantiate, with_weak_type, zeros
 from jax_revolve.autodiff.batching import mapped, within
 from jax_revolve.autodiff.derivatives import Active, Flat, summed
 from jax_revolve.autodiff.reverse import pull_back_loop
@@ -39,7 +39,8 @@ from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.dead_code import prune_loop
-from jax_revolve.step.linearized import Activity, find_activity, live_carry
+from jax_revolve.step.derived import Paired, paired
+from jax_revolve.step.linearized import Activity, find_activity, linearized, live_carry
 from jax_revolve.step.loop import Mask, is_inexact, once, pick, plan_of, spread, substitute
 
 
@@ -229,6 +230,81 @@ def _pull_back(
     return pullback([instantiate(ct) for ct in cts if ct is not None])[0]
 
 
+# The pullback of the sweep and its tangents, by the loop of values and tangents
+
+
+def _pairs(sweep: Sweep, along: Active, flat: Flat) -> tuple[Paired, list[Any], list[int | None]]:
+    """That loop, its operands, and which of the sweep's operands and tangents each of them is."""
+    loop, count = sweep.loop, len(along.operands)
+    pairs = paired(loop, find_activity(loop, along.operands))
+    inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
+    numbers = loop.operands(range(count)), range(count, len(flat))
+    return pairs, inputs, pairs.operands(*numbers, start=lambda _: None)
+
+
+def _serve(
+    sweep: Sweep, along: Active, active: Active, operands: Flat, results: Flat
+) -> tuple[Flat, Sweep | None]:
+    """What the sweep saves and the tangents of that are the checkpoints of that loop, unless its
+    derivative needs more."""
+    pairs, inputs, places = _pairs(sweep, along, operands)
+    activity = find_activity(pairs.loop, [i is not None and active.operands[i] for i in places])
+    step = linearized(pairs.loop, activity, pairs.loop.operands(inputs))
+    first = len(sweep.output_types) - sweep.num_saved
+    dots = spread(results[len(sweep.output_types) :], along.results)[first:]
+
+    def paired_leaves(part: list[Any], stored: Mask, active: Mask, needed: Mask) -> list[Any]:
+        values, tangents = (spread([x[i] for i in part], stored) for x in (results[first:], dots))
+        return pick([*values, *pick(tangents, active)], needed)
+
+    of_carry = sweep.restart, pairs.activity.carry, step.restart
+    of_ys = sweep.record, pairs.activity.ys, step.record
+    found: dict[str, Any] = {}
+    for name, part in sweep.saved_indices._replace(tape=None)._asdict().items():
+        if isinstance(part, list):
+            found[name] = paired_leaves(part, *(of_ys if name == "record" else of_carry))
+            if any(x is None for x in found[name]):
+                return [], None
+        elif part is not None:
+            found[name] = results[first + part]
+    arrays, tree = jax.tree.flatten(Saved(**found))
+    both = sweep.of_loop(
+        rerun(pairs.loop),
+        activity=activity,
+        restart=step.restart,
+        record=step.record,
+        ys=pairs.loop.all_ys,
+        tapes=False,
+        saved_tree=tree,
+    )
+    return arrays, both
+
+
+def _pull_back_pushed(
+    cotangents: Flat,
+    operands: Flat,
+    arrays: Flat,
+    sweep: Sweep,
+    along: Active,
+    active: Active,
+    aux: Sweep,
+) -> Flat:
+    pairs, inputs, places = _pairs(sweep, along, operands)
+    last, num_carry = len(sweep.output_types), sweep.loop.num_carry
+    given = spread(cotangents, active.results)
+    (carry, ys), (carry_dot, ys_dot) = (
+        (cts[:num_carry], spread(cts[num_carry : last - sweep.num_saved], sweep.ys))
+        for cts in (given[:last], spread(given[last:], along.results))
+    )
+    masks = pairs.activity.carry, pairs.activity.ys
+    of_results = [*carry, *pick(carry_dot, masks[0]), *ys, *pick(ys_dot, masks[1])]
+    of_results = pick(of_results, aux.activity.results)
+    found = pull_back_loop(of_results, inputs, arrays, aux, aux.activity)
+    found = dict(zip(pick(places, aux.activity.operands), found, strict=True))
+    chosen = pick([*enumerate(operands)], active.operands)
+    return [found[i] if i in found else zeros(cotangent_type(x)) for i, x in chosen]
+
+
 def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
     """Of the loop's results: saved arrays have no cotangents."""
     count = len(sweep.output_types) - sweep.num_saved
@@ -266,4 +342,6 @@ define_sweep(
     keys=_keys,
     prune_jvp=_prune_jvp,
     products=_products,
+    serve=_serve,
+    pull_back_pushed=_pull_back_pushed,
 )

@@ -1,6 +1,6 @@
 """The loop of values and tangents."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +22,14 @@ class Paired(NamedTuple):
     loop: Loop
     activity: Activity
 
-    def operands(self, operands: Operands, tangents: Sequence[Any]) -> list[Any]:
-        """Its operands, from the original loop's and the tangents of active ones."""
+    def operands(
+        self,
+        operands: Operands,
+        tangents: Sequence[Any],
+        start: Callable[[Any], Any] = lambda x: zeros(tangent_type(x)),
+    ) -> list[Any]:
+        """Its operands, from the original loop's and the tangents of active ones. `start` is the
+        tangent of an initial carry without one."""
         given = iter(tangents)
         consts, init, xs = (
             [next(given) for active in mask if active]
@@ -31,8 +37,8 @@ class Paired(NamedTuple):
         )
         assert not list(given)  # or tangents would silently belong to other operands
         is_given = pick(self.activity.init, self.activity.carry)
-        starts = list(map(zeros, map(tangent_type, pick(operands.carry, self.activity.carry))))
-        dots = substitute(starts, is_given, init)
+        starts = map(start, pick(operands.carry, self.activity.carry))
+        dots = substitute(list(starts), is_given, init)
         return [*operands.consts, *consts, *operands.carry, *dots, *operands.xs, *xs]
 
     def halves(self, results: Sequence[Any], num_ys: int) -> tuple[list[Any], list[Any]]:
