@@ -173,8 +173,16 @@ def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mas
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
     activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, differentiated))
-    first = len(sweep.output_types) - sweep.num_saved
-    saved = [is_inexact(t) and any(differentiated) for t in sweep.output_types[first:]]
+    saved: list[bool] = []
+    for name, part in sweep.saved_indices._asdict().items():
+        if name == "record" and part is not None:
+            saved += pick(activity.ys, sweep.record)
+        elif name == "tape" or not isinstance(part, list) or sweep.is_on_disk:
+            saved += [any(differentiated)] * len(jax.tree.leaves(part))
+        else:
+            saved += pick(activity.carry, sweep.restart)
+    types = sweep.output_types[len(sweep.output_types) - sweep.num_saved :]
+    saved = [is_inexact(t) and active for t, active in zip(types, saved, strict=True)]
     return Active(activity.operands, (*sweep.of_results(activity.results), *saved))
 
 

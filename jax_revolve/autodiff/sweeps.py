@@ -337,7 +337,8 @@ def define_sweep(
 
     def refined(sweep: Sweep, active: Active, operands: Flat) -> Active:
         """Results whose tangents are zero have none: rules may refuse those."""
-        if sweep.vmaps or not rules.get("linearize"):  # all results of the reverse sweep have one
+        of_reverse = not rules.get("linearize")  # all of its results have one
+        if sweep.vmaps or of_reverse or not sweep.has_rule:
             return active
         own = sweep.as_program(operands[: len(sweep.activity.operands)])
         if own is None:
