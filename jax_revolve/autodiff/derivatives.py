@@ -193,9 +193,8 @@ class Pushed(NamedTuple):
         return self.function.is_on_disk
 
     @property
-    def by_loops(self) -> bool:
-        """Whether its derivatives are those of loops, because it is no program."""
-        return self.function.by_loops
+    def has_rule(self) -> bool:
+        return self.function.has_rule
 
 
 def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
@@ -233,6 +232,17 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
     def linearize(
         function: Pushed, active: Active, operands: Flat
     ) -> tuple[Flat, Flat, Pushed, Any]:
+        if function.has_rule:  # whose results may be others once they are linearized, by loops
+            own = partial(run, function=function, by_loops=True)
+
+            def chosen_results(chosen: Flat) -> tuple[list[Any], list[Any]]:
+                results = list(own(*substitute(operands, active.operands, chosen)))
+                return pick(results, active.results), results
+
+            primals = pick(operands, active.operands)
+            _, pullback, results = jax.vjp(chosen_results, primals, has_aux=True)
+            arrays, tree = jax.tree.flatten(pullback)
+            return results, arrays, function, tree
         results = primitive.bind(*operands, function=function)
         if function.vmaps:
             return results, [], function, None
@@ -271,6 +281,8 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
     def pull_back(
         cotangents: Flat, operands: Flat, arrays: Flat, function: Any, activity: Any, aux: Any
     ) -> Flat:
+        if function.has_rule:
+            return jax.tree.unflatten(aux, arrays)(list(map(instantiate, cotangents)))[0]
         if aux is not None:
             back = rules_of(function.function).pull_back_pushed
             assert back is not None
@@ -359,10 +371,6 @@ def _function_jvp(
     tangents: Flat,
     function: Any,
 ) -> Any:
-    if rules.is_pushed and function.by_loops:
-        return jvp_of_nonzero(
-            partial(rules.run, by_loops=True), primals, tangents, function=function
-        )
     activity = rules.activity(function, tuple(not is_zero(t) for t in tangents))
     dots = [symbolic_zero(t) for t in function.output_types]
     if not any(activity.results):

@@ -37,6 +37,7 @@ from jax_revolve.autodiff.sweeps import (
 from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Saved
+from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import Paired, paired
@@ -200,30 +201,46 @@ def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     return [*results, *arrays, *pick([*dots, *nothing], active.results)]
 
 
-def _linearize(sweep: Sweep, activity: Active, operands: Flat) -> tuple[Flat, Flat, Sweep, bool]:
-    """The saved arrays serve this derivative, too, if it has the same loop and active operands."""
+def _linearize(
+    sweep: Sweep, activity: Active, operands: Flat
+) -> tuple[Flat, Flat, Sweep, Sweep | None]:
+    """The saved arrays serve this derivative, too, if it has the same active operands."""
     results = forward_sweep_p.bind(*operands, function=sweep_primal_half(sweep, activity))
-    # Once linearized, a step with a `custom_vjp` has the results of its forward rule, and this is
-    # the derivative of those.
-    serves = activity.operands == sweep.activity.operands
-    serves &= not (sweep.has_rule or sweep.vmaps)
-    serves &= not sweep.is_on_disk  # a checkpoint file can be read only once
-    saved = results[len(results) - sweep.num_saved :] if serves else []
-    return results, saved, sweep, serves
+    served = _served(sweep, activity, operands)
+    saved = [] if served is None else results[len(results) - sweep.num_saved :]
+    if served is not None and not served.tapes:
+        saved = [x for i, x in enumerate(saved) if i not in (sweep.saved_indices.tape or [])]
+    return results, saved, sweep, served
+
+
+def _served(sweep: Sweep, activity: Active, operands: Flat) -> Sweep | None:
+    """The sweep whose saved arrays those of this one are once it is linearized: of steps with
+    rules, the one of the loop with the values that the rules return."""
+    # A checkpoint file can be read only once.
+    if sweep.vmaps or sweep.is_on_disk or activity.operands != sweep.activity.operands:
+        return None
+    if not sweep.has_rule:
+        return sweep
+    loop = sweep.primal
+    found = find_activity(loop, sweep.activity.operands)
+    has_rule = calls_rules(loop.jaxpr)
+    served = sweep.without_tape().of_loop(loop, activity=found, has_rule=has_rule, later=())
+    needs_more = served.needs_more(served.linearized_step(loop, loop.operands(operands)))
+    return None if needs_more or found != sweep.activity else served
 
 
 def _pull_back(
-    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: bool
+    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: Any
 ) -> Flat:
     """Saved arrays have no cotangents, or zeros: the result of the reverse sweep depends only on
     the operands and its cotangents, and checkpoints merely make it cheap."""
     sweep, count = function, len(function.output_types) - function.num_saved
     cts = spread(cotangents, activity.results[:count])
-    if aux:
-        of_loop, first = sweep.activity, sweep.loop.num_carry
+    if aux is not None:
+        of_loop, first = aux.activity, sweep.loop.num_carry
         ys = spread(cts[first:], sweep.ys)
         of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
-        return pull_back_loop(of_results, operands, arrays, sweep, of_loop)
+        return pull_back_loop(of_results, operands, arrays, aux, of_loop)
     loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
 
     def run(*operands: Any) -> Flat:
@@ -255,6 +272,8 @@ def _serve(
 ) -> tuple[Flat, Sweep | None]:
     """What the sweep saves and the tangents of that are the checkpoints of that loop, unless its
     derivative needs more."""
+    if sweep.is_on_disk:  # files hold values alone
+        return [], None
     pairs, inputs, places = _pairs(sweep, along, operands)
     activity = find_activity(pairs.loop, [i is not None and active.operands[i] for i in places])
     step = linearized(pairs.loop, activity, pairs.loop.operands(inputs))

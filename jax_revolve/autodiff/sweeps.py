@@ -156,11 +156,6 @@ class Sweep(NamedTuple):
         """Whether its derivative is not that of the loop's tangents: see `step.rules`."""
         return within(self.vmaps, lambda: is_opaque(self.loop, self.activity))
 
-    @property
-    def by_loops(self) -> bool:
-        """Whether the derivatives of its derivatives are those of loops."""
-        return self.has_rule or self.is_on_disk
-
     def of_results(self, values: Flat) -> list[Any]:
         """The entries for the forward sweep's results, of values for all results of the loop."""
         carry, ys = self.loop.results(values)
@@ -191,7 +186,7 @@ class Sweep(NamedTuple):
         """The steps of the sweep. With `rerun`, loops inside report no forward sweep again."""
         loop, inputs = self.loop.run_again() if rerun else self.loop, self.loop.operands(operands)
         step = self.linearized_step(loop, inputs)
-        if self._needs_more(step):
+        if self.needs_more(step):
             raise NotImplementedError(
                 f"A second derivative of {source_of_function(loop.jaxpr)} needs values of the "
                 "carry that the first one does not, because a custom_jvp or custom_vjp rule in it "
@@ -209,7 +204,7 @@ class Sweep(NamedTuple):
             keeps_rules=self.keeps_rules,
         )
 
-    def _needs_more(self, step: Linearized) -> bool:
+    def needs_more(self, step: Linearized) -> bool:
         return any(map(gt, (*step.restart, *step.record), (*self.restart, *self.record)))
 
     def as_program(self, operands: Flat) -> "Sweep | None":
@@ -224,7 +219,7 @@ class Sweep(NamedTuple):
             return own
         own = own._replace(keeps_rules=True)
         step = own.linearized_step(self.loop, inputs)
-        return None if own._needs_more(step) else own
+        return None if own.needs_more(step) else own
 
     def when_mapped(self) -> "Sweep":
         """The sweep under `jax.vmap`. The steps of a scan are unchanged, so it stays the same."""
