@@ -36,9 +36,17 @@ from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
-from jax_revolve.step.linearized import Activity, Linearized, find_activity, linearized, primal_loop
+from jax_revolve.step.linearized import (
+    Activity,
+    Linearized,
+    active_inputs,
+    find_activity,
+    forward_mode,
+    linearized,
+    primal_loop,
+)
 from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of, substitute
-from jax_revolve.step.rules import effects_of_rules, with_explicit_rules
+from jax_revolve.step.rules import with_explicit_rules
 from jax_revolve.storage.buffers import read
 
 
@@ -268,6 +276,10 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
         )
 
 
+def _effects(loop: Loop, activity: Activity) -> Any:
+    return loop.effects | forward_mode(loop, active_inputs(loop, activity)).effects
+
+
 function_primitive(
     loop_p,
     Rules(
@@ -275,7 +287,7 @@ function_primitive(
         batch=_batching,
         activity=find_activity,
         explicit=_explicit,
-        effects=lambda loop, activity: loop.effects | effects_of_rules(loop, activity),
+        effects=_effects,
         jvp=_jvp,
         pull_back=pull_back_loop,
         primal_half=primal_loop,

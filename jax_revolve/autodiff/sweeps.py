@@ -63,13 +63,14 @@ from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
     Linearized,
+    active_inputs,
     find_activity,
+    forward_mode,
     linearized,
     primal_loop,
     watched,
 )
 from jax_revolve.step.loop import Loop, Mask, once, pick, spread, substitute
-from jax_revolve.step.rules import is_opaque
 from jax_revolve.step.steps import Steps
 
 loop_p, forward_sweep_p, reverse_sweep_p = map(
@@ -153,8 +154,9 @@ class Sweep(NamedTuple):
 
     @property
     def is_opaque(self) -> bool:
-        """Whether its derivative is not that of the loop's tangents: see `step.rules`."""
-        return within(self.vmaps, lambda: is_opaque(self.loop, self.activity))
+        """Whether its derivative is not that of the loop's tangents: see `Pushed`."""
+        active = active_inputs(self.loop, self.activity)
+        return within(self.vmaps, lambda: forward_mode(self.loop, active).is_opaque)
 
     def of_results(self, values: Flat) -> list[Any]:
         """The entries for the forward sweep's results, of values for all results of the loop."""

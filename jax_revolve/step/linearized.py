@@ -16,6 +16,7 @@ from jax_revolve._compat.values import (
     add_cotangents,
     as_array,
     cotangent_type,
+    is_traced,
     zeros,
 )
 from jax_revolve.jaxprs.equations import calls_rules, has_methods
@@ -80,7 +81,7 @@ def find_activity(loop: Loop, differentiated: Sequence[bool]) -> Activity:
         carry = init
         while True:
             active = [*consts, *carry, *xs][first:]
-            results = active_results(loop.jaxpr, active)
+            results = forward_mode(loop, tuple(active)).results
             carry_out, ys = loop.results(results)
             grown = [a or b for a, b in zip(carry, carry_out, strict=True)]
             # The next round would find nothing new, if all floats are active.
@@ -156,9 +157,30 @@ def _hides_rule(eqn: Any) -> bool:
     return function is not None and has_equation(function[0], "custom_vjp")
 
 
-def active_results(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> list[bool]:
-    """Which results of a jaxpr have a derivative in its active inputs, not a symbolic zero."""
-    return pushed(jaxpr, active).results
+class ForwardMode(NamedTuple):
+    """What the derivative of a loop's step in forward mode tells of it."""
+
+    results: list[bool]
+    """Which results have a derivative in the active inputs, not a symbolic zero."""
+    is_opaque: bool = False
+    """See `Pushed`."""
+    effects: frozenset[Any] = frozenset()
+    """Those of the step and of its derivative rules."""
+    closes_over: bool = False
+    """Whether its derivative rules close over tracers."""
+
+
+def forward_mode(loop: Loop, active: Mask) -> ForwardMode:
+    """Found from one trace, with these inputs of the step active."""
+
+    def find() -> ForwardMode:
+        made = pushed(loop.jaxpr, active)
+        if not calls_rules(loop.jaxpr):
+            return ForwardMode(made.results)
+        traced = any(map(is_traced, made.closed.consts))
+        return ForwardMode(made.results, made.is_opaque, frozenset(made.closed.effects), traced)
+
+    return once(loop.bare, ("forward mode", active), find)
 
 
 def watched(found: list[bool]) -> Any:
@@ -318,12 +340,12 @@ def linearized(
         consts, carry, xs = with_layout(loop, operands)
         code = jax.make_jaxpr(run)(consts, consts, carry, carry, read(xs, 0))
         num_results, of_residuals = len(loop.output_types), []
-        half = primal_loop(loop, activity)
+        half = primal_loop(loop, activity) if later else loop
         for mask in later:
             direction = find_activity(half, mask)
             active = [*direction.consts, *direction.consts, *[False] * len(carry)]
             active += [*direction.carry, *direction.xs]
-            of_residuals.append(active_results(code, active))
+            of_residuals.append(pushed(code, active).results)
             code, half = primal_half(code, active), primal_loop(half, direction)
         closed = inlined(code, WITHOUT_RULES) if keeps_rules else inlined(code)
         num_shared = 2 * len(consts) + len(carry)
@@ -395,9 +417,14 @@ def primal_loop(loop: Loop, activity: Activity) -> Loop:
     """The loop whose step computes the values of the differentiated step (`primal_half`)."""
     if not calls_rules(loop.jaxpr):
         return loop  # `once` must not keep a reference to its jaxpr
-    active = (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
+    active = active_inputs(loop, activity)
     half = once(loop.bare, ("primal half", active), lambda: primal_half(loop.jaxpr, active))
     return loop._replace(jaxpr=half)
+
+
+def active_inputs(loop: Loop, activity: Activity) -> Mask:
+    """Which inputs of the step are active."""
+    return (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
 
 
 def needed_by(jaxpr: ClosedJaxpr, outputs: Sequence[bool]) -> list[bool]:

@@ -16,25 +16,14 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.values import is_traced, tangent_type, zeros
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_consts
-from jax_revolve.step.linearized import Activity, linearized, pushed
+from jax_revolve.step.linearized import (
+    Activity,
+    active_inputs,
+    forward_mode,
+    linearized,
+    pushed,
+)
 from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, spread
-
-
-def is_opaque(loop: Loop, activity: Activity) -> bool:
-    """Whether the tangents of the step are unknown: see `Pushed`."""
-    if not calls_rules(loop.jaxpr):
-        return False
-    active = _active_inputs(loop, activity)
-    return once(loop.bare, ("is opaque", active), lambda: pushed(loop.jaxpr, active).is_opaque)
-
-
-def effects_of_rules(loop: Loop, activity: Activity) -> frozenset[Any]:
-    """The effects of the step once it is differentiated."""
-    if not calls_rules(loop.jaxpr):
-        return frozenset()
-    active = _active_inputs(loop, activity)
-    find = lambda: frozenset(pushed(loop.jaxpr, active).closed.effects)  # noqa: E731
-    return once(loop.bare, ("effects", active), find)
 
 
 def with_explicit_rules(
@@ -45,10 +34,15 @@ def with_explicit_rules(
     differentiating the loop, so that the tracers are alive."""
     if not calls_rules(loop.jaxpr):
         return None
-    active = _active_inputs(loop, activity)
-    make = _in_reverse if is_opaque(loop, activity) else _forward
+    active = active_inputs(loop, activity)
+    known = forward_mode(loop, active)
+    make = _in_reverse if known.is_opaque else _forward
     made = lambda: make(loop, activity, operands, active)  # noqa: E731
-    if not once(loop.bare, ("close over", active), lambda: any(map(is_traced, made()[1]))):
+    closes_over = lambda: any(map(is_traced, made()[1]))  # noqa: E731
+    if known.is_opaque:
+        if not once(loop.bare, ("closes over", active), closes_over):
+            return None
+    elif not known.closes_over:
         return None
     function, consts = made()
     try:
@@ -73,10 +67,6 @@ def with_explicit_rules(
         inverse=loop.inverse and trace(without(loop.inverse), loop.inverse),
     )
     return explicit, consts
-
-
-def _active_inputs(loop: Loop, activity: Activity) -> Mask:
-    return (*activity.consts[loop.num_condition_consts :], *activity.carry, *activity.xs)
 
 
 def _forward(loop: Loop, _: Activity, __: Operands, active: Mask) -> tuple[Any, list[Any]]:
