@@ -1,11 +1,12 @@
 """Primitives, from Python functions in place of JAX's registries."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from jax.extend.core import Primitive, Var
+from jax.extend.core import Primitive, Var, primitives
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
@@ -18,6 +19,7 @@ def declare(name: str) -> Primitive:
     """A primitive without rules, for rules that call each other."""
     primitive = Primitive(name)
     primitive.multiple_results = True
+    _EXACT.add(primitive)
     return primitive
 
 
@@ -194,3 +196,23 @@ def _remove_dead_code(prune: Prune, used: list[bool], *rest: Any) -> tuple[list[
     (primitive,) = other or [eqn.primitive]
     new = eqn.replace(primitive=primitive, outvars=outvars, invars=invars, params=params)
     return list(operands), new
+
+
+def has_own_transpose(eqn: Any) -> bool:
+    """Whether an equation is of a primitive that another library registered with JAX as linear. Its
+    transpose may be anything, such as the approximate adjoint of a projection."""
+    primitive = eqn.primitive
+    if primitive not in ad.primitive_transposes or primitive in _EXACT:
+        return False
+    if any(primitive is value for module in _libraries() for value in vars(module).values()):
+        _EXACT.add(primitive)
+    return primitive not in _EXACT
+
+
+_EXACT = {value for value in vars(primitives).values() if isinstance(value, Primitive)}
+"""Primitives whose transposes are exact: JAX's own, Equinox's and ours."""
+
+
+def _libraries() -> list[Any]:
+    """Their modules, whose primitives are global values."""
+    return [m for n, m in list(sys.modules.items()) if n.partition(".")[0] in ("jax", "equinox")]

@@ -29,6 +29,7 @@ from jax_revolve.autodiff.sweeps import (
     define_sweep,
     forward_sweep_p,
     loop_p,
+    program_of,
     rerun,
     run_plain_loop,
     sweep_primal_half,
@@ -38,7 +39,6 @@ from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.equations import calls_rules
-from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.linearized import Activity, find_activity, linearized, live_carry
@@ -76,8 +76,8 @@ def _trace_forward_sweep(sweep: Sweep, operands: Flat) -> tuple[ClosedJaxpr, Any
         return list(map(with_weak_type, results, sweep.of_results(loop.output_types))), saved
 
     def trace() -> tuple[ClosedJaxpr, Any]:
-        traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
-        return without_dead_code(traced), jax.tree.structure(shape[1])
+        traced, shape = program_of(sweep, run, *operands)
+        return traced, jax.tree.structure(shape[1])
 
     return once(sweep.untraced, ("forward sweep", *map(jax.typeof, operands)), trace)
 
@@ -100,7 +100,7 @@ def _run_example(sweep: Sweep, *operands: Any) -> Flat:
         kept = results[: len(results) - bare.num_saved]
         return [*kept, *jax.tree.leaves(saved._replace(tape=tape))]
 
-    return call_jaxpr(without_dead_code(jax.make_jaxpr(run)(*operands)))(*operands)
+    return call_jaxpr(program_of(sweep, run, *operands)[0])(*operands)
 
 
 def _keys(*operands: Any, function: Sweep) -> Flat:
@@ -335,15 +335,15 @@ def _pull_back_pushed(
 def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
     """Of the loop's results: saved arrays have no cotangents."""
     count = len(sweep.output_types) - sweep.num_saved
-    given = [ct is not None for ct in cts[:count]]
+    given = [ct is not None and i < count for i, ct in enumerate(cts)]
     loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
 
     def of_one(*flat: Any) -> Flat:
         operands, cts = flat[: len(flat) - sum(given)], flat[len(flat) - sum(given) :]
-        results = pick(sweep.of_results(loop_p.bind(*operands, function=loop)), given)
+        results = pick(sweep.of_results(loop_p.bind(*operands, function=loop)), given[:count])
         return [jnp.sum(ct * x) for ct, x in zip(cts, results, strict=True)]
 
-    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cts[:count], given))
+    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cts, given))
 
 
 def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:

@@ -38,18 +38,21 @@ from jax_revolve.autodiff.sweeps import (
     Sweep,
     define_sweep,
     loop_p,
+    program_of,
     rerun,
     reverse_sweep_p,
 )
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.reverse import run_reverse
 from jax_revolve.engine.slots import Saved
-from jax_revolve.jaxprs.parts import without_dead_code
+from jax_revolve.step.derived import paired
 from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
+    find_activity,
     find_reached,
     linearized,
+    primal_loop,
 )
 from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
 
@@ -107,7 +110,7 @@ def _run_example(sweep: Sweep, *flat: Any) -> Flat:
         return list(map(with_weak_type, result, types))
 
     key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
-    trace = lambda: without_dead_code(jax.make_jaxpr(run)(*flat))  # noqa: E731
+    trace = lambda: program_of(sweep, run, *flat)[0]  # noqa: E731
     return call_jaxpr(once(sweep.untraced, key, trace))(*flat)
 
 
@@ -173,11 +176,25 @@ def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat
     loop, given = rerun(sweep.loop), [d is not None for d in along]
     own = sweep.activity
 
-    def run(chosen: Flat) -> Flat:
-        carry, ys = loop.results(loop_p.bind(*substitute(primals, given, chosen), function=loop))
+    def of_cotangents(results: Flat) -> Flat:
+        carry, ys = loop.results(results)
         return [*pick(carry, own.carry), *pick(pick(ys, own.ys), sweep.ys)]
 
-    return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
+    if not sweep.later:
+        bind = lambda chosen: loop_p.bind(*substitute(primals, given, chosen), function=loop)  # noqa: E731
+        run = lambda chosen: of_cotangents(bind(chosen))  # noqa: E731
+        return jax.jvp(run, (pick(primals, given),), (pick(along, given),))
+    # Both as they are once they are linearized, with the rules that this applies.
+    pairs = paired(loop, find_activity(loop, given))
+    both, nothing = pairs.loop, [False] * sum(given)
+    for mask in sweep.later:
+        active = pairs.operands(loop.operands(mask), nothing, start=lambda _: False)
+        both = primal_loop(both, find_activity(both, active))
+    inputs = pairs.operands(loop.operands(primals), pick(along, given))
+    values, dots = pairs.halves(loop_p.bind(*inputs, function=both), len(own.ys))
+    dots = spread(dots, pairs.activity.results)
+    pairs_of_results = zip(of_cotangents(dots), of_cotangents(values), strict=True)
+    return of_cotangents(values), [_tangent(x, dot) for dot, x in pairs_of_results]
 
 
 def _nested(sweep: Sweep, flat: Flat) -> Flat:

@@ -50,13 +50,14 @@ import jax.numpy as jnp
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function
 from jax_revolve._compat.primitives import Primitive, declare
-from jax_revolve._compat.values import as_array, tangent_type, zeros
+from jax_revolve._compat.values import as_array, is_traced, tangent_type, zeros
 from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over, within
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
+from jax_revolve.jaxprs.walk import inner_jaxprs
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.step.linearized import (
@@ -240,6 +241,24 @@ class Sweep(NamedTuple):
         return self._replace(tapes=False, saved_tree=saved)
 
 
+def program_of(sweep: Sweep, run: Callable[..., Any], *operands: Any) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of a sweep, and the shape of its results. JAX runs it when the tracers of the
+    transformations around it are dead, so it must not hold any: see `step.rules`."""
+    traced, shape = jax.make_jaxpr(run, return_shape=True)(*operands)
+    if sweep.has_rule and _holds_tracers(traced):
+        raise NotImplementedError(
+            "A custom_jvp or custom_vjp rule in the step of a loop is itself differentiated, and "
+            "closes over a value of a transformation around the loop. Pass this value to the "
+            "function as an argument, or compute the rule's results without such functions."
+        )
+    return without_dead_code(traced), shape
+
+
+def _holds_tracers(closed: ClosedJaxpr) -> bool:
+    inner = (jaxpr for eqn in closed.eqns for jaxpr in inner_jaxprs(eqn))
+    return any(map(is_traced, getattr(closed, "consts", ()))) or any(map(_holds_tracers, inner))
+
+
 def run_plain_loop(*operands: Any, function: Loop) -> Flat:
     return run_plain(function, function.operands(operands))
 
@@ -276,7 +295,7 @@ def _pushed(
             return [*results, *pick(dots, has_dot)]
 
         dots = [t.to_tangent_aval() for t in pick(types, mask)]
-        return without_dead_code(jax.make_jaxpr(both)(*types, *dots)), has_dot
+        return program_of(sweep, both, *types, *dots)[0], has_dot
 
     return once(sweep.untraced, ("pushed", primitive, mask, sweep.saved_tree, *types), trace)
 

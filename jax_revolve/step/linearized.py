@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, pruned
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of, pruned
+from jax_revolve._compat.primitives import has_own_transpose
 from jax_revolve._compat.values import (
     AbstractValue,
     SymbolicZero,
@@ -124,7 +125,8 @@ class Pushed(NamedTuple):
     """Which results have a tangent that is not a symbolic zero."""
     is_opaque: bool
     """Whether the tangents cannot be computed, as those of a `custom_vjp` function, or may be
-    others than those of the pullback, as those of an object with a method for each."""
+    others than those of the pullback, as those of an object with a method for each, or of a
+    primitive with a transpose of its own."""
 
 
 def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:
@@ -146,14 +148,15 @@ def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:
 
     dots = [t.to_tangent_aval() for t in pick(jaxpr.in_avals, active)]
     closed = jax.make_jaxpr(derivative)(jaxpr.in_avals, dots)
-    opaque = by_methods or has_equation(closed, "custom_lin") or any_equation(closed, _hides_rule)
-    return Pushed(closed, found, opaque)
+    return Pushed(closed, found, by_methods or any_equation(closed, _is_opaque))
 
 
-def _hides_rule(eqn: Any) -> bool:
-    """Whether an equation is a loop of ours that calls a `custom_vjp` function: its derivative is
-    not written out here, so we take the function to be differentiated."""
+def _is_opaque(eqn: Any) -> bool:
+    if name_of(eqn) == "custom_lin" or has_own_transpose(eqn):
+        return True
     function = function_of(eqn)
+    if isinstance(function, Loop) and "activity" in eqn.params:  # whose derivative is not here
+        return forward_mode(function, active_inputs(function, eqn.params["activity"])).is_opaque
     return function is not None and has_equation(function[0], "custom_vjp")
 
 
@@ -176,7 +179,7 @@ def forward_mode(loop: Loop, active: Mask) -> ForwardMode:
     def find() -> ForwardMode:
         made = pushed(loop.jaxpr, active)
         if not calls_rules(loop.jaxpr):
-            return ForwardMode(made.results)
+            return ForwardMode(made.results, made.is_opaque)
         traced = any(map(is_traced, made.closed.consts))
         return ForwardMode(made.results, made.is_opaque, frozenset(made.closed.effects), traced)
 

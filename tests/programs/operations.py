@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 SIZE = 3
 
@@ -572,13 +574,148 @@ variants(
     ),
 )
 
+# Since `NEWEST`. Rules that are no derivatives, in every way that JAX has to register one: of the
+# values' own primitives, forward and in reverse, and of its functions.
+
+
+def _primitive(name: str, function: Callable[[Any], Any]) -> Primitive:
+    primitive = Primitive(name)
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    batching.defvectorized(primitive)
+    return primitive
+
+
+def _turned(x: Any) -> Any:
+    return jnp.concatenate([x[1:], x[:1]])
+
+
+by_tangents = _primitive("by_tangents", jnp.sin)
+ad.primitive_jvps[by_tangents] = lambda xs, ts: (
+    by_tangents.bind(*xs),
+    (0.3 + _turned(xs[0]) ** 2 / 2) * ad.instantiate_zeros(ts[0]),
+)
+by_product = _primitive("by_product", jnp.tanh)
+ad.defjvp(by_product, lambda t, x: t * jnp.cos(_turned(x)))
+unmatched = _primitive("unmatched", lambda x: 0.9 * x)
+ad.deflinear2(unmatched, lambda ct, _: [0.7 * _turned(ct)])
+by_rules = jax.custom_jvp(lambda x, y: x * y)
+by_rules.defjvps(lambda t, _, x, y: t * _turned(y), lambda t, z, x, y: 0.5 * t * (x + z))
+by_gradient = jax.custom_gradient(lambda x: (jnp.sin(x), lambda ct: ct * jnp.cos(_turned(x))))
+
+
+def _nearly_solved(m: Any, x: Any) -> Any:
+    """The root of a linear equation, with derivatives by too few iterations."""
+    matrix = jnp.eye(SIZE, dtype=m.dtype) + 0.2 * small(m)
+
+    def solve(f: Any, y: Any) -> Any:
+        for _ in range(3):
+            y = y - 0.4 * f(y)
+        return y
+
+    nearly = lambda g, y: solve(lambda z: g(z) - y, y)  # noqa: E731
+    return lax.custom_root(lambda y: matrix @ y - x, x, solve, nearly)
+
+
+variants(
+    "no_derivative: mv->v",
+    lambda m, x: by_tangents.bind(x) * m[0],
+    lambda m, x: by_product.bind(m[1]) + by_tangents.bind(x * m[0]),
+    lambda m, x: jnp.sin(2 * unmatched.bind(x)) * m[0],
+    lambda m, x: by_rules(x, m[0]) + unmatched.bind(jnp.cos(x)),
+    lambda m, x: by_gradient(x) * m[2],
+    lambda m, x: jax.jit(by_rules)(by_gradient(m[0]), x),
+    lambda m, x: jnp.sin(_nearly_solved(m, x)) if jax.__version_info__ >= (0, 12) else x,
+    lambda m, x: positive(m[0]) ** (x[0] * x) * 0.3,
+)
+
+AROUND: list[Any] = []
+"""A value of the function around the loop, which rules close over."""
+
+
+def _around(x: Any) -> Any:
+    return AROUND[-1] if AROUND else jnp.ones_like(x)
+
+
+def _closing_over(make: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda x, y: make(_around(x))(x) * y
+
+
+variants(
+    "closing_over: vv->v",
+    *map(
+        _closing_over,
+        (
+            lambda k: with_jvp(lambda x: jnp.sin(x), lambda _, x, t: k * jnp.cos(x) * t),
+            lambda k: with_vjp(
+                lambda x: jnp.sin(x), lambda x: (k * jnp.sin(x), x), lambda x, ct: (k * ct * x,)
+            ),
+            lambda k: jax.custom_gradient(lambda x: (jnp.sin(x), lambda ct: k * ct * jnp.cos(x))),
+        ),
+    ),
+)
+
+
+def _note() -> None:
+    jax.debug.callback(lambda: None)
+
+
+def _noted_rule(_: Any, x: Any, t: Any) -> Any:
+    _note()
+    return 1.1 * jnp.cos(x) * t
+
+
+def _noted_forward(x: Any) -> Any:
+    _note()
+    return jnp.sin(x), x
+
+
+def _noted_backward(x: Any, ct: Any) -> Any:
+    _note()
+    return (1.1 * ct * jnp.cos(x),)
+
+
+noted = with_jvp(lambda x: jnp.sin(x), _noted_rule)
+noted_in_reverse = with_vjp(lambda x: jnp.sin(x), _noted_forward, _noted_backward)
+
+
+def _of_example(x: Any) -> Any:
+    return 1 + 0.2 * lax.axis_index(AXIS[0]).astype(x.dtype) if AXIS else jnp.ones_like(x)
+
+
+of_example = with_jvp(lambda x: jnp.sin(x), lambda _, x, t: _of_example(x) * jnp.cos(x) * t)
+of_example_in_reverse = with_vjp(
+    lambda x: jnp.sin(x),
+    lambda x: (jnp.sin(x), x),
+    lambda x, ct: (ct * jnp.cos(x) * _of_example(x),),
+)
+
+# Rules with effects, and rules that know their example.
+variants(
+    "with_effect: vv->v",
+    lambda x, y: noted(x) * y,
+    lambda x, y: noted_in_reverse(x) * y,
+    lambda x, y: jax.jit(noted)(y) + noted_in_reverse(x),
+)
+variants(
+    "knowing: vv->v",
+    lambda x, y: of_example(x) * y,
+    lambda x, y: of_example_in_reverse(x) * y,
+    lambda x, y: jax.jit(of_example)(x * y),
+)
+
+NEWEST_WORDS = ("no_derivative", "closing_over", "with_effect", "knowing")
+NEWEST = 8_000_000
+"""The seed from which programs have these, constants as results and third derivatives."""
+
 NEW = ("recomputed", "other_value", "other_value_in_reverse", "collective")
 NEWER = 5_000_000
 """The seed from which programs have the operations above, and name their axes."""
 
 FORGOTTEN = {
     *("custom_jvp", "straight_through", "refused", "implicit"),
-    *("recomputed", "other_value"),
+    *("recomputed", "other_value", "no_derivative", "closing_over", "with_effect", "knowing"),
 }
 """Before jax 0.12, second derivatives of `lax.scan` forget the rules that these need."""
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from programs.operations import FORGOTTEN, NEW, NEWER, OPERATIONS
+from programs.operations import FORGOTTEN, NEW, NEWER, NEWEST, NEWEST_WORDS, OPERATIONS
 
 
 def weights(text: str) -> dict[str, int]:
@@ -38,6 +38,15 @@ TRANSFORMATIONS = weights("""
     in scan 1, in cond 1, shard_map 1, grad in shard_map 1, explicit mesh 1,
     vmap of grad on an explicit mesh 1, explicit mesh of steps 1
 """)
+
+HIGH = weights("""
+    hessian 4, reverse over forward 1, forward over reverse 2, reverse over reverse 2,
+    jacobian of gradient 4, vmap of hessian 2, hessian of vmap 1,
+    forward over forward over reverse 2, reverse over forward over reverse 3,
+    forward over reverse over reverse 2, reverse over reverse over reverse 2,
+    vmap of reverse over forward over reverse 1
+""")
+"""Transformations to third order; whole matrices are compared entry by entry."""
 
 NAMED = weights("""
     grad of vmap 2, vmap of grad 3, vmap of jvp 1, vmap of jvp at one point 2,
@@ -109,7 +118,8 @@ class Operation(NamedTuple):
 class Program:
     """`mapped` tells which of the five arguments have an axis under `vmap`. `body` takes the
     `inner` derivative of the loop, unless it is "the loop". `single` is JAX's default precision;
-    `named` gives the axis of the examples a name; `by_host` is for `host_scan`.
+    `named` gives the axis of the examples a name; `by_host` is for `host_scan`; with `constant`, a
+    step returns Python numbers.
     Defaults are the simplest."""
 
     seed: int
@@ -131,6 +141,7 @@ class Program:
     single: bool = False
     named: bool = False
     by_host: bool = False
+    constant: bool = False
 
     @classmethod
     def random(cls, seed: int) -> "Program":
@@ -158,15 +169,26 @@ class Program:
         if named:
             body, nested, mode = "the loop", False, "plain"
             transformation, loop = _weighted(draw, NAMED), draw.choice(WITH_NAMES)
+        high = seed >= NEWEST and not (nested or named or mode in SLOW_MODES)
+        if high and "explicit" not in transformation and draw.random() < 0.6:
+            transformation = _weighted(draw, HIGH)
         is_long = loop in NESTS or mode in SLOW_MODES or " over " in transformation
+        is_long |= seed >= NEWEST
         most = 2 if nested else 3 if is_long else draw.choice([3, 5, 8])
         known = [name for name in OPERATIONS if seed >= NEWER or name not in NEW]
+        known = [name for name in known if seed >= NEWEST or name not in NEWEST_WORDS]
         count = draw.randint(1 if nested else 2, most)
         operations = tuple(_operation(draw, known) for _ in range(count))
         if seed >= NEWER and draw.random() < 0.7:
             words = ["collective"] if named else NEW
             operations = (*operations[1:], _operation(draw, words))
-        by_python = any(o.name in FORGOTTEN for o in operations)
+        if seed >= NEWEST and draw.random() < 0.7:
+            words = ["knowing"] if named else NEWEST_WORDS[: 2 if draw.random() < 0.7 else 4]
+            # JAX's own loops lose what rules close over, and so does an eager `shard_map`.
+            loses = loop.startswith("rewritten") or "shard" in transformation or nested
+            words = [word for word in words if word != "closing_over" or not loses]
+            operations = (*operations[1:], _operation(draw, words))
+        by_python = any(o.name in FORGOTTEN for o in operations) or is_third(transformation)
         lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
         lengths = lengths[:4] if by_python else lengths[:5] if nested else lengths
         # What is left is drawn in the order in which it always was: a seed is a program for ever.
@@ -178,6 +200,7 @@ class Program:
         given |= {"under_jit": draw.random() < 0.9, "mode": mode}
         given |= {"small_weights": draw.random() < 0.6, "other_platform": draw.random() < 0.3}
         single = draw.random() < 0.5
+        given["constant"] = seed >= NEWEST and draw.random() < 0.3
         return cls(seed, **given, body=body, inner=inner, single=single, named=named)
 
     @property
@@ -193,6 +216,7 @@ class Program:
         those that stay as they are, because they are short."""
         is_old = jax.__version_info__ < (0, 12)
         needs = is_old and any(o.name in FORGOTTEN for o in self.operations)
+        needs |= any(o.name == "closing_over" for o in self.operations)
         stays = self.loop.startswith("rewritten") and self.length < 2
         return needs and not stays and not self.rewrites_derivatives
 
@@ -215,6 +239,10 @@ class Program:
         defaults = {f.name: f.default for f in fields(self) if f.default is not MISSING}
         ways += [{k: v} for k, v in defaults.items() if getattr(self, k) != v]
         return [replace(self, **way) for way in ways]
+
+
+def is_third(transformation: str) -> bool:
+    return transformation.count(" over ") == 2
 
 
 def minimize(program: Program, fails: Any) -> Program:
