@@ -288,14 +288,11 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
             assert back is not None
             of_one = function.function, function.activity, activity
             return back(cotangents, operands, arrays, *of_one, aux)
-        mask, given = activity.operands, spread(cotangents, activity.results)
-        cts = [None if ct is None or is_zero(ct) else ct for ct in given]
-        of = lambda chosen: list(products(function, substitute(operands, mask, chosen), cts))  # noqa: E731
-        primals = pick(operands, mask)
-        found, pullback = jax.vjp(of, primals)
-        (result,) = pullback([jnp.ones_like(x) for x in found])
+        mask, cts = activity.operands, spread(cotangents, activity.results)
+        cts = [None if ct is None or is_zero(ct) else ct for ct in cts]
+        result = gradient_of(lambda flat: products(function, flat, cts), operands, mask)
         # Saved arrays may be in the host's memory, and their cotangents are zeros anywhere.
-        pairs = zip(result, primals, strict=True)
+        pairs = zip(result, pick(operands, mask), strict=True)
         return [to_host(ct) if is_on_host(x) and not is_on_host(ct) else ct for ct, x in pairs]
 
     rules = Rules(
@@ -312,6 +309,14 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
     )
     primitive = function_primitive(f"{name}_pushed", rules)
     return primitive, batch
+
+
+def gradient_of(products: Callable[[Flat], Flat], operands: Flat, mask: Sequence[bool]) -> Flat:
+    """The gradient of the sum of products of operands, with respect to those that the mask marks.
+    They are differentiated one by one, because an addition would be another kernel."""
+    of = lambda chosen: list(products(substitute(operands, mask, chosen)))  # noqa: E731
+    found, pullback = jax.vjp(of, pick(operands, mask))
+    return pullback(list(map(jnp.ones_like, found)))[0]
 
 
 def summed(run: Callable[..., Flat], vmaps: Sequence[Vmap], given: Sequence[bool]) -> Any:

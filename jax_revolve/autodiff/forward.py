@@ -20,9 +20,9 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve._compat.memories import transfers_of
-from jax_revolve._compat.values import as_array, cotangent_type, instantiate, with_weak_type, zeros
+from jax_revolve._compat.values import as_array, cotangent_type, is_zero, with_weak_type, zeros
 from jax_revolve.autodiff.batching import mapped, within
-from jax_revolve.autodiff.derivatives import Active, Flat, summed
+from jax_revolve.autodiff.derivatives import Active, Flat, gradient_of, summed
 from jax_revolve.autodiff.reverse import pull_back_loop
 from jax_revolve.autodiff.sweeps import (
     Sweep,
@@ -176,9 +176,9 @@ def _activity(sweep: Sweep, differentiated: Mask) -> Active:
     activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, differentiated))
     saved: list[bool] = []
     for name, part in sweep.saved_indices._asdict().items():
-        if name == "record" and part is not None:
+        if name == "record" and part:
             saved += pick(activity.ys, sweep.record)
-        elif name == "tape" or not isinstance(part, list) or sweep.is_on_disk:
+        elif name == "tape" or not isinstance(part, list) or not part or sweep.is_on_disk:
             saved += [any(differentiated)] * len(jax.tree.leaves(part))
         else:
             saved += pick(activity.carry, sweep.restart)
@@ -235,24 +235,14 @@ def _pull_back(
     """Saved arrays have no cotangents, or zeros: the result of the reverse sweep depends only on
     the operands and its cotangents, and checkpoints merely make it cheap."""
     sweep, count = function, len(function.output_types) - function.num_saved
-    cts = spread(cotangents, activity.results[:count])
     if aux is not None:
+        cts = spread(cotangents, activity.results)[:count]
         of_loop, first = aux.activity, sweep.loop.num_carry
         ys = spread(cts[first:], sweep.ys)
         of_results = [*pick(cts[:first], of_loop.carry), *pick(ys, of_loop.ys)]
         return pull_back_loop(of_results, operands, arrays, aux, of_loop)
-    loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
-
-    def run(*operands: Any) -> Flat:
-        return sweep.of_results(loop_p.bind(*operands, function=loop))
-
-    def results(chosen: Flat) -> Flat:
-        run_all = mapped(run, sweep.vmaps, wanted=lambda vmap: vmap.dims_out[:count])
-        flat = run_all(*substitute(operands, activity.operands, chosen))
-        return pick(flat, activity.results[:count])
-
-    _, pullback = jax.vjp(results, pick(operands, activity.operands))
-    return pullback([instantiate(ct) for ct in cts if ct is not None])[0]
+    of = lambda flat: _products(sweep, flat, spread(cotangents, activity.results))  # noqa: E731
+    return gradient_of(of, operands, activity.operands)
 
 
 # The pullback of the sweep and its tangents, by the loop of values and tangents
@@ -288,12 +278,13 @@ def _serve(
     of_ys = sweep.record, pairs.activity.ys, step.record
     found: dict[str, Any] = {}
     for name, part in sweep.saved_indices._replace(tape=None)._asdict().items():
-        if isinstance(part, list):
-            found[name] = paired_leaves(part, *(of_ys if name == "record" else of_carry))
+        masks = of_ys if name == "record" else of_carry
+        if isinstance(part, list) and (part or not any(masks[0])):
+            found[name] = paired_leaves(part, *masks)
             if any(x is None for x in found[name]):
                 return [], None
         elif part is not None:
-            found[name] = results[first + part]
+            found[name] = jax.tree.map(lambda i: results[first + i], part)
     arrays, tree = jax.tree.flatten(Saved(**found))
     both = sweep.of_loop(
         rerun(pairs.loop),
@@ -335,7 +326,7 @@ def _pull_back_pushed(
 def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
     """Of the loop's results: saved arrays have no cotangents."""
     count = len(sweep.output_types) - sweep.num_saved
-    given = [ct is not None and i < count for i, ct in enumerate(cts)]
+    given = [i < count and not (ct is None or is_zero(ct)) for i, ct in enumerate(cts)]
     loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
 
     def of_one(*flat: Any) -> Flat:

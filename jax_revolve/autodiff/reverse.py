@@ -12,8 +12,6 @@ of the loop of values and tangents, if that has one, and otherwise the derivativ
 engine (`_jvp`).
 """
 
-from functools import partial
-from math import prod
 from operator import gt
 from typing import Any
 
@@ -32,8 +30,7 @@ from jax_revolve._compat.values import (
     zeros,
 )
 from jax_revolve.autodiff import check
-from jax_revolve.autodiff.batching import mapped
-from jax_revolve.autodiff.derivatives import Active, Flat, summed
+from jax_revolve.autodiff.derivatives import Active, Flat, gradient_of, summed
 from jax_revolve.autodiff.sweeps import (
     Sweep,
     define_sweep,
@@ -210,50 +207,27 @@ def _pull_back(
 ) -> Flat:
     """The gradient of the product of the cotangents with the sweep's results."""
     del arrays, aux
-    vmaps, of_loop, of_saved, of_cts = function.vmaps, *function.take_apart(activity.operands)
-    nonzero = tuple(not is_zero(ct) for ct in cotangents)
-
-    def share(ct: Any, i: int) -> Any:
-        """One example's share of the cotangent of a result that several examples share."""
-        examples = prod(vmap.axis.size for vmap in vmaps if vmap.dims_out[i] is None)
-        return ct if examples <= 1 else ct / examples
-
-    directions = [share(ct, i) for i, ct in enumerate(cotangents) if nonzero[i]]
-    num_products = len(directions) if function.is_opaque else len(of_cts)
-    run = mapped(
-        partial(_product_of_example, function, nonzero),
-        vmaps,
-        lambda vmap: pick(vmap.dims_out, nonzero),
-        lambda _: [0] * num_products,
-    )
+    of_loop, of_saved, of_cts = function.take_apart(activity.operands)
     mask = [*of_loop, *[False] * len(of_saved), *of_cts]
-
-    def product(chosen: Flat) -> Flat:
-        flat = substitute(operands, mask, chosen)
-        return list(map(jnp.sum, run(*flat, *directions)))
-
-    products, pullback = jax.vjp(product, pick(operands, mask))
-    (result,) = pullback(list(map(jnp.ones_like, products)))
+    result = gradient_of(lambda flat: _products(function, flat, cotangents), operands, mask)
     return pick(spread(result, mask), activity.operands)
 
 
-def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
-    given = tuple(ct is not None for ct in cts)
-    of_one = lambda *flat: list(map(jnp.sum, _product_of_example(sweep, given, *flat)))  # noqa: E731
-    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cts, given))
+def _products(sweep: Sweep, operands: Flat, cotangents: Flat) -> Flat:
+    given = tuple(not (ct is None or is_zero(ct)) for ct in cotangents)
 
+    def of_one(*flat: Any) -> Flat:
+        flat, directions = flat[: len(operands)], flat[len(operands) :]
+        if sweep.is_opaque:
+            _refuse_inverse(sweep)
+            factors = pick(_nested(sweep, flat), given), directions
+        else:
+            primals, _, cts = sweep.take_apart(flat)
+            along = spread(spread(directions, given), sweep.activity.operands)
+            factors = cts, _values_and_tangents(sweep, primals, along)[1]
+        return [jnp.sum(a * b) for a, b in zip(*factors, strict=True)]
 
-def _product_of_example(sweep: Sweep, wanted: Mask, *flat: Any) -> Flat:
-    """The inner product of one example's wanted results with directions, as elementwise products
-    that are still to be summed. The directions follow the operands."""
-    count = len(flat) - sum(wanted)
-    flat, directions = flat[:count], flat[count:]
-    if sweep.is_opaque:
-        _refuse_inverse(sweep)
-        return list(map(jnp.multiply, pick(_nested(sweep, flat), wanted), directions))
-    primals, _, cts = sweep.take_apart(flat)
-    along = spread(spread(directions, wanted), sweep.activity.operands)
-    return list(map(jnp.multiply, cts, _values_and_tangents(sweep, primals, along)[1]))
+    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cotangents, given))
 
 
 def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
