@@ -3,8 +3,8 @@
     results, *saved = forward_sweep(*operands)       # saved: the leaves of `engine.slots.Saved`
 
 The plan determines what is saved: checkpoints in slots or in a storage, the last block's tape, or
-the ends of blocks that are walked back. The saved arrays have derivatives: the forward sweep of the
-loop of values and tangents saves pairs, whose tangents are the derivative (`_jvp`).
+the ends of blocks that are walked back. The saved arrays have derivatives, in forward mode those of
+the program. In reverse mode they are functions of the operands, and have none.
 
 JAX's dead-code elimination shrinks a sweep (`_prune`). If nothing that it saves is used, as where
 an outer loop only advances, the sweep becomes the loop.

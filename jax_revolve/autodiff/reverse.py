@@ -6,10 +6,8 @@
         for step in reversed(block):
             ct_carry, ct_x = pull_back(tape[step], ct_carry, ct_ys[step])
 
-This file has its rules for JAX. The sweep is linear in the cotangents, so its derivative in their
-direction is the sweep itself. In the direction of an operand, the derivative is the reverse sweep
-of the loop of values and tangents, if that has one, and otherwise the derivative of the nested
-engine (`_jvp`).
+This file has its rules for JAX: its derivative by loops (`_jvp_in_reverse`), and the product whose
+gradient is its derivative in reverse mode (`_products`). See `sweeps`.
 """
 
 from operator import gt
@@ -137,14 +135,14 @@ def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
         run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
         results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
         return [*results, *dots]
-    moves = [dot is not None for dot in along]
+    moved = [dot is not None for dot in along]
 
     def product(chosen: Flat, directions: Flat) -> Flat:
-        at = substitute(primals, moves, chosen)
+        at = substitute(primals, moved, chosen)
         return _values_and_tangents(sweep, at, spread(directions, active_operands))[1]
 
     def pushed(directions: Flat, directions_dot: Flat) -> tuple[Flat, Flat]:
-        primal, dots = (pick(primals, moves), directions), (pick(along, moves), directions_dot)
+        primal, dots = (pick(primals, moved), directions), (pick(along, moved), directions_dot)
         return jax.jvp(product, primal, dots)
 
     nothing = [zeros(tangent_type(x)) for x in pick(primals, active_operands)]
@@ -157,7 +155,7 @@ def _refuse_inverse(sweep: Sweep) -> None:
     if sweep.loop.inverse is not None:
         raise NotImplementedError(
             "inverse must be None where the gradient of a loop is differentiated whose step calls "
-            "a function with a custom_vjp or a custom_jvp rule that is not JAX's own, or has a "
+            "a function with a custom_vjp, has a linear primitive of another library, or has a "
             "derivative without reverse mode: its second derivatives take nested scans under "
             "jax.checkpoint, which walk nothing back."
         )

@@ -4,28 +4,30 @@ The loop primitive stands for a whole loop. In forward mode, its derivative is t
 and tangents. In reverse mode, the forward sweep linearizes it and saves checkpoints, and the
 reverse sweep pulls cotangents back.
 
-Both sweeps are primitives, too, and every derivative of a sweep consists of sweeps. Write `L(p)`
-for the loop as a function of its operands, `J(p)` for its derivative, `S(p, w) = J(p)^T w` for the
-reverse sweep, and `T(p, p') = (L(p), J(p) p')` for the loop of values and tangents, which is a loop
-like any other.
+Both sweeps are primitives, too. In forward mode, the derivative of a sweep is what `jax.jvp` makes
+of its program (`define_sweep`), whoever wrote the derivative rules in it. In reverse mode, the
+derivative consists of sweeps. Write `L(p)` for the loop as a function of its operands, `J(p)` for
+its derivative, and `S(p, w) = J(p)^T w` for the reverse sweep. Then
 
-The derivative of the forward sweep of `L` is the forward sweep of `T`, which saves pairs: the
-values that the sweep of `L` saves, and their tangents. So the derivative of a gradient finds the
-pairs there, and runs nothing twice.
+    <u, S(p, w)> = <w, J(p) u>
 
-Second derivatives of `<w, L>` are symmetric, so
+by transposition alone, so the gradient of `S` is that of a product which the loop of values and
+tangents computes, a loop like any other: forward and in reverse once more. The gradient of a
+Hessian-vector product is that of the derivative of such a product (`derivatives.Pushed`). Its
+forward sweep is the one that was pushed forward: what it saved and the tangents of that are
+checkpoints of the loop of values and tangents.
 
-    S' = J^T w' + d/dp <w, J p'>
+Where a program cannot be pushed forward (it saves files, or less than its derivative needs) or has
+rules, and is to be differentiated in reverse mode, a formula serves that needs no more either: the
+map
 
-is the cotangent of `p` if `T` is pulled back with the cotangents `w'` of the values and `w` of the
-tangents. The cotangent of `p'` is `S` itself, so one reverse sweep of `T` with swapped seeds
-computes both. `S'` is linear in `p'` and `w'`. Since `<u, S'>` is the derivative of `<w, J(p) u>`
-in their direction, its transpose at `u` is the gradient of that product with respect to `p` and
-`w`: the loop of values and tangents once more, forward and in reverse.
+    (u, du)  ->  d/dt J(p + t p') (u + t du)   at t = 0
 
-This holds where derivative rules are derivatives and the derivative of the step has a reverse mode.
-A step with a `custom_vjp` function has no forward mode, and a user's `custom_jvp` rule may be
-anything. For these loops, the reverse sweep is differentiated as the pullback of the nested engine.
+is linear, and its transpose at `(w', w)` is `(S', S)`.
+
+This holds where the derivative of the step has a reverse mode that is its transpose. A step with a
+`custom_vjp` function, or a primitive with a transpose of its own, has none. For these loops, the
+reverse sweep is differentiated as the pullback of the nested engine.
 
 A batched sweep is the sweep of one example and the axes it is mapped over, so that its derivative
 is one example's derivative, mapped over the same axes. The sweep of a batched loop would be wrong:

@@ -32,6 +32,8 @@ CHOSEN = """
 settings, transformations and modes that are not in those before, for its size."""
 LONG = {34, 95, 180}
 """Those of the first few that take XLA up to a minute to compile."""
+FIRST_WITH_RULES, FEW_WITH_RULES, MANY_WITH_RULES = 8_030_000, 4, 60
+"""Rules that are no derivatives, to third order."""
 FIRST_BY_HOST, FEW_BY_HOST, ROOM = 900_000, 2, 25
 """After so many programs a process has no room for what they compiled."""
 
@@ -53,6 +55,19 @@ def skipped_if_refused(program: Program) -> Iterator[None]:
     ],
 )
 def test_a_random_program(seed: int) -> None:
+    program = Program.random(seed)
+    with skipped_if_refused(program):
+        check(program)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(FIRST_WITH_RULES + i, marks=[] if i < FEW_WITH_RULES else pytest.mark.slow)
+        for i in range(MANY_WITH_RULES)
+    ],
+)
+def test_a_random_program_with_rules(seed: int) -> None:
     program = Program.random(seed)
     with skipped_if_refused(program):
         check(program)

@@ -143,6 +143,25 @@ def test_where_a_rule_of_jax_is_no_derivative(scan: Any) -> None:
     equal(*(jax.hessian(partial(power, s))(at) for s in (scan, lax.scan)))
 
 
+@pytest.mark.parametrize("scan", SCANS)
+def test_a_rule_of_what_only_the_next_derivative_differentiates(scan: Any) -> None:
+    """In the third derivative, the first rule has been applied, and its own code is differentiated:
+    the rule was applied once more."""
+    rule = jax.custom_vjp(jnp.sin)
+    rule.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (1.1 * ct * jnp.cos(x),))
+
+    def of_gradient(scan: Any, x: Any) -> Any:
+        def loss(b: Any) -> Any:
+            step = lambda c, _: (jnp.tanh(0.5 * c + rule(x) * b), None)  # noqa: E731
+            return jnp.sum(scan(step, jnp.cos(X), None, 3)[0] ** 2)
+
+        return jnp.sum(jnp.sin(jax.grad(loss)(X)))
+
+    equal(
+        *(jax.jacrev(jax.grad(partial(of_gradient, s)))(jnp.asarray(X)) for s in (scan, lax.scan))
+    )
+
+
 # Several directions at one point
 
 
