@@ -85,6 +85,14 @@ def test_a_name_is_there(entry: Names, found: dict[str, Any]) -> None:
     assert {*what.split()} <= {*parameters_of(found[equation])}, entry
 
 
+def test_the_tangent_of_a_custom_vjp_function_has_a_name() -> None:
+    """By which `step.linearized` knows that a step has no forward mode."""
+    f = jax.custom_vjp(jnp.sin)
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct * jnp.cos(x),))
+    traced = jax.make_jaxpr(lambda x: jax.jvp(f, (x,), (x,)))(X)
+    assert "custom_lin" in {eqn.primitive.name for eqn in traced.eqns}
+
+
 def is_module(name: str) -> bool:
     if not name.startswith(("jax.interpreters.", "jax._src.", "jax.experimental.")):
         return False

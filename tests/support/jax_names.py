@@ -16,7 +16,7 @@ class Names(NamedTuple):
 
 NAMES = (
     Names(
-        "jax.extend.core: Primitive ClosedJaxpr Jaxpr Literal Var jaxpr_as_fun",
+        "jax.extend.core: Primitive ClosedJaxpr Jaxpr Literal Var jaxpr_as_fun primitives",
         "a loop is a primitive with jaxprs as parameters; JAX extends itself the same way",
     ),
     Names(
