@@ -32,7 +32,7 @@ CHOSEN = """
 settings, transformations and modes that are not in those before, for its size."""
 LONG = {34, 95, 180}
 """Those of the first few that take XLA up to a minute to compile."""
-FIRST_WITH_RULES, FEW_WITH_RULES, MANY_WITH_RULES = 8_030_000, 4, 60
+FIRST_WITH_RULES, FEW_WITH_RULES, MANY_WITH_RULES = 8_030_001, 3, 12
 """Rules that are no derivatives, to third order."""
 FIRST_BY_HOST, FEW_BY_HOST, ROOM = 900_000, 2, 25
 """After so many programs a process has no room for what they compiled."""
