@@ -204,9 +204,10 @@ def has_own_transpose(eqn: Any) -> bool:
     primitive = eqn.primitive
     if primitive not in ad.primitive_transposes or primitive in _EXACT:
         return False
-    if any(primitive is value for module in _libraries() for value in vars(module).values()):
+    is_exact = any(primitive is x for module in _libraries() for x in list(vars(module).values()))
+    if is_exact:
         _EXACT.add(primitive)
-    return primitive not in _EXACT
+    return not is_exact
 
 
 _EXACT = {value for value in vars(primitives).values() if isinstance(value, Primitive)}

@@ -265,16 +265,16 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
                 return list(own(inner, operands, values))
             # <a, F> and the derivative of <b, F>, from one evaluation: that of <b + t a, F>.
             cts = spread(tangents, function.activity.results)
-            moves = [a is not None for a in values]
+            has_value = [a is not None for a in values]
             pairs = zip(values, cts, strict=True)
             cts = [jnp.zeros_like(a) if b is None and a is not None else b for a, b in pairs]
 
             def at(chosen: Flat, moved: Flat) -> list[Any]:
-                all_cts = substitute(cts, moves, moved)
+                all_cts = substitute(cts, has_value, moved)
                 return list(own(inner, substitute(operands, mask, chosen), all_cts))
 
-            primals = (pick(operands, mask), pick(cts, moves))
-            return jax.jvp(at, primals, (list(dots), pick(values, moves)))[1]
+            primals = (pick(operands, mask), pick(cts, has_value))
+            return jax.jvp(at, primals, (list(dots), pick(values, has_value)))[1]
 
         return summed(of_one, function.vmaps, given)(*flat, *pick(cts, given))
 

@@ -3,8 +3,8 @@
     results, *saved = forward_sweep(*operands)       # saved: the leaves of `engine.slots.Saved`
 
 The plan determines what is saved: checkpoints in slots or in a storage, the last block's tape, or
-the ends of blocks that are walked back. The saved arrays have derivatives, in forward mode those of
-the program. In reverse mode they are functions of the operands, and have none.
+the ends of blocks that are walked back. In forward mode, JAX differentiates the saved arrays with
+the program. In reverse mode they have no cotangents, because they are functions of the operands.
 
 JAX's dead-code elimination shrinks a sweep (`_prune`). If nothing that it saves is used, as where
 an outer loop only advances, the sweep becomes the loop.
@@ -214,8 +214,8 @@ def _linearize(
 
 
 def _served(sweep: Sweep, activity: Active, operands: Flat) -> Sweep | None:
-    """The sweep whose saved arrays those of this one are once it is linearized: of steps with
-    rules, the one of the loop with the values that the rules return."""
+    """The sweep that can pull back from this sweep's saved arrays once it is linearized. If its
+    steps call rules, it is a sweep of the loop with the values that the rules return."""
     # A checkpoint file can be read only once.
     if sweep.vmaps or sweep.is_on_disk or activity.operands != sweep.activity.operands:
         return None

@@ -11,11 +11,11 @@ its derivative, and `S(p, w) = J(p)^T w` for the reverse sweep. Then
 
     <u, S(p, w)> = <w, J(p) u>
 
-by transposition alone, so the gradient of `S` is that of a product which the loop of values and
-tangents computes, a loop like any other: forward and in reverse once more. The gradient of a
-Hessian-vector product is that of the derivative of such a product (`derivatives.Pushed`). Its
-forward sweep is the one that was pushed forward: what it saved and the tangents of that are
-checkpoints of the loop of values and tangents.
+by transposition alone. The right side is a number that the loop of values and tangents computes, a
+loop like any other, and JAX differentiates it in place of `S`: forward and in reverse once more. A
+Hessian-vector product is differentiated as the derivative of such a number (`derivatives.Pushed`).
+The sweep that was pushed forward serves as its forward sweep: its checkpoints and their tangents
+are checkpoints of the loop of values and tangents.
 
 Where a program cannot be pushed forward (it saves files, or less than its derivative needs) or has
 rules, and is to be differentiated in reverse mode, a formula serves that needs no more either: the
@@ -157,7 +157,7 @@ class Sweep(NamedTuple):
 
     @property
     def is_opaque(self) -> bool:
-        """Whether its derivative is not that of the loop's tangents: see `Pushed`."""
+        """Whether the loop's tangents do not tell its derivative: see `step.linearized.Pushed`."""
         active = active_inputs(self.loop, self.activity)
         return within(self.vmaps, lambda: forward_mode(self.loop, active).is_opaque)
 

@@ -124,9 +124,9 @@ class Pushed(NamedTuple):
     results: list[bool]
     """Which results have a tangent that is not a symbolic zero."""
     is_opaque: bool
-    """Whether the tangents cannot be computed, as those of a `custom_vjp` function, or may be
-    others than those of the pullback, as those of an object with a method for each, or of a
-    primitive with a transpose of its own."""
+    """Whether the tangents cannot be computed (a `custom_vjp` function has none), or the pullback
+    may not be their transpose: an object has a method for each, and another library's primitive
+    any transpose that it registered."""
 
 
 def pushed(jaxpr: ClosedJaxpr, active: Sequence[bool]) -> Pushed:

@@ -128,7 +128,7 @@ def test_a_rule_that_is_no_derivative(word: str, rule: Any, scan: Any) -> None:
         pytest.skip("JAX 0.10 transposes the solve, whose matrix is a gradient")
     ours, theirs = (jax.jit(WORDS[word](partial(total, rule, s)))(X) for s in (scan, lax.scan))
     equal(ours, theirs)
-    if word == "fr":
+    if word == "fr" or (word == "rr" and rule is not unmatched):
         assert not np.allclose(theirs, theirs.T, rtol=1e-4)
 
 
@@ -265,7 +265,7 @@ def test_effects_of_rules(is_used: bool, where: str, ordered: bool, scan: Any) -
 
 
 @pytest.mark.parametrize("scan", SCANS)
-@pytest.mark.parametrize("constant", [True, 2.5])
+@pytest.mark.parametrize("constant", [True, pytest.param(3, marks=pytest.mark.slow), 2.5])
 def test_a_step_with_a_rule_that_returns_a_constant(constant: Any, scan: Any) -> None:
     def loss(scan: Any, x: Any) -> Any:
         c, y = scan(lambda c, _: (scaled(c), constant), x, None, 5)
