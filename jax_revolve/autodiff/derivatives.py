@@ -281,16 +281,18 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
     def pull_back(
         cotangents: Flat, operands: Flat, arrays: Flat, function: Any, activity: Any, aux: Any
     ) -> Flat:
+        mask = activity.operands
         if function.has_rule:
-            return jax.tree.unflatten(aux, arrays)(list(map(instantiate, cotangents)))[0]
-        if aux is not None:
+            (result,) = jax.tree.unflatten(aux, arrays)(list(map(instantiate, cotangents)))
+        elif aux is not None:
             back = rules_of(function.function).pull_back_pushed
             assert back is not None
             of_one = function.function, function.activity, activity
-            return back(cotangents, operands, arrays, *of_one, aux)
-        mask, cts = activity.operands, spread(cotangents, activity.results)
-        cts = [None if ct is None or is_zero(ct) else ct for ct in cts]
-        result = gradient_of(lambda flat: products(function, flat, cts), operands, mask)
+            result = back(cotangents, operands, arrays, *of_one, aux)
+        else:
+            cts = spread(cotangents, activity.results)
+            cts = [None if ct is None or is_zero(ct) else ct for ct in cts]
+            result = gradient_of(lambda flat: products(function, flat, cts), operands, mask)
         # Saved arrays may be in the host's memory, and their cotangents are zeros anywhere.
         pairs = zip(result, pick(operands, mask), strict=True)
         return [to_host(ct) if is_on_host(x) and not is_on_host(ct) else ct for ct, x in pairs]

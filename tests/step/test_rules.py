@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from support.oracles import assert_close
 
-from jax_revolve import bounded_while_loop, checkpointed_scan
+from jax_revolve import HostMemory, bounded_while_loop, checkpointed_scan
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -42,6 +42,10 @@ def in_python(f: Any, x: Any, xs: None, length: int) -> tuple[Any, None]:
     return x, None
 
 
+in_host_memory = partial(
+    checkpointed_scan, checkpoints=1, storage=HostMemory(checkpoints=2, transfer=0.1)
+)
+
 SCANS = [
     pytest.param(partial(checkpointed_scan, checkpoints=2), id="checkpoints"),
     pytest.param(while_scan, id="while"),
@@ -50,6 +54,9 @@ SCANS = [
         partial(checkpointed_scan, checkpoints=2, block_size=3), id="blocks", marks=pytest.mark.slow
     ),
 ]
+
+
+AND_HOST = [*SCANS, pytest.param(in_host_memory, id="host", marks=pytest.mark.slow)]
 
 
 def equal(ours: Any, theirs: Any) -> None:
@@ -113,7 +120,7 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("scan", AND_HOST)
 @pytest.mark.parametrize(
     "rule",
     [odd_p.bind, few_iterations, scaled, unmatched],
@@ -143,7 +150,7 @@ def test_where_a_rule_of_jax_is_no_derivative(scan: Any) -> None:
     equal(*(jax.hessian(partial(power, s))(at) for s in (scan, lax.scan)))
 
 
-@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("scan", AND_HOST)
 def test_a_rule_of_what_only_the_next_derivative_differentiates(scan: Any) -> None:
     """In the third derivative, the first rule has been applied, and its own code is differentiated:
     the rule was applied once more."""
@@ -214,7 +221,7 @@ AROUND: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize("scan", AND_HOST)
 @pytest.mark.parametrize(
     "make", [with_jvp, with_vjp, pytest.param(with_gradient, marks=pytest.mark.slow)]
 )
