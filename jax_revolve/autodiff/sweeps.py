@@ -59,7 +59,7 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
-from jax_revolve.jaxprs.walk import inner_jaxprs
+from jax_revolve.jaxprs.walk import inner_programs
 from jax_revolve.progress.listener import when_run_again
 from jax_revolve.schedule.storage import Disk
 from jax_revolve.step.linearized import (
@@ -257,7 +257,7 @@ def program_of(sweep: Sweep, run: Callable[..., Any], *operands: Any) -> tuple[C
 
 
 def _holds_tracers(closed: ClosedJaxpr) -> bool:
-    inner = (jaxpr for eqn in closed.eqns for jaxpr in inner_jaxprs(eqn))
+    inner = (jaxpr for eqn in closed.eqns for jaxpr in inner_programs(eqn))
     return any(map(is_traced, getattr(closed, "consts", ()))) or any(map(_holds_tracers, inner))
 
 
