@@ -74,50 +74,65 @@ def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
             "a jax.custom_vjp function, a jax.custom_jvp rule or a derivative without reverse "
             "mode, but is None. Pass max_steps to bounded_while_loop or checkpointed_fori_loop."
         )
-    nest = _Nest(steps, linearized, [ct is not None for ct in cotangents.ys])
-    size = max(isqrt(length), 1)
-    blocks, rest = divmod(length, size)
-    # A reversed scan begins with its last entries.
-    at, order = (rest, -1) if loop.reverse else (blocks * size, 1)
-    ct_ys = [ct for ct in cotangents.ys if ct is not None]
-    inputs: _Inputs = steps.operands.xs, ct_ys, jnp.arange(length, dtype=jnp.int32)
-    parts = [jax.tree.map(lambda x: x[:at], inputs), jax.tree.map(lambda x: x[at:], inputs)]
-    first, last = parts[::order]
-    first = jax.tree.map(lambda x: x.reshape(blocks, size, *x.shape[1:]), first)
+    # Blocks of as many steps as there are blocks, about; the last one may be filled up with copies,
+    # which are skipped.
+    root = max(isqrt(length), 1)
+    size = next((k for k in range(root, 2 * root) if length % k == 0), root)
+    blocks = -(-length // size)
+    missing, order = blocks * size - length, -1 if loop.reverse else 1
 
-    carry, starts = lax.scan(nest.advance_block, steps.operands.carry, first, reverse=loop.reverse)
+    def in_blocks(x: Any) -> Any:
+        x = jnp.concatenate([x, x[:missing]][::order]) if missing else x
+        return x.reshape(blocks, size, *x.shape[1:])
+
+    numbers = jnp.arange(blocks * size, dtype=jnp.int32).reshape(blocks, size)
+    ct_ys = [ct for ct in cotangents.ys if ct is not None]
+    xs, ct_ys = jax.tree.map(in_blocks, (steps.operands.xs, ct_ys))
+    inputs: _Inputs = xs, ct_ys, numbers[::order, ::order]
+    nest = _Nest(steps, linearized, [ct is not None for ct in cotangents.ys], missing > 0)
+    _, starts = lax.scan(nest.advance_block, steps.operands.carry, inputs, reverse=loop.reverse)
     activity = linearized.activity
     gradient = cotangents.carry, zero_cotangents(steps.operands.consts, activity.consts)
-    gradient, last_xs = nest.pull_back_block(gradient, (carry, last))
     (ct_carry, ct_consts), ct_xs = lax.scan(
-        nest.pull_back_block, gradient, (starts, first), reverse=not loop.reverse
+        nest.pull_back_block, gradient, (starts, inputs), reverse=not loop.reverse
     )
     ct_xs = [x.reshape(blocks * size, *x.shape[2:]) for x in ct_xs]
-    joined = zip(*[ct_xs, last_xs][::order], strict=True)
-    return Operands(ct_consts, of_init(ct_carry, activity), list(map(jnp.concatenate, joined)))
+    ct_xs = [x[missing:] if loop.reverse else x[:length] for x in ct_xs]
+    return Operands(ct_consts, of_init(ct_carry, activity), ct_xs)
 
 
 class _Nest:
-    def __init__(self, steps: Steps, linearized: Linearized, given: list[bool]) -> None:
+    def __init__(
+        self, steps: Steps, linearized: Linearized, given: list[bool], is_filled_up: bool
+    ) -> None:
         """`given` marks the ys with cotangents."""
         self._steps, self._linearized, self._given = steps, linearized, given
         self._loop, code = steps.loop, linearized.code
         self._results = with_outputs(code, code.jaxpr.outvars[: len(linearized.results)])
+        self._is_filled_up = is_filled_up
 
-    def _unless_over(self, carry: list[Any], run: Callable[[], T], otherwise: T) -> T:
-        """`run()`, unless the loop is over before this carry."""
-        if self._loop.condition is None:
-            return run()
-        goes_on = any_example(self._loop.holds(self._steps.operands.consts, carry))
+    def _unless_over(
+        self, number: jax.Array, carry: list[Any], run: Callable[[], T], otherwise: T
+    ) -> T:
+        """`run()`, unless the loop is over before the step of this number, with this carry."""
+        loop = self._loop
+        if loop.condition is None and not self._is_filled_up:
+            return kept_whole(run, number)
+        assert loop.length is not None
+        goes_on = number < loop.length
+        if loop.condition is not None:
+            goes_on &= any_example(loop.holds(self._steps.operands.consts, carry))
         return lax.cond(goes_on, run, lambda: otherwise)
 
-    def _in_branch(self, number: jax.Array, run: Callable[[], T]) -> Callable[[], T]:
-        return run if self._loop.condition is not None else lambda: kept_whole(run, number)
+    def _first(self, inputs: _Inputs) -> jax.Array:
+        """The number of a block's first step."""
+        return inputs[2][-1 if self._loop.reverse else 0]
 
     def advance_block(self, start: list[Any], inputs: _Inputs) -> tuple[list[Any], list[Any]]:
         """The carry after a block, and before it."""
         run = lambda: self._advance(start, inputs)[0]  # noqa: E731
-        return checkpoint(lambda: self._unless_over(start, run, start))(), start
+        number = self._first(inputs)
+        return checkpoint(lambda: self._unless_over(number, start, run, start))(), start
 
     def _advance(self, start: list[Any], inputs: _Inputs) -> tuple[list[Any], list[Any]]:
         """The carry after a block, and before each of its steps."""
@@ -130,7 +145,7 @@ class _Nest:
                 results = self._results([*self._steps.shared, *carry, *x])
                 return self._loop.results(results)[0]
 
-            return self._unless_over(carry, self._in_branch(number, run), carry), carry
+            return self._unless_over(number, carry, run, carry), carry
 
         return lax.scan(step, start, inputs, reverse=self._loop.reverse)
 
@@ -147,7 +162,8 @@ class _Nest:
                 reverse = not self._loop.reverse
                 return lax.scan(self._pull_back_step, gradient, (carries, inputs), reverse=reverse)
 
-            return self._unless_over(start, run, (gradient, []))
+            nothing = zero_cotangents(inputs[0], self._linearized.activity.xs)
+            return self._unless_over(self._first(inputs), start, run, (gradient, nothing))
 
         return pull_back(gradient, *of_block)
 
@@ -164,6 +180,7 @@ class _Nest:
                 found = self._linearized.pull_back([*self._steps.shared, *carry, *x], cts)
                 return (found.carry, add(ct_consts, found.consts)), found.xs
 
-            return self._unless_over(carry, self._in_branch(number, run), (gradient, []))
+            nothing = zero_cotangents(x, self._linearized.activity.xs)
+            return self._unless_over(number, carry, run, (gradient, nothing))
 
         return pull_back(gradient, *of_step)
