@@ -15,6 +15,4 @@ from jax_revolve.schedule.planning import Checkpoints as Checkpoints
 from jax_revolve.schedule.report import Measurement as Measurement
 from jax_revolve.schedule.report import Report as Report
 from jax_revolve.schedule.storage import Storage as Storage
-from jax_revolve.schedule.two_level import AnyPlan as AnyPlan
-from jax_revolve.schedule.two_level import TwoLevelPlan as TwoLevelPlan
 from jax_revolve.step.loop import NoReverseMode as NoReverseMode

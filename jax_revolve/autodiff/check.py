@@ -16,7 +16,7 @@ from jax_revolve._compat.callbacks import raise_if
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.linearized import Cotangents
 from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.steps import Steps
@@ -40,7 +40,7 @@ def is_on(variable: str = VARIABLE) -> bool:
 
 
 def checked(
-    steps: Steps, plan: AnyPlan, cotangents: Cotangents, result: Operands, *, is_plain: bool
+    steps: Steps, plan: Plan, cotangents: Cotangents, result: Operands, *, is_plain: bool
 ) -> Operands:
     """The result of a reverse sweep, with an error at run time if the plain pullback differs. It
     `is_plain` unless the loop was linearized again."""

@@ -30,8 +30,8 @@ from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_equations
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
@@ -244,7 +244,7 @@ def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Fl
     return results, arrays, loop, sweep
 
 
-def _plan(loop: Loop, step: Linearized, operands: Operands) -> AnyPlan:
+def _plan(loop: Loop, step: Linearized, operands: Operands) -> Plan:
     """The loop's plan, chosen if it is a request."""
     request = loop.plan
     if not isinstance(request, Request):

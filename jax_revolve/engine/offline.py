@@ -40,7 +40,8 @@ from jax_revolve.engine.tape.tape import TapedStep, taped_step
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.levels import levels_of
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.step.cpu import is_for_cpu
 from jax_revolve.step.linearized import union
 from jax_revolve.step.loop import pick, spread, substitute
@@ -59,7 +60,7 @@ Loop = Callable[..., Any]
 
 
 def run_forward_offline(
-    steps: Steps, plan: AnyPlan, keep_ys: Sequence[bool], *, tapes: bool
+    steps: Steps, plan: Plan, keep_ys: Sequence[bool], *, tapes: bool
 ) -> tuple[list[Any], Saved]:
     """The final carry, the ys that are kept, and what is saved: the checkpoints and, if the sweep
     `tapes`, the last block's tape."""
@@ -69,8 +70,8 @@ def run_forward_offline(
     _, ys = steps.loop.results(steps.loop.output_types)
     results = steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))
     start = buffers = tape = None
-    if isinstance(plan, TwoLevelPlan):
-        results, buffers = sweep.write(plan, results)
+    if (storage := plan.storage_of_segments) is not None:
+        results, buffers = sweep.write(storage, results)
         start = pick(results[0], steps.restart)
     results, slots = sweep.store(results)
     if is_walked:
@@ -101,7 +102,7 @@ class _AdvanceGroup(NamedTuple):
 
 class _Sweep(NamedTuple):
     steps: Steps
-    plan: AnyPlan
+    plan: Plan
     keep_ys: Sequence[bool]
     reports: Reports
 
@@ -110,13 +111,13 @@ class _Sweep(NamedTuple):
         carry, y = self.steps.step(results[0], step)
         return carry, write(results[1], pick(y, self.keep_ys), self.steps.loop.entry(step))
 
-    def write(self, plan: TwoLevelPlan, results: Results) -> tuple[Results, Buffers]:
-        """Advance to the tail, and write checkpoints to the storage on the way. Also returns the
-        storage's buffers."""
-        stops = np.array([*plan.stores[1:], plan.tail], np.int32)
-        groups = _grouped(plan.block_size, np.array(plan.stores, np.int32), stops)
-        kept = in_storage(plan.storage, pick(results[0], self.steps.restart), len(plan.stores))
-        return self._in_groups(groups, for_loop, partial(put, plan.storage), (results, kept))
+    def write(self, storage: Storage, results: Results) -> tuple[Results, Buffers]:
+        """Advance to the tail, and write the carries that enter segments to the storage on the way.
+        Also returns the storage's buffers."""
+        plan = self.plan
+        kept = in_storage(storage, pick(results[0], self.steps.restart), plan.segments)
+        segments = _AdvanceGroup(0, plan.block_size * plan.segment, plan.segments, 0, 0)
+        return self._in_groups([segments], for_loop, partial(put, storage), (results, kept))
 
     def store(self, results: Results) -> State:
         """Advance until the schedule first tapes, or to the end. Also returns the slots."""
@@ -229,7 +230,7 @@ def _write_behind(kept: list[Any], carry: list[Any], index: Any) -> list[Any]:
     return [write_slot(slots, waiting, index - 1), carry]
 
 
-def _advance_groups(plan: AnyPlan) -> list[_AdvanceGroup]:
+def _advance_groups(plan: Plan) -> list[_AdvanceGroup]:
     """The advances to checkpoints on the device: on each level, to the start of its last part."""
     if not plan.static_levels:
         return _grouped(plan.block_size, *first_advances(plan))
@@ -243,7 +244,7 @@ def _advance_groups(plan: AnyPlan) -> list[_AdvanceGroup]:
 
 
 def _grouped(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_AdvanceGroup]:
-    """The advances, grouped by equal lengths. A schedule with a storage has few groups."""
+    """The advances, grouped by equal lengths."""
     sizes = stops - starts
     firsts = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
     return [
@@ -252,10 +253,10 @@ def _grouped(block_size: int, starts: np.ndarray, stops: np.ndarray) -> list[_Ad
     ]
 
 
-def tape_the_last_block(steps: Steps, plan: AnyPlan, saved: Saved) -> Buffers:
+def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Buffers:
     """Tape the last block, from the newest checkpoint."""
     assert steps.linearized is not None
-    slot, start = 0, plan.block_size * (plan.tail if isinstance(plan, TwoLevelPlan) else 0)
+    slot, start = 0, plan.block_size * plan.tail
     for group in _advance_groups(plan)[-1:]:
         slot = group.base + group.advances - 1 if group.advances > 1 else group.first
         start = group.start + group.size * (group.advances - 1)
@@ -268,9 +269,9 @@ def tape_the_last_block(steps: Steps, plan: AnyPlan, saved: Saved) -> Buffers:
 
 
 @lru_cache(maxsize=64)
-def first_advances(plan: AnyPlan) -> tuple[np.ndarray, np.ndarray]:
+def first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """The blocks at which the forward sweep's advances start, each from a checkpoint, and stop."""
-    first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
+    first = plan.tail
     target = plan.scheduled_blocks - first - 1
     if target < 1:
         return np.zeros(0, np.int32), np.zeros(0, np.int32)

@@ -26,7 +26,7 @@ from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import Saved, empty, is_walked_back, keep
 from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
@@ -38,10 +38,11 @@ example goes on; the steps of each example, if they are walked back; and the car
 one array, because on a CPU each scalar would be a kernel that takes as long as a light step."""
 
 
-def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
+def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
     """The final carry, and the checkpoints."""
     loop, restart = steps.loop, steps.restart
     consts, init, _ = steps.operands
+    storage = plan.storage_of_segments
     reports, every = Reports(loop, FORWARD, None), plan.stores_every_block(is_while=True)
     stack, place = _placing(plan)
 
@@ -59,8 +60,8 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
     def store_and_advance(state: tuple[Stack, jax.Array, Any, list[Any], Any]) -> Any:
         stack, going, example_steps, carry, buffers = state
         stack, stored = place(stack), pick(carry, restart)
-        if isinstance(plan, TwoLevelPlan):
-            buffers = put(plan.storage, buffers, stored, stack.slot)
+        if storage is not None:
+            buffers = put(storage, buffers, stored, stack.slot)
         else:
             buffers, stored = keep(buffers, stored, stack.slot)
         running = (stack.numbers, going, example_steps, substitute(carry, restart, stored))
@@ -71,8 +72,8 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
             numbers, *running = lax.while_loop(before_stop, step, running)
         return stack._replace(numbers=numbers), *running, buffers
 
-    if isinstance(plan, TwoLevelPlan):
-        buffers = in_storage(plan.storage, steps.initial(), len(plan.stores) + 1)
+    if storage is not None:
+        buffers = in_storage(storage, steps.initial(), plan.segments + 1)
     else:
         buffers = empty(plan.blocks if every else plan.checkpoints, steps.initial(), plan)
     stack = stack._replace(numbers=reports.begin(stack.numbers))
@@ -92,7 +93,7 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
         example_steps=example_steps,
         end=pick(carry, restart) if is_walked else None,
     )
-    if isinstance(plan, TwoLevelPlan):
+    if storage is not None:
         return carry, saved._replace(slots=[], storage=buffers)
     if every:
         return carry, saved
@@ -100,23 +101,22 @@ def run_forward_online(steps: Steps, plan: AnyPlan) -> tuple[list[Any], Saved]:
     return carry, saved._replace(positions=positions, slot_index=slot_index, top=top)
 
 
-def _placing(plan: AnyPlan) -> tuple[Stack, Callable[[Stack], Stack]]:
+def _placing(plan: Plan) -> tuple[Stack, Callable[[Stack], Stack]]:
     """The stack at the start, and the function that updates it at a store: its numbers then give
     the slot to write and the step before which to store next."""
-    size, stops = plan.block_size, []
-    if isinstance(plan, TwoLevelPlan):
+    size = plan.block_size
+    if plan.segments or plan.stores_every_block(is_while=True):
         # Store wherever a loop that reaches its bound would, and at the start of the tail: the
-        # loop may stop in any part.
-        stops = [*(size * block for block in [*plan.stores[1:], plan.tail]), plan.length]
-    if stops or plan.stores_every_block(is_while=True):
+        # loop may stop in any segment.
+        span = size * max(plan.segment, 1)
 
         def in_order(stack: Stack) -> Stack:
             step, _, slot = stack.numbers
             slot += 1
-            if stops:
-                stop = jnp.asarray(stops, jnp.int32)[slot]
-            else:  # the last block may reach beyond the bound
-                stop = step + jnp.minimum(size, plan.length - step)
+            left = plan.length - step  # the last block may reach beyond the bound
+            stop = step + jnp.minimum(span, left)
+            if plan.segments:
+                stop = jnp.where(slot < plan.segments, stop, plan.length)
             return stack._replace(numbers=jnp.stack([step, stop, slot]))
 
         return Stack((), (), integers([0, 0, -1])), in_order

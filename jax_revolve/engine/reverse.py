@@ -9,7 +9,7 @@
 
 `_by_schedule` is this loop. Plans on levels, and plans that store every block, know all positions
 when they are compiled: `_on_levels` and `_parts` are loops of static length, which a GPU runs
-without waiting for its host. With a storage, `_reverse_stored` runs either of them for each part.
+without waiting for its host. With a storage, `_reverse_segments` runs them for each segment.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
 from jax_revolve.engine.tape.tape import Pullback, TapedStep, taped_step
 from jax_revolve.progress.listener import REVERSE
 from jax_revolve.schedule.levels import Level, levels_of
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch, turns
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Operands
@@ -70,7 +70,7 @@ class _State(NamedTuple):
         return entry if self.slot_index is None else self.slot_index[entry]
 
 
-def run_reverse(steps: Steps, plan: AnyPlan, saved: Saved, cotangents: Cotangents) -> Operands:
+def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
     assert steps.linearized is not None
     operands, activity = steps.operands, steps.linearized.activity
@@ -89,7 +89,7 @@ class _Sweep:
     reversed."""
 
     def __init__(
-        self, steps: Steps, plan: AnyPlan, step: TapedStep, total: Any, ct_ys: list[Any]
+        self, steps: Steps, plan: Plan, step: TapedStep, total: Any, ct_ys: list[Any]
     ) -> None:
         self._steps, self._plan, self._step = steps, plan, step
         self._is_while = steps.loop.condition is not None
@@ -110,7 +110,6 @@ class _Sweep:
     def run(self, saved: Saved, gradient: Operands) -> Operands:
         """Pull the cotangents back through the loop."""
         plan, size = self._plan, self._plan.block_size
-        first = plan.tail if isinstance(plan, TwoLevelPlan) else 0
         blocks, taped, walk = -(-self._total // size), [], None
         if is_walked_back(self._steps.loop, plan):
             self._back = WalkBack(self._steps, self._step, self._pullback, saved)
@@ -133,10 +132,10 @@ class _Sweep:
         stack = self._stack(saved)
         state = _State(saved.slots, saved.start, *stack, gradient, taped, walk)
         is_stored = saved.storage is not None and self._is_while
-        if not is_stored and (not self._is_taped or plan.blocks > first + 1):
-            state = self._reverse(first, blocks, state)
+        if not is_stored and (not self._is_taped or plan.blocks > plan.tail + 1):
+            state = self._reverse(plan.tail, blocks - plan.tail, state)
         if saved.storage is not None:
-            state = self._reverse_stored(saved.storage, blocks, state)
+            state = self._reverse_segments(saved.storage, blocks, state)
         if self._back is None or state.walk is None:
             return state.gradient
         return self._back.trusted(state.gradient, state.walk)
@@ -175,11 +174,11 @@ class _Sweep:
         gradient = self._pullback.through_block(taped, start, count, gradient)
         return state._replace(gradient=gradient, taped=taped)
 
-    def _reverse(self, first: Any, blocks: Any, state: _State) -> _State:
-        """Reverse the blocks from `first` to `blocks`, from the checkpoints on the device."""
+    def _reverse(self, first: Any, count: Any, state: _State) -> _State:
+        """Reverse `count` blocks from `first` on, from the checkpoints on the device."""
         if not self._levels:
-            return self._by_schedule(first, blocks, state)
-        return self._parts(0, 0, 0, blocks, state) if self._is_while else self._on_levels(state)
+            return self._by_schedule(first, count, state)
+        return self._parts(0, 0, 0, count, state) if self._is_while else self._on_levels(state)
 
     # In loops of static length
 
@@ -237,7 +236,7 @@ class _Sweep:
 
     # With decisions of the schedule on the device
 
-    def _by_schedule(self, first: Any, blocks: Any, state: _State) -> _State:
+    def _by_schedule(self, first: Any, count: Any, state: _State) -> _State:
         """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse
         is an array of five numbers: the next step, and the step to stop before; the block; the
         block to stop before, where the schedule stores unless it is the block to reverse; and the
@@ -286,45 +285,33 @@ class _Sweep:
             return at, self._reverse_block(restarted, element(at, BLOCK), state)
 
         # The path as if a block after the last one, without a checkpoint, had been reversed.
-        at = stacked(ZERO, ZERO, jnp.asarray(blocks, jnp.int32), ZERO, state.top)
+        at = stacked(ZERO, ZERO, jnp.asarray(first + count, jnp.int32), ZERO, state.top)
         loop = self._reports.loop(isinstance(first, int) and first == 0)
-        return turns(loop, blocks - first, reverse_block, (at, state))[1]
+        return turns(loop, count, reverse_block, (at, state))[1]
 
     # From a storage
 
-    def _reverse_stored(self, buffers: Buffers, blocks: Any, state: _State) -> _State:
-        """Reverse every part that starts from a checkpoint in the storage, the last part first. In
-        a while loop, the tail is one of them."""
-        steps, plan = self._steps, self._plan
-        assert isinstance(plan, TwoLevelPlan)
-        moves = _moves(plan, with_tail=self._is_while)
+    def _reverse_segments(self, buffers: Buffers, blocks: Any, state: _State) -> _State:
+        """Reverse the segments, whose entering carries are in the storage, the last one first. In a
+        while loop, the tail is one of them, and the loop may have stopped in any of them."""
+        steps, plan, storage = self._steps, self._plan, self._plan.storage_of_segments
+        assert storage is not None
+        count = plan.segments
         if self._is_while:
             initial = steps.initial()
             state = state._replace(slots=empty(plan.checkpoints, initial, plan), start=initial)
+            count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1)
         types = list(map(jax.typeof, steps.initial()))
 
-        def reverse_move(index: jax.Array, state: _State) -> _State:
-            store, start, stop, position, is_last = jnp.asarray(moves)[index]
-            restarted = get(plan.storage, buffers, types, store, is_last)
-            span = plan.block_size * jnp.stack([position, start])
-            _, restarted = self._advance(span, restarted)
-            positions, top = state.positions.at[0].set(start), jnp.zeros_like(state.top)
+        def reverse_segment(turn: jax.Array, state: _State) -> _State:
+            segment = count - 1 - turn
+            first, size = plan.segment * segment, plan.segment
+            if self._is_while:
+                is_whole = (segment < plan.segments) & (first + size <= blocks)
+                size = jnp.where(is_whole, size, blocks - first)
+            restarted = get(storage, buffers, types, segment)
+            positions, top = state.positions.at[0].set(first), jnp.zeros_like(state.top)
             state = state._replace(start=restarted, positions=positions, top=top)
-            return self._reverse(start, jnp.minimum(stop, blocks), state)
+            return self._reverse(first, size, state)
 
-        not_reached = jnp.sum(jnp.asarray(moves[:, 1]) >= blocks, dtype=jnp.int32)
-        first = not_reached if self._is_while else 0
-        return self._reports.loop(True)(first, len(moves), reverse_move, state)
-
-
-def _moves(plan: TwoLevelPlan, *, with_tail: bool) -> np.ndarray:
-    """`plan.moves` as a table: the carry to read, the first block to reverse, the block to stop
-    before, the block that the carry enters, and whether this is its last read."""
-    positions = np.array([*plan.stores, plan.tail], np.int32)
-    moves = np.array(plan.parts, np.int32).T
-    if with_tail:
-        tail = np.array([[len(plan.stores), plan.tail, plan.blocks]], np.int32)
-        moves = np.concatenate([tail, moves])
-    stores = moves[:, 0]
-    is_last = np.append(stores[1:] != stores[:-1], True)  # all parts of a segment are neighbors
-    return np.column_stack([moves, positions[stores], is_last.astype(np.int32)])
+        return self._reports.loop(True)(0, count, reverse_segment, state)

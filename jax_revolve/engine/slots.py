@@ -36,7 +36,6 @@ from jax import lax
 
 from jax_revolve._compat.memories import is_on_host, typed_as_on_host
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.buffers import Buffers, read, write
 
@@ -70,12 +69,12 @@ class Saved(NamedTuple):
     example_steps: Any = None
 
 
-def empty(checkpoints: int, carry: list[Any], plan: AnyPlan) -> list[Any]:
+def empty(checkpoints: int, carry: list[Any], plan: Plan) -> list[Any]:
     """The slot buffer: every carry leaf with a leading axis of slots. It is broadcast from the
     carry to get its dtype, key type, sharding and varying axes. A buffer in the host's memory is
     never on the device: see `typed_as_on_host`."""
     slots = [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
-    is_far = isinstance(plan, Plan) and plan.storage is not None
+    is_far = plan.storage is not None and not plan.segments
     return list(map(typed_as_on_host, slots)) if is_far else slots
 
 
@@ -109,19 +108,19 @@ def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any]
     return slots, read(slots, _row(slot))
 
 
-def tapes_the_last_block(plan: AnyPlan) -> bool:
+def tapes_the_last_block(plan: Plan) -> bool:
     """Whether the forward sweep of a scan tapes its last block. For a block of one step, the tape
     costs more than it saves: buffers between programs, and another copy of the step's code."""
     return plan.block_size > 1
 
 
-def is_walked_back(loop: Loop, plan: AnyPlan) -> bool:
+def is_walked_back(loop: Loop, plan: Plan) -> bool:
     """Whether blocks are walked back by an inverse of the step. A block of one step is not."""
     return loop.inverse is not None and plan.block_size > 1
 
 
-def slots_used(plan: AnyPlan) -> int:
+def slots_used(plan: Plan) -> int:
     """The number of slots in use. A block that the forward sweep tapes needs no slot."""
-    if isinstance(plan, TwoLevelPlan) or plan.levels or not tapes_the_last_block(plan):
+    if plan.segments or plan.levels or not tapes_the_last_block(plan):
         return plan.checkpoints
     return min(plan.checkpoints, max(plan.blocks - 1, 1))

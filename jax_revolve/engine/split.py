@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve.schedule.binomial import MOST_REPETITIONS_IN_TABLES, repetition
-from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.steps import element
 from jax_revolve.storage.buffers import read
 
@@ -25,7 +25,7 @@ class SplitTable:
     """`schedule.binomial.split` on the device, for every split that a plan can ask for, with a row
     for each entry that can be the top of a stack."""
 
-    def __init__(self, plan: Reversal, capacity: int) -> None:
+    def __init__(self, plan: Plan, capacity: int) -> None:
         s = plan.checkpoints
         # An online schedule may need one more repetition. A single slot needs no rule.
         most = repetition(plan.blocks + 1, s) if s > 1 else 1

@@ -16,7 +16,6 @@ from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.loop import pick
 
 LOGGER = logging.getLogger("jax_revolve")
@@ -257,24 +256,23 @@ def _versions() -> dict[str, int]:
     return {"version of the schedule": SCHEDULE, "version of the layout": LAYOUT}
 
 
-def _saved_plan(plan: AnyPlan | None) -> Any:
+def _saved_plan(plan: Plan | None) -> Any:
     """A plan, as JSON. Its storage on disk is the directory of the run."""
     if plan is None:
         return None
     fields = asdict(plan)
     if isinstance(plan.storage, Disk):
         fields["storage"]["directory"] = None
-    return json.loads(json.dumps([type(plan).__name__, fields]))
+    return json.loads(json.dumps(fields))
 
 
-def _read_plan(saved: Any, directory: Path) -> AnyPlan | None:
+def _read_plan(saved: Any, directory: Path) -> Plan | None:
     """The plan that `_saved_plan` wrote."""
     if saved is None:
         return None
-    name, fields = saved
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
     if (storage := fields["storage"]) is not None:
         is_disk = "directory" in storage
         own: Any = {"directory": directory} if is_disk else {}
         fields["storage"] = (Disk if is_disk else HostMemory)(**storage | own)
-    return {"Plan": Plan, "TwoLevelPlan": TwoLevelPlan}[name](**fields)
+    return Plan(**fields)

@@ -25,9 +25,9 @@ from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
 
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     fetched: Fetched | None
     carry_tree: Any
     y_tree: Any
-    requested: AnyPlan | Request | None = None
+    requested: Plan | Request | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
     directory: Path | None = None
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
     """The `CompiledStep`, of an evaluation or a gradient."""
     restart: Mask = ()
     """The leaves of the carry that a checkpoint holds."""
-    plan: AnyPlan | None = None
+    plan: Plan | None = None
     """`None` for a loop that is not differentiated."""
     derivatives: str = "value"
     """The kind of derivatives, for the identity of the run."""
@@ -125,9 +125,10 @@ class Problem(NamedTuple):
                 steps = 0
 
     def storage_of(self, name: str) -> Storage | None:
-        """The storage of a checkpoint. The slots of two-level plans are on the device."""
-        is_slot = name.startswith("slot") and isinstance(self.plan, TwoLevelPlan)
-        return None if is_slot else getattr(self.plan, "storage", None)
+        """The storage of a checkpoint. With segments, slots are on the device."""
+        if self.plan is None or (name.startswith("slot") and self.plan.segments):
+            return None
+        return self.plan.storage
 
     def ys(self) -> Rows:
         take, types = None, self.loop.results(self.loop.jaxpr.out_avals)[1]

@@ -16,9 +16,9 @@ from jax_revolve.host.run import run
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule.arguments import Memory, check_number, mistyped
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Disk, Storage
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.storage.files import check_directory
 
 Carry = TypeVar("Carry")
@@ -34,7 +34,7 @@ def host_scan(
     checkpoints: Checkpoints = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     consume: Callable[[int, Any], None] | None = None,
     directory: str | os.PathLike[str] | None = None,
     save_every: float = 60.0,

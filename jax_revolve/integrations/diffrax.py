@@ -24,8 +24,8 @@ from jax_revolve.integrations.equinox import filter_bounded_while_loop
 from jax_revolve.loops.options import Options
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan
 
 TRIED = "0.6.2 to 0.7.2"
 """The versions of Diffrax with the private interface that we use."""
@@ -95,7 +95,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
     memory: Memory = None
     block_size: int | None = None
     storage: Storage | None = None
-    plan: AnyPlan | None = None
+    plan: Plan | None = None
     progress: bool | ProgressMeter = False
 
     def __check_init__(self) -> None:

@@ -16,9 +16,9 @@ from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule import binomial, chain
 from jax_revolve.schedule.arguments import Memory, parse_bytes
 from jax_revolve.schedule.chain import Layers, Schedule
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan
 
 Carry = tuple[Any, Any]
 """The value that goes from layer to layer, and the state, or `None`."""
@@ -36,7 +36,7 @@ def checkpointed_chain(
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     progress: bool | ProgressMeter = False,
     key: Any = None,
     state: eqx.nn.State | None = None,

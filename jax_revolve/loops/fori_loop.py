@@ -15,9 +15,9 @@ from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop, run_from, run_or_raise
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
 
 Value = TypeVar("Value")
@@ -34,7 +34,7 @@ def checkpointed_fori_loop(
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     max_steps: int | None = None,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Any, Value], Value] | None = None,

@@ -20,7 +20,6 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints, is_zero, plan
 from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, Request, equal_blocks
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage, check_storage
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 from jax_revolve.storage.files import check_directory
@@ -46,7 +45,7 @@ class Options:
     block_size: int | None = None
     memory: Memory = None
     storage: Storage | None = None
-    plan: AnyPlan | None = None
+    plan: Plan | None = None
     progress: bool | ProgressMeter = False
     is_reversible: ClassVar[bool] = False
     """Whether the step has an inverse, so that blocks are walked back."""
@@ -62,7 +61,7 @@ class Options:
         listener_of(self.progress)
         if self.plan is None:
             return
-        if not isinstance(self.plan, AnyPlan):
+        if not isinstance(self.plan, Plan):
             raise TypeError(
                 "plan must be a Plan, made with jax_revolve.plan(length, checkpoints), "
                 f"or None, but is {self.plan!r} of type {type(self.plan).__name__}."
@@ -103,7 +102,7 @@ class Options:
             stacklevel=2,
         )
 
-    def plan_for(self, length: int | None, *, is_while: bool) -> AnyPlan | Request | None:
+    def plan_for(self, length: int | None, *, is_while: bool) -> Plan | Request | None:
         """The plan, or a request for one, of a scan of `length` steps or a while loop of at most as
         many; `None` if the loop cannot be reversed."""
         if is_while:
@@ -130,7 +129,7 @@ class Options:
                 f"plan must be for a loop of {length} steps, but is for {self.plan.length}: "
                 f"{self.plan}. Make it with plan({length}, ...)."
             )
-        return self.plan.without_empty_storage
+        return self.plan
 
     def _check_without_bound(self) -> None:
         """Refuse options that depend on a bound."""
@@ -159,7 +158,7 @@ class Options:
                 "and HostMemory(checkpoints=...) to keep that many in the host's memory."
             )
 
-    def _chosen(self, length: int, *, is_while: bool) -> AnyPlan | Request:
+    def _chosen(self, length: int, *, is_while: bool) -> Plan | Request:
         """The plan or request of options without a `plan`."""
         checkpoints, memory, storage = self.checkpoints, self.memory, check_storage(self.storage)
         if memory is not None and checkpoints is not None:
@@ -190,8 +189,7 @@ class Options:
                 return Request(length, budget, checkpoints, k, is_while, storage)
         none = is_zero(checkpoints)
         if storage is None or (storage.memory is None and (none or storage.transfer is not None)):
-            made = plan(length, checkpoints, block_size=k, storage=storage)
-            return made.without_empty_storage
+            return plan(length, checkpoints, block_size=k, storage=storage)
         on_device = 0
         if not (none and isinstance(storage, HostMemory)):
             on_device = plan(length, checkpoints, block_size=k).checkpoints
@@ -222,7 +220,7 @@ def check_bound(max_steps: int | None) -> int | None:
 _ALLOWED_BOUND = f"None or an int from 0 to {LARGEST_BOUND}, known when the loop is traced"
 
 
-def try_storage(wanted: AnyPlan | Request | None) -> None:
+def try_storage(wanted: Plan | Request | None) -> None:
     """Refuse a storage that does not exist or does not work."""
     storage = None if wanted is None else wanted.storage
     if isinstance(storage, Disk):
@@ -245,7 +243,7 @@ def check_host_memory(backend: str) -> None:
             f"{HOST_MEMORY!r}."
         )
     on_device, on_host = Plan(_LENGTH, 4), Plan(_LENGTH, 4, 1, HostMemory())
-    on_both = TwoLevelPlan(_LENGTH, 3, 1, HostMemory(transfer=1.0))
+    on_both = Plan(_LENGTH, 3, 1, HostMemory(transfer=1.0), segments=4, segment=4)
     expected, *found = map(_gradient, (on_device, on_host, on_both))
     if not all(np.array_equal(gradient, expected) for gradient in found):
         raise RuntimeError(
@@ -258,7 +256,7 @@ def check_host_memory(backend: str) -> None:
 _LENGTH = 24
 
 
-def _gradient(plan: AnyPlan) -> np.ndarray:
+def _gradient(plan: Plan) -> np.ndarray:
     """A gradient, compiled and run outside any trace, that depends on the state at every step. All
     its numbers are integers, so programs that are fused differently agree exactly."""
     state = np.linspace(-128, 127, 256, dtype=np.float32)

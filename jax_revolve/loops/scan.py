@@ -13,9 +13,9 @@ from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory, mistyped
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 
@@ -38,7 +38,7 @@ def checkpointed_scan(
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     progress: bool | ProgressMeter = False,
     inverse: Callable[[Carry, X, Y], Carry] | None = None,
     inverse_tol: float | None = None,

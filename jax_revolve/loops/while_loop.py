@@ -18,9 +18,9 @@ from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import Options, ReversibleOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 
@@ -38,7 +38,7 @@ def bounded_while_loop(
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     with_steps: Literal[False] = False,
     throw: bool = True,
     progress: bool | ProgressMeter = False,
@@ -58,7 +58,7 @@ def bounded_while_loop(
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     with_steps: Literal[True],
     throw: bool = True,
     progress: bool | ProgressMeter = False,
@@ -78,7 +78,7 @@ def bounded_while_loop(
     block_size: int | None = None,
     memory: Memory = None,
     storage: Storage | None = None,
-    plan: AnyPlan | None = None,
+    plan: Plan | None = None,
     with_steps: bool = False,
     throw: bool = True,
     progress: bool | ProgressMeter = False,

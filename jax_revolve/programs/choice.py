@@ -20,7 +20,6 @@ from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_intege
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.selection import Request, candidates
-from jax_revolve.schedule.two_level import AnyPlan
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
@@ -138,7 +137,7 @@ def _shared(
         if default is None and (plan is None or report is None):
             return [of_each_step(o, steps) for o in inside]
 
-        def outlay(plan: AnyPlan | Request, inner: Outlay) -> Outlay:
+        def outlay(plan: Plan | Request, inner: Outlay) -> Outlay:
             assert report is not None
             # The residuals include the checkpoints of the loops inside.
             sizes, held = report.sizes, inner.held - inside[0].held

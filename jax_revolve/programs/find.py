@@ -38,7 +38,6 @@ from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.schedule.selection import Request
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.equation import read_loop
 from jax_revolve.step.linearized import Activity, find_activity, linearized
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
@@ -306,7 +305,7 @@ def takes_derivatives(jaxpr: Any) -> bool:
     )
 
 
-def resolved(plan: AnyPlan | Request, sizes: Sizes) -> AnyPlan:
+def resolved(plan: Plan | Request, sizes: Sizes) -> Plan:
     return plan.resolve(sizes) if isinstance(plan, Request) else plan
 
 
@@ -322,7 +321,7 @@ class Replacement:
     """
 
     of: FoundLoop = field(compare=False)
-    plan: AnyPlan | Request | None
+    plan: Plan | Request | None
     max_steps: int | None
     progress: Any = None
 

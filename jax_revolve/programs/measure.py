@@ -22,7 +22,6 @@ from jax_revolve.schedule.arguments import mistyped
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import FEWEST_RUNS, Measurement, Report
 from jax_revolve.schedule.selection import Request, contenders
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
 
 MOST_ROUNDS = 30
@@ -89,7 +88,7 @@ def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: fl
     )
 
 
-def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[AnyPlan]:
+def plans_to_measure(wanted: Plan | Request | None, report: Report) -> list[Plan]:
     """The chosen plan and, unless the user fixed it, others that may be faster."""
     chosen = report.plan
     is_fixed = report.sizes.is_walked_back
@@ -105,7 +104,7 @@ def plans_to_measure(wanted: AnyPlan | Request | None, report: Report) -> list[A
 class Program:
     """The compiled gradient of a loop with one plan."""
 
-    plan: AnyPlan
+    plan: Plan
     run: Callable[[], Any]
     temporaries: int | None
     peak: int | None = None
@@ -152,7 +151,7 @@ class _Measuring:
     seconds: float
     show: Show
     programs: list[Program] = field(default_factory=list)
-    too_large: dict[AnyPlan, Exception] = field(default_factory=dict)
+    too_large: dict[Plan, Exception] = field(default_factory=dict)
     start: float = field(default_factory=lambda: perf_counter())
 
     @property
@@ -167,7 +166,7 @@ class _Measuring:
         self.show(min(max(share, self.elapsed / self.seconds), 1.0), now)
 
     @contextmanager
-    def leaving_out(self, plan: AnyPlan) -> Iterator[None]:
+    def leaving_out(self, plan: Plan) -> Iterator[None]:
         """Go on without the plan if the device has too little memory for it."""
         try:
             yield
@@ -177,7 +176,7 @@ class _Measuring:
             self.programs = [p for p in self.programs if p.plan != plan]
             self.too_large[plan] = error
 
-    def compile(self, plans: Sequence[AnyPlan]) -> None:
+    def compile(self, plans: Sequence[Plan]) -> None:
         """Compile the gradient with the first plan, and with more as long as there is time."""
         took = 0.0
         for i, plan in enumerate(plans, 1):

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from jax_revolve.programs.find import FoundLoop, Key
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.schedule.plan import Plan
 
 FINEST = 1.02
 """Of outlays whose bytes differ by less than this factor, we keep only the fastest. The factor
@@ -39,7 +39,7 @@ class Outlay:
     held: int = 0
     passing: int = 0
     time: float = 0.0
-    plans: tuple[tuple[Key, AnyPlan], ...] = ()
+    plans: tuple[tuple[Key, Plan], ...] = ()
 
     @property
     def memory(self) -> int:
@@ -54,7 +54,7 @@ def quickest(outlays: Outlays, memory: int) -> Outlay | None:
     return min((o for o in outlays if o.memory <= memory), key=_order, default=None)
 
 
-def of_plan(plan: AnyPlan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
+def of_plan(plan: Plan, sizes: Sizes, inner: Outlay, *, is_while: bool) -> Outlay:
     """The outlay of a loop of these sizes around `inner`."""
     held = cost.held(plan, sizes, is_while=is_while)
     passing = cost.passing(plan, sizes, is_while=is_while)

@@ -9,12 +9,12 @@ Schedules:
 - `actions`: the actions of a schedule, one by one.
 - `online`: checkpoints of loops whose length is unknown.
 - `levels`: checkpoints on several levels, in loops of static length.
-- `multistage`: the formulas for checkpoints on two levels, the device and a storage.
+- `segments`: where a storage beyond the device holds checkpoints.
 - `chain`: layers of different sizes.
 
 Plans:
 
-- `plan`, `two_level`: the plan of a loop with checkpoints on one level, and on two.
+- `plan`: the plan of a loop.
 - `planning`: plans from a number of checkpoints or from a budget.
 - `cost`: the bytes of a plan, and a prediction of its time.
 - `selection`: the plan with the least predicted time within a memory budget.

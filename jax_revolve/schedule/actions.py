@@ -1,8 +1,7 @@
 """The actions of a schedule, in the order in which they run.
 
-Iterating over a [`jax_revolve.Plan`][] or a [`jax_revolve.typing.TwoLevelPlan`][] yields
-them, as named tuples. Steps are numbered from 0, and the carry at position `p` enters step `p`. To
-reverse 4 steps with 2 slots:
+Iterating over a [`jax_revolve.Plan`][] yields them, as named tuples. Steps are numbered from 0, and
+the carry at position `p` enters step `p`. To reverse 4 steps with 2 slots:
 
     Store 0, Advance 0-1, Store 1, Advance 1-3, Tape 3, Load 1, Advance 1-2, Tape 2,
     Load 1, Tape 1, Free slot 1, Load 0, Tape 0, Free slot 0
@@ -16,7 +15,7 @@ from jax_revolve.schedule.binomial import split
 __all__ = ["Advance", "Discard", "Free", "Load", "Read", "Store", "Tape", "Write"]
 
 
-SCHEDULE = 1
+SCHEDULE = 2
 """The version of the order of actions. A saved run counts actions, so a change of their order needs
 a new version."""
 

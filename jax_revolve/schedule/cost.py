@@ -18,9 +18,8 @@ from typing import NamedTuple
 from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
-from jax_revolve.schedule.plan import Reversal
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import TRANSFER, Disk, Storage
-from jax_revolve.schedule.two_level import TwoLevelPlan
 
 STEPS_IN_A_PRODUCT = 32
 """The most steps in one product that computes a weight gradient, whose factors are kept until then.
@@ -53,7 +52,7 @@ class Sizes(NamedTuple):
     is_walked_back: bool = False  # blocks have no tape, and take `again` instead
 
 
-def memory(plan: Reversal, sizes: Sizes) -> int:
+def memory(plan: Plan, sizes: Sizes) -> int:
     if plan.block_size == 1:
         return plan.memory(sizes.checkpoint, sizes.alone, sizes.carry)
     in_block = plan.memory(sizes.checkpoint, sizes.residuals, sizes.carry)
@@ -65,7 +64,7 @@ def piece(block_size: int, most: int = STEPS_IN_A_PRODUCT) -> int:
     return -(-block_size // -(-block_size // most))
 
 
-def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
+def held(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     """The bytes held between the sweeps, to be multiplied by an outer loop's block size."""
     if is_while:
         return plan.checkpoints * (sizes.checkpoint + STACK_ENTRY)
@@ -73,27 +72,27 @@ def held(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
     return plan.checkpoints * sizes.checkpoint + tape
 
 
-def passing(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> int:
+def passing(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> int:
     """The additional bytes that the plan holds during the reverse sweep only."""
     stack = plan.checkpoints * STACK_ENTRY if is_while else 0
     return memory(plan, sizes) + stack - held(plan, sizes, is_while=is_while)
 
 
-def evaluations(plan: Reversal, *, is_while: bool = False) -> int:
+def evaluations(plan: Plan, *, is_while: bool = False) -> int:
     """The evaluations of `jax.value_and_grad` of a loop that takes all of `plan.length` steps. A
     while loop does not tape its last block, because it does not know which block is the last."""
     if not is_while:
         return plan.evaluations
     is_optimal = plan.blocks <= beta(plan.checkpoints, 2)
-    if isinstance(plan, TwoLevelPlan) or is_optimal or plan.blocks > MOST_BLOCKS_SIMULATED:
+    if plan.segments or is_optimal or plan.blocks > MOST_BLOCKS_SIMULATED:
         return _least_evaluations(plan)
     repeated = online.evaluations(plan.blocks, plan.checkpoints) - 2 * plan.blocks
     return 2 * plan.length + plan.block_size * repeated
 
 
-def _least_evaluations(plan: Reversal) -> int:
+def _least_evaluations(plan: Plan) -> int:
     """The evaluations of a while loop whose checkpoints are at optimal positions."""
-    if isinstance(plan, TwoLevelPlan):
+    if plan.segments:
         # The tail is reversed as a part, from a carry in the storage, without the loop's end.
         end, blocks = plan.scheduled_blocks - plan.tail, plan.blocks - plan.tail
         repeated = advances(blocks, plan.checkpoints) - advances(end, plan.checkpoints) - plan.tail
@@ -102,7 +101,7 @@ def _least_evaluations(plan: Reversal) -> int:
     return 2 * plan.length + plan.block_size * repeated
 
 
-def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
+def time(plan: Plan, sizes: Sizes, *, is_while: bool = False) -> float:
     """The predicted nanoseconds, without costs that all plans share; the evaluations if
     `sizes.work` is `None`. A transfer counts as `storage.transfer` evaluations."""
     runs, profile = _weighted_evaluations(plan, is_while), sizes.profile
@@ -120,7 +119,7 @@ def time(plan: Reversal, sizes: Sizes, *, is_while: bool = False) -> float:
     )
 
 
-def _waits(plan: Reversal, is_while: bool) -> float:
+def _waits(plan: Plan, is_while: bool) -> float:
     """About the number of iterations, in the reverse sweep, of loops whose end depends on data."""
     if not is_while and plan.static_levels:
         return 0
@@ -128,12 +127,11 @@ def _waits(plan: Reversal, is_while: bool) -> float:
 
 
 @lru_cache(maxsize=2**14)
-def _weighted_evaluations(plan: Reversal, is_while: bool) -> float:
+def _weighted_evaluations(plan: Plan, is_while: bool) -> float:
     """The evaluations, plus transfers in units of evaluations."""
     runs = float(_least_evaluations(plan) if is_while else plan.evaluations)
-    if isinstance(plan, TwoLevelPlan):
-        assert plan.storage.transfer is not None
-        runs += plan.storage.transfer * (plan.writes + plan.reads)
+    if (storage := plan.storage_of_segments) is not None:
+        runs += (storage.transfer or 0) * (plan.writes + plan.reads)
     return runs
 
 

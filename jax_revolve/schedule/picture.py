@@ -4,7 +4,7 @@ from textwrap import wrap
 from typing import Any, TypeAlias
 
 from jax_revolve.schedule.actions import Advance, Discard, Free, Store, Tape, Write
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.plan import Plan
 
 Line: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
 
@@ -17,7 +17,7 @@ STYLES[TAPED] = ("#D55E00", 2)
 """Colors that the color-blind tell apart (Okabe and Ito), and weights."""
 
 
-def picture(plan: AnyPlan, ax: Any = None) -> Any:
+def picture(plan: Plan, ax: Any = None) -> Any:
     """The schedule in Matplotlib, steps over evaluations, in these axes or new ones."""
     layers = drawn_lines(plan)
     ax = new_axes() if ax is None else ax
@@ -26,7 +26,7 @@ def picture(plan: AnyPlan, ax: Any = None) -> Any:
     thin = max(0.6, 2 - sum(map(len, layers.values())) / 200)
     for name, lines in layers.items():
         (color, weight), label = STYLES[name], name
-        if isinstance(plan, TwoLevelPlan) and name == STORED:
+        if plan.segments and name == STORED:
             label = f"{STORED} ({plan.writes} writes, {plan.reads} reads)"
         style = {"colors": color, "linewidths": weight * thin, "label": label}
         if lines or name != STORED:
@@ -43,7 +43,7 @@ def picture(plan: AnyPlan, ax: Any = None) -> Any:
     return ax
 
 
-def drawn_lines(plan: AnyPlan) -> dict[str, list[Line]]:
+def drawn_lines(plan: Plan) -> dict[str, list[Line]]:
     """The lines of a picture, each from one (evaluations, step) to another."""
     if plan.blocks > MOST_BLOCKS:
         raise ValueError(

@@ -5,33 +5,84 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from jax_revolve.schedule import binomial
+from jax_revolve.schedule import actions, binomial
 from jax_revolve.schedule import levels as static
-from jax_revolve.schedule.actions import (
-    Action,
-    scheduled_blocks,
-    useful_checkpoints,
-    value_and_gradient,
-)
 from jax_revolve.schedule.arguments import check_integer, counted
-from jax_revolve.schedule.storage import HostMemory, check_storage
+from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_storage
 
-_LEAST = {"length": 0, "checkpoints": 1, "block_size": 1}
+_LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segment": 0}
+_MADE = "Make the plan with jax_revolve.plan(...)."
 
 
 @dataclass(frozen=True)
-class Reversal:
-    """The base class of plans."""
+class Plan:
+    """The schedule that reverses a loop of `length` steps with `checkpoints` stored carries, in
+    blocks of `block_size` steps that are taped together.
+
+    [`jax_revolve.plan`][] makes one. Iterating over a plan yields its actions in the order in which
+    they run, and takes no memory, however long the loop.
+
+    With `levels`, the checkpoints are on several levels, and every loop in the compiled gradient of
+    a scan has a static length: see [`jax_revolve.plan`][].
+
+    A `storage` without `segments` holds all checkpoints. With them, it holds the carries that enter
+    so many segments of `segment` blocks each, which the forward sweep writes, and the checkpoints
+    are on the device: first those of the tail, the blocks after the segments, then those of one
+    segment after another, the last one first. The initial carry is treated as any other: it is
+    written first and read last, so that the device need not hold it meanwhile. A program that holds
+    it anyway may use that instead.
+    """
 
     length: int
     checkpoints: int
     block_size: int = 1
+    storage: Storage | None = None
+    levels: tuple[int, ...] = ()
+    segments: int = 0
+    segment: int = 0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if type(value) is not int or value < least:  # `selection` tries thousands
                 object.__setattr__(self, name, check_integer(name, value, least=least))
+        if self.storage is not None:
+            self._check_storage(self.storage)
+        if self.levels:
+            self._check_levels()
+        if self.segments or self.segment:
+            self._check_segments()
+
+    def _check_levels(self) -> None:
+        levels, most = self.levels, prod(self.levels)
+        is_enough = most - most // levels[0] < self.blocks <= most
+        if len(levels) < 2 or min(levels) < 2 or not is_enough:
+            raise ValueError(
+                f"levels must be at least two ints >= 2 whose product is just enough for "
+                f"{self.blocks} blocks, but is {levels!r}. {_MADE}"
+            )
+        if self.checkpoints != static.checkpoints(levels) or self.storage:
+            raise ValueError(
+                f"checkpoints must be {static.checkpoints(levels)} and storage None where levels "
+                f"is {levels!r}, but they are {self.checkpoints} and {self.storage}. {_MADE}"
+            )
+
+    def _check_storage(self, storage: Storage) -> None:
+        check_storage(storage, STORAGES if self.segments else (type(None), HostMemory))
+        if self.segments and storage.memory is not None:
+            raise ValueError(
+                f"memory of the storage must be None, but is {storage.memory}: how many "
+                "checkpoints it has room for depends on their size. Make the plan with "
+                "jax_revolve.plan(..., state_bytes=...)."
+            )
+
+    def _check_segments(self) -> None:
+        most = self.scheduled_blocks - 1
+        if self.storage is None or self.levels or not 0 < self.segments * self.segment <= most:
+            raise ValueError(
+                f"segments must be 0 without a storage or with levels, and otherwise have from 1 "
+                f"to {most} blocks together, but are {self.segments} of {self.segment}. {_MADE}"
+            )
 
     @property
     def blocks(self) -> int:
@@ -42,17 +93,75 @@ class Reversal:
     def scheduled_blocks(self) -> int:
         """The number of blocks, plus one for the end of the loop if steps are taped one by one: see
         `jax_revolve.schedule.actions.value_and_gradient`."""
-        return scheduled_blocks(self.length, self.block_size)
+        return actions.scheduled_blocks(self.length, self.block_size)
+
+    @property
+    def tail(self) -> int:
+        """The first block after the segments."""
+        return self.segments * self.segment
+
+    @property
+    def storage_of_segments(self) -> Storage | None:
+        """The storage, if it holds checkpoints besides those on the device."""
+        return self.storage if self.segments else None
+
+    @property
+    def stores(self) -> tuple[int, ...]:
+        """The blocks whose entering carries the forward sweep writes to the storage, in order."""
+        return tuple(range(0, self.tail, self.segment or 1))
+
+    @property
+    def writes(self) -> int:
+        """The number of carries that are written to the storage besides the device's checkpoints.
+        The forward sweep writes all of them."""
+        return self.segments
+
+    @property
+    def reads(self) -> int:
+        """The number of reads from the storage: one for each of the `writes`."""
+        return self.segments
+
+    @property
+    def checkpoints_on_device(self) -> int:
+        """The number of checkpoints that are not in a storage."""
+        return self.checkpoints if self.storage is None or self.segments else 0
+
+    def storage_bytes(self, state_bytes: int) -> int:
+        """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
+        return (self.segments + self.checkpoints - self.checkpoints_on_device) * state_bytes
+
+    @property
+    def static_levels(self) -> tuple[int, ...]:
+        """The places of each level, if every loop of a scan's gradient has a static length; none
+        for any other plan. On a GPU, the host waits in each iteration of a loop whose length
+        depends on data."""
+        every = self.stores_every_block(is_while=False)
+        return (self.blocks,) if every else self.levels
+
+    def stores_every_block(self, *, is_while: bool) -> bool:
+        """Whether every block that the forward sweep does not tape has a slot of its own."""
+        every = actions.useful_checkpoints(self.length, self.block_size, is_while=is_while)
+        return not self.levels and not self.segments and self.checkpoints >= every
 
     @property
     def repetitions(self) -> int:
         """The repetition number: no step is advanced more often than this."""
-        raise NotImplementedError
+        if self.levels:
+            return len(self.levels)
+        of_tail = binomial.repetition(self.scheduled_blocks - self.tail, self.checkpoints)
+        if not self.segments:
+            return of_tail
+        return max(of_tail, 1 + binomial.repetition(self.segment, self.checkpoints))
 
     @property
     def advances(self) -> int:
-        """The number of advances: evaluations of steps that are not taped."""
-        raise NotImplementedError
+        """The number of advances: evaluations of steps that are not taped. On one level it is the
+        least possible: k t(N, s) for N blocks of k > 1 steps, and t(n + 1, s) for single steps."""
+        if self.levels:
+            return static.advances(self.length, self.levels, self.block_size)
+        of_segment = self.segment + binomial.advances(self.segment, self.checkpoints)
+        of_tail = binomial.advances(self.scheduled_blocks - self.tail, self.checkpoints)
+        return self.block_size * (self.segments * of_segment + of_tail)
 
     @property
     def evaluations(self) -> int:
@@ -63,17 +172,6 @@ class Reversal:
     def overhead(self) -> float:
         """Advances per step: the number of forward passes besides the taped one."""
         return self.advances / self.length if self.length else 0.0
-
-    @property
-    def checkpoints_on_device(self) -> int:
-        """The number of checkpoints that are not in a storage."""
-        return self.checkpoints
-
-    @property
-    def static_levels(self) -> tuple[int, ...]:
-        """The levels of a plan whose loops all have a static length in a scan; none for any other
-        plan. On a GPU, the host waits in each iteration of a loop whose length depends on data."""
-        return ()
 
     def memory(self, state_bytes: int, residual_bytes: int, carry_bytes: int | None = None) -> int:
         """The bytes that the reverse pass holds on the device: its checkpoints of `state_bytes`
@@ -97,7 +195,7 @@ class Reversal:
         """
         from jax_revolve.schedule.picture import picture
 
-        return picture(self, ax)  # pyright: ignore[reportArgumentType]
+        return picture(self, ax)
 
     def _summary(self, stored: str) -> str:
         taped = f" blocks of {self.block_size} steps," if self.block_size > 1 else ""
@@ -110,91 +208,24 @@ class Reversal:
             f"forward passes, no step advanced{often})"
         )
 
-
-@dataclass(frozen=True)
-class Plan(Reversal):
-    """The schedule that reverses a loop of `length` steps with `checkpoints` stored carries, in
-    blocks of `block_size` steps that are taped together.
-
-    [`jax_revolve.plan`][] makes one. Iterating over a plan yields its actions in the order in which
-    they run, and takes no memory, however long the loop. All checkpoints are in the `storage` if it
-    is given, and otherwise on the device.
-
-    With `levels`, the checkpoints are on several levels, and every loop in the compiled gradient of
-    a scan has a static length: see [`jax_revolve.plan`][].
-    """
-
-    storage: HostMemory | None = None
-    levels: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.storage is not None:
-            check_storage(self.storage, (type(None), HostMemory))
+    def __iter__(self) -> Iterator[actions.Action]:
+        s, k = self.checkpoints, self.block_size
         if self.levels:
-            self._check_levels()
-
-    def _check_levels(self) -> None:
-        levels, most = self.levels, prod(self.levels)
-        make = "Make the plan with jax_revolve.plan(..., levels=...)."
-        is_enough = most - most // levels[0] < self.blocks <= most
-        if len(levels) < 2 or min(levels) < 2 or not is_enough:
-            raise ValueError(
-                f"levels must be at least two ints >= 2 whose product is just enough for "
-                f"{self.blocks} blocks, but is {levels!r}. {make}"
-            )
-        if self.checkpoints != static.checkpoints(levels) or self.storage:
-            raise ValueError(
-                f"checkpoints must be {static.checkpoints(levels)} and storage None where levels "
-                f"is {levels!r}, but they are {self.checkpoints} and {self.storage}. {make}"
-            )
-
-    @property
-    def checkpoints_on_device(self) -> int:
-        """The number of checkpoints that are not in a storage."""
-        return self.checkpoints if self.storage is None else 0
-
-    def storage_bytes(self, state_bytes: int) -> int:
-        """The bytes that the storage holds: its checkpoints, of `state_bytes` each."""
-        return (self.checkpoints - self.checkpoints_on_device) * state_bytes
-
-    @property
-    def static_levels(self) -> tuple[int, ...]:
-        """The places of each level, if every loop of a scan's gradient has a static length."""
-        every = self.stores_every_block(is_while=False)
-        return (self.blocks,) if every else self.levels
-
-    def stores_every_block(self, *, is_while: bool) -> bool:
-        """Whether every block that the forward sweep does not tape has a slot of its own."""
-        every = useful_checkpoints(self.length, self.block_size, is_while=is_while)
-        return not self.levels and self.checkpoints >= every
-
-    @property
-    def repetitions(self) -> int:
-        """The repetition number: no step is advanced more often than this."""
-        if self.levels:
-            return len(self.levels)
-        return binomial.repetition(self.scheduled_blocks, self.checkpoints)
-
-    @property
-    def advances(self) -> int:
-        """The number of advances: evaluations of steps that are not taped. On one level it is the
-        least possible: k t(N, s) for N blocks of k > 1 steps, and t(n + 1, s) for single steps."""
-        if self.levels:
-            return static.advances(self.length, self.levels, self.block_size)
-        return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
-
-    @property
-    def without_empty_storage(self) -> "Plan":
-        """The plan itself: see `TwoLevelPlan.without_empty_storage`."""
-        return self
-
-    def __iter__(self) -> Iterator[Action]:
-        if self.levels:
-            return static.value_and_gradient(self.length, self.levels, self.block_size)
-        return value_and_gradient(self.length, self.checkpoints, self.block_size)
+            yield from static.value_and_gradient(self.length, self.levels, k)
+            return
+        size = k * self.segment
+        for store in range(self.segments):
+            yield actions.Write(store, size * store)
+            yield actions.Advance(size * store, size * (store + 1))
+        yield from actions.value_and_gradient(self.length, s, k, first=self.tail)
+        for store in reversed(range(self.segments)):
+            yield actions.Read(store, size * store)
+            yield from actions.revolve(size * (store + 1), s, k, first=self.segment * store)
+            yield actions.Discard(store)
 
     def __str__(self) -> str:
         if self.levels:
             return self._summary(f" on levels of {' x '.join(map(str, self.levels))}")
+        if self.segments:
+            return self._summary(f" and {self.segments} more in {self.storage}, read once")
         return self._summary("" if self.storage is None else f" in {self.storage}")

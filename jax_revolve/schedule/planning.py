@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias
 
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
@@ -10,52 +10,16 @@ from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import Memory, check_integer, mistyped, parse_bytes
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import MOST_REPETITIONS_BY_DEFAULT, all_stored, quickest
+from jax_revolve.schedule.selection import (
+    MOST_REPETITIONS_BY_DEFAULT,
+    all_stored,
+    in_segments,
+    quickest,
+)
 from jax_revolve.schedule.storage import HostMemory, Storage, check_storage, with_room
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 Checkpoints: TypeAlias = int | Literal["all"] | None
 """A number of carries, `"all"` for one for each block, or `None` for the default."""
-
-
-@overload
-def plan(
-    length: int,
-    checkpoints: Checkpoints = None,
-    *,
-    block_size: int | None = None,
-    repetitions: int | None = None,
-    memory: Memory = None,
-    levels: Sequence[int] | None = None,
-    state_bytes: int | None = None,
-    residual_bytes: int | None = None,
-    storage: None = None,
-) -> Plan: ...
-
-
-@overload
-def plan(  # pyright: ignore[reportOverlappingOverload] (0 is an int, too)
-    length: int,
-    checkpoints: Literal[0],
-    *,
-    block_size: int | None = None,
-    state_bytes: int | None = None,
-    storage: HostMemory,
-) -> Plan: ...
-
-
-@overload
-def plan(
-    length: int,
-    checkpoints: Checkpoints = None,
-    *,
-    block_size: int | None = None,
-    repetitions: int | None = None,
-    memory: Memory = None,
-    state_bytes: int | None = None,
-    residual_bytes: int | None = None,
-    storage: Storage,
-) -> TwoLevelPlan: ...
 
 
 def plan(
@@ -69,7 +33,7 @@ def plan(
     state_bytes: int | None = None,
     residual_bytes: int | None = None,
     storage: Storage | None = None,
-) -> AnyPlan:
+) -> Plan:
     """The optimal schedule that reverses a loop with a given number of checkpoints, or within a
     given budget.
 
@@ -111,9 +75,8 @@ def plan(
 
     **Returns:**
 
-    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. With
-    `storage` and unless `checkpoints=0`, a [`jax_revolve.typing.TwoLevelPlan`][], which has the
-    same properties.
+    A [`jax_revolve.Plan`][]: frozen, hashable, printable, and iterable into actions. Its `storage`
+    is `None` if no transfer pays off.
 
     **Raises:**
 
@@ -186,7 +149,8 @@ def plan(
     else:
         wanted = check_integer("checkpoints", checkpoints, least=1, allowed=_ALLOWED)
     wanted = min(wanted, useful_checkpoints(length, k, is_while=True))
-    return Plan(length, wanted, k) if storage is None else TwoLevelPlan(length, wanted, k, storage)
+    made = Plan(length, wanted, k)
+    return made if storage is None else in_segments(made, storage)
 
 
 def is_zero(checkpoints: Checkpoints) -> bool:

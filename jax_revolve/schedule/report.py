@@ -13,7 +13,6 @@ from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import trade_off
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FEWEST_RUNS = 2
 """The fewest runs of a measurement; with fewer, there are no quartiles."""
@@ -77,7 +76,7 @@ class Report(Printed):
     device has. Other plans are predicted to be slower, and were not tried.
     """
 
-    plan: AnyPlan
+    plan: Plan
     sizes: Sizes
     always: dict[str, int]
     is_while: bool
@@ -85,13 +84,13 @@ class Report(Printed):
     source: str = ""
     runs: int | None = 1
     is_own: bool = True
-    measured: dict[AnyPlan, Measurement] = field(default_factory=dict)
-    unmeasured: list[AnyPlan] = field(default_factory=list)
-    too_large: list[AnyPlan] = field(default_factory=list)
+    measured: dict[Plan, Measurement] = field(default_factory=dict)
+    unmeasured: list[Plan] = field(default_factory=list)
+    too_large: list[Plan] = field(default_factory=list)
     is_interrupted: bool = False
 
     @cached_property
-    def choices(self) -> list[AnyPlan]:
+    def choices(self) -> list[Plan]:
         plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
         if self.sizes.is_walked_back:
             plans = [self.plan]
@@ -99,11 +98,11 @@ class Report(Printed):
         chosen = dict.fromkeys((*plans, self.plan, *others))
         return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
 
-    def memory(self, plan: AnyPlan) -> int:
+    def memory(self, plan: Plan) -> int:
         """The bytes that a plan holds: its checkpoints, the residuals of a block, and a carry."""
         return cost.memory(plan, self.sizes)
 
-    def evaluations(self, plan: AnyPlan) -> int:
+    def evaluations(self, plan: Plan) -> int:
         """The evaluations of `jax.value_and_grad` of the loop, up to its bound if it has one."""
         runs = cost.evaluations(plan, is_while=self.is_while)
         if self.sizes.is_walked_back and not self.is_while and plan.block_size > 1:
@@ -141,7 +140,7 @@ class Report(Printed):
             meaning = "with block size 1: weight gradients are summed in each step"
             rows.append(("- taped alone", sizes.alone, meaning))
         if plan.storage is not None:
-            count = plan.writes if isinstance(plan, TwoLevelPlan) else plan.checkpoints
+            count = plan.segments or plan.checkpoints
             size = plan.storage_bytes(sizes.checkpoint)
             rows.append(("in the storage", size, f"{count} checkpoints in {plan.storage}"))
         rows += [(name, size, "outside the budget") for name, size in self.always.items() if size]
@@ -155,7 +154,7 @@ class Report(Printed):
         for plan, line in zip([None, *self.choices], lines, strict=True):
             yield f"{line}  <- {self._mark}" if plan == self.plan else line
 
-    def _row(self, plan: AnyPlan) -> dict[str, str]:
+    def _row(self, plan: Plan) -> dict[str, str]:
         row = {"checkpoints": checkpoints_of(plan), "block size": str(plan.block_size)}
         row["memory"] = readable(self.memory(plan))
         if self.measured:
@@ -168,9 +167,8 @@ class Report(Printed):
             row["ms"] = f"{its.ms:.3g}" if its else why
         runs = self.evaluations(plan)
         row |= {"evaluations": str(runs), "per step": f"{runs / max(plan.length, 1):.2f}"}
-        if isinstance(self.plan, TwoLevelPlan):
-            both = (plan.writes, plan.reads) if isinstance(plan, TwoLevelPlan) else (0, 0)
-            row |= zip(("writes", "reads"), map(str, both), strict=True)
+        if self.plan.segments:
+            row |= {"writes": str(plan.writes), "reads": str(plan.reads)}
         return row
 
     @property
@@ -217,7 +215,7 @@ class Report(Printed):
         """
         return plot_reports([self], ax)
 
-    def _draw(self, ax: Any, plans: Sequence[AnyPlan], **style: Any) -> None:
+    def _draw(self, ax: Any, plans: Sequence[Plan], **style: Any) -> None:
         memory = [self.memory(plan) for plan in plans]
         runs = [self.evaluations(plan) / max(plan.length, 1) for plan in plans]
         ax.plot(memory, runs, linestyle="-" if len(plans) > 1 else "none", **style)
@@ -248,10 +246,9 @@ def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
     return ax
 
 
-def checkpoints_of(plan: AnyPlan) -> str:
+def checkpoints_of(plan: Plan) -> str:
     """The checkpoints of a plan as text, such as "5 x 5" for levels."""
-    levels = plan.levels if isinstance(plan, Plan) else ()
-    return " x ".join(map(str, levels)) or str(plan.checkpoints)
+    return " x ".join(map(str, plan.levels)) or str(plan.checkpoints)
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int = 0) -> Iterator[str]:

@@ -2,18 +2,17 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from math import inf, isqrt
-from typing import Any
 
-from jax_revolve.schedule import binomial, cost
+from jax_revolve.schedule import binomial, cost, segments
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import TooLittleMemory
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import HostMemory, Storage, with_room, with_transfer
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 FINEST = 64
 """We try every block length up to this one; longer ones are a twentieth apart."""
@@ -61,7 +60,7 @@ class Request:
     storage: Storage | None = None
     is_fixed: bool = False
 
-    def resolve(self, sizes: Sizes) -> AnyPlan:
+    def resolve(self, sizes: Sizes) -> Plan:
         """The plan, for a loop of these sizes."""
         storage = self.storage
         if storage is not None:
@@ -76,7 +75,7 @@ class Request:
             return all_stored(self.length, k, storage)
         if self.is_fixed:
             assert storage is not None
-            return TwoLevelPlan(self.length, self.checkpoints, k, storage).without_empty_storage
+            return in_segments(Plan(self.length, self.checkpoints, k), storage)
         ample = 0
         if memory is None:
             memory, most = (
@@ -87,8 +86,7 @@ class Request:
         how = {"block_size": self.block_size, "is_while": self.is_while}
         if sizes.is_walked_back and self.block_size is None:
             return _walked_back(self.length, sizes, memory, self.checkpoints)
-        plan = quickest(self.length, sizes, memory, storage=storage, ample=ample, **how)
-        return plan.without_empty_storage
+        return quickest(self.length, sizes, memory, storage=storage, ample=ample, **how)
 
 
 @lru_cache(maxsize=1024)
@@ -101,17 +99,16 @@ def quickest(
     is_while: bool = False,
     storage: Storage | None = None,
     ample: int = 0,
-) -> AnyPlan:
+) -> Plan:
     """The plan with the least predicted time within `memory` bytes, or within `ample` bytes if it
     stores every block, with as many further checkpoints in the storage as pay off."""
-    plans: list[Any] = _fitting(length, sizes, memory, block_size, is_while)
+    plans = _fitting(length, sizes, memory, block_size, is_while)
     if ample > memory:
         larger = _fitting(length, sizes, ample, block_size, is_while)
         plans += [plan for plan in larger if plan.stores_every_block(is_while=is_while)]
     tie = TIE if storage is None else 1
     if storage is not None:
-        both = ((p.length, p.checkpoints, p.block_size, storage) for p in plans if not p.levels)
-        plans = [TwoLevelPlan(*each) for each in both]
+        plans = [in_segments(p, storage) for p in plans if not p.levels]
     key = lambda p: cost.time(p, sizes, is_while=is_while) * (tie if p.blocks > 1 else 1)  # noqa: E731
     return min(plans, key=key)
 
@@ -131,6 +128,15 @@ def _walked_back(length: int, sizes: Sizes, memory: int, most: int) -> Plan:
     return equal_blocks(length, min(most, 1 + left // max(sizes.checkpoint, 1)))
 
 
+def in_segments(plan: Plan, storage: Storage) -> Plan:
+    """The plan with as many further checkpoints in the storage as pay off."""
+    storage = with_transfer(storage)
+    transfer = Fraction(storage.transfer or 0) / plan.block_size
+    blocks, most = plan.scheduled_blocks, storage.checkpoints
+    count, size = segments.best(blocks, plan.checkpoints, transfer, most)
+    return replace(plan, storage=storage, segments=count, segment=size) if count else plan
+
+
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
     """The one-level plan in host memory, with as many checkpoints as it allows, or the default."""
     blocks = scheduled_blocks(length, block_size)
@@ -141,12 +147,12 @@ def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:
 
 def trade_off(
     length: int, sizes: Sizes, *, block_size: int | None = None, is_while: bool = False
-) -> list[AnyPlan]:
+) -> list[Plan]:
     """The plans worth considering: each is predicted faster than all that take less memory."""
     k, all_steps = block_size or 1, max(length, 1)
     ends = Plan(length, 1, k), Plan(length, 1, all_steps), Plan(length, all_steps, k)
     least, *most = (cost.memory(plan, sizes) for plan in ends)
-    plans: list[AnyPlan] = []
+    plans: list[Plan] = []
     shortest = inf
     for budget in (*_growing(least, max(most), 1.5), max(most)):
         plan = quickest(length, sizes, budget, block_size=block_size, is_while=is_while)

@@ -26,7 +26,6 @@ from jax_revolve import Disk, Plan, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.tape import weight_gradients
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
-from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -243,7 +242,7 @@ def test_a_single_block_before_the_tape_has_no_tape_of_its_own(tmp_path: Path) -
             jax.grad(stencil(partial(checkpointed_scan, plan=p), p.length)),
             jnp.ones(CARRY_BYTES // 4),
         )
-        for p in (TwoLevelPlan(64, 1, 16, disk), TwoLevelPlan(96, 1, 16, disk))
+        for p in (plan(length, 1, block_size=16, storage=disk) for length in (64, 96))
     ]
     assert max(held) < 1.2 * 17 * CARRY_BYTES
 

@@ -20,9 +20,8 @@ from jax_revolve._compat.values import is_traced
 from jax_revolve.programs import measure
 from jax_revolve.programs.measure import MOST_ROUNDS, TELLING_RUNS, Program
 from jax_revolve.schedule.selection import contenders
-from jax_revolve.schedule.two_level import AnyPlan
 from jax_revolve.step.loop import Loop
-from jax_revolve.typing import Report, TwoLevelPlan
+from jax_revolve.typing import Report
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -73,29 +72,29 @@ class Machine:
 
     def __init__(self) -> None:
         self.now, self.seconds = 0.0, lambda plan: 1 / plan.checkpoints
-        self.compiled: list[AnyPlan] = []
-        self.ran: list[AnyPlan] = []
+        self.compiled: list[Plan] = []
+        self.ran: list[Plan] = []
         self.interrupt_at: int | None = None
         self.peak: int | None = None
-        self.full: tuple[Callable[[AnyPlan], bool], int] = (lambda _: False), 0
+        self.full: tuple[Callable[[Plan], bool], int] = (lambda _: False), 0
         self.error, self.failed = FULL, 0
 
     def compile_gradient(self, loop: Loop, operands: list[Any]) -> Program:
         chosen = loop.plan
-        assert isinstance(chosen, AnyPlan)
+        assert isinstance(chosen, Plan)
         assert not any(map(is_traced, operands))
         self.fail(chosen, -1)
         self.now += 1.0
         self.compiled.append(chosen)
         return Program(chosen, partial(self.run, chosen), 1000 * chosen.checkpoints)
 
-    def fail(self, chosen: AnyPlan, run: int) -> None:
+    def fail(self, chosen: Plan, run: int) -> None:
         is_full, at = self.full
         if is_full(chosen) and run == at:
             self.failed += 1
             raise self.error
 
-    def run(self, chosen: AnyPlan) -> None:
+    def run(self, chosen: Plan) -> None:
         if len(self.ran) == self.interrupt_at:
             raise KeyboardInterrupt
         self.fail(chosen, self.ran.count(chosen))
@@ -389,7 +388,7 @@ def test_outer_loops_are_measured() -> None:
 @pytest.mark.usefixtures("compile_quickly")
 def test_storage(tmp_path: Path) -> None:
     report = measured(memory=6000, seconds=10, storage=Disk(tmp_path, transfer=1))
-    assert isinstance(report.plan, TwoLevelPlan)
+    assert report.plan.segments
     assert list(report.measured) == [report.plan]
     assert "writes" in str(report)
 

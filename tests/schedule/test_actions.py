@@ -2,7 +2,6 @@
 meets the optimum."""
 
 import re
-from fractions import Fraction
 from functools import cache, partial
 from itertools import takewhile
 from math import comb
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from support.machine import calls_of, counts_of, optimal_advances, plans, run_abstract_machine
 
 from jax_revolve import Disk, HostMemory, Plan, plan
-from jax_revolve.schedule import binomial, multistage
+from jax_revolve.schedule import binomial
 from jax_revolve.schedule.actions import (
     Advance,
     Store,
@@ -23,7 +22,6 @@ from jax_revolve.schedule.actions import (
     revolve,
 )
 from jax_revolve.schedule.cost import Sizes
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 from jax_revolve.typing import Report
 
 ORACLES = [
@@ -43,13 +41,10 @@ ORACLES = [
 
 @given(plans)
 @settings(max_examples=100)
-def test_any_plan_runs_as_it_says(p: AnyPlan) -> None:
-    if isinstance(p, TwoLevelPlan):
-        assert counts_of(p) == (p.advances, p.writes, p.reads)
-        assert (p.writes, p.reads) == (len(p.stores), len(p.moves))
-        assert p.tail < max(p.length, 1)
-    else:
-        assert counts_of(p) == (p.advances, 0, 0)
+def test_any_plan_runs_as_it_says(p: Plan) -> None:
+    assert counts_of(p) == (p.advances, p.writes, p.reads)
+    assert len(p.stores) == p.writes
+    assert p.tail <= p.length
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2, 3, 7, 12])
@@ -118,75 +113,76 @@ def test_plans_are_values() -> None:
         assert sum(isinstance(a, Tape) for a in p) == length
 
 
-# On two levels
-
-Cost = tuple[int, int, int]
-"""Advances and transfers, in quarters of a step, and the writes and the reads among them. The least
-is the optimum."""
+# With segments whose carries are in a storage
 
 LONGEST = 150
 
 
 @cache
-def segments(slots: int, transfer: int, longest: int) -> list[Cost]:
-    """T(n): a segment whose carry has just been read, and can be again."""
-    found = [(0, 0, 0)]
+def reversed_from_the_storage(slots: int, transfer: int, longest: int) -> list[int]:
+    """Quarters of a step to reverse n blocks whose carry has just been read, and can be again."""
+    found = [0]
     for n in range(1, longest + 1):
         again = [
-            (4 * (i + optimal_advances(n - i, slots)) + transfer + found[i][0], 0, found[i][2] + 1)
-            for i in range(1, n)
+            4 * (i + optimal_advances(n - i, slots)) + transfer + found[i] for i in range(1, n)
         ]
-        found.append(min([(4 * optimal_advances(n, slots), 0, 0), *again]))
+        found.append(min([4 * optimal_advances(n, slots), *again]))
     return found
 
 
-def optimum(slots: int, transfer: int, longest: int, most: int | None) -> list[Cost]:
-    """D(n), with so many writes at most."""
-    found: list[Cost] = [(4 * optimal_advances(n, slots), 0, 0) for n in range(longest + 1)]
-    if most is None:
-        return with_another(slots, transfer, found, again=True)
-    for _ in range(most):
-        found = with_another(slots, transfer, found, again=False)
+def optimum(slots: int, transfer: int, longest: int) -> list[int]:
+    """The least quarters of a step, transfers included, of any schedule that writes each carry at
+    most once. It may read one several times, and segments may have different lengths."""
+    found = [4 * optimal_advances(n, slots) for n in range(longest + 1)]
+    below = reversed_from_the_storage(slots, transfer, longest)
+    for n in range(2, longest + 1):
+        costs = (2 * transfer + 4 * j + found[n - j] + below[j] for j in range(1, n))
+        found[n] = min(found[n], *costs)
     return found
 
 
-def with_another(slots: int, transfer: int, without: list[Cost], again: bool) -> list[Cost]:
-    """The first checkpoint in the storage, and after it those that there are `without` it, or
-    as many `again`."""
-    below, found = segments(slots, transfer, len(without) - 1), list(without)
-    after = found if again else without
-    for n in range(2, len(without)):
-        for j in range(1, n):
-            cost = 2 * transfer + 4 * j + after[n - j][0] + below[j][0]
-            if cost <= found[n][0]:
-                (_, writes, reads), (_, _, more) = after[n - j], below[j]
-                found[n] = min(found[n], (cost, writes + 1, reads + more + 1))
-    return found
+def best_segments(slots: int, transfer: int, blocks: int, most: int | None) -> int:
+    """The least quarters of a step with equal segments that are read once."""
+    cost = lambda n: 4 * optimal_advances(n, slots)  # noqa: E731
+    counts = lambda size: range(1, min((blocks - 1) // size, most or blocks) + 1)  # noqa: E731
+    costs = [
+        count * (4 * size + cost(size) + 2 * transfer) + cost(blocks - count * size)
+        for size in range(1, blocks)
+        for count in counts(size)
+    ]
+    return min([cost(blocks), *costs])
 
 
 @pytest.mark.parametrize(
-    ("slots", "transfer", "most"),
+    ("slots", "transfer", "most", "price"),
     [
-        *((1, 5, None), (2, 0.25, None), (3, 40, None), (5, 0.5, None), (10, 0, None)),
-        *((10, 5, None), (1, 0, 1), (1, 0.25, 5), (2, 0.5, 2), (4, 1.25, 5)),
+        *((1, 5, None, 1.03), (2, 0.25, None, 1.03), (3, 40, None, 1.01), (5, 0.5, None, 1.0)),
+        *((10, 0, None, 1.0), (10, 5, None, 1.0)),
+        *((1, 0, 1, None), (1, 0.25, 5, None), (2, 0.5, 2, None), (4, 1.25, 5, None)),
     ],
 )
-def test_plans_meet_the_recurrence(slots: int, transfer: float, most: int | None) -> None:
-    longest = 40 if most else LONGEST
-    expected = optimum(slots, int(4 * transfer), longest + 1, most)
+def test_segments(slots: int, transfer: float, most: int | None, price: float | None) -> None:
+    """They cost about as much as the best equal ones, and without a limit on the storage at most
+    the `price` of the optimum."""
+    longest, in_quarters = LONGEST if price == 1 else 60, int(4 * transfer)
+    expected = optimum(slots, in_quarters, longest + 1) if price else []
+    storage = HostMemory(checkpoints=most, transfer=transfer)
     for length in range(longest + 1):
-        p = TwoLevelPlan(length, slots, 1, HostMemory(checkpoints=most, transfer=transfer))
+        p = plan(length, slots, storage=storage)
         cost = 4 * (p.advances + transfer * (p.writes + p.reads))
-        assert (cost, p.writes, p.reads) == expected[p.scheduled_blocks]
-        if most or length % 11 == 0 or length < 20:
+        if price:
+            assert length + cost / 4 <= price * (length + expected[p.scheduled_blocks] / 4)
+        if length % 7 == 0 or length < 20:
+            best = best_segments(slots, in_quarters, p.scheduled_blocks, most)
+            assert best <= cost <= best + 0.015 * (4 * length + best)
             assert counts_of(p) == (p.advances, p.writes, p.reads)
 
 
 def test_nothing_in_the_storage() -> None:
     for storage in (HostMemory(checkpoints=1, transfer=1e300), Disk(".", transfer=1e6)):
         p = plan(100, 5, storage=storage)
-        assert (p.stores, p.tail, p.moves) == ((), 0, ())
-        assert f"5 checkpoints and none in {storage}: 420 evaluations" in str(p)
+        assert p == Plan(100, 5)
+        assert (p.stores, p.tail) == ((), 0)
         assert list(p) == list(plan(100, 5))
         assert (p.evaluations, p.repetitions) == (plan(100, 5).evaluations, 4)
     assert plan(100, "all", storage=HostMemory()).writes == 0
@@ -195,16 +191,15 @@ def test_nothing_in_the_storage() -> None:
 
 def test_values() -> None:
     p = plan(1000, 10, storage=HostMemory())
-    assert p == TwoLevelPlan(1000, 10, 1, HostMemory()) != Plan(1000, 10)
+    assert p == Plan(1000, 10, 1, HostMemory(transfer=5), segments=85, segment=11)
     assert {p: 1}[plan(1000, 10, storage=HostMemory(transfer=5))] == 1
     assert (p.advances, p.writes, p.reads) == counts_of(p) == (1905, 85, 85)
     assert (p.stores, p.tail) == (tuple(range(0, 935, 11)), 935)
-    assert p.moves == tuple((i, 11 * i, 11 * i + 11) for i in reversed(range(85)))
     assert p.storage_bytes(8) == 85 * 8
     assert p.memory(1000, 10) == Plan(1000, 10).memory(1000, 10)
     assert str(p).startswith("1000 steps, 10 checkpoints and 85 more in host memory, read once: ")
     on_disk = plan(60, 1, storage=Disk(Path("x"), checkpoints=3, transfer=0.25))
-    assert f"3 more in the directory {Path('x').resolve()}, read 15 times in all" in str(on_disk)
+    assert f"3 more in the directory {Path('x').resolve()}, read once" in str(on_disk)
 
 
 def test_a_storage_limits_its_bytes() -> None:
@@ -213,7 +208,8 @@ def test_a_storage_limits_its_bytes() -> None:
     storage = HostMemory(memory="20.9 kB")
     p = plan(1000, memory="12kB", storage=storage, **sizes)
     assert p.memory(1000, 1000) <= 12_000
-    assert p == TwoLevelPlan(1000, p.checkpoints, p.block_size, HostMemory(checkpoints=20))
+    assert p.storage == HostMemory(checkpoints=20, transfer=5.0)
+    assert 0 < p.segments <= 20
     assert 0 < p.storage_bytes(1000) <= 20_000
     assert p.evaluations < plan(1000, memory="12kB", **sizes).evaluations
     with_limit = partial(plan, 1000, 10, state_bytes=1000)
@@ -239,16 +235,10 @@ def test_all_checkpoints_in_the_memory_of_the_host() -> None:
 
 
 def test_long_loops() -> None:
-    """The relaxation that bounds the cost from below is met within a few steps."""
-    for length, slots, transfer in [(10**6, 30, 5), (10**6, 1, 5), (10**9, 50, 1000)]:
-        p = TwoLevelPlan(length, slots, 1, HostMemory(transfer=transfer))
-        total = p.advances + transfer * (p.writes + p.reads)
-        bound = multistage.LowerBound(length, slots, Fraction(transfer))
-        least = min(bound(p.writes + i) for i in (-2, -1, 0, 1, 2))
-        assert 0 <= total * bound.unit - least <= 2 * transfer * bound.unit
-    p = TwoLevelPlan(10**6, 3, 1, HostMemory(transfer=0))
-    assert calls_of(lambda: (p.stores, p.parts)) < 5000  # and not one for each of a million moves
-    assert len(p.stores) == p.writes > 10**5
+    for length, slots, transfer in [(10**6, 30, 5), (10**9, 50, 1000), (10**7, 3, 0)]:
+        make = partial(plan, length, slots, storage=HostMemory(transfer=transfer))
+        assert calls_of(make) < 5_000
+    assert plan(10**6, 3, storage=HostMemory(transfer=0)).writes > 10**5
 
 
 def test_report() -> None:
@@ -260,7 +250,7 @@ def test_report() -> None:
     assert chosen.split()[-4:-2] == ["85", "85"]
     assert str(report.plan.evaluations) in chosen
     assert "writes" not in str(Report(plan(1000, 10), sizes, {}, is_while=False))
-    alike = [TwoLevelPlan(9, 3, 1, HostMemory(transfer=steps)) for steps in (1e9, 2e9)]
+    alike = [Plan(9, 3, 1, HostMemory(transfer=steps), (), 2, 3) for steps in (1e9, 2e9)]
     for ordered in (alike, alike[::-1]):  # in the same order in every process
         measured: Any = dict.fromkeys(ordered)
         tied = Report(ordered[0], sizes, {}, is_while=False, measured=measured)

@@ -11,12 +11,12 @@ from support.machine import plans
 from jax_revolve import HostMemory, plan
 from jax_revolve.schedule.actions import Advance, Discard, Free, Store, Tape, Write
 from jax_revolve.schedule.picture import MOST_BLOCKS, STYLES, drawn_lines
-from jax_revolve.schedule.two_level import AnyPlan
+from jax_revolve.schedule.plan import Plan
 
 matplotlib.use("Agg")
 
 
-def sweeps(p: AnyPlan) -> Iterator[tuple[int, int, int, list[int], list[int]]]:
+def sweeps(p: Plan) -> Iterator[tuple[int, int, int, list[int], list[int]]]:
     """For each sweep: the evaluations up to its end, the first step that it runs, the first step
     that it tapes, and the positions that are in slots and in the storage then."""
     held, stored, clock, first = dict[int, int](), dict[int, int](), 0, p.length
@@ -44,7 +44,7 @@ def test_long_plans_are_refused() -> None:
 
 @given(plans.filter(lambda p: 0 < p.length <= 400))
 @settings(max_examples=50)
-def test_lines_show_the_actions(p: AnyPlan) -> None:
+def test_lines_show_the_actions(p: Plan) -> None:
     """They lack no time and no step, and a checkpoint is at its place while a sweep needs it."""
     stored, held, advanced, taped = drawn_lines(p).values()
     clock, waiting = 0, p.length

@@ -37,7 +37,6 @@ from jax_revolve.schedule.selection import (
     quickest,
     trade_off,
 )
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
 
 lengths = st.integers(0, 10**6)
 short = st.integers(0, 64)
@@ -116,7 +115,7 @@ def test_at_most_one_alternative() -> None:
 NO_BYTES = ["much", "", "GB", "1 XB", "-1", "1e3", "1.", "1 GB 2", "1_000", "nan", "1,5 kB"]
 TEN: Any = partial(plan, length=10)
 IN_BYTES = partial(TEN, memory=100, state_bytes=1, residual_bytes=1)
-FIELDS = [partial(kind, length=10, checkpoints=3) for kind in (Plan, TwoLevelPlan)]
+FIELDS = [partial(Plan, length=10, checkpoints=3)]
 SCAN = partial(checkpointed_scan, lambda c, _: (c, None), 1.0, length=10)
 WHILE: Any = partial(bounded_while_loop, jnp.isfinite, jnp.sin, 1.0, max_steps=10)
 FORI = partial(checkpointed_fori_loop, 0, 3, lambda _, c: c, 0)
@@ -245,9 +244,7 @@ HEAVY = Sizes(80_000, 240_000, 240_000, 80_000, work=10_000.0)
 """Touching the memory of a checkpoint takes as long as three evaluations."""
 
 
-def time_and_memory(
-    plans: Sequence[AnyPlan], sizes: Sizes, online: bool
-) -> list[tuple[float, int]]:
+def time_and_memory(plans: Sequence[Plan], sizes: Sizes, online: bool) -> list[tuple[float, int]]:
     return [(cost.time(p, sizes, is_while=online), cost.memory(p, sizes)) for p in plans]
 
 
@@ -378,7 +375,12 @@ def test_request(wanted: Plan | Request | None, expected: Plan | Request | None)
             partial(TEN, storage=HostMemory(), repetitions=2),
             "repetitions must be None where .* is 2",
         ),
-        (partial(TwoLevelPlan, 10, 3, 1, HostMemory(memory=99)), "memory of the storage must be N"),
+        (
+            partial(Plan, 10, 3, 1, HostMemory(memory=99), (), 2, 3),
+            "memory of the storage must be N",
+        ),
+        (partial(Plan, 10, 3, 1, None, (), 2, 3), "segments must be 0 without a storage"),
+        (partial(Plan, 10, 3, 1, HostMemory(), (), 2, 6), "segments must .* from 1 to 10 blocks"),
     ],
 )
 def test_what_does_not_go_together(ask: Any, message: str) -> None:

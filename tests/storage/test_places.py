@@ -25,7 +25,6 @@ from jax_revolve._compat.memories import default_device, to_device
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.two_level import TwoLevelPlan
 from jax_revolve.storage import buffers, files
 
 pytestmark = pytest.mark.usefixtures("default_precision")
@@ -199,7 +198,7 @@ def test_host_memory_is_tried_on_the_default_device(monkeypatch: pytest.MonkeyPa
     for device, found in ((None, first), ("cpu", first), (fourth, fourth)):
         with jax.default_device(device):
             assert default_device() == found
-            storage_checks.try_storage(TwoLevelPlan(10, 3))
+            storage_checks.try_storage(Plan(10, 3, 1, HostMemory()))
     assert tried == ["cpu"] * 3
 
 
@@ -212,7 +211,7 @@ def test_two_budgets() -> None:
     report, alone = (
         explained(memory="60kB", storage=storage) for storage in (HostMemory(memory="100kB"), None)
     )
-    assert isinstance(report.plan, TwoLevelPlan)
+    assert report.plan.segments
     assert report.memory(report.plan) <= 60_000
     assert report.plan.storage_bytes(report.sizes.checkpoint) <= 100_000
     assert report.evaluations(report.plan) < alone.evaluations(alone.plan)
@@ -228,7 +227,7 @@ def test_a_transfer_takes_what_the_device_says() -> None:
             given = replace(storage, transfer=steps)
             for call in (for_scan, for_bound):
                 wanted = call(1000, 3, storage=storage)
-                given_plan = plan(1000, 3, storage=given).without_empty_storage
+                given_plan = plan(1000, 3, storage=given)
                 assert wanted.resolve(sizes) == call(1000, 3, storage=given) == given_plan
     assert for_scan(10, 9, storage=HostMemory(transfer=100)) == plan(10, 9)
 

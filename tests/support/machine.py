@@ -20,7 +20,7 @@ from jax_revolve.schedule.actions import (
     Tape,
     Write,
 )
-from jax_revolve.schedule.two_level import AnyPlan, TwoLevelPlan
+from jax_revolve.schedule.selection import in_segments
 
 
 @cache
@@ -99,13 +99,11 @@ def run_abstract_machine(
     return Ran([*accumulate(changes)][:-1], writes, reads)
 
 
-def counts_of(p: AnyPlan) -> tuple[int, int, int]:
+def counts_of(p: Plan) -> tuple[int, int, int]:
     """Advances, writes and reads, found by running the schedule."""
-    levels = isinstance(p, Plan) and p.levels
-    room = p.storage.checkpoints or p.length if isinstance(p, TwoLevelPlan) else 0
-    ran = run_abstract_machine(p, p.length, p.checkpoints, p.block_size, room, not levels)
+    ran = run_abstract_machine(p, p.length, p.checkpoints, p.block_size, p.segments, not p.levels)
     often = max(ran.advanced, default=0)
-    assert often == p.repetitions or (levels and often < p.repetitions)
+    assert often == p.repetitions or (p.levels and often < p.repetitions)
     return sum(ran.advanced), ran.writes, ran.reads
 
 
@@ -117,7 +115,9 @@ storages = st.builds(
 
 
 plans = st.builds(Plan, st.integers(1, 400), st.integers(1, 30), st.integers(1, 5)) | st.builds(
-    TwoLevelPlan, st.integers(0, 1000), st.integers(1, 40), st.integers(1, 5), storages
+    lambda *numbers, storage: in_segments(Plan(*numbers), storage),
+    *(st.integers(0, 1000), st.integers(1, 40), st.integers(1, 5)),
+    storage=storages,
 )
 
 
