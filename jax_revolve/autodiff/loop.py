@@ -30,8 +30,8 @@ from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_equations
+from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import Request
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
 from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
@@ -245,9 +245,9 @@ def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Fl
 
 
 def _plan(loop: Loop, step: Linearized, operands: Operands) -> Plan:
-    """The loop's plan, chosen if it is a request."""
+    """The loop's plan, chosen if it depends on sizes."""
     request = loop.plan
-    if not isinstance(request, Request):
+    if not isinstance(request, Options):
         return plan_of(loop)
 
     shapes = [t.shape for t in operands.types if is_symbolic(t)]
@@ -256,7 +256,11 @@ def _plan(loop: Loop, step: Linearized, operands: Operands) -> Plan:
             f"memory must be None where sizes are symbolic, but is {request.memory} for operands "
             f"of shapes such as {shapes[0]}: their sizes are unknown. Pass checkpoints."
         )
-    resolve = lambda: request.resolve(sizes_of(loop, step, operands))  # noqa: E731
+
+    def resolve() -> Plan:
+        sizes, is_while = sizes_of(loop, step, operands), loop.condition is not None
+        return request.resolve(loop.length, sizes, is_while=is_while)
+
     return once(loop, ("plan", step.activity, operands.types), resolve)
 
 

@@ -25,8 +25,8 @@ from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.actions import Action, Advance, Tape
 from jax_revolve.schedule.arguments import check_integer, readable
+from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import Request
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.step.linearized import find_activity, linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     fetched: Fetched | None
     carry_tree: Any
     y_tree: Any
-    requested: Plan | Request | None = None
+    requested: Plan | Options | None = None
     consume: Callable[[int, Any], None] | None = None
     listener: Listener | None = None
     directory: Path | None = None
@@ -79,12 +79,13 @@ class Problem(NamedTuple):
         is_changed = [new is not old for new, old in zip(carry, before, strict=True)]
         restart = tuple(n and c for n, c in zip(linear.restart, is_changed, strict=True))
         plan = self.requested
-        if isinstance(plan, Request):
+        if isinstance(plan, Options):
             sizes = sizes_of(loop, linear, one)
             # A compiled step keeps all its residuals, and sums cotangents of weights itself.
             uncut = sizes.residuals if sizes.uncut is None else sizes.uncut
             none = {"weights": 0, "again": 0, "again_work": 0.0, "factors": 0}
-            plan = plan.resolve(sizes._replace(residuals=uncut, **none))
+            sizes = sizes._replace(residuals=uncut, **none)
+            plan = plan.resolve(loop.length, sizes, is_while=False)
         return self._replace(
             operands=operands,
             step=compiled_step(loop, self._inputs(operands), activity),

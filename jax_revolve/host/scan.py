@@ -13,7 +13,7 @@ from jax_revolve.host.arrays import is_function
 from jax_revolve.host.identity import needs_version
 from jax_revolve.host.problem import trace
 from jax_revolve.host.run import run
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule.arguments import Memory, check_number, mistyped
 from jax_revolve.schedule.plan import Plan
@@ -123,7 +123,7 @@ def host_scan(
             jax.grad(energy)(0.5, directory)
         ```
     """
-    options = Options(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
+    options = LoopOptions(checkpoints, 1 if plan is None else None, memory, storage, plan, progress)
     _check(consume, directory, save_every, version, options)
     if directory is not None and version is None and is_function(xs):
         raise needs_version("xs is a function")
@@ -145,7 +145,7 @@ def host_scan(
 
 
 def _check(
-    consume: object, directory: Any, save_every: Any, version: object, options: Options
+    consume: object, directory: Any, save_every: Any, version: object, options: LoopOptions
 ) -> None:
     """Check the arguments that only this loop has, and refuse blocks and a second directory."""
     if not (consume is None or callable(consume)):

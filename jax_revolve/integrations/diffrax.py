@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
 
 from jax_revolve.integrations._stages import with_scanned_stages
 from jax_revolve.integrations.equinox import filter_bounded_while_loop
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.plan import Plan
@@ -100,11 +100,11 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
 
     def __check_init__(self) -> None:
         check_interface()
-        _ = self._options
+        LoopOptions(**self._given)
 
     @property
-    def _options(self) -> Options:
-        return Options(**{f.name: getattr(self, f.name) for f in fields(Options)})
+    def _given(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def loop(
         self,
@@ -124,7 +124,7 @@ class RevolveAdjoint(diffrax.AbstractAdjoint):
         def outer_while_loop(*functions_and_init: Any, max_steps: int | None, buffers: Any) -> Any:
             # Diffrax raises its own error at the bound. We find the leaves to store ourselves.
             del buffers
-            options = {"max_steps": max_steps, "throw": False, **vars(self._options)}
+            options = {"max_steps": max_steps, "throw": False, **self._given}
             return filter_bounded_while_loop(*functions_and_init, **options)
 
         final_state = self._loop(

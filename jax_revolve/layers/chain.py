@@ -11,7 +11,7 @@ from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.layers.layer import Layer, check_state, trace
 from jax_revolve.layers.segment import run_segment
 from jax_revolve.layers.stack import run_stack
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule import binomial, chain
 from jax_revolve.schedule.arguments import Memory, parse_bytes
@@ -124,7 +124,7 @@ def checkpointed_chain(
         O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly and A. Shilova, "Optimal checkpointing
         for heterogeneous chains: how to train deep neural networks with limited memory", 2019.
     """
-    options = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = LoopOptions(checkpoints, block_size, memory, storage, plan, progress)
     if isinstance(layers, eqx.nn.Sequential):
         if type(layers).__call__ is not eqx.nn.Sequential.__call__:
             raise TypeError(
@@ -147,7 +147,7 @@ def checkpointed_chain(
 
 
 def _run_list(
-    calls: Sequence[Callable[..., Any]], x: Any, options: Options, key: Any, state: Any
+    calls: Sequence[Callable[..., Any]], x: Any, options: LoopOptions, key: Any, state: Any
 ) -> Carry:
     """The carry after different layers, run by the cheapest schedule for their sizes."""
     if not calls:
@@ -185,7 +185,7 @@ def _run_list(
     return run(schedule, (x, state))
 
 
-def _schedule(sizes: Layers, options: Options) -> Schedule:
+def _schedule(sizes: Layers, options: LoopOptions) -> Schedule:
     count = len(sizes.work)
     if options.memory is not None:
         schedule = chain.within(sizes, parse_bytes(options.memory))

@@ -6,11 +6,13 @@ import equinox as eqx
 import jax
 
 from jax_revolve.layers.layer import Layer, check_state
-from jax_revolve.loops.options import Options
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.loops.scan import checkpointed_scan
 
 
-def run_stack(stack: eqx.Module, x: Any, options: Options, key: Any, state: Any) -> tuple[Any, Any]:
+def run_stack(
+    stack: eqx.Module, x: Any, options: LoopOptions, key: Any, state: Any
+) -> tuple[Any, Any]:
     """The carry after the last layer, and the state."""
     layer = Layer.of(0, stack)
     check_state([layer], state)

@@ -10,11 +10,12 @@ from jax import lax
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.loop import run_loop
-from jax_revolve.loops.options import Options, check_bound
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.loops.scan import checkpointed_scan
 from jax_revolve.loops.while_loop import bounded_while_loop, run_from, run_or_raise
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
+from jax_revolve.schedule.options import check_bound
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
 from jax_revolve.schedule.storage import Storage
@@ -80,7 +81,7 @@ def checkpointed_fori_loop(
         jax.jit(jax.grad(power))(2.0, 3)  # 3 * 2**2
         ```
     """
-    options = Options(checkpoints, block_size, memory, storage, plan, progress)
+    options = LoopOptions(checkpoints, block_size, memory, storage, plan, progress)
     check_bound(max_steps)
 
     def fori(start: tuple[Any, Value]) -> Value:

@@ -16,9 +16,9 @@ from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
 from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.engine.inverse import drift_of, scale_of, tolerance_of
-from jax_revolve.loops.options import Options, walked_blocks
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
-from jax_revolve.schedule.selection import equal_blocks
+from jax_revolve.schedule.selection import equal_blocks, walked_blocks
 from jax_revolve.step.loop import Loop, Trust, is_inexact
 
 
@@ -94,7 +94,7 @@ class Reversible:
 
         return jax.tree.map(like, carry, before)
 
-    def run(self, options: Options, equation: Loop, operands: Any, *bound: Any) -> Any:
+    def run(self, options: LoopOptions, equation: Loop, operands: Any, *bound: Any) -> Any:
         """Run the loop of `f` alone, which the inverse walks back."""
         closed, num_carry = equation.jaxpr, len(self.leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop

@@ -10,7 +10,7 @@ from jax_revolve._compat.interpreters import filtered_traceback, is_traced_now
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.loops.inverse import Reversible
-from jax_revolve.loops.options import Options, ReversibleOptions
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory, mistyped
 from jax_revolve.schedule.plan import Plan
@@ -175,8 +175,8 @@ def checkpointed_scan(
     del _split_transpose  # an option of lax.scan's transposition, which never runs here
     if not isinstance(unroll, Integral):  # lax would only check it where all steps run in order
         raise mistyped("unroll", unroll, "a bool or an int >= 0")
-    kind = Options if inverse is None else ReversibleOptions
-    options = kind(checkpoints, block_size, memory, storage, plan, progress)
+    given = checkpoints, block_size, memory, storage, plan, progress
+    options = LoopOptions(*given, is_reversible=inverse is not None)
     both = Reversible.of(f, inverse, inverse_tol, throw)
 
     def scan() -> tuple[Carry, Y]:
@@ -192,7 +192,7 @@ def checkpointed_scan(
 
     # Where nothing can be differentiated, run lax.scan, which reuses what it compiled before. With
     # jit disabled, it is a Python loop, for debugging.
-    is_plain = options == Options() and both is None
+    is_plain = options == LoopOptions() and both is None
     if is_jit_disabled() or (is_plain and not is_traced_now()):
         return scan()
     return run_around_loop(scan, run)

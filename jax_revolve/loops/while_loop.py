@@ -15,7 +15,7 @@ from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_axes
 from jax_revolve.autodiff.loop import run_counted, run_loop
 from jax_revolve.loops.inverse import Reversible
-from jax_revolve.loops.options import Options, ReversibleOptions
+from jax_revolve.loops.options import LoopOptions
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.plan import Plan
@@ -191,8 +191,8 @@ def bounded_while_loop(
         Comput. 32(2), 2010, for the range in which an online schedule can be exact. The rule is in
         no paper; see `jax_revolve/schedule/online.py`.
     """
-    kind = Options if inverse is None else ReversibleOptions
-    options = kind(checkpoints, block_size, memory, storage, plan, progress)
+    given = checkpoints, block_size, memory, storage, plan, progress
+    options = LoopOptions(*given, is_reversible=inverse is not None)
     options.plan_for(max_steps, is_while=True)  # before `jax.lax` raises its errors
     value: Any = init_val
     steps: Any = 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 from jax_revolve.jaxprs.equations import varies_unevenly
-from jax_revolve.loops.options import Options, check_bound, try_storage
+from jax_revolve.loops.options import LoopOptions, try_storage
 from jax_revolve.programs.find import FoundLoop, Key, Replacement, resolved
 from jax_revolve.programs.share import (
     Outlay,
@@ -17,16 +17,17 @@ from jax_revolve.programs.share import (
 )
 from jax_revolve.progress.meters import listener_of
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
+from jax_revolve.schedule.options import Options, check_bound
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.planning import Checkpoints
-from jax_revolve.schedule.selection import Request, candidates
+from jax_revolve.schedule.selection import candidates
 
 Where: TypeAlias = Callable[[FoundLoop], bool | dict[str, Any]]
 """Whether to checkpoint a loop, or the options for it."""
 
 
 @dataclass(frozen=True)
-class _LoopOptions(Options):
+class _LoopOptions(LoopOptions):
     """The options of one loop, named as the arguments of the loops."""
 
     max_steps: int | None = None
@@ -60,7 +61,7 @@ class Choice:
     where: Where | None = None
 
     def __post_init__(self) -> None:
-        Options(self.checkpoints, memory=self.memory)
+        LoopOptions(self.checkpoints, memory=self.memory)
         check_bound(self.max_steps)
         check_integer("min_length", self.min_length, least=1)
         if self.where is not None and not callable(self.where):
@@ -137,12 +138,12 @@ def _shared(
         if default is None and (plan is None or report is None):
             return [of_each_step(o, steps) for o in inside]
 
-        def outlay(plan: Plan | Request, inner: Outlay) -> Outlay:
+        def outlay(plan: Plan | Options, inner: Outlay) -> Outlay:
             assert report is not None
             # The residuals include the checkpoints of the loops inside.
             sizes, held = report.sizes, inner.held - inside[0].held
             sizes = sizes._replace(residuals=sizes.residuals + held, alone=sizes.alone + held)
-            plan = resolved(plan, sizes)
+            plan = resolved(plan, report.plan.length, sizes, is_while=report.is_while)
             found = of_plan(plan, sizes, inner, is_while=report.is_while)
             return replace(found, plans=((key, plan), *inner.plans) if default else inner.plans)
 

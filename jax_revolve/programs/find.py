@@ -32,12 +32,11 @@ from jax_revolve.jaxprs.walk import (
     with_equations,
     with_inner_programs,
 )
-from jax_revolve.loops.options import LARGEST_BOUND
 from jax_revolve.loops.while_loop import run_or_raise
 from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.options import LARGEST_BOUND, Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
-from jax_revolve.schedule.selection import Request
 from jax_revolve.step.equation import read_loop
 from jax_revolve.step.linearized import Activity, find_activity, linearized
 from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
@@ -128,7 +127,9 @@ class FoundLoop:
             "cotangents of closed-over values": bytes_of(pick(consts, activity.consts)),
         }
         where = (self.name, self.source, self.runs, self.is_own)
-        return Report(resolved(loop.plan, sizes), sizes, always, self.kind == "while", *where)
+        is_while = self.kind == "while"
+        plan = resolved(loop.plan, loop.length, sizes, is_while=is_while)
+        return Report(plan, sizes, always, is_while, *where)
 
     @property
     def _while_loops(self) -> list["FoundLoop"]:
@@ -305,8 +306,8 @@ def takes_derivatives(jaxpr: Any) -> bool:
     )
 
 
-def resolved(plan: Plan | Request, sizes: Sizes) -> Plan:
-    return plan.resolve(sizes) if isinstance(plan, Request) else plan
+def resolved(plan: Plan | Options, length: int | None, sizes: Sizes, *, is_while: bool) -> Plan:
+    return plan if isinstance(plan, Plan) else plan.resolve(length, sizes, is_while=is_while)
 
 
 # Replacing
@@ -321,7 +322,7 @@ class Replacement:
     """
 
     of: FoundLoop = field(compare=False)
-    plan: Plan | Request | None
+    plan: Plan | Options | None
     max_steps: int | None
     progress: Any = None
 

@@ -18,10 +18,11 @@ import jax
 from jax_revolve._compat.values import is_traced, zeros
 from jax_revolve.autodiff.loop import run_loop
 from jax_revolve.progress.meters import Show, limit_bar
-from jax_revolve.schedule.arguments import mistyped
+from jax_revolve.schedule.arguments import mistyped, parse_bytes
+from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import FEWEST_RUNS, Measurement, Report
-from jax_revolve.schedule.selection import Request, contenders
+from jax_revolve.schedule.selection import contenders
 from jax_revolve.step.loop import Loop, is_inexact, pick, plan_of, substitute
 
 MOST_ROUNDS = 30
@@ -88,15 +89,15 @@ def measured_report(loop: Loop, operands: list[Any], report: Report, seconds: fl
     )
 
 
-def plans_to_measure(wanted: Plan | Request | None, report: Report) -> list[Plan]:
+def plans_to_measure(wanted: Plan | Options | None, report: Report) -> list[Plan]:
     """The chosen plan and, unless the user fixed it, others that may be faster."""
     chosen = report.plan
     is_fixed = report.sizes.is_walked_back
-    if is_fixed or not isinstance(wanted, Request) or wanted.storage is not None:
+    if is_fixed or not isinstance(wanted, Options) or wanted.storage is not None:
         return [chosen]
-    assert isinstance(chosen, Plan)
-    memory = report.memory(chosen) if wanted.memory is None else wanted.memory
-    how = {"block_size": wanted.block_size, "is_while": report.is_while}
+    memory = report.memory(chosen) if wanted.memory is None else parse_bytes(wanted.memory)
+    block_size = None if wanted.block_size is None else chosen.block_size
+    how = {"block_size": block_size, "is_while": report.is_while}
     return list(contenders(chosen, report.sizes, memory, **how))
 
 

@@ -16,6 +16,7 @@ Plans:
 
 - `plan`: the plan of a loop.
 - `planning`: plans from a number of checkpoints or from a budget.
+- `options`: what the user asks of a loop, and the plan that it becomes once sizes are known.
 - `cost`: the bytes of a plan, and a prediction of its time.
 - `selection`: the plan with the least predicted time within a memory budget.
 - `storage`: `HostMemory` and `Disk`, the values of `storage=`.

@@ -4,10 +4,11 @@ An error names the argument, its value and what is allowed.
 """
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from math import isfinite
 from numbers import Integral, Real
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Memory: TypeAlias = int | str | None
 """Bytes, as an int or a string such as `"512MB"` or `"2GiB"`."""
@@ -22,6 +23,32 @@ class TooLittleMemory(ValueError):
     def __init__(self, least: int, message: str) -> None:
         super().__init__(message)
         self.least = least
+
+
+_TRANSFERS = (
+    "the number of advances then depends on transfers, too. Pass checkpoints, the number of "
+    "carries to store on the device."
+)
+_CONFLICTS = (
+    ("checkpoints", "plan", "the plan determines it."),
+    ("block_size", "plan", "the plan determines it."),
+    ("memory", "plan", "the plan determines it."),
+    ("storage", "plan", "the plan determines it."),
+    ("checkpoints", "memory", "memory={memory!r} determines their number."),
+    ("repetitions", "storage", _TRANSFERS),
+    ("levels", "storage", _TRANSFERS),
+)
+"""Pairs of arguments of which the first must be `None` where the second is given, and why."""
+
+
+def refuse_conflicts(given: Mapping[str, Any]) -> None:
+    for name, other, why in _CONFLICTS:
+        if given.get(name) is not None and given.get(other) is not None:
+            other = "a plan" if other == "plan" else other
+            raise ValueError(
+                f"{name} must be None where {other} is given, but is {given[name]!r}: "
+                f"{why.format(**given)}"
+            )
 
 
 def mistyped(name: str, value: object, allowed: str) -> TypeError:

@@ -7,7 +7,13 @@ from typing import Literal, TypeAlias
 from jax_revolve.schedule import binomial
 from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
-from jax_revolve.schedule.arguments import Memory, check_integer, mistyped, parse_bytes
+from jax_revolve.schedule.arguments import (
+    Memory,
+    check_integer,
+    mistyped,
+    parse_bytes,
+    refuse_conflicts,
+)
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import (
@@ -107,8 +113,12 @@ def plan(
     length = check_integer("length", length, least=0)
     k = 1 if block_size is None else check_integer("block_size", block_size, least=1)
     k = min(k, max(length, 1))
-    no_storage = {"repetitions": repetitions, "levels": levels}
-    alternatives = {"checkpoints": checkpoints, **no_storage, "memory": memory}
+    alternatives = {
+        "checkpoints": checkpoints,
+        "repetitions": repetitions,
+        "levels": levels,
+        "memory": memory,
+    }
     given = [f"{name}={value!r}" for name, value in alternatives.items() if value is not None]
     if len(given) > 1:
         raise ValueError(
@@ -117,13 +127,7 @@ def plan(
         )
     if storage is not None:
         storage = check_storage(storage)
-        for name, value in no_storage.items():
-            if value is not None:
-                raise ValueError(
-                    f"{name} must be None where storage is given, but is {value!r}: the number of "
-                    "advances then depends on transfers, too. Pass checkpoints, the number of "
-                    "carries to store on the device."
-                )
+    refuse_conflicts({"storage": storage, "repetitions": repetitions, "levels": levels})
     if levels is not None:
         return _on_levels(length, levels, k)
     if storage is not None and storage.memory is not None:

@@ -1,10 +1,10 @@
 """The choice of a plan: the least predicted time within a memory budget."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
-from math import inf, isqrt
+from math import inf
 
 from jax_revolve.schedule import binomial, cost, segments
 from jax_revolve.schedule import levels as static
@@ -12,7 +12,7 @@ from jax_revolve.schedule.actions import scheduled_blocks, useful_checkpoints
 from jax_revolve.schedule.arguments import TooLittleMemory
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import HostMemory, Storage, with_room, with_transfer
+from jax_revolve.schedule.storage import HostMemory, Storage, with_transfer
 
 FINEST = 64
 """We try every block length up to this one; longer ones are a twentieth apart."""
@@ -21,6 +21,10 @@ APART = 1.08
 """The ratio of neighboring plans that we try for several loops together."""
 
 MOST_REPETITIONS_BY_DEFAULT = 2
+
+MOST_REPETITIONS_TO_A_BOUND = 3
+"""Most loops stop long before their bound. So by default they get the fewest checkpoints with which
+no step is advanced more often than this even at the bound: about `(6 * max_steps) ** (1 / 3)`."""
 
 TIE = 1.1
 """A plan must be predicted faster by this factor to be preferred to a single block, which
@@ -39,54 +43,6 @@ DIFFERENT = 1.3
 CLOSE = 1.6
 """A plan predicted slower than the fastest by more than this factor cannot be the fastest, because
 predictions of the time that plans do not share are off by up to 30 %."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A plan that is chosen once the sizes of the loop are known: the one with the least predicted
-    time within `memory` bytes on the device.
-
-    If `memory` is `None`, the budget has room for `checkpoints` carries and the residuals of one
-    step; for a plan that advances no step more than once, for `2 * sqrt(length)` carries, as many
-    as nested scans take. If it `is_fixed`, the checkpoints and the block size are given, and only
-    the number of checkpoints in the storage is open.
-    """
-
-    length: int
-    memory: int | None
-    checkpoints: int
-    block_size: int | None
-    is_while: bool
-    storage: Storage | None = None
-    is_fixed: bool = False
-
-    def resolve(self, sizes: Sizes) -> Plan:
-        """The plan, for a loop of these sizes."""
-        storage = self.storage
-        if storage is not None:
-            # A while loop stores the start of its tail there, too.
-            extra = int(self.is_while and self.checkpoints > 0)
-            storage = with_room(storage, sizes.checkpoint, extra)
-            if self.checkpoints:
-                storage = with_transfer(storage, cost.transfer(storage, sizes))
-        k, memory = self.block_size or 1, self.memory
-        if self.is_fixed and not self.checkpoints:
-            assert isinstance(storage, HostMemory)
-            return all_stored(self.length, k, storage)
-        if self.is_fixed:
-            assert storage is not None
-            return in_segments(Plan(self.length, self.checkpoints, k), storage)
-        ample = 0
-        if memory is None:
-            memory, most = (
-                cost.memory(Plan(self.length, count), sizes)
-                for count in (self.checkpoints, max(isqrt(4 * self.length), 1))
-            )
-            ample = 0 if self.is_while or storage else most
-        how = {"block_size": self.block_size, "is_while": self.is_while}
-        if sizes.is_walked_back and self.block_size is None:
-            return _walked_back(self.length, sizes, memory, self.checkpoints)
-        return quickest(self.length, sizes, memory, storage=storage, ample=ample, **how)
 
 
 @lru_cache(maxsize=1024)
@@ -120,12 +76,18 @@ def equal_blocks(length: int, blocks: int) -> Plan:
     return Plan(length, useful_checkpoints(length, size, is_while=True), size)
 
 
-def _walked_back(length: int, sizes: Sizes, memory: int, most: int) -> Plan:
-    """The plan with the most blocks to walk back, up to `most`, within `memory` bytes."""
+def walked_blocks(length: int) -> int:
+    """The number of blocks that are walked back by default, about `(6 * length) ** (1 / 3)`."""
+    return binomial.fewest_checkpoints(max(length, 1), MOST_REPETITIONS_TO_A_BOUND)
+
+
+def walked_back(length: int, sizes: Sizes, memory: int) -> Plan:
+    """The plan with the most blocks to walk back, up to the default, within `memory` bytes."""
     left = memory - cost.memory(equal_blocks(length, 1), sizes)
     if left < 0:
         raise _too_little(length, sizes, memory, max(length, 1))
-    return equal_blocks(length, min(most, 1 + left // max(sizes.checkpoint, 1)))
+    most = 1 + left // max(sizes.checkpoint, 1)
+    return equal_blocks(length, min(walked_blocks(length), most))
 
 
 def in_segments(plan: Plan, storage: Storage) -> Plan:

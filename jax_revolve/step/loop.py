@@ -13,8 +13,8 @@ from jax_revolve._compat.values import AbstractValue, as_array, explicit_mesh, l
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_functions
 from jax_revolve.progress.listener import Progress, ReverseOnly, when_run_again
+from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.selection import Request
 
 T = TypeVar("T")
 Mask: TypeAlias = tuple[bool, ...]
@@ -77,7 +77,7 @@ class Loop(NamedTuple):
     length: int | None = None
     reverse: bool = False
     unroll: int = 1
-    plan: Plan | Request | None = None
+    plan: Plan | Options | None = None
     progress: Progress | None = None
     """The listener of the loop's progress, which gets reports of each sweep once."""
     obstacle: str | None = None
@@ -90,7 +90,7 @@ class Loop(NamedTuple):
     trust: Trust | None = None
 
     def with_plan(
-        self, length: int | None, plan: Plan | Request | None, progress: Progress | None = None
+        self, length: int | None, plan: Plan | Options | None, progress: Progress | None = None
     ) -> "Loop":
         """The loop with this length or bound, without dead code in its step, which may call a
         function that has no forward mode. `jax.jit` would remove dead code, too."""
@@ -184,7 +184,7 @@ def with_layout(loop: Loop, operands: Operands) -> Operands:
 def plan_of(loop: Loop) -> Plan:
     """The plan of a loop that is reversed, which must have been chosen."""
     check_plan(loop)
-    assert not isinstance(loop.plan, Request | None)
+    assert not isinstance(loop.plan, Options | None)
     return loop.plan
 
 

@@ -36,7 +36,7 @@ from jax_revolve import Disk, HostMemory, checkpointed_scan, host_scan, plan
 from jax_revolve.host import directory as run_directory
 from jax_revolve.host.identity import digest_of_array
 from jax_revolve.schedule.actions import SCHEDULE
-from jax_revolve.schedule.selection import Request
+from jax_revolve.schedule.options import Options
 
 Patch = pytest.MonkeyPatch
 Function = Callable[[Any], Any]
@@ -575,7 +575,7 @@ def test_a_run_goes_on_by_its_own_plan(monkeypatch: Patch, tmp_path: Path) -> No
     with ends_at(100, monkeypatch), pytest.raises(Ended):
         small_run(tmp_path / "run", **budget)
     other = plan(9, 1, block_size=1)
-    monkeypatch.setattr(Request, "resolve", lambda *_: other)
+    monkeypatch.setattr(Options, "resolve", lambda *_, **__: other)
     assert bits(small_run(tmp_path / "run", **budget)) == expected
 
 

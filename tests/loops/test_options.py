@@ -28,7 +28,7 @@ from jax_revolve import (
 )
 from jax_revolve.integrations.diffrax import RevolveAdjoint
 from jax_revolve.integrations.equinox import filter_bounded_while_loop, filter_checkpointed_scan
-from jax_revolve.loops.options import Options
+from jax_revolve.schedule.options import Options
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 

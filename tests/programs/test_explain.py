@@ -18,7 +18,6 @@ from support.asked import explained_scan, explained_while, for_bound, for_scan
 from jax_revolve import Plan, bounded_while_loop, checkpoint_loops, checkpointed_scan, explain, plan
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
-from jax_revolve.schedule.selection import Request
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -160,13 +159,13 @@ def test_chosen_plan(asked: dict[str, Any], is_while: bool) -> None:
     """The report chooses what is asked for, and its only marked line says so."""
     if is_while:
         report = explained_while(going, body, start(), max_steps=LENGTH, **asked)
-        wanted: Any = for_bound(LENGTH, **{"checkpoints": None, **asked})
+        wanted: Any = for_bound(LENGTH, **{"checkpoints": None, "sizes": report.sizes, **asked})
         assert str(report).startswith(f"A loop of at most {LENGTH} steps.\n")
     else:
         report = explained_scan(step, *arguments(), **asked)
-        wanted = for_scan(LENGTH, **{"checkpoints": None, **asked})
+        wanted = for_scan(LENGTH, **{"checkpoints": None, "sizes": report.sizes, **asked})
     chosen = report.plan
-    assert chosen == (wanted.resolve(report.sizes) if isinstance(wanted, Request) else wanted)
+    assert chosen == wanted
     (line,) = re.findall(r"^ (.*)  <- chosen$", str(report), re.MULTILINE)
     checkpoints, block_size, *_, evaluations, per_step = line.split()
     assert (int(checkpoints), int(block_size)) == (chosen.checkpoints, chosen.block_size)

@@ -156,7 +156,7 @@ def best_segments(slots: int, transfer: int, blocks: int, most: int | None) -> i
 @pytest.mark.parametrize(
     ("slots", "transfer", "most", "price"),
     [
-        *((1, 5, None, 1.03), (2, 0.25, None, 1.03), (3, 40, None, 1.01), (5, 0.5, None, 1.0)),
+        *((1, 5, None, 1.05), (2, 0.25, None, 1.03), (3, 40, None, 1.01), (5, 0.5, None, 1.0)),
         *((10, 0, None, 1.0), (10, 5, None, 1.0)),
         *((1, 0, 1, None), (1, 0.25, 5, None), (2, 0.5, 2, None), (4, 1.25, 5, None)),
     ],

@@ -23,16 +23,15 @@ from jax_revolve import (
     checkpointed_scan,
     plan,
 )
-from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
 from jax_revolve.schedule import cost, online
 from jax_revolve.schedule.arguments import parse_bytes, readable
 from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.options import LARGEST_BOUND, LONGEST, Options
 from jax_revolve.schedule.selection import (
     CLOSE,
     DIFFERENT,
     MOST_CONTENDERS,
     TIE,
-    Request,
     contenders,
     quickest,
     trade_off,
@@ -348,13 +347,13 @@ def test_contenders_are_all_that_may_be_quickest() -> None:
         (for_bound(100, None, 4), plan(100, repetitions=3, block_size=4)),
         (for_bound(None, 7, 4), Plan(LARGEST_BOUND, 7, 4)),
         (for_bound(None, None), None),
-        (for_scan(100, None), Request(100, None, 13, None, False)),
-        (for_bound(100, None), Request(100, None, 7, None, True)),
-        (for_scan(100, None, 200, 2000), Request(100, 2000, 13, 100, False)),
-        (for_bound(100, None, 4, 2000), Request(100, 2000, 7, 4, True)),
+        (for_scan(100, None), Options()),
+        (for_bound(100, None), Options()),
+        (for_scan(100, None, 200, 2000), Options(None, 200, 2000)),
+        (for_bound(100, 3, storage=HostMemory()), Options(3, storage=HostMemory())),
     ],
 )
-def test_request(wanted: Plan | Request | None, expected: Plan | Request | None) -> None:
+def test_plan_of_options(wanted: Any, expected: Plan | Options | None) -> None:
     assert wanted == expected
 
 
@@ -393,10 +392,10 @@ def test_what_does_not_go_together(ask: Any, message: str) -> None:
 def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online: bool) -> None:
     """Than the fewest checkpoints with single steps, with few enough repetitions; but a scan may
     take the memory of two nested scans for a plan that advances no step more than once."""
-    request = for_bound(length, None) if online else for_scan(length, None)
-    assert isinstance(request, Request)
+    call = for_bound if online else for_scan
+    assert isinstance(call(length), Options)
     single = plan(length, repetitions=3 if online else 2)
-    chosen = request.resolve(sizes)
+    chosen = call(length, sizes=sizes)
     assert chosen.length == length
     (time, memory), (least_time, most_memory) = time_and_memory([chosen, single], sizes, online)
     if memory > most_memory:
@@ -408,19 +407,17 @@ def test_default_takes_no_more_memory_nor_time(length: int, sizes: Sizes, online
 
 @given(st.integers(0, 200), all_sizes(), st.integers(0, 10**8), st.none() | st.integers(1, 40))
 @settings(max_examples=100)
-def test_request_for_memory(length: int, sizes: Sizes, more: int, block_size: int | None) -> None:
+def test_a_budget_of_memory(length: int, sizes: Sizes, more: int, block_size: int | None) -> None:
     k = min(block_size or 1, max(length, 1))
     memory = cost.memory(Plan(length, 1, k), sizes) + more
     for call in (for_scan, for_bound):
-        request = call(length, None, block_size, memory)
-        assert isinstance(request, Request)
-        chosen = request.resolve(sizes)
+        assert isinstance(call(length, None, block_size, memory), Options)
+        chosen = call(length, None, block_size, memory, sizes=sizes)
         assert cost.memory(chosen, sizes) <= memory
         assert block_size is None or chosen.block_size == k
-        too_little = call(length, None, block_size, memory - more - 1) if memory > more else None
-        if isinstance(too_little, Request):
+        if memory > more:
             with pytest.raises(ValueError, match=f"^memory must be at least {memory - more} "):
-                too_little.resolve(sizes)
+                call(length, None, block_size, memory - more - 1, sizes=sizes)
 
 
 def test_bytes() -> None:
@@ -450,7 +447,7 @@ def test_planning_does_not_iterate_over_the_steps(
     """It does over block sizes, of which there are about as many as the length has digits."""
 
     def calls(length: int) -> int:
-        request = Request(length, memory, plan(length).checkpoints, None, is_while, storage)
-        return calls_of(lambda: request.resolve(Sizes(400, 500, 500, 400, work=500.0)))
+        options, sizes = Options(None, None, memory, storage), Sizes(400, 500, 500, 400, work=500.0)
+        return calls_of(lambda: options.resolve(length, sizes, is_while=is_while))
 
     assert calls(10**6) <= min(700_000, 4 * calls(10**4))

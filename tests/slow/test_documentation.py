@@ -24,7 +24,7 @@ from support.evaluations import steps_executed
 import jax_revolve
 from jax_revolve import checkpoint_loops, plan, typing
 from jax_revolve.integrations import diffrax, equinox
-from jax_revolve.loops.options import LARGEST_BOUND, LONGEST
+from jax_revolve.schedule.options import LARGEST_BOUND, LONGEST
 from jax_revolve.typing import actions
 
 ROOT = Path(__file__).parents[2]

@@ -226,9 +226,9 @@ def test_a_transfer_takes_what_the_device_says() -> None:
         for storage, steps in ((HostMemory(), on_host), (Disk("."), on_disk)):
             given = replace(storage, transfer=steps)
             for call in (for_scan, for_bound):
-                wanted = call(1000, 3, storage=storage)
+                wanted = call(1000, 3, storage=storage, sizes=sizes)
                 given_plan = plan(1000, 3, storage=given)
-                assert wanted.resolve(sizes) == call(1000, 3, storage=given) == given_plan
+                assert wanted == call(1000, 3, storage=given) == given_plan
     assert for_scan(10, 9, storage=HostMemory(transfer=100)) == plan(10, 9)
 
 
@@ -238,11 +238,11 @@ def test_bytes_of_a_storage_are_counted_when_sizes_are_known(call: Any) -> None:
     sizes = cost.Sizes(1000, 1000, 1000, 1000)
     tail = 1 if call is for_bound else 0
     for checkpoints, stored in ((3, 9 - tail), (0, 9)):
-        wanted = call(100, checkpoints, 5, storage=HostMemory(memory=9000))
+        wanted = call(100, checkpoints, 5, storage=HostMemory(memory=9000), sizes=sizes)
         expected = plan(100, checkpoints, block_size=5, storage=HostMemory(checkpoints=stored))
-        assert wanted.resolve(sizes) == expected
+        assert wanted == expected
     with pytest.raises(ValueError, match=f"at least {1000 * (1 + tail)} bytes here, but is 999"):
-        call(100, 3, storage=HostMemory(memory=999)).resolve(sizes)
+        call(100, 3, storage=HostMemory(memory=999), sizes=sizes)
 
 
 @pytest.mark.parametrize("limit", [{"memory": 5 * X.nbytes}, {"checkpoints": 5}])

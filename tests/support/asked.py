@@ -3,16 +3,17 @@
 from typing import Any
 
 from jax_revolve import bounded_while_loop, checkpointed_scan, explain
-from jax_revolve.loops.options import Options
+from jax_revolve.schedule.cost import Sizes
+from jax_revolve.schedule.options import Options
 from jax_revolve.typing import Report
 
 
-def for_scan(length: int, *options: Any, **more: Any) -> Any:
-    return Options(*options, **more).plan_for(length, is_while=False)
+def for_scan(length: int, *options: Any, sizes: Sizes | None = None, **more: Any) -> Any:
+    return Options(*options, **more).plan_for(length, is_while=False, sizes=sizes)
 
 
-def for_bound(max_steps: int | None, *options: Any, **more: Any) -> Any:
-    return Options(*options, **more).plan_for(max_steps, is_while=True)
+def for_bound(max_steps: int | None, *options: Any, sizes: Any = None, **more: Any) -> Any:
+    return Options(*options, **more).plan_for(max_steps, is_while=True, sizes=sizes)
 
 
 def explained_scan(f: Any, init: Any, xs: Any = None, *args: Any, **options: Any) -> Report:
