@@ -225,7 +225,7 @@ files stay when they were read for the last time: storage/test_places.py -k file
 +     if is_last and False:
 +         path.unlink(missing_ok=True)
 
-the first segment of a while loop is left out: storage/test_places.py -k written_and_read
+the first segment of a while loop is left out: storage/test_places.py -k stop_anywhere
 - count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1)
 + count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1) - 1
 

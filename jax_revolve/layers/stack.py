@@ -35,7 +35,7 @@ def run_stack(
         return after, state
 
     inputs = (weights, keys, own)
-    after, own = checkpointed_scan(step, start, inputs, length, **vars(options))
+    after, own = checkpointed_scan(step, start, inputs, length, **options.arguments)
     x = eqx.combine(after, rest_of_carry)
     return x, None if state is None else state.update(own)
 

@@ -109,7 +109,7 @@ def checkpointed_fori_loop(
     if inverse is not None and not is_jit_disabled():
         body = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(*state)))
         back = lambda state: (state[0] - 1, inverse(state[0] - 1, state[1]))  # noqa: E731
-        how: dict[str, Any] = {**vars(options), "inverse_tol": inverse_tol}
+        how: dict[str, Any] = {**options.arguments, "inverse_tol": inverse_tol}
         if known is None:
             how |= {"max_steps": max_steps, "throw": max_steps is not None, "inverse": back}
             return bounded_while_loop(lambda state: state[0] < upper, body, start, **how)[1]

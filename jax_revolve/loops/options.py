@@ -1,7 +1,7 @@
 """The options of a loop, from before its sizes are known, and a test of its storage."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -30,6 +30,11 @@ class LoopOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         listener_of(self.progress)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As a loop takes them."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if not f.kw_only}
 
     def loop(self, equation: Loop, max_steps: int | None = None) -> Loop:
         """The loop of an equation of `jax.lax`, with a plan by these options. A loop that cannot

@@ -368,7 +368,7 @@ def test_without_a_bound() -> None:
 
 def test_the_default_number_of_checkpoints_grows_as_the_cube_root() -> None:
     expected = {0: 1, 4: 2, 4096: 28, 10**6: 180, 2**31 - 1: 2343}
-    plans: dict[int, Any] = {bound: for_bound(bound, None) for bound in expected}
+    plans: dict[int, Any] = {bound: for_bound(bound, None, 1) for bound in expected}
     assert {bound: plan.checkpoints for bound, plan in plans.items()} == expected
 
 
