@@ -1,6 +1,6 @@
 """The forward sweep: a loop's results, and the arrays that it saves for the reverse sweep.
 
-    results, *saved = forward_sweep(*operands)       # saved: the leaves of `engine.slots.Saved`
+    results, *saved = forward_sweep(*operands)       # saved: the leaves of `engine.buffers.Saved`
 
 The plan determines what is saved: checkpoints in slots or in a storage, the last block's tape, or
 the ends of blocks that are walked back. In forward mode, JAX differentiates the saved arrays with
@@ -35,9 +35,9 @@ from jax_revolve.autodiff.sweeps import (
     sweep_primal_half,
     with_progress,
 )
-from jax_revolve.engine.offline import run_forward_offline, tape_the_last_block
+from jax_revolve.engine.buffers import Saved
+from jax_revolve.engine.nest import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
-from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import Paired, paired

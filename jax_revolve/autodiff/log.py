@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve.autodiff.check import is_on
-from jax_revolve.engine.slots import is_walked_back
+from jax_revolve.engine.nest import is_walked_back
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.step.linearized import Linearized

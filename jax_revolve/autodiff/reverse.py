@@ -1,6 +1,6 @@
 """The reverse sweep, from the arrays that a forward sweep saved to the cotangents of the operands.
 
-    for block in reversed(blocks):                 # `engine.reverse` does this
+    for block in reversed(blocks):                 # `engine.nest` does this
         carry = advance from the newest checkpoint to the start of the block
         tape = the residuals of the block's steps
         for step in reversed(block):
@@ -37,9 +37,9 @@ from jax_revolve.autodiff.sweeps import (
     rerun,
     reverse_sweep_p,
 )
+from jax_revolve.engine.buffers import Saved
+from jax_revolve.engine.nest import run_reverse
 from jax_revolve.engine.nested import pull_back_nested
-from jax_revolve.engine.reverse import run_reverse
-from jax_revolve.engine.slots import Saved
 from jax_revolve.step.derived import paired
 from jax_revolve.step.linearized import (
     Activity,

@@ -55,8 +55,8 @@ from jax_revolve._compat.primitives import Primitive, declare
 from jax_revolve._compat.values import as_array, is_traced, tangent_type, zeros
 from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over, within
 from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
+from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.plain import run_plain
-from jax_revolve.engine.slots import Saved
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import inner_programs

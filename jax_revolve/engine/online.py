@@ -21,9 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_revolve.engine.buffers import Saved, empty, keep
+from jax_revolve.engine.nest import is_walked_back
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.reports import Reports
-from jax_revolve.engine.slots import Saved, empty, is_walked_back, keep
 from jax_revolve.engine.split import integers
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import with_weak_type
-from jax_revolve.engine.offline import run_forward_offline
+from jax_revolve.engine.nest import run_forward_offline
 from jax_revolve.engine.reports import Reports
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan

@@ -1,126 +1,182 @@
-"""The slots engine: one buffer of checkpoints, filled and emptied in the optimal order.
+"""Revolve: checkpoints in slots, at the optimal positions.
 
-Both sweeps follow `schedule.actions.revolve`, which counts in blocks. With 10 blocks and 3 slots:
+    for block in reversed(blocks):
+        restart from the newest checkpoint at or before `block`
+        while the schedule wants a checkpoint before `block`:      # `split`, a table look-up
+            advance to its position, and push it on the stack
+        advance to `block`, and reverse it
+        pop the checkpoint at `block`, if one is there
 
-    block     0   1   2   3   4   5   6   7   8   9
-    forward   S0--------------S1----------S2------T       S: store in a slot, T: tape
-    reverse                               R2--T           R: restart from a slot
-                                          R2T             this frees slot 2
-                              R1--S2--T   ...             and it takes another checkpoint
+The forward sweep of a scan is the first pass of that (`schedule.actions.revolve`). XLA is given one
+of two forms, with the same results, unless its advances have the same length:
 
-The forward sweep runs all steps, because JAX needs the value before it passes a cotangent. It tapes
-the last block on the way, and hands over the tape. There are two exceptions. With blocks of a
-single step, it is the forward half of a schedule for one more step, the end of the loop. In a while
-loop, it does not know which block is the last (`online`).
+- `_in_slots`: one loop over all steps, each of which writes the slot that is next to be complete.
+- `_looking_up`: an outer loop over advances, whose lengths an inner loop looks up in a table. On a
+  CPU, and for slots in the host's memory, where a transfer for each step would cost more.
 
-The reverse sweep keeps the stack of `revolve` on the device: slots, positions and the index of the
-top. It looks up the next position in a table whose size depends only on the numbers of checkpoints
-and repetitions. So the compiled program of a scan does not grow with its length.
-
-The code is written for XLA:
-
-- The slot buffer and the tape are loop variables, read and updated in place. Neither goes through a
-  `cond` or a gather, which would copy it.
-- The vjp of the step appears only where a step is taped, never in an advance.
-- Slot 0 is the initial carry, an operand that is never overwritten. The buffer starts at slot 1.
-- A slot holds only the restart set, the leaves of the carry from which steps can run again.
+The forward sweep of a while loop does not know the length: see `online` and `placement`.
 
 Source: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jax_revolve._compat.memories import is_on_host, typed_as_on_host
+from jax_revolve._compat.memories import is_on_host
+from jax_revolve.engine.buffers import Saved, keep, slots_used, write_slot
+from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
+from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State
+from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.step.loop import Loop
-from jax_revolve.storage.buffers import Buffers, read, write
+from jax_revolve.step.cpu import is_for_cpu, turns
+from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.steps import element, for_loop, one_of
+from jax_revolve.storage.buffers import read, write
+
+STEP, STOP, BLOCK, TARGET, TOP = range(5)
 
 
-class Saved(NamedTuple):
-    """What a forward sweep saves for its reverse sweep, as far as the plan does not determine it.
+class Slots(NamedTuple):
+    plan: Plan
 
-    - `slots`: the checkpoints on the device, from slot 1 up.
-    - `tape`: the residuals of the last block of a scan.
-    - `start`: with a storage, the checkpoint at the start of the tail.
-    - `storage`: the buffers of that storage.
-    - `steps`: the number of steps that a while loop took.
-    - `positions`, `slot_index`, `top`: where an online sweep placed its checkpoints. Number i, up
-      to `top`, is at block `positions[i]` in slot `slot_index[i]`.
-    - `last_start`, `end`, `record`: for blocks that are walked back, the checkpoints at the start
-      of the last block and at the loop's end, and the ys that the inverse reads.
-    - `example_steps`: the steps that each example of a while loop took, for blocks walked back.
-    """
+    @property
+    def advances(self) -> list[Advances]:
+        """Those of the forward sweep of a scan, those of equal length together."""
+        size, (starts, stops) = self.plan.block_size, first_advances(self.plan)
+        sizes = stops - starts
+        firsts = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
+        return [
+            Advances(size * int(starts[i]), size * int(sizes[i]), end - i, i, i)
+            for i, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True)
+        ]
 
-    slots: list[Any]
-    tape: Buffers | None = None
-    start: list[Any] | None = None
-    storage: Buffers | None = None
-    steps: Any = None
-    positions: Any = None
-    slot_index: Any = None
-    top: Any = None
-    last_start: list[Any] | None = None
-    end: list[Any] | None = None
-    record: list[Any] | None = None
-    example_steps: Any = None
+    def forward(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
+        """Advance until the schedule first tapes, or to the end."""
+        advances = self.advances
+        if len(advances) <= 1:
+            return sweep.run_all(advances, last, kept)
+        starts, stops = (self.plan.block_size * blocks for blocks in first_advances(self.plan))
+        # A loop of dynamic length makes a GPU wait, but not a CPU: see the top of this file.
+        is_far = any(map(is_on_host, kept[1]))
+        advance = self._looking_up if is_far or is_for_cpu("carry") else self._in_slots
+        return advance(sweep, starts, stops, last, kept)
+
+    def _looking_up(
+        self, sweep: Forward, starts: Any, stops: Any, last: ForLoop, kept: Kept
+    ) -> Kept:
+        """Advances of different lengths, each from a checkpoint, in loops of looked-up length."""
+
+        def advance(index: jax.Array, reached: tuple[Any, Kept]) -> tuple[Any, Kept]:
+            start, (results, slots) = reached
+            slots = write_slot(slots, pick(results[0], sweep.steps.restart), index)
+            (stop,) = read([jnp.asarray(stops)], index)
+            start, results = lax.while_loop(
+                lambda reached: lax.lt(reached[0], stop),
+                lambda reached: (lax.add(reached[0], np.int32(1)), sweep.run_step(*reached)),
+                (start, results),
+            )
+            return start, (results, slots)
+
+        return last(0, len(stops), advance, (jnp.int32(starts[0]), kept))[1]
+
+    def _in_slots(self, sweep: Forward, starts: Any, stops: Any, last: ForLoop, kept: Kept) -> Kept:
+        """Advances of different lengths, each from a checkpoint, in one loop of static length.
+
+        Each step stores its carry in the slot of the next checkpoint, over the carry of the step
+        before, and goes on from there (`keep`). This needs no decision and no further copy.
+        Invariant: every slot below `index` has its final checkpoint.
+        """
+        restart, first, newest = sweep.steps.restart, int(starts[0]), int(starts[-1])
+
+        def step(i: Any, kept: Kept) -> Kept:
+            results, slots = kept
+            carry, ys = sweep.run_step(i, results)
+            # The index of the first checkpoint that is not before the next step.
+            index = jnp.sum(jnp.asarray(starts, jnp.int32) <= i, dtype=jnp.int32)
+            slots, stored = keep(slots, pick(carry, restart), index)
+            return (substitute(carry, restart, stored), ys), slots
+
+        results, slots = kept
+        slots = write_slot(slots, pick(results[0], restart), 0)
+        results, slots = for_loop(first, newest, step, (results, slots))
+        return last(newest, int(stops[-1]), sweep.run_step, results), slots
+
+    def stack(self, saved: Saved, *, is_while: bool) -> tuple[Any, Any, Any]:
+        """Positions, slots and top after the forward sweep: as online placement left them, or as
+        the plan determines. The stack of a while loop with a storage starts empty."""
+        if saved.positions is not None:
+            return saved.positions, saved.slot_index, saved.top
+        positions, starts = np.zeros(slots_used(self.plan), np.int32), []
+        if not is_while:
+            starts, _ = first_advances(self.plan)
+        positions[: len(starts)] = starts
+        return integers(positions), None, jnp.int32(max(len(starts) - 1, 0))
+
+    def reverse(self, sweep: Reverse, first: Any, count: Any, state: State) -> State:
+        """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse
+        is an array of five numbers: the next step, and the step to stop before; the block; the
+        block to stop before, where the schedule stores unless it is the block to reverse; and the
+        top of the stack, without a checkpoint at the block. They are one array because on a CPU
+        each scalar would be a kernel that takes as long as a light step.
+        """
+        split, size = SplitTable(self.plan, state.positions.size), np.int32(sweep.block.size)
+
+        # Arrays of one number, as they are in the path: XLA would reshape each scalar.
+        @jax.jit  # traced and lowered once for both its calls
+        def path(position: Any, block: Any, top: Any, next_top: Any) -> jax.Array:
+            distance = lax.sub(block, position)
+            # Never store at the block itself: nothing would read that checkpoint.
+            target = lax.min(lax.add(position, split(distance, top)), block)
+            step, stop = (lax.mul(size, n) for n in (position, target))
+            return lax.concatenate([step, stop, block, target, next_top], 0)
+
+        def store(stored: tuple[Any, ...]) -> tuple[Any, ...]:
+            at, carry, slots, positions = stored
+            at, carry = sweep.advance(at, carry)
+            top = lax.add(element(at, TOP), ONE)
+            slots = write_slot(slots, carry, state.slot(top))
+            (positions,) = write([positions], [element(at, TARGET)], top)
+            top = lax.expand_dims(top, (0,))
+            at = path(one_of(at, TARGET), one_of(at, BLOCK), top, top)
+            return at, carry, slots, positions
+
+        # Invariant: the blocks from `done[BLOCK]` on are reversed, and entry `done[TOP]` of the
+        # stack is the newest one before that block.
+        def reverse_block(_: Any, done_state: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+            done, state = done_state
+            block, top = lax.sub(element(done, BLOCK), ONE), element(done, TOP)
+            newest = sweep.at(state.slot(top), state)
+            (position,) = read([state.positions], top)
+            # A checkpoint at the block itself is read for the last time.
+            is_last = lax.convert_element_type(lax.eq(position, block), jnp.int32)
+            numbers = position, block, top, lax.sub(top, is_last)
+            at = path(*(lax.expand_dims(n, (0,)) for n in numbers))
+            at, newest, slots, positions = lax.while_loop(
+                lambda stored: lax.lt(element(stored[0], TARGET), element(stored[0], BLOCK)),
+                store,
+                (at, newest, state.slots, state.positions),
+            )
+            at, restarted = sweep.advance(at, newest)
+            state = state._replace(slots=slots, positions=positions)
+            return at, sweep.reverse_block(restarted, element(at, BLOCK), state)
+
+        # The path as if a block after the last one, without a checkpoint, had been reversed.
+        at = stacked(ZERO, ZERO, jnp.asarray(first + count, jnp.int32), ZERO, state.top)
+        loop = sweep.reports.loop(isinstance(first, int) and first == 0)
+        return turns(loop, count, reverse_block, (at, state))[1]
 
 
-def empty(checkpoints: int, carry: list[Any], plan: Plan) -> list[Any]:
-    """The slot buffer: every carry leaf with a leading axis of slots. It is broadcast from the
-    carry to get its dtype, key type, sharding and varying axes. A buffer in the host's memory is
-    never on the device: see `typed_as_on_host`."""
-    slots = [jnp.broadcast_to(x, (checkpoints - 1, *x.shape)) for x in carry]
-    is_far = plan.storage is not None and not plan.segments
-    return list(map(typed_as_on_host, slots)) if is_far else slots
-
-
-def at_slot(slots: list[Any], slot: Any, first: list[Any]) -> list[Any]:
-    """The checkpoint in a slot; `first` is the one in slot 0."""
-    if slots and slots[0].shape[0] == 0:
-        return first
-    stored = read(slots, _row(slot))
-    return [lax.select(slot == 0, f, x) for f, x in zip(first, stored, strict=True)]
-
-
-def write_slot(slots: list[Any], carry: list[Any], slot: Any) -> list[Any]:
-    """Store a carry in a slot. Slot 0 is not in the buffer: its carry goes to slot 1, which is
-    overwritten before it is first read."""
-    if slots and slots[0].shape[0] == 0:
-        return slots
-    return write(slots, carry, _row(slot))
-
-
-def _row(slot: Any) -> Any:
-    return max(slot - 1, 0) if isinstance(slot, int) else lax.max(slot - 1, lax.full_like(slot, 0))
-
-
-def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any], list[Any]]:
-    """Store a carry in a slot. Returns the slots, and the carry to go on from, read back from the
-    slot. So XLA sees that the next step may overwrite its input. Otherwise it copies the carry
-    twice in each step, once to store it and once to continue."""
-    slots = write_slot(slots, carry, slot)
-    if not slots or slots[0].shape[0] == 0 or any(map(is_on_host, slots)):
-        return slots, carry
-    return slots, read(slots, _row(slot))
-
-
-def tapes_the_last_block(plan: Plan) -> bool:
-    """Whether the forward sweep of a scan tapes its last block. For a block of one step, the tape
-    costs more than it saves: buffers between programs, and another copy of the step's code."""
-    return plan.block_size > 1
-
-
-def is_walked_back(loop: Loop, plan: Plan) -> bool:
-    """Whether blocks are walked back by an inverse of the step. A block of one step is not."""
-    return loop.inverse is not None and plan.block_size > 1
-
-
-def slots_used(plan: Plan) -> int:
-    """The number of slots in use. A block that the forward sweep tapes needs no slot."""
-    if plan.segments or plan.levels or not tapes_the_last_block(plan):
-        return plan.checkpoints
-    return min(plan.checkpoints, max(plan.blocks - 1, 1))
+@lru_cache(maxsize=64)
+def first_advances(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks at which the forward sweep's advances start, each from a checkpoint, and stop."""
+    first = plan.tail
+    target = plan.scheduled_blocks - first - 1
+    if target < 1:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    starts = first + np.array(first_positions(target + 1, slots_used(plan)), np.int32)
+    return starts, np.append(starts[1:], np.int32(first + target))

@@ -15,7 +15,7 @@ from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.jaxprs import ClosedJaxpr, source_of_function
 from jax_revolve._compat.values import as_array, vary, varying_axes
 from jax_revolve.autodiff.loop import run_loop
-from jax_revolve.engine.inverse import drift_of, scale_of, tolerance_of
+from jax_revolve.engine.walk_back import drift_of, scale_of, tolerance_of
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
 from jax_revolve.schedule.selection import equal_blocks, walked_blocks

@@ -27,7 +27,7 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import varying_axes, zeros
-from jax_revolve.engine.slots import Saved
+from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
 from jax_revolve.step.cpu import in_a_branch, largest_entry
@@ -49,8 +49,13 @@ class Walk(NamedTuple):
 
 
 class WalkBack:
-    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback, saved: Saved) -> None:
+    """A block that is walked back. Its work is a `Walk`."""
+
+    def __init__(
+        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, saved: Saved
+    ) -> None:
         assert steps.loop.trust is not None
+        self.size = size
         self._steps, self._pullback, self._saved = steps, pullback, saved
         self._trust, traced = steps.loop.trust, step.step
         self._closed = traced.closed
@@ -70,18 +75,21 @@ class WalkBack:
         drift = self._drift(end, end, scales)
         return Walk(end, scales, drift, jnp.zeros_like(drift, jnp.int32))
 
-    def through_block(
+    def reverse_last(
+        self, start: int, count: int, gradient: Operands, work: Walk, loop: Any
+    ) -> tuple[Operands, Walk]:
+        return self.reverse(self._saved.last_start or [], start, count, gradient, work, loop)
+
+    def reverse(
         self,
+        restarted: list[Any],
         start: Any,
         count: Any,
-        exact: list[Any],
         gradient: Operands,
-        walk: Walk,
+        work: Walk,
         loop: Any = for_loop,
     ) -> tuple[Operands, Walk]:
-        """Pull cotangents back through the `count` steps from `start` on. `exact` is the checkpoint
-        before them."""
-        steps, own = self._steps, self._saved.example_steps
+        steps, own, exact, walk = self._steps, self._saved.example_steps, restarted, work
 
         def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
             after, gradient, is_wrong = state
@@ -152,7 +160,7 @@ class WalkBack:
 
         return check(gradient, *leaves)
 
-    def trusted(self, gradient: Operands, walk: Walk) -> Operands:
+    def end(self, gradient: Operands, walk: Walk) -> Operands:
         """The cotangents; NaN, or an error at run time, if the drift exceeds the tolerance."""
         if self._trust.tolerance == inf:
             return gradient

@@ -1,0 +1,107 @@
+"""Every carry is stored that enters a part of the loop, in loops of static length.
+
+With parts of single steps, this is `lax.scan` without the residuals. On levels, the parts of a
+level are reversed by the next one, and each slot belongs to one place for good (`schedule.levels`).
+A GPU runs these loops without waiting for its host.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jax_revolve._compat.memories import is_on_host
+from jax_revolve.engine.buffers import write_slot
+from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State
+from jax_revolve.schedule.levels import Level, levels_of
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.step.cpu import turns
+from jax_revolve.step.steps import for_loop
+
+
+class Every(NamedTuple):
+    """One level, and the way of reversing its parts; `None` where the parts are blocks."""
+
+    level: Level
+    block_size: int
+    is_taped: bool
+    """Whether the forward sweep has reversed the last block, or taped it."""
+    inner: "Every | None"
+
+    @classmethod
+    def of(cls, plan: Plan, *, is_while: bool) -> "Every":
+        """As many parts as there are at run time, for a while loop."""
+        size, every = plan.block_size, None
+        levels = [Level(size)]
+        if not is_while:
+            levels = levels_of(plan.length, plan.static_levels, size)
+        for level in reversed(levels):
+            every = cls(level, size, size > 1 and not is_while, every)
+        assert every is not None
+        return every
+
+    @property
+    def _left(self) -> int:
+        """The parts that are left once the last one is reversed: by the next level, or as the last
+        block of the forward sweep."""
+        return self.level.last - (self.inner is not None or self.is_taped)
+
+    @property
+    def advances(self) -> list[Advances]:
+        """Those of the forward sweep: on each level to the start of its last part."""
+        level, inner = self.level, [] if self.inner is None else self.inner.advances
+        own = Advances(level.start, level.size, self._left, level.enclosing, level.base)
+        return [own, *inner] if own.number else inner
+
+    def forward(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
+        return sweep.run_all(self.advances, last, kept)
+
+    def reverse(self, sweep: Reverse, first: Any, count: Any, state: State) -> State:
+        if sweep.is_while:
+            return self._parts(sweep, 0, first, count, state)
+        if self.inner is not None:
+            state = self.inner.reverse(sweep, first, count, state)
+        if not self._left:
+            return state
+        level = self.level
+        start = level.start // self.block_size
+        return self._parts(sweep, level.enclosing, start, self._left, state)
+
+    def _parts(self, sweep: Reverse, enclosing: Any, start: Any, count: Any, state: State) -> State:
+        """Reverse the first `count` parts, the last one first. They lie in the part of the level
+        above that starts at block `start`, with its checkpoint in slot `enclosing`."""
+        level, inner = self.level, self.inner
+        blocks = level.size // self.block_size
+        is_far = any(map(is_on_host, state.slots))
+
+        def slot_of(part: Any) -> Any:
+            if isinstance(enclosing, int) and enclosing == level.base:
+                return level.base + part
+            return jnp.where(part == 0, enclosing, level.base + part)
+
+        def reverse_part(turn: Any, fetched: tuple[Any, State]) -> tuple[Any, State]:
+            part, (restarted, state) = count - 1 - turn, fetched
+            first = start + blocks * part
+            if is_far:  # fetch the next checkpoint while this part is reversed
+                ahead = sweep.at(slot_of(jnp.maximum(part - 1, 0)), state)
+            else:
+                restarted, ahead = sweep.at(slot_of(part), state), None
+            if inner is None:
+                return ahead, sweep.reverse_block(restarted, first, state)
+            state = state._replace(slots=inner.fill(sweep, first, restarted, state.slots))
+            return ahead, inner._parts(sweep, slot_of(part), first, inner.level.parts, state)
+
+        fetched = sweep.at(slot_of(count - 1), state) if is_far else None
+        loop = sweep.reports.loop(isinstance(start, int) and start == 0)
+        return turns(loop, count, reverse_part, (fetched, state))[1]
+
+    def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
+        """The slots with the checkpoints of all parts, in the whole part of the level above that
+        starts at block `start`, computed from the checkpoint there."""
+        level, first = self.level, self.block_size * start
+
+        def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            restarted, slots = state
+            restarted = sweep.steps.advance_by(level.size, first + level.size * j, restarted)
+            return restarted, write_slot(slots, restarted, level.base + 1 + j)
+
+        return for_loop(0, level.parts - 1, advance, (restarted, slots))[1]

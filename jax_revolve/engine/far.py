@@ -1,0 +1,61 @@
+"""Checkpoints in a storage beyond the device: the carries that enter equal segments.
+
+    forward: write the carry, and advance to the next segment      # as often as there are segments
+             run the tail by the way of the device
+    reverse: reverse the tail
+             for segment in reversed(segments): read its carry, and reverse it with all slots
+
+See `schedule.segments`. In a while loop, the tail is one more segment, and the loop may stop in any
+of them.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve.engine.buffers import empty
+from jax_revolve.engine.slots import Slots
+from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.schedule.storage import Storage
+from jax_revolve.step.steps import for_loop
+from jax_revolve.storage.buffers import Buffers
+from jax_revolve.storage.stores import get, in_storage, put
+
+
+class Far(NamedTuple):
+    plan: Plan
+    storage: Storage
+
+    def forward(self, sweep: Forward, results: Results) -> tuple[Results, Buffers]:
+        """Advance to the tail. Also returns the storage's buffers."""
+        plan = self.plan
+        kept = in_storage(self.storage, sweep.checkpoint(results), plan.segments)
+        segments = Advances(0, plan.block_size * plan.segment, plan.segments, 0, 0)
+        return sweep.run(segments, for_loop, partial(put, self.storage), (results, kept))
+
+    def reverse(
+        self, sweep: Reverse, inner: Slots, buffers: Buffers, blocks: Any, state: State
+    ) -> State:
+        """Reverse the segments, the last one first."""
+        steps, plan, count = sweep.steps, self.plan, self.plan.segments
+        if sweep.is_while:
+            initial = steps.initial()
+            state = state._replace(slots=empty(plan.checkpoints, initial, plan), start=initial)
+            count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1)
+        types = list(map(jax.typeof, steps.initial()))
+
+        def reverse_segment(turn: jax.Array, state: State) -> State:
+            segment = count - 1 - turn
+            first, size = plan.segment * segment, plan.segment
+            if sweep.is_while:
+                is_whole = (segment < plan.segments) & (first + size <= blocks)
+                size = jnp.where(is_whole, size, blocks - first)
+            restarted = get(self.storage, buffers, types, segment)
+            positions, top = state.positions.at[0].set(first), jnp.zeros_like(state.top)
+            state = state._replace(start=restarted, positions=positions, top=top)
+            return inner.reverse(sweep, first, size, state)
+
+        return sweep.reports.loop(True)(0, count, reverse_segment, state)

@@ -1,0 +1,196 @@
+"""How the ways of reversing are put together, and the two sweeps.
+
+| way | forward | reverse |
+|---|---|---|
+| `blocks`: a single step, a tape | runs, or tapes the last block | tapes from a checkpoint |
+| `walk_back` | keeps the carry at the end, and ys | the inverse, checked at checkpoints |
+| `every`: every carry | stores each | static loops, on one level or several |
+| `slots` | Revolve's first pass, or online placement | Revolve |
+| `far`: in a storage | writes a carry for each segment | reads it, and reverses the segment |
+
+    far of (slots or every) of (a single step, a tape or walk back)
+
+The forward sweep runs all steps, because JAX needs the value before it passes a cotangent. With 10
+blocks and 3 slots:
+
+    block     0   1   2   3   4   5   6   7   8   9
+    forward   S0--------------S1----------S2------T       S: store in a slot, T: tape
+    reverse                               R2--T           R: restart from a slot
+                                          R2T             this frees slot 2
+                              R1--S2--T   ...             and it takes another checkpoint
+
+It tapes the last block on the way, and hands over the tape. There are two exceptions. With blocks
+of a single step, it is the forward half of a schedule for one more step, the end of the loop. In a
+while loop, it does not know which block is the last (`online`).
+
+The code is written for XLA:
+
+- The slot buffer and the tape are loop variables, read and updated in place. Neither goes through a
+  `cond` or a gather, which would copy it.
+- The vjp of the step appears only where a step is taped, never in an advance.
+- Slot 0 is the initial carry, an operand that is never overwritten. The buffer starts at slot 1.
+- A slot holds only the restart set, the leaves of the carry from which steps can run again.
+- The schedule's stack and its decisions are on the device, in tables whose size depends only on the
+  numbers of checkpoints and repetitions. So the program of a scan does not grow with its length.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat.values import zeros
+from jax_revolve.engine.blocks import Single, Tape
+from jax_revolve.engine.buffers import Saved, at_slot, empty, slots_used, tapes_the_last_block
+from jax_revolve.engine.every import Every
+from jax_revolve.engine.far import Far
+from jax_revolve.engine.reports import Reports
+from jax_revolve.engine.slots import Slots
+from jax_revolve.engine.sweep import Forward, Results, Reverse, State
+from jax_revolve.engine.tape.tape import Pullback, TapedStep, taped_step
+from jax_revolve.engine.walk_back import WalkBack
+from jax_revolve.progress.listener import FORWARD, REVERSE
+from jax_revolve.schedule.plan import Plan
+from jax_revolve.step.linearized import Cotangents, of_init, union, zero_cotangents
+from jax_revolve.step.loop import Loop, Operands, pick, spread
+from jax_revolve.step.steps import Steps
+from jax_revolve.storage.buffers import Buffers, write
+
+Way: TypeAlias = Slots | Every
+
+
+def way_of(plan: Plan, *, is_while: bool) -> Way:
+    """Where checkpoints are on the device, and when."""
+    static = plan.stores_every_block(is_while=True) if is_while else bool(plan.static_levels)
+    return Every.of(plan, is_while=is_while) if static else Slots(plan)
+
+
+def far_of(plan: Plan) -> Far | None:
+    storage = plan.storage_of_segments
+    return None if storage is None else Far(plan, storage)
+
+
+def is_walked_back(loop: Loop, plan: Plan) -> bool:
+    """Whether blocks are walked back by an inverse of the step. A block of one step is not."""
+    return loop.inverse is not None and plan.block_size > 1
+
+
+# The forward sweep of a scan; that of a while loop is `online`
+
+
+def run_forward_offline(
+    steps: Steps, plan: Plan, keep_ys: Sequence[bool], *, tapes: bool
+) -> tuple[list[Any], Saved]:
+    """The final carry, the ys that are kept, and what is saved: the checkpoints and, if the sweep
+    `tapes`, the last block's tape."""
+    is_walked = is_walked_back(steps.loop, plan)
+    kept_ys = union(keep_ys, steps.record) if is_walked else keep_ys
+    sweep = Forward(steps, kept_ys, Reports(steps.loop, FORWARD, plan.length))
+    _, ys = steps.loop.results(steps.loop.output_types)
+    results = steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))
+    start = buffers = tape = None
+    if (far := far_of(plan)) is not None:
+        results, buffers = far.forward(sweep, results)
+        start = sweep.checkpoint(results)
+    slots = empty(slots_used(plan), sweep.checkpoint(results), plan)
+    loop = sweep.reports.loop(not tapes_the_last_block(plan))
+    results, slots = way_of(plan, is_while=False).forward(sweep, loop, (results, slots))
+    if is_walked:
+        last = sweep.checkpoint(results)
+        (carry, ys), _ = _last_block(sweep, plan, results, None)
+        ys, end = spread(ys, kept_ys), pick(carry, steps.restart)
+        record = pick(ys, steps.record)
+        saved = Saved(slots, None, start, buffers, last_start=last, end=end, record=record)
+        return [*carry, *pick(ys, keep_ys)], saved
+    if tapes_the_last_block(plan):
+        step = taped_step(steps.linearized) if tapes and steps.linearized else None
+        results, tape = _last_block(sweep, plan, results, step)
+    carry, ys = results
+    return [*carry, *ys], Saved(slots, tape, start, buffers)
+
+
+def _last_block(
+    sweep: Forward, plan: Plan, results: Results, taped: TapedStep | None
+) -> tuple[Results, Buffers | None]:
+    """Run the last block. With `taped`, also returns its tape."""
+    first = plan.block_size * (plan.blocks - 1)
+    count, loop = plan.length - first, sweep.reports.loop(True)
+    if taped is None:
+        step = lambda i, results: sweep.run_step(first + i, results)  # noqa: E731
+        return loop(0, count, step, results), None
+
+    def tape_step(i: Any, state: tuple[Results, Buffers]) -> tuple[Results, Buffers]:
+        (carry, ys), tape = state
+        sweep.reports.before_step(first + i)
+        carry, y, stored = taped.run(sweep.steps, sweep.steps.inputs(carry, first + i))
+        ys = write(ys, pick(y, sweep.keep_ys), sweep.steps.loop.entry(first + i))
+        return (carry, ys), write(tape, stored, i)
+
+    # As long as every block's tape, because the reverse sweep reuses the buffers.
+    return loop(0, count, tape_step, (results, taped.empty(plan.block_size)))
+
+
+def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Buffers:
+    """Tape the last block, from the newest checkpoint."""
+    assert steps.linearized is not None
+    slot, start = 0, plan.block_size * plan.tail
+    for advances in way_of(plan, is_while=False).advances[-1:]:
+        slot, start = advances.newest
+    first = plan.block_size * (plan.blocks - 1)
+    restarted = at_slot(saved.slots, jnp.int32(slot), saved.start or steps.initial())
+    restarted = steps.advance_by(first - start, start, restarted)
+    step = taped_step(steps.linearized)
+    tape = step.empty(plan.block_size)
+    return step.tape_steps(steps, tape, restarted, first, plan.length - first)
+
+
+# The reverse sweep
+
+
+def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) -> Operands:
+    """The cotangents of the active operands, from the active results' cotangents."""
+    assert steps.linearized is not None
+    operands, activity = steps.operands, steps.linearized.activity
+    gradient = Operands(
+        consts=zero_cotangents(operands.consts, activity.consts),
+        carry=cotangents.carry,
+        xs=zero_cotangents(operands.xs, activity.xs),
+    )
+    is_while, size = steps.loop.condition is not None, plan.block_size
+    total, is_last_run = saved.steps if is_while else plan.length, size > 1 and not is_while
+    way, step = way_of(plan, is_while=is_while), taped_step(steps.linearized)
+    advance = jax.jit(steps.advance)
+    reports = Reports(steps.loop, REVERSE, total)
+    before_step = lambda step: reports.before_step(total - 1 - step)  # noqa: E731
+    is_walked = is_walked_back(steps.loop, plan)
+    pullback = Pullback(step, steps, 1 if is_walked else size, cotangents.ys, before_step)
+    block: Any
+    if is_walked:
+        block = WalkBack(size, steps, step, pullback, saved)
+    elif size == 1:
+        block = Single(steps, step, pullback)
+    else:
+        last = saved.tape
+        if last is None and is_last_run:
+            last = tape_the_last_block(steps, plan, saved)
+        block = Tape(size, steps, step, pullback, last)
+    sweep = Reverse(steps, total, block, reports, advance)
+    blocks, work = -(-total // size), block.begin()
+    if is_last_run and not isinstance(block, Single):
+        blocks -= 1
+        start = size * blocks
+        count, loop = total - start, reports.loop(start == 0)
+        gradient, work = block.reverse_last(start, count, gradient, work, loop)
+    stack = saved.positions, saved.slot_index, saved.top
+    if isinstance(way, Slots):
+        stack = way.stack(saved, is_while=is_while)
+    state = State(saved.slots, saved.start, *stack, gradient, work)
+    far = far_of(plan)
+    if not (far and is_while) and (not is_last_run or plan.blocks > plan.tail + 1):
+        state = way.reverse(sweep, plan.tail, blocks - plan.tail, state)
+    if far is not None:
+        assert isinstance(way, Slots)
+        state = far.reverse(sweep, way, saved.storage or [], blocks, state)
+    gradient = block.end(state.gradient, state.work)
+    return gradient._replace(carry=of_init(gradient.carry, activity))

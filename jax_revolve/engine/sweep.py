@@ -1,0 +1,167 @@
+"""What every way of reversing is given: the steps of a sweep, and the state of a reverse sweep.
+
+The ways themselves are `slots`, `every`, `far` and `blocks`; `nest` puts them together.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jax_revolve._compat.memories import is_on_host
+from jax_revolve.engine.buffers import at_slot, write_slot
+from jax_revolve.engine.reports import Reports
+from jax_revolve.step.loop import Operands, pick
+from jax_revolve.step.steps import Steps, for_loop
+from jax_revolve.storage.buffers import write
+
+Results = tuple[list[Any], list[Any]]
+"""The carry after the steps so far, and their ys that are kept."""
+
+Kept = tuple[Results, list[Any]]
+"""The results so far, and the checkpoints so far."""
+
+ForLoop = Callable[..., Any]
+"""As `for_loop`."""
+
+
+class Advances(NamedTuple):
+    """Consecutive advances of `size` steps each, from step `start` on. The carry that enters the
+    first is stored at index `first`, the carry that enters advance j > 0 at index `base + j`."""
+
+    start: int
+    size: int
+    number: int
+    first: int
+    base: int
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The index of the last checkpoint, and the step that it enters."""
+        last = self.number - 1
+        return self.base + last if last else self.first, self.start + self.size * last
+
+
+class Forward(NamedTuple):
+    """The forward sweep of a scan."""
+
+    steps: Steps
+    keep_ys: Sequence[bool]
+    reports: Reports
+
+    def run_step(self, step: Any, results: Results) -> Results:
+        self.reports.before_step(step)
+        carry, y = self.steps.step(results[0], step)
+        return carry, write(results[1], pick(y, self.keep_ys), self.steps.loop.entry(step))
+
+    def checkpoint(self, results: Results) -> list[Any]:
+        return pick(results[0], self.steps.restart)
+
+    def run(
+        self,
+        advances: Advances,
+        loop: ForLoop,
+        store: Callable[[list[Any], list[Any], Any], list[Any]],
+        kept: Kept,
+    ) -> Kept:
+        """Run advances, each from a checkpoint, in loops of static length. `store(buffers,
+        checkpoint, index)` returns the buffers with one more checkpoint."""
+
+        # Invariant: after advance j, the carry is at step `start + size * (j + 1)`.
+        def keep_and_advance(j: Any, kept: Kept) -> Kept:
+            results, buffers = kept
+            index = advances.base + j
+            if advances.first != advances.base:
+                index = jnp.where(j == 0, advances.first, index)
+            buffers = store(buffers, self.checkpoint(results), index)
+            start = advances.start + advances.size * j
+            step = lambda i, results: self.run_step(start + i, results)  # noqa: E731
+            return for_loop(0, advances.size, step, results), buffers
+
+        return loop(0, advances.number, keep_and_advance, kept)
+
+    def run_all(self, all_advances: Sequence[Advances], last: ForLoop, kept: Kept) -> Kept:
+        """Run these advances, and store the checkpoints in slots. `last` is the loop function for
+        the last of them."""
+        store, is_far = write_slot, bool(all_advances) and any(map(is_on_host, kept[1]))
+        if is_far:
+            kept, store = (kept[0], [kept[1], self.checkpoint(kept[0])]), _write_behind
+        for each in all_advances:
+            kept = self.run(each, last if each is all_advances[-1] else for_loop, store, kept)
+        if is_far:
+            slots, waiting = kept[1]
+            each = all_advances[-1]
+            kept = kept[0], write_slot(slots, waiting, each.base + each.number - 1)
+        return kept
+
+
+def _write_behind(kept: list[Any], carry: list[Any], index: Any) -> list[Any]:
+    """Write the waiting carry to the host, and let this one wait. Its transfer can then take until
+    the next store; written at once, it would delay the next step, which overwrites the carry. The
+    first to wait is the initial carry, for slot 0, which is not in the buffer."""
+    slots, waiting = kept
+    return [write_slot(slots, waiting, index - 1), carry]
+
+
+class Block(Protocol):
+    """How the steps between two neighboring positions of checkpoints are reversed."""
+
+    size: int
+
+    def reverse(
+        self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Any
+    ) -> tuple[Operands, Any]:
+        """Pull cotangents back through the `count` steps from `start` on, from the checkpoint
+        there. `work` is what the blocks of a sweep have in common, such as a buffer."""
+        ...
+
+
+class State(NamedTuple):
+    """The checkpoints of a reverse sweep, the cotangents so far, and the work of its blocks.
+
+    Entry 0 of the stack is `start`, by default the initial carry, and entry `top` the newest
+    checkpoint. Entry i is the carry that enters block `positions[i]`, in slot `slot_index[i]`, or
+    slot i without an index. Entries above the top are free, and so are their slots. Loops of static
+    length have neither positions nor a top.
+    """
+
+    slots: list[Any]
+    start: list[Any] | None
+    positions: Any
+    slot_index: jax.Array | None
+    top: Any
+    gradient: Operands
+    work: Any
+
+    def slot(self, entry: jax.Array) -> jax.Array:
+        return entry if self.slot_index is None else self.slot_index[entry]
+
+
+class Reverse(NamedTuple):
+    """A reverse sweep over `total` steps."""
+
+    steps: Steps
+    total: Any
+    block: Block
+    reports: Reports
+    advance: Callable[..., Any]
+    """`Steps.advance`, traced and lowered once for all its calls."""
+
+    @property
+    def is_while(self) -> bool:
+        return self.steps.loop.condition is not None
+
+    def at(self, slot: Any, state: State) -> list[Any]:
+        """The checkpoint in a slot."""
+        start = self.steps.initial() if state.start is None else state.start
+        return at_slot(state.slots, slot, start)
+
+    def reverse_block(self, restarted: list[Any], number: Any, state: State) -> State:
+        """Pull the cotangents back through a block, from the checkpoint at its start."""
+        size = self.block.size
+        start = size * number
+        # The last block of a while loop may be shorter. A scan's last block is not reversed here.
+        count = jnp.minimum(size, self.total - start) if self.is_while else size
+        gradient, work = self.block.reverse(restarted, start, count, state.gradient, state.work)
+        return state._replace(gradient=gradient, work=work)
