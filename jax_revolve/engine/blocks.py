@@ -8,6 +8,7 @@ between programs, and another copy of the step's code.
 
 from typing import Any
 
+from jax_revolve.engine.sweep import Block
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.step.cpu import in_a_branch
 from jax_revolve.step.loop import Operands
@@ -15,16 +16,13 @@ from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import Buffers
 
 
-class Single:
+class Single(Block):
     """A block of one step. It has no work."""
 
     size = 1
 
     def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback) -> None:
         self._steps, self._step, self._pullback = steps, step, pullback
-
-    def begin(self) -> Any:
-        return []
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Any
@@ -35,12 +33,8 @@ class Single:
         taped = in_a_branch(start >= 0, self._step.step.closed, tape)
         return self._pullback.through_step(taped, start, gradient)[0], work
 
-    def end(self, gradient: Operands, work: Any) -> Operands:
-        del work
-        return gradient
 
-
-class Tape:
+class Tape(Block):
     """A block of several steps. Its work is the buffer of the tape."""
 
     def __init__(
@@ -63,7 +57,3 @@ class Tape:
     ) -> tuple[Operands, Buffers]:
         taped = self._step.tape_steps(self._steps, work, restarted, start, count)
         return self._pullback.through_block(taped, start, count, gradient, for_loop), taped
-
-    def end(self, gradient: Operands, work: Buffers) -> Operands:
-        del work
-        return gradient

@@ -1,32 +1,4 @@
-"""The slots engine: one buffer of checkpoints, filled and emptied in the optimal order.
-
-Both sweeps follow `schedule.actions.revolve`, which counts in blocks. With 10 blocks and 3 slots:
-
-    block     0   1   2   3   4   5   6   7   8   9
-    forward   S0--------------S1----------S2------T       S: store in a slot, T: tape
-    reverse                               R2--T           R: restart from a slot
-                                          R2T             this frees slot 2
-                              R1--S2--T   ...             and it takes another checkpoint
-
-The forward sweep runs all steps, because JAX needs the value before it passes a cotangent. It tapes
-the last block on the way, and hands over the tape. There are two exceptions. With blocks of a
-single step, it is the forward half of a schedule for one more step, the end of the loop. In a while
-loop, it does not know which block is the last (`online`).
-
-The reverse sweep keeps the stack of `revolve` on the device: slots, positions and the index of the
-top. It looks up the next position in a table whose size depends only on the numbers of checkpoints
-and repetitions. So the compiled program of a scan does not grow with its length.
-
-The code is written for XLA:
-
-- The slot buffer and the tape are loop variables, read and updated in place. Neither goes through a
-  `cond` or a gather, which would copy it.
-- The vjp of the step appears only where a step is taped, never in an advance.
-- Slot 0 is the initial carry, an operand that is never overwritten. The buffer starts at slot 1.
-- A slot holds only the restart set, the leaves of the carry from which steps can run again.
-
-Source: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
-"""
+"""A buffer of checkpoints, filled and emptied in any order, and what a forward sweep saves."""
 
 from typing import Any, NamedTuple
 

@@ -5,26 +5,29 @@ level are reversed by the next one, and each slot belongs to one place for good 
 A GPU runs these loops without waiting for its host.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
 from jax_revolve._compat.memories import is_on_host
-from jax_revolve.engine.buffers import write_slot
-from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State
+from jax_revolve.engine.buffers import empty, write_slot
+from jax_revolve.engine.placement import Stack, in_order
+from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State, Way
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import turns
 from jax_revolve.step.steps import for_loop
 
 
-class Every(NamedTuple):
+@dataclass(frozen=True)
+class Every(Way):
     """One level, and the way of reversing its parts; `None` where the parts are blocks."""
 
     level: Level
-    block_size: int
-    is_taped: bool
-    """Whether the forward sweep has reversed the last block, or taped it."""
+    is_last_run: bool
+    """Whether the forward sweep runs the last block by its own way."""
     inner: "Every | None"
 
     @classmethod
@@ -35,7 +38,7 @@ class Every(NamedTuple):
         if not is_while:
             levels = levels_of(plan.length, plan.static_levels, size)
         for level in reversed(levels):
-            every = cls(level, size, size > 1 and not is_while, every)
+            every = cls(plan, level, size > 1 and not is_while, every)
         assert every is not None
         return every
 
@@ -43,7 +46,7 @@ class Every(NamedTuple):
     def _left(self) -> int:
         """The parts that are left once the last one is reversed: by the next level, or as the last
         block of the forward sweep."""
-        return self.level.last - (self.inner is not None or self.is_taped)
+        return self.level.last - (self.inner is not None or self.is_last_run)
 
     @property
     def advances(self) -> list[Advances]:
@@ -55,6 +58,16 @@ class Every(NamedTuple):
     def forward(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
         return sweep.run_all(self.advances, last, kept)
 
+    # In a while loop
+
+    def placing(self) -> tuple[Stack, Callable[[Stack], Stack]]:
+        return in_order(self.plan.block_size, self.plan.length)
+
+    def empty(self, carry: list[Any]) -> list[Any]:
+        return empty(self.plan.blocks, carry, self.plan)
+
+    # The reverse sweep
+
     def reverse(self, sweep: Reverse, first: Any, count: Any, state: State) -> State:
         if sweep.is_while:
             return self._parts(sweep, 0, first, count, state)
@@ -63,14 +76,14 @@ class Every(NamedTuple):
         if not self._left:
             return state
         level = self.level
-        start = level.start // self.block_size
+        start = level.start // self.plan.block_size
         return self._parts(sweep, level.enclosing, start, self._left, state)
 
     def _parts(self, sweep: Reverse, enclosing: Any, start: Any, count: Any, state: State) -> State:
         """Reverse the first `count` parts, the last one first. They lie in the part of the level
         above that starts at block `start`, with its checkpoint in slot `enclosing`."""
         level, inner = self.level, self.inner
-        blocks = level.size // self.block_size
+        blocks = level.size // self.plan.block_size
         is_far = any(map(is_on_host, state.slots))
 
         def slot_of(part: Any) -> Any:
@@ -97,7 +110,7 @@ class Every(NamedTuple):
     def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
         """The slots with the checkpoints of all parts, in the whole part of the level above that
         starts at block `start`, computed from the checkpoint there."""
-        level, first = self.level, self.block_size * start
+        level, first = self.level, self.plan.block_size * start
 
         def advance(j: Any, state: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
             restarted, slots = state

@@ -9,24 +9,26 @@ See `schedule.segments`. In a while loop, the tail is one more segment, and the 
 of them.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_revolve.engine.buffers import empty
+from jax_revolve.engine.buffers import Saved, empty
+from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
-from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State
-from jax_revolve.schedule.plan import Plan
+from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State, Way
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.step.steps import for_loop
 from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import get, in_storage, put
 
 
-class Far(NamedTuple):
-    plan: Plan
+@dataclass(frozen=True)
+class Far(Way):
     storage: Storage
 
     def forward(self, sweep: Forward, results: Results) -> tuple[Results, Buffers]:
@@ -35,6 +37,24 @@ class Far(NamedTuple):
         kept = in_storage(self.storage, sweep.checkpoint(results), plan.segments)
         segments = Advances(0, plan.block_size * plan.segment, plan.segments, 0, 0)
         return sweep.run(segments, for_loop, partial(put, self.storage), (results, kept))
+
+    # In a while loop, where the tail is one more segment
+
+    def placing(self) -> tuple[Stack, Callable[[Stack], Stack]]:
+        plan = self.plan
+        return in_order(plan.block_size * plan.segment, plan.length, plan.segments)
+
+    def empty(self, carry: list[Any]) -> Buffers:
+        return in_storage(self.storage, carry, self.plan.segments + 1)
+
+    def store(self, buffers: Buffers, carry: list[Any], slot: Any) -> tuple[Buffers, list[Any]]:
+        return put(self.storage, buffers, carry, slot), carry
+
+    def saved(self, buffers: Buffers, stack: Stack) -> Saved:
+        del stack
+        return Saved([], storage=buffers)
+
+    # The reverse sweep
 
     def reverse(
         self, sweep: Reverse, inner: Slots, buffers: Buffers, blocks: Any, state: State

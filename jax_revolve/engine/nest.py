@@ -35,7 +35,7 @@ The code is written for XLA:
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +57,8 @@ from jax_revolve.step.loop import Loop, Operands, pick, spread
 from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, write
 
-Way: TypeAlias = Slots | Every
 
-
-def way_of(plan: Plan, *, is_while: bool) -> Way:
+def way_of(plan: Plan, *, is_while: bool) -> Slots | Every:
     """Where checkpoints are on the device, and when."""
     static = plan.stores_every_block(is_while=True) if is_while else bool(plan.static_levels)
     return Every.of(plan, is_while=is_while) if static else Slots(plan)
@@ -96,18 +94,16 @@ def run_forward_offline(
     slots = empty(slots_used(plan), sweep.checkpoint(results), plan)
     loop = sweep.reports.loop(not tapes_the_last_block(plan))
     results, slots = way_of(plan, is_while=False).forward(sweep, loop, (results, slots))
-    if is_walked:
-        last = sweep.checkpoint(results)
-        (carry, ys), _ = _last_block(sweep, plan, results, None)
-        ys, end = spread(ys, kept_ys), pick(carry, steps.restart)
-        record = pick(ys, steps.record)
-        saved = Saved(slots, None, start, buffers, last_start=last, end=end, record=record)
-        return [*carry, *pick(ys, keep_ys)], saved
+    last_start = sweep.checkpoint(results)
     if tapes_the_last_block(plan):
-        step = taped_step(steps.linearized) if tapes and steps.linearized else None
+        is_taped = tapes and not is_walked and steps.linearized is not None
+        step = taped_step(steps.linearized) if is_taped and steps.linearized else None
         results, tape = _last_block(sweep, plan, results, step)
-    carry, ys = results
-    return [*carry, *ys], Saved(slots, tape, start, buffers)
+    saved, ys = Saved(slots, tape, start, buffers), spread(results[1], kept_ys)
+    if is_walked:
+        end, record = sweep.checkpoint(results), pick(ys, steps.record)
+        saved = saved._replace(last_start=last_start, end=end, record=record)
+    return [*results[0], *pick(ys, keep_ys)], saved
 
 
 def _last_block(
@@ -182,9 +178,7 @@ def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) 
         start = size * blocks
         count, loop = total - start, reports.loop(start == 0)
         gradient, work = block.reverse_last(start, count, gradient, work, loop)
-    stack = saved.positions, saved.slot_index, saved.top
-    if isinstance(way, Slots):
-        stack = way.stack(saved, is_while=is_while)
+    stack = way.stack(saved, is_while=is_while)
     state = State(saved.slots, saved.start, *stack, gradient, work)
     far = far_of(plan)
     if not (far and is_while) and (not is_last_run or plan.blocks > plan.tail + 1):

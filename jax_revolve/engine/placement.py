@@ -71,6 +71,21 @@ class Stack(NamedTuple):
         return _slot(self.rows)
 
 
+def in_order(span: int, length: int, most: int | None = None) -> tuple[Stack, Any]:
+    """The stack of a loop that stores every `span` steps, at most `most` times after the start, in
+    one slot after another; and the function that updates it at a store."""
+
+    def store(stack: Stack) -> Stack:
+        step, _, slot = stack.numbers
+        slot += 1
+        stop = step + jnp.minimum(span, length - step)  # the last block may reach beyond the bound
+        if most is not None:
+            stop = jnp.where(slot < most, stop, length)
+        return stack._replace(numbers=jnp.stack([step, stop, slot]))
+
+    return Stack((), (), integers([0, 0, -1])), store
+
+
 class Placement:
     """Where a loop of at most `length` steps stores its checkpoints."""
 

@@ -19,8 +19,9 @@ The forward sweep of a while loop does not know the length: see `online` and `pl
 Source: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 2000.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +29,10 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.memories import is_on_host
-from jax_revolve.engine.buffers import Saved, keep, slots_used, write_slot
+from jax_revolve.engine.buffers import Saved, empty, keep, slots_used, write_slot
+from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
-from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State
+from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State, Way
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import is_for_cpu, turns
@@ -41,9 +43,7 @@ from jax_revolve.storage.buffers import read, write
 STEP, STOP, BLOCK, TARGET, TOP = range(5)
 
 
-class Slots(NamedTuple):
-    plan: Plan
-
+class Slots(Way):
     @property
     def advances(self) -> list[Advances]:
         """Those of the forward sweep of a scan, those of equal length together."""
@@ -105,6 +105,21 @@ class Slots(NamedTuple):
         slots = write_slot(slots, pick(results[0], restart), 0)
         results, slots = for_loop(first, newest, step, (results, slots))
         return last(newest, int(stops[-1]), sweep.run_step, results), slots
+
+    # In a while loop
+
+    def placing(self) -> tuple[Stack, Callable[[Stack], Stack]]:
+        placement = Placement(self.plan.checkpoints, self.plan.length, self.plan.block_size)
+        return placement.begin(), placement.store
+
+    def empty(self, carry: list[Any]) -> list[Any]:
+        return empty(self.plan.checkpoints, carry, self.plan)
+
+    def saved(self, buffers: list[Any], stack: Stack) -> Saved:
+        placed: dict[str, Any] = {"positions": stack.positions, "slot_index": stack.slot_index}
+        return Saved(buffers, **placed, top=stack.top)
+
+    # The reverse sweep
 
     def stack(self, saved: Saved, *, is_while: bool) -> tuple[Any, Any, Any]:
         """Positions, slots and top after the forward sweep: as online placement left them, or as

@@ -4,14 +4,16 @@ The ways themselves are `slots`, `every`, `far` and `blocks`; `nest` puts them t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.memories import is_on_host
-from jax_revolve.engine.buffers import at_slot, write_slot
+from jax_revolve.engine.buffers import Saved, at_slot, keep, write_slot
 from jax_revolve.engine.reports import Reports
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.loop import Operands, pick
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import write
@@ -104,17 +106,61 @@ def _write_behind(kept: list[Any], carry: list[Any], index: Any) -> list[Any]:
     return [write_slot(slots, waiting, index - 1), carry]
 
 
-class Block(Protocol):
-    """How the steps between two neighboring positions of checkpoints are reversed."""
+class Block:
+    """How the steps between two neighboring positions of checkpoints are reversed. `work` is what
+    the blocks of a sweep have in common, such as a buffer."""
 
     size: int
+
+    def begin(self) -> Any:
+        """The work before the first block that is reversed."""
+        return []
+
+    def reverse_last(
+        self, start: int, count: int, gradient: Operands, work: Any, loop: ForLoop
+    ) -> tuple[Operands, Any]:
+        """Pull cotangents back through the last block, from what the forward sweep kept of it."""
+        raise NotImplementedError
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Any
     ) -> tuple[Operands, Any]:
         """Pull cotangents back through the `count` steps from `start` on, from the checkpoint
-        there. `work` is what the blocks of a sweep have in common, such as a buffer."""
-        ...
+        there."""
+        raise NotImplementedError
+
+    def end(self, gradient: Operands, work: Any) -> Operands:
+        """The cotangents after the last one."""
+        del work
+        return gradient
+
+
+@dataclass(frozen=True)
+class Way:
+    """Which carries are stored, and where; the rest is in `slots`, `every` and `far`.
+
+    - `forward(sweep, ...)` and `reverse(sweep, first, count, state)` are its sides for a scan; the
+      second is also a while loop's.
+    - `placing()`: the stack before a while loop, and the function that updates it at a store.
+      Its numbers then give the slot to write, and the step before which to store next.
+    - `empty(carry)`: the buffers of a while loop.
+    """
+
+    plan: Plan
+
+    def store(self, buffers: list[Any], carry: list[Any], slot: Any) -> tuple[Any, list[Any]]:
+        """The buffers with a checkpoint, and the carry to go on from."""
+        return keep(buffers, carry, slot)
+
+    def saved(self, buffers: list[Any], stack: Any) -> Saved:
+        """What the forward sweep of a while loop saves."""
+        del stack
+        return Saved(buffers)
+
+    def stack(self, saved: Saved, *, is_while: bool) -> tuple[Any, Any, Any]:
+        """Positions, slots and top after the forward sweep; none in loops of static length."""
+        del saved, is_while
+        return None, None, None
 
 
 class State(NamedTuple):

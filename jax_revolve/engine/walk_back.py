@@ -28,6 +28,7 @@ from jax import lax
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import varying_axes, zeros
 from jax_revolve.engine.buffers import Saved
+from jax_revolve.engine.sweep import Block
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
 from jax_revolve.step.cpu import in_a_branch, largest_entry
@@ -48,7 +49,7 @@ class Walk(NamedTuple):
     step: jax.Array
 
 
-class WalkBack:
+class WalkBack(Block):
     """A block that is walked back. Its work is a `Walk`."""
 
     def __init__(
@@ -160,14 +161,14 @@ class WalkBack:
 
         return check(gradient, *leaves)
 
-    def end(self, gradient: Operands, walk: Walk) -> Operands:
+    def end(self, gradient: Operands, work: Walk) -> Operands:
         """The cotangents; NaN, or an error at run time, if the drift exceeds the tolerance."""
         if self._trust.tolerance == inf:
             return gradient
-        drift = walk.drift
+        drift = work.drift
         if self._trust.throw:
             drift = jax.pure_callback(
-                self._raise, jax.typeof(drift), drift, walk.step, vmap_method="sequential"
+                self._raise, jax.typeof(drift), drift, work.step, vmap_method="sequential"
             )
         worst = jnp.max(drift, initial=0)
         return jax.tree.map(partial(_nan_if_off, lax.stop_gradient(worst)), gradient)

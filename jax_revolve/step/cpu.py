@@ -12,7 +12,7 @@ them. They prevent:
 - `products`: copies of the factors of weight gradients. Pays on an LSTM in blocks.
 
 Three more have no switch, because the code would be the same without them. Scalars that belong
-together are one array (`steps.advance`, `engine.reverse`, `engine.online`), because each scalar
+together are one array (`steps.advance`, `engine.slots`, `engine.online`), because each scalar
 would be a kernel that takes as long as a light step. Placement is one small loop, which XLA
 compiles to one kernel (`engine.placement`). And largest entries are found among integers.
 """
