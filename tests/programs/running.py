@@ -602,7 +602,11 @@ def _check(program: Program, compiler: dict[str, Any]) -> None:
         if "closes over" in str(error):  # `lax.scan` loses those, and fails while it is lowered
             raise Refused(str(error)) from error
         raise
-    except TypeError:
+    except TypeError as error:
+        # What is traced as a whole, as by `jax.jit`, loses the values that its rules close over.
+        is_whole = program.loop.startswith("rewritten") or program.loop == "chain"
+        if is_whole and "closing_over" in names and "No constant handler" in str(error):
+            raise Refused(str(error)) from error
         if is_lax_apart:
             run_theirs(program, compiler, theirs())
         raise
