@@ -216,7 +216,9 @@ def test_examples_are_checked_each_by_itself() -> None:
 
 
 @quick
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))]
+)
 def test_random_steps(seed: int) -> None:
     reversible_programs.run(seed)
 
@@ -358,7 +360,13 @@ def run_orbit(z: Any, p: Any, most: Any, **how: Any) -> Any:
 
 
 @quick
-@pytest.mark.parametrize("how", [{}, {"checkpoints": 2}, {"checkpoints": 2, "block_size": 3}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"checkpoints": 2, "block_size": 3},
+        *(pytest.param(how, marks=pytest.mark.slow) for how in ({}, {"checkpoints": 2})),
+    ],
+)
 def test_while_loops(how: dict[str, Any]) -> None:
     z, p, most = 0.1 * normal(1, 3), jnp.float64(0.8), jnp.array([7, 0, 30, 12])
     grads: dict[str, Callable[[Any], Any]] = {

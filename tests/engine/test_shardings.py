@@ -331,7 +331,13 @@ def test_weights_that_are_reduced_over_a_mesh() -> None:
         _assert_close(*(jax.reshard(both, P()) for both in (ours, theirs)))
 
 
-@pytest.mark.parametrize("where", ["step", "closure", "jit", "cond", "scan", "rule"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("step", "closure", "rule"),
+        *(pytest.param(where, marks=pytest.mark.slow) for where in ("jit", "cond", "scan")),
+    ],
+)
 @pytest.mark.parametrize("options", [{"block_size": 2}, {"checkpoints": 2}], ids=str)
 def test_functions_whose_mesh_has_other_axes(where: str, options: dict[str, Any]) -> None:
     """They were refused, as was one that closes over a value without a mesh."""

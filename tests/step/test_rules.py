@@ -3,6 +3,7 @@ derivatives are `jax.lax.scan`'s, entry by entry, at every order."""
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -57,6 +58,20 @@ SCANS = [
 
 
 AND_HOST = [*SCANS, pytest.param(in_host_memory, id="host", marks=pytest.mark.slow)]
+
+
+def all_but_few(scans: list[Any], *names: list[str], few: str) -> list[Any]:
+    """All combinations of names with these scans, of which only those in `few` are quick: with the
+    first scan, and, where it ends with a star, with the second, too."""
+    quick = {tuple(word.strip("*").split("-")): word.endswith("*") for word in few.split()}
+    cases = []
+    for chosen in product(*names):
+        for i, scan in enumerate(scans):
+            is_quick = (i == 0 and chosen in quick) or (i == 1 and quick.get(chosen, False))
+            marks = () if is_quick else (pytest.mark.slow,)
+            id_ = "-".join([*chosen, str(scan.id)])
+            cases.append(pytest.param(*chosen, *scan.values, id=id_, marks=marks))
+    return cases
 
 
 def equal(ours: Any, theirs: Any) -> None:
@@ -120,17 +135,16 @@ WORDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("scan", AND_HOST)
+RULES = {"odd": odd_p.bind, "root": few_iterations, "jvp": scaled, "linear": unmatched}
+FEW_WORDS = "fr-odd* fr-root rr-odd rr-jvp* rr-linear ffr-jvp rfr-odd* rfr-jvp rfr-linear"
+
+
 @pytest.mark.parametrize(
-    "rule",
-    [odd_p.bind, few_iterations, scaled, unmatched],
-    ids=["odd", "root", "jvp", "linear"],
+    ("word", "name", "scan"), all_but_few(AND_HOST, [*WORDS], [*RULES], few=FEW_WORDS)
 )
-@pytest.mark.parametrize(
-    "word", ["fr", "rr", "ffr", "rfr", pytest.param("frr", marks=pytest.mark.slow)]
-)
-def test_a_rule_that_is_no_derivative(word: str, rule: Any, scan: Any) -> None:
+def test_a_rule_that_is_no_derivative(word: str, name: str, scan: Any) -> None:
     """The Hessian was transposed. It is not symmetric, so that the order of its axes counts."""
+    rule = RULES[name]
     if rule is few_iterations and jax.__version_info__ < (0, 12):
         pytest.skip("JAX 0.10 transposes the solve, whose matrix is a gradient")
     ours, theirs = (jax.jit(WORDS[word](partial(total, rule, s)))(X) for s in (scan, lax.scan))
@@ -221,13 +235,16 @@ AROUND: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("scan", AND_HOST)
+MAKE = {"jvp": with_jvp, "vjp": with_vjp, "gradient": with_gradient}
+FEW_AROUND = "jit-jvp* jit-vjp vmap-jvp vmap-vjp jvp-jvp vjp-vjp scan-jvp cond-jvp"
+
+
 @pytest.mark.parametrize(
-    "make", [with_jvp, with_vjp, pytest.param(with_gradient, marks=pytest.mark.slow)]
+    ("around", "name", "scan"), all_but_few(AND_HOST, [*AROUND], [*MAKE], few=FEW_AROUND)
 )
-@pytest.mark.parametrize("around", AROUND)
-def test_a_rule_that_closes_over_a_tracer(around: str, make: Any, scan: Any) -> None:
+def test_a_rule_that_closes_over_a_tracer(around: str, name: str, scan: Any) -> None:
     """It failed while it was lowered, when the tracer was dead."""
+    make = MAKE[name]
 
     def all_of(scan: Any, k: Any) -> Any:
         loss = partial(total, make(k), scan)
