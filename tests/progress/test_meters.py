@@ -17,7 +17,7 @@ from parity.transformations import ALL
 from support.record import Record
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
-from jax_revolve.engine import offline, online, plain, reports, reverse
+from jax_revolve.engine import nest, online, plain, reports
 from jax_revolve.progress import meters
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.step.steps import for_loop
@@ -218,7 +218,7 @@ def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
         return found
 
     found = texts()
-    for module in (offline, online, plain, reverse):
+    for module in (nest, online, plain):
         monkeypatch.setattr(module, "Reports", _Nothing)
     assert texts() == found
     assert not any("progress" in text or "callback" in text for text in found)
