@@ -48,8 +48,8 @@ the online schedule stores too rarely: schedule/test_online.py
 + return min(newest + 3 * q, *(p for p in landmarks(q, checkpoints) if p > newest))
 
 one advance too many is counted for each segment: schedule/test_actions.py
-- of_segment = self.segment + binomial.advances(self.segment, self.checkpoints)
-+ of_segment = self.segment + binomial.advances(self.segment, self.checkpoints) + 1
+- of_segment = self.segment * (self.parts + 1) // 2
++ of_segment = self.segment * (self.parts + 1) // 2 + 1
 
 the default bound repeats steps twice, not three times: loops/test_while_loop.py -k cube_root
 - MOST_REPETITIONS_TO_A_BOUND = 3
@@ -226,8 +226,8 @@ files stay when they were read for the last time: storage/test_places.py -k file
 +         path.unlink(missing_ok=True)
 
 the first segment of a while loop is left out: storage/test_places.py -k stop_anywhere
-- count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1)
-+ count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1) - 1
+- count = jnp.minimum(-(-blocks // size), all_parts + 1)
++ count = jnp.minimum(-(-blocks // size), all_parts + 1) - 1
 
 only the newest state of a run is kept: host/test_resume.py -k damaged
 - self._kept = [*self._kept, (number, files)][-KEPT:]

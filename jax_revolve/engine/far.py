@@ -3,7 +3,9 @@
     forward: write the carry, and advance to the next segment      # as often as there are segments
              run the tail by the way of the device
     reverse: reverse the tail
-             for segment in reversed(segments): read its carry, and reverse it with all slots
+             for segment in reversed(segments):
+                 for part in reversed(segment):
+                     read the segment's carry, advance to the part, and reverse it with all slots
 
 See `schedule.segments`. In a while loop, the tail is one more segment, and the loop may stop in any
 of them.
@@ -59,23 +61,28 @@ class Far(Way):
     def reverse(
         self, sweep: Reverse, inner: Slots, buffers: Buffers, blocks: Any, state: State
     ) -> State:
-        """Reverse the segments, the last one first."""
-        steps, plan, count = sweep.steps, self.plan, self.plan.segments
+        """Reverse the parts of all segments, the last one first."""
+        steps, plan, size = sweep.steps, self.plan, self.plan.part
+        all_parts = count = plan.segments * plan.parts
         if sweep.is_while:
             initial = steps.initial()
             state = state._replace(slots=empty(plan.checkpoints, initial, plan), start=initial)
-            count = jnp.minimum(-(-blocks // plan.segment), plan.segments + 1)
+            count = jnp.minimum(-(-blocks // size), all_parts + 1)
         types = list(map(jax.typeof, steps.initial()))
 
-        def reverse_segment(turn: jax.Array, state: State) -> State:
-            segment = count - 1 - turn
-            first, size = plan.segment * segment, plan.segment
+        def reverse_part(turn: jax.Array, state: State) -> State:
+            number = count - 1 - turn
+            segment, first, left = number // plan.parts, size * number, size
             if sweep.is_while:
-                is_whole = (segment < plan.segments) & (first + size <= blocks)
-                size = jnp.where(is_whole, size, blocks - first)
-            restarted = get(self.storage, buffers, types, segment)
+                is_whole = (number < all_parts) & (first + size <= blocks)
+                left = jnp.where(is_whole, size, blocks - first)
+            is_last = number == plan.parts * segment
+            restarted = get(self.storage, buffers, types, segment, is_last)
+            if plan.parts > 1:
+                span = plan.block_size * jnp.stack([plan.segment * segment, first])
+                _, restarted = sweep.advance(span, restarted)
             positions, top = state.positions.at[0].set(first), jnp.zeros_like(state.top)
             state = state._replace(start=restarted, positions=positions, top=top)
-            return inner.reverse(sweep, first, size, state)
+            return inner.reverse(sweep, first, left, state)
 
-        return sweep.reports.loop(True)(0, count, reverse_segment, state)
+        return sweep.reports.loop(True)(0, count, reverse_part, state)

@@ -10,7 +10,7 @@ from jax_revolve.schedule import levels as static
 from jax_revolve.schedule.arguments import check_integer, counted
 from jax_revolve.schedule.storage import STORAGES, HostMemory, Storage, check_storage
 
-_LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segment": 0}
+_LEAST = {"length": 0, "checkpoints": 1, "block_size": 1, "segments": 0, "segment": 0, "parts": 1}
 _MADE = "Make the plan with jax_revolve.plan(...)."
 
 
@@ -28,9 +28,10 @@ class Plan:
     A `storage` without `segments` holds all checkpoints. With them, it holds the carries that enter
     so many segments of `segment` blocks each, which the forward sweep writes, and the checkpoints
     are on the device: first those of the tail, the blocks after the segments, then those of one
-    segment after another, the last one first. The initial carry is treated as any other: it is
-    written first and read last, so that the device need not hold it meanwhile. A program that holds
-    it anyway may use that instead.
+    segment after another, the last one first. A segment is reversed in so many equal `parts`, and
+    its carry is read for each. The initial carry is treated as any other: it is written first and
+    read last, so that the device need not hold it meanwhile. A program that holds it anyway may use
+    that instead.
     """
 
     length: int
@@ -40,6 +41,7 @@ class Plan:
     levels: tuple[int, ...] = ()
     segments: int = 0
     segment: int = 0
+    parts: int = 1
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -78,10 +80,12 @@ class Plan:
 
     def _check_segments(self) -> None:
         most = self.scheduled_blocks - 1
-        if self.storage is None or self.levels or not 0 < self.segments * self.segment <= most:
+        is_whole = self.segment == self.part * self.parts
+        if not (self.storage and not self.levels and 0 < self.tail <= most and is_whole):
             raise ValueError(
                 f"segments must be 0 without a storage or with levels, and otherwise have from 1 "
-                f"to {most} blocks together, but are {self.segments} of {self.segment}. {_MADE}"
+                f"to {most} blocks together, in equal parts, but are {self.segments} of "
+                f"{self.segment} blocks in {self.parts} parts. {_MADE}"
             )
 
     @property
@@ -94,6 +98,11 @@ class Plan:
         """The number of blocks, plus one for the end of the loop if steps are taped one by one: see
         `jax_revolve.schedule.actions.value_and_gradient`."""
         return actions.scheduled_blocks(self.length, self.block_size)
+
+    @property
+    def part(self) -> int:
+        """The blocks of a part."""
+        return self.segment // self.parts
 
     @property
     def tail(self) -> int:
@@ -118,8 +127,8 @@ class Plan:
 
     @property
     def reads(self) -> int:
-        """The number of reads from the storage: one for each of the `writes`."""
-        return self.segments
+        """The number of reads from the storage: one for each part of a segment."""
+        return self.segments * self.parts
 
     @property
     def checkpoints_on_device(self) -> int:
@@ -151,7 +160,7 @@ class Plan:
         of_tail = binomial.repetition(self.scheduled_blocks - self.tail, self.checkpoints)
         if not self.segments:
             return of_tail
-        return max(of_tail, 1 + binomial.repetition(self.segment, self.checkpoints))
+        return max(of_tail, self.parts + binomial.repetition(self.part, self.checkpoints))
 
     @property
     def advances(self) -> int:
@@ -159,7 +168,8 @@ class Plan:
         least possible: k t(N, s) for N blocks of k > 1 steps, and t(n + 1, s) for single steps."""
         if self.levels:
             return static.advances(self.length, self.levels, self.block_size)
-        of_segment = self.segment + binomial.advances(self.segment, self.checkpoints)
+        of_segment = self.segment * (self.parts + 1) // 2
+        of_segment += self.parts * binomial.advances(self.part, self.checkpoints)
         of_tail = binomial.advances(self.scheduled_blocks - self.tail, self.checkpoints)
         return self.block_size * (self.segments * of_segment + of_tail)
 
@@ -219,13 +229,18 @@ class Plan:
             yield actions.Advance(size * store, size * (store + 1))
         yield from actions.value_and_gradient(self.length, s, k, first=self.tail)
         for store in reversed(range(self.segments)):
-            yield actions.Read(store, size * store)
-            yield from actions.revolve(size * (store + 1), s, k, first=self.segment * store)
+            for part in reversed(range(self.parts)):
+                first = self.segment * store + self.part * part
+                yield actions.Read(store, size * store)
+                if part:
+                    yield actions.Advance(size * store, k * first)
+                yield from actions.revolve(k * (first + self.part), s, k, first=first)
             yield actions.Discard(store)
 
     def __str__(self) -> str:
         if self.levels:
             return self._summary(f" on levels of {' x '.join(map(str, self.levels))}")
         if self.segments:
-            return self._summary(f" and {self.segments} more in {self.storage}, read once")
+            times = "once" if self.parts == 1 else f"{self.parts} times each"
+            return self._summary(f" and {self.segments} more in {self.storage}, read {times}")
         return self._summary("" if self.storage is None else f" in {self.storage}")

@@ -95,8 +95,10 @@ def in_segments(plan: Plan, storage: Storage) -> Plan:
     storage = with_transfer(storage)
     transfer = Fraction(storage.transfer or 0) / plan.block_size
     blocks, most = plan.scheduled_blocks, storage.checkpoints
-    count, size = segments.best(blocks, plan.checkpoints, transfer, most)
-    return replace(plan, storage=storage, segments=count, segment=size) if count else plan
+    count, parts, size = segments.best(blocks, plan.checkpoints, transfer, most)
+    if not count:
+        return plan
+    return replace(plan, storage=storage, segments=count, segment=parts * size, parts=parts)
 
 
 def all_stored(length: int, block_size: int, storage: HostMemory) -> Plan:

@@ -54,8 +54,10 @@ def put(storage: Storage, buffers: Buffers, carry: list[Any], store: jax.Array) 
     return write(buffers, [*tickets, *filter(_is_counter, carry)], store)
 
 
-def get(storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array) -> list[Any]:
-    """Read carry number `store`, of these types, for the only time: a file is removed."""
+def get(
+    storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
+) -> list[Any]:
+    """Read carry number `store`, of these types, whose file is removed if this read `is_last`."""
     if not isinstance(storage, Disk):
         return read(buffers, store)
     parts, stored = _parts(types, types), read(buffers, store)
@@ -63,7 +65,7 @@ def get(storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array) 
     carry: list[Any] = []
     for ticket, part in zip(tickets, parts, strict=True):
         like = [jax.eval_shape(data_of, jax.ShapeDtypeStruct(t.shape, t.dtype)) for t in part]
-        data = _call(partial(_read_files, storage.directory, like), like)(ticket)
+        data = _call(partial(_read_files, storage.directory, like), like)(ticket, is_last)
         found = [vary(from_data(d, t), varying_axes(t)) for d, t in zip(data, part, strict=True)]
         carry += map(laid_out_as, found, part)
     rest, counted = iter(carry), iter(counters)
@@ -118,13 +120,14 @@ def _write_files(directory: Any, unused: Any, *carry: Any) -> list[np.ndarray]:
     return [np.array(tickets, np.uint32).reshape(*batch, files.TICKET)]
 
 
-def _read_files(directory: Any, like: list[Any], tickets: Any) -> list[np.ndarray]:
+def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> list[np.ndarray]:
     """The carries of a batch of tickets."""
     types = [(t.shape, np.dtype(t.dtype)) for t in like]
-    tickets = np.asarray(tickets)
+    tickets, is_last = np.asarray(tickets), np.asarray(is_last)
     batch = tickets.shape[:-1]
     examples = [
-        files.read_file(directory, tickets[at], types, is_last=True) for at in np.ndindex(batch)
+        files.read_file(directory, tickets[at], types, is_last=bool(is_last[at]))
+        for at in np.ndindex(batch)
     ]
     return [
         np.array([example[i] for example in examples], dtype).reshape((*batch, *shape))

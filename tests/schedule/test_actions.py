@@ -142,15 +142,16 @@ def optimum(slots: int, transfer: int, longest: int) -> list[int]:
 
 
 def best_segments(slots: int, transfer: int, blocks: int, most: int | None) -> int:
-    """The least quarters of a step with equal segments that are read once."""
+    """The least quarters of a step with equal segments in equal parts."""
     cost = lambda n: 4 * optimal_advances(n, slots)  # noqa: E731
-    counts = lambda size: range(1, min((blocks - 1) // size, most or blocks) + 1)  # noqa: E731
-    costs = [
-        count * (4 * size + cost(size) + 2 * transfer) + cost(blocks - count * size)
-        for size in range(1, blocks)
-        for count in counts(size)
-    ]
-    return min([cost(blocks), *costs])
+    costs = [cost(blocks)]
+    for count in range(1, min(most or blocks, blocks - 1) + 1):
+        for parts in range(1, (blocks - 1) // count + 1 if most else 2):
+            for size in range(1, (blocks - 1) // (count * parts) + 1):
+                advanced = 2 * size * parts * (parts + 1) + parts * cost(size)
+                of_segment = advanced + (1 + parts) * transfer
+                costs.append(count * of_segment + cost(blocks - count * parts * size))
+    return min(costs)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +163,7 @@ def best_segments(slots: int, transfer: int, blocks: int, most: int | None) -> i
     ],
 )
 def test_segments(slots: int, transfer: float, most: int | None, price: float | None) -> None:
-    """They cost about as much as the best equal ones, and without a limit on the storage at most
-    the `price` of the optimum."""
+    """They cost about as much as the best equal ones, and at most the `price` of the optimum."""
     longest, in_quarters = LONGEST if price == 1 else 60, int(4 * transfer)
     expected = optimum(slots, in_quarters, longest + 1) if price else []
     storage = HostMemory(checkpoints=most, transfer=transfer)
@@ -199,7 +199,7 @@ def test_values() -> None:
     assert p.memory(1000, 10) == Plan(1000, 10).memory(1000, 10)
     assert str(p).startswith("1000 steps, 10 checkpoints and 85 more in host memory, read once: ")
     on_disk = plan(60, 1, storage=Disk(Path("x"), checkpoints=3, transfer=0.25))
-    assert f"3 more in the directory {Path('x').resolve()}, read once" in str(on_disk)
+    assert f"3 more in the directory {Path('x').resolve()}, read 3 times each" in str(on_disk)
 
 
 def test_a_storage_limits_its_bytes() -> None:
