@@ -232,7 +232,9 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
     def linearize(
         function: Pushed, active: Active, operands: Flat
     ) -> tuple[Flat, Flat, Pushed, Any]:
-        if function.has_rule:  # whose results may be others once they are linearized, by loops
+        # With a rule, results may be others once they are linearized. They are computed by loops,
+        # where saved arrays have no tangents, and so must their tangents be (`_tangent_impl`).
+        if function.has_rule:
             own = partial(run, function=function, by_loops=True)
 
             def chosen_results(chosen: Flat) -> tuple[list[Any], list[Any]]:
@@ -482,6 +484,8 @@ def _tangent_impl(
     del aux
     silent = rules.with_progress(function, lambda _: None)
     operands, _, tangents = _take_apart(flat, activity, absent)
+    if rules.is_pushed and function.has_rule:  # as the values, by loops: see `_pushed`
+        rules = rules._replace(jvp=rules.jvp_in_reverse or rules.jvp)
     both = _jvp_impl(rules, *operands, *tangents, function=silent, activity=activity)
     return both[len(silent.output_types) :]
 

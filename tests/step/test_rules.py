@@ -153,6 +153,31 @@ def test_a_rule_that_is_no_derivative(word: str, name: str, scan: Any) -> None:
         assert not np.allclose(theirs, theirs.T, rtol=1e-4)
 
 
+OF_WHAT: dict[str, Callable[[Any], Any]] = {
+    "gradient": jax.grad,
+    "product": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (jnp.cos(x),))[1],
+    "twice": lambda f: jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(f)(x)))),
+}
+FEW_LINEAR = "gradient-jvp product-jvp product-odd* twice-jvp"
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "scan"), all_but_few(AND_HOST, [*OF_WHAT], [*RULES], few=FEW_LINEAR)
+)
+def test_linear_functions_of_derivatives(what: str, name: str, scan: Any) -> None:
+    """That of a Hessian-vector product was another one's: what its forward sweep saved had no
+    tangents, but its reverse sweep used them."""
+    rule = RULES[name]
+    if rule is few_iterations and jax.__version_info__ < (0, 12):
+        pytest.skip("JAX 0.10 transposes the solve, whose matrix is a gradient")
+
+    def both(scan: Any) -> Any:
+        value, linear = jax.linearize(OF_WHAT[what](partial(total, rule, scan)), jnp.asarray(X))
+        return value, linear(jnp.sin(X)), jax.vmap(linear)(np.eye(3))
+
+    equal(both(scan), both(lax.scan))
+
+
 @pytest.mark.parametrize("scan", SCANS)
 def test_where_a_rule_of_jax_is_no_derivative(scan: Any) -> None:
     """JAX's rule for powers has no derivative at zero."""
