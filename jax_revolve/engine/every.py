@@ -50,7 +50,7 @@ class Every(Way):
 
     @property
     def advances(self) -> list[Advances]:
-        """Those of the forward sweep: on each level to the start of its last part."""
+        """The advances of the forward sweep: on each level, to the start of its last part."""
         level, inner = self.level, [] if self.inner is None else self.inner.advances
         own = Advances(level.start, level.size, self._left, level.enclosing, level.base)
         return [own, *inner] if own.number else inner

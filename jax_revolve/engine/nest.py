@@ -74,7 +74,7 @@ def is_walked_back(loop: Loop, plan: Plan) -> bool:
     return loop.inverse is not None and plan.block_size > 1
 
 
-# The forward sweep of a scan; that of a while loop is `online`
+# The forward sweep of a scan (`online` is the forward sweep of a while loop)
 
 
 def run_forward_offline(
@@ -96,8 +96,8 @@ def run_forward_offline(
     results, slots = way_of(plan, is_while=False).forward(sweep, loop, (results, slots))
     last_start = sweep.checkpoint(results)
     if tapes_the_last_block(plan):
-        is_taped = tapes and not is_walked and steps.linearized is not None
-        step = taped_step(steps.linearized) if is_taped and steps.linearized else None
+        linearized = steps.linearized if tapes and not is_walked else None
+        step = None if linearized is None else taped_step(linearized)
         results, tape = _last_block(sweep, plan, results, step)
     saved, ys = Saved(slots, tape, start, buffers), spread(results[1], kept_ys)
     if is_walked:

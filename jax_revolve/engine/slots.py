@@ -46,7 +46,7 @@ STEP, STOP, BLOCK, TARGET, TOP = range(5)
 class Slots(Way):
     @property
     def advances(self) -> list[Advances]:
-        """Those of the forward sweep of a scan, those of equal length together."""
+        """The advances of a scan's forward sweep, grouped by equal lengths."""
         size, (starts, stops) = self.plan.block_size, first_advances(self.plan)
         sizes = stops - starts
         firsts = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()

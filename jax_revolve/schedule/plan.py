@@ -26,8 +26,8 @@ class Plan:
     a scan has a static length: see [`jax_revolve.plan`][].
 
     A `storage` without `segments` holds all checkpoints. With them, it holds the carries that enter
-    so many segments of `segment` blocks each, which the forward sweep writes, and the checkpoints
-    are on the device: first those of the tail, the blocks after the segments, then those of one
+    so many segments of `segment` blocks each, which the forward sweep writes. The checkpoints are
+    then on the device: first for the tail, which is the blocks after the segments, and then for one
     segment after another, the last one first. A segment is reversed in so many equal `parts`, and
     its carry is read for each. The initial carry is treated as any other: it is written first and
     read last, so that the device need not hold it meanwhile. A program that holds it anyway may use
