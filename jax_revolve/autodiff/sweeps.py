@@ -343,7 +343,7 @@ def define_sweep(
         operands, tangents = flat[:count], flat[count:]
         own = sweep.as_program(operands[: len(sweep.activity.operands)])
         if own is None:
-            return jvp_in_reverse_of_example(sweep, active, *flat)
+            return call_jaxpr(by_loops(sweep, active, flat))(*flat)
         both, has_dot = _pushed(primitive, of_example, own, active.operands, operands)
         flat = call_jaxpr(both)(*operands, *tangents)
         results, dots = flat[: len(has_dot)], spread(flat[len(has_dot) :], has_dot)
@@ -353,13 +353,22 @@ def define_sweep(
         dots = [zeros(tangent_type(x)) if dot is None else dot for x, dot, a in dots if a]
         return [*results, *dots]
 
+    def by_loops(sweep: Sweep, active: Active, flat: Flat) -> ClosedJaxpr:
+        types = list(map(jax.typeof, flat))
+        trace = lambda: jax.make_jaxpr(partial(jvp_in_reverse_of_example, sweep, active))(*types)  # noqa: E731
+        key = ("by loops", primitive, active, sweep.saved_tree, *types)
+        return once(sweep.untraced, key, trace)
+
     def refined(sweep: Sweep, active: Active, operands: Flat) -> Active:
         """Results whose tangents are zero have none: rules may refuse those."""
-        of_reverse = not rules.get("linearize")  # all of its results have one
-        if sweep.vmaps or of_reverse or not sweep.has_rule:
+        if sweep.vmaps or not sweep.has_rule:
             return active
         own = sweep.as_program(operands[: len(sweep.activity.operands)])
-        if own is None:
+        if own is None:  # traced now, while the axes are bound that rules name
+            dots = [tangent_type(x) for x in pick(operands, active.operands)]
+            by_loops(sweep, active, [*operands, *map(zeros, dots)])
+            return active
+        if not rules.get("linearize"):  # all results of a reverse sweep have a tangent
             return active
         _, has_dot = _pushed(primitive, of_example, own, active.operands, operands)
         return active._replace(results=tuple(map(min, active.results, has_dot)))

@@ -4,6 +4,7 @@ derivatives are `jax.lax.scan`'s, entry by entry, at every order."""
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from tempfile import gettempdir
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from support.oracles import assert_close
 
-from jax_revolve import HostMemory, bounded_while_loop, checkpointed_scan
+from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_scan
 
 pytestmark = pytest.mark.usefixtures("compile_quickly")
 
@@ -58,6 +59,12 @@ SCANS = [
 
 
 AND_HOST = [*SCANS, pytest.param(in_host_memory, id="host", marks=pytest.mark.slow)]
+
+
+on_disk = partial(
+    checkpointed_scan, checkpoints=1, storage=Disk(gettempdir(), checkpoints=2, transfer=0.1)
+)
+AND_DISK = [*AND_HOST, pytest.param(on_disk, id="disk")]
 
 
 def all_but_few(scans: list[Any], *names: list[str], few: str) -> list[Any]:
@@ -229,6 +236,24 @@ def test_a_rule_that_knows_its_example(scan: Any) -> None:
         return [jax.jit(jax.vmap(each, axis_name="i"))(np.eye(3)) for each in of_each]
 
     equal(directions(scan), directions(lax.scan))
+
+
+@pytest.mark.parametrize(
+    ("word", "scan"), all_but_few([*reversed(AND_DISK)], [*WORDS], few="fr rr")
+)
+def test_a_rule_that_knows_its_example_in_a_mapped_loss(word: str, scan: Any) -> None:
+    """With files, the derivative of a sweep was traced when the axis was unbound again."""
+    rule = jax.custom_jvp(jnp.sin)
+    rule.defjvp(lambda xs, ts: (of_example(xs[0]), of_example(xs[0]) * jnp.cos(xs[0]) * ts[0]))
+
+    def of_example(x: Any) -> Any:
+        return (1.0 + lax.axis_index("i")) * jnp.tanh(x)
+
+    def mapped(scan: Any, x: Any) -> Any:
+        loss = lambda k: total(rule, scan, k * x[:2])  # noqa: E731
+        return jnp.sum(jax.vmap(loss, axis_name="i")(jnp.arange(1.0, 3.0)))
+
+    equal(*(jax.jit(WORDS[word](partial(mapped, s)))(X) for s in (scan, lax.scan)))
 
 
 # Rules that close over tracers
