@@ -35,7 +35,7 @@ from jax_revolve.autodiff.sweeps import (
     sweep_primal_half,
     with_progress,
 )
-from jax_revolve.engine.buffers import Saved
+from jax_revolve.engine.buffers import Carries, Record, Saved
 from jax_revolve.engine.nest import run_forward_offline, tape_the_last_block
 from jax_revolve.engine.online import run_forward_online
 from jax_revolve.jaxprs.equations import calls_rules
@@ -98,7 +98,7 @@ def _run_example(sweep: Sweep, *operands: Any) -> Flat:
         steps = sweep._replace(later=(), keeps_rules=False).steps(given, rerun=True)
         tape = tape_the_last_block(steps, plan_of(sweep.loop), at)
         kept = results[: len(results) - bare.num_saved]
-        return [*kept, *jax.tree.leaves(saved._replace(tape=tape))]
+        return [*kept, *jax.tree.leaves(saved._replace(block=tape))]
 
     return call_jaxpr(program_of(sweep, run, *operands)[0])(*operands)
 
@@ -112,7 +112,7 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
     does not notice that an inner loop merely carries a buffer through, and an unused tape. One loop
     computes the carry and all other saved arrays, so these stay together."""
     num_carry, first = sweep.loop.num_carry, len(sweep.output_types) - sweep.num_saved
-    ys, tape = used[num_carry:first], sweep.saved_indices.tape or []
+    ys, tape = used[num_carry:first], sweep.saved_indices.tape
     is_taped = any(used[first + i] for i in tape)
     saved = [is_taped or i not in tape for i in range(sweep.num_saved)]
     kept = [*[True] * num_carry, *ys, *saved]
@@ -138,7 +138,7 @@ def _prune(used: list[bool], function: Sweep) -> Any:
     kept, smaller = _without_unused(function, used)
     every = [True] * len(function.activity.operands)
     # The last block's tape depends on the whole carry.
-    may_shrink = not function.has_rule and smaller.saved_indices.tape is None
+    may_shrink = not function.has_rule and not smaller.saved_indices.tape
     if may_shrink and function.loop.inverse is None:
         carry = list(map(max, used[: function.loop.num_carry], function.restart))
         if not all(live_carry(function.loop, carry, smaller.ys)):
@@ -174,14 +174,13 @@ def _without_dead_carry(sweep: Sweep, used: list[bool]) -> tuple[list[bool], Mas
 
 def _activity(sweep: Sweep, differentiated: Mask) -> Active:
     activity = within(sweep.vmaps, lambda: find_activity(sweep.loop, differentiated))
-    saved: list[bool] = []
-    for name, part in sweep.saved_indices._asdict().items():
-        if name == "record" and part:
-            saved += pick(activity.ys, sweep.record)
-        elif name == "tape" or not isinstance(part, list) or not part or sweep.is_on_disk:
-            saved += [any(differentiated)] * len(jax.tree.leaves(part))
-        else:
-            saved += pick(activity.carry, sweep.restart)
+
+    def of(part: Any) -> Any:
+        if isinstance(part, Carries):
+            return pick(activity.carry, sweep.restart)
+        return pick(activity.ys, sweep.record) if isinstance(part, Record) else any(differentiated)
+
+    saved = jax.tree.leaves(sweep.saved_indices.map(of))
     types = sweep.output_types[len(sweep.output_types) - sweep.num_saved :]
     saved = [is_inexact(t) and active for t, active in zip(types, saved, strict=True)]
     return Active(activity.operands, (*sweep.of_results(activity.results), *saved))
@@ -209,7 +208,7 @@ def _linearize(
     served = _served(sweep, activity, operands)
     saved = [] if served is None else results[len(results) - sweep.num_saved :]
     if served is not None and not served.tapes:
-        saved = [x for i, x in enumerate(saved) if i not in (sweep.saved_indices.tape or [])]
+        saved = [x for i, x in enumerate(saved) if i not in (sweep.saved_indices.tape)]
     return results, saved, sweep, served
 
 
@@ -272,20 +271,23 @@ def _serve(
 
     def paired_leaves(part: list[Any], stored: Mask, active: Mask, needed: Mask) -> list[Any]:
         values, tangents = (spread([x[i] for i in part], stored) for x in (results[first:], dots))
-        return pick([*values, *pick(tangents, active)], needed)
+        found = pick([*values, *pick(tangents, active)], needed)
+        is_missing.extend(x is None for x in found)
+        return found
 
-    of_carry = sweep.restart, pairs.activity.carry, step.restart
-    of_ys = sweep.record, pairs.activity.ys, step.record
-    found: dict[str, Any] = {}
-    for name, part in sweep.saved_indices._replace(tape=None)._asdict().items():
-        masks = of_ys if name == "record" else of_carry
-        if isinstance(part, list) and (part or not any(masks[0])):
-            found[name] = paired_leaves(part, *masks)
-            if any(x is None for x in found[name]):
-                return [], None
-        elif part is not None:
-            found[name] = jax.tree.map(lambda i: results[first + i], part)
-    arrays, tree = jax.tree.flatten(Saved(**found))
+    def pair(part: Any) -> Any:
+        if isinstance(part, Carries):
+            masks = sweep.restart, pairs.activity.carry, step.restart
+            return Carries(paired_leaves(part.leaves, *masks))
+        if isinstance(part, Record):
+            masks = sweep.record, pairs.activity.ys, step.record
+            return Record(paired_leaves(part.leaves, *masks))
+        return results[first + part]
+
+    is_missing: list[bool] = []
+    arrays, tree = jax.tree.flatten(sweep.saved_indices.without_tape().map(pair))
+    if any(is_missing):
+        return [], None
     both = sweep.of_loop(
         rerun(pairs.loop),
         activity=activity,

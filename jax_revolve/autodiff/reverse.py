@@ -62,7 +62,7 @@ def pull_back_loop(
     if reached != activity:
         needed = linearized(loop, reached, loop.operands(operands)).restart
         if not any(map(gt, needed, sweep.restart)):  # the last block is taped again
-            sweep, checkpoints = sweep._replace(activity=reached), checkpoints._replace(tape=None)
+            sweep, checkpoints = sweep._replace(activity=reached), checkpoints.without_tape()
     carry, ys = loop.results(spread(cotangents, activity.results))
     cts = Cotangents(
         [instantiate(ct) for ct in pick(carry, sweep.activity.carry)],
@@ -96,7 +96,7 @@ def _run_example(sweep: Sweep, *flat: Any) -> Flat:
         steps, cts = sweep.steps(operands, rerun=True), sweep.cotangents(cotangents)
         plan = plan_of(sweep.loop)
         saved = sweep.unflatten(arrays)
-        saved = saved._replace(tape=None) if sweep.later or sweep.keeps_rules else saved
+        saved = saved.without_tape() if sweep.later or sweep.keeps_rules else saved
         result = run_reverse(steps, plan, saved, cts)
         if check.is_on():
             result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)

@@ -239,7 +239,7 @@ class Sweep(NamedTuple):
         return loop
 
     def without_tape(self) -> "Sweep":
-        saved = jax.tree.structure(self.saved_indices._replace(tape=None))
+        saved = jax.tree.structure(self.saved_indices.without_tape())
         return self._replace(tapes=False, saved_tree=saved)
 
 

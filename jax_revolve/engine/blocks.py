@@ -8,6 +8,7 @@ between programs, and another copy of the step's code.
 
 from typing import Any
 
+from jax_revolve.engine.buffers import Taped
 from jax_revolve.engine.sweep import Block
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.step.cpu import in_a_branch
@@ -38,14 +39,14 @@ class Tape(Block):
     """A block of several steps. Its work is the buffer of the tape."""
 
     def __init__(
-        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, last: Buffers | None
+        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, last: Taped | None
     ) -> None:
         """`last` is the tape of the last block."""
         self.size, self._last = size, last
         self._steps, self._step, self._pullback = steps, step, pullback
 
     def begin(self) -> Buffers:
-        return self._step.empty(self.size) if self._last is None else self._last
+        return self._step.empty(self.size) if self._last is None else self._last.leaves
 
     def reverse_last(
         self, start: int, count: int, gradient: Operands, work: Buffers, loop: Any

@@ -1,5 +1,6 @@
 """A buffer of checkpoints, filled and emptied in any order, and what a forward sweep saves."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,33 +12,44 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.storage.buffers import Buffers, read, write
 
 
+class Carries(NamedTuple):
+    """One entry for each leaf of a checkpoint: a checkpoint, or a buffer of them."""
+
+    leaves: list[Any]
+
+
+class Record(NamedTuple):
+    """The ys that an inverse reads."""
+
+    leaves: list[Any]
+
+
+class Taped(NamedTuple):
+    """The residuals of the last block of a scan."""
+
+    leaves: Buffers
+
+
 class Saved(NamedTuple):
-    """What a forward sweep saves for its reverse sweep, as far as the plan does not determine it.
+    """What a forward sweep saves for its reverse sweep, as far as the plan does not determine it:
+    what its way of reversing keeps, what its last block keeps, and the number of steps that a while
+    loop took. Each way and each kind of block has a tree of its own, which `autodiff` sees as
+    `Carries`, a `Record`, and other arrays, which have no tangents."""
 
-    - `slots`: the checkpoints on the device, from slot 1 up.
-    - `tape`: the residuals of the last block of a scan.
-    - `start`: with a storage, the checkpoint at the start of the tail.
-    - `storage`: the buffers of that storage.
-    - `steps`: the number of steps that a while loop took.
-    - `positions`, `slot_index`, `top`: where an online sweep placed its checkpoints. Number i, up
-      to `top`, is at block `positions[i]` in slot `slot_index[i]`.
-    - `last_start`, `end`, `record`: for blocks that are walked back, the checkpoints at the start
-      of the last block and at the loop's end, and the ys that the inverse reads.
-    - `example_steps`: the steps that each example of a while loop took, for blocks walked back.
-    """
-
-    slots: list[Any]
-    tape: Buffers | None = None
-    start: list[Any] | None = None
-    storage: Buffers | None = None
+    way: Any
+    block: Any = None
     steps: Any = None
-    positions: Any = None
-    slot_index: Any = None
-    top: Any = None
-    last_start: list[Any] | None = None
-    end: list[Any] | None = None
-    record: list[Any] | None = None
-    example_steps: Any = None
+
+    @property
+    def tape(self) -> Buffers:
+        return self.block.leaves if isinstance(self.block, Taped) else []
+
+    def without_tape(self) -> "Saved":
+        return self._replace(block=None) if isinstance(self.block, Taped) else self
+
+    def map(self, fun: Callable[[Any], Any]) -> "Saved":
+        """The same tree with `fun` of each `Carries`, each `Record`, and each other leaf."""
+        return jax.tree.map(fun, self, is_leaf=lambda x: isinstance(x, Carries | Record))
 
 
 def empty(checkpoints: int, carry: list[Any], plan: Plan) -> list[Any]:

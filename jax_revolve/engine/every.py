@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax_revolve._compat.memories import is_on_host
 from jax_revolve.engine.buffers import empty, write_slot
 from jax_revolve.engine.placement import Stack, in_order
-from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State, Way
+from jax_revolve.engine.sweep import Advances, Reverse, State, Way
 from jax_revolve.schedule.levels import Level, levels_of
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import turns
@@ -54,9 +54,6 @@ class Every(Way):
         level, inner = self.level, [] if self.inner is None else self.inner.advances
         own = Advances(level.start, level.size, self._left, level.enclosing, level.base)
         return [own, *inner] if own.number else inner
-
-    def forward(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
-        return sweep.run_all(self.advances, last, kept)
 
     # In a while loop
 

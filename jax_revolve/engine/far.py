@@ -14,31 +14,53 @@ of them.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jax_revolve.engine.buffers import Saved, empty
+from jax_revolve.engine.buffers import Carries, empty
 from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
-from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State, Way
-from jax_revolve.schedule.storage import Storage
+from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Results, Reverse, State, Way
+from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import for_loop
 from jax_revolve.storage.buffers import Buffers
 from jax_revolve.storage.stores import get, in_storage, put
 
 
+class AndTail(NamedTuple):
+    """What the forward sweep of a scan saves: carries in the storage, the carry that enters the
+    tail, and the tail's checkpoints."""
+
+    segments: Any
+    start: Carries
+    tail: Carries
+
+
 @dataclass(frozen=True)
 class Far(Way):
     storage: Storage
+    inner: Slots
+    """The way of the tail, and of each part of a segment."""
 
-    def forward(self, sweep: Forward, results: Results) -> tuple[Results, Buffers]:
-        """Advance to the tail. Also returns the storage's buffers."""
+    def _saved(self, buffers: Buffers) -> Any:
+        """The storage's buffers: carries, or tickets of files."""
+        return buffers if isinstance(self.storage, Disk) else Carries(buffers)
+
+    def forward(self, sweep: Forward, last: ForLoop, results: Results) -> tuple[Results, AndTail]:
         plan = self.plan
         kept = in_storage(self.storage, sweep.checkpoint(results), plan.segments)
         segments = Advances(0, plan.block_size * plan.segment, plan.segments, 0, 0)
-        return sweep.run(segments, for_loop, partial(put, self.storage), (results, kept))
+        results, kept = sweep.run(segments, for_loop, partial(put, self.storage), (results, kept))
+        start = Carries(sweep.checkpoint(results))
+        results, tail = self.inner.forward(sweep, last, results)
+        return results, AndTail(self._saved(kept), start, tail)
+
+    def newest(self, saved: AndTail, initial: list[Any]) -> tuple[list[Any], int]:
+        del initial
+        return self.inner.newest(saved.tail, saved.start.leaves)
 
     # In a while loop, where the tail is one more segment
 
@@ -52,37 +74,50 @@ class Far(Way):
     def store(self, buffers: Buffers, carry: list[Any], slot: Any) -> tuple[Buffers, list[Any]]:
         return put(self.storage, buffers, carry, slot), carry
 
-    def saved(self, buffers: Buffers, stack: Stack) -> Saved:
+    def saved(self, buffers: Buffers, stack: Stack) -> Any:
         del stack
-        return Saved([], storage=buffers)
+        return self._saved(buffers)
 
     # The reverse sweep
 
-    def reverse(
-        self, sweep: Reverse, inner: Slots, buffers: Buffers, blocks: Any, state: State
-    ) -> State:
-        """Reverse the parts of all segments, the last one first."""
-        steps, plan, size = sweep.steps, self.plan, self.plan.part
-        all_parts = count = plan.segments * plan.parts
+    def begin(
+        self, sweep: Reverse, saved: Any, gradient: Operands, work: Any
+    ) -> tuple[Buffers, State]:
         if sweep.is_while:
-            initial = steps.initial()
-            state = state._replace(slots=empty(plan.checkpoints, initial, plan), start=initial)
-            count = jnp.minimum(-(-blocks // size), all_parts + 1)
+            start = sweep.steps.initial()
+            segments, tail = saved, Carries(empty(self.plan.checkpoints, start, self.plan))
+        else:
+            (segments, (start,), tail) = saved
+        state = self.inner.begin(sweep, tail, gradient, work)
+        return jax.tree.leaves(segments), state._replace(start=start)
+
+    def reverse(
+        self, sweep: Reverse, first: Any, count: Any, state: tuple[Buffers, State]
+    ) -> State:
+        """Reverse the tail, and the parts of all segments, the last one first."""
+        steps, plan, size, blocks = sweep.steps, self.plan, self.plan.part, count
+        (buffers, own), all_parts = state, plan.segments * plan.parts
+        if sweep.is_while:
+            number = jnp.minimum(-(-blocks // size), all_parts + 1)
+        else:
+            number = all_parts
+            if blocks > plan.tail:
+                own = self.inner.reverse(sweep, plan.tail, blocks - plan.tail, own)
         types = list(map(jax.typeof, steps.initial()))
 
         def reverse_part(turn: jax.Array, state: State) -> State:
-            number = count - 1 - turn
-            segment, first, left = number // plan.parts, size * number, size
+            part = number - 1 - turn
+            segment, first, left = part // plan.parts, size * part, size
             if sweep.is_while:
-                is_whole = (number < all_parts) & (first + size <= blocks)
+                is_whole = (part < all_parts) & (first + size <= blocks)
                 left = jnp.where(is_whole, size, blocks - first)
-            is_last = number == plan.parts * segment
+            is_last = part == plan.parts * segment
             restarted = get(self.storage, buffers, types, segment, is_last)
             if plan.parts > 1:
                 span = plan.block_size * jnp.stack([plan.segment * segment, first])
                 _, restarted = sweep.advance(span, restarted)
             positions, top = state.positions.at[0].set(first), jnp.zeros_like(state.top)
             state = state._replace(start=restarted, positions=positions, top=top)
-            return inner.reverse(sweep, first, left, state)
+            return self.inner.reverse(sweep, first, left, state)
 
-        return sweep.reports.loop(True)(0, count, reverse_part, state)
+        return sweep.reports.loop(True)(0, number, reverse_part, own)

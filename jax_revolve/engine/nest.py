@@ -38,18 +38,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jax_revolve._compat.values import zeros
 from jax_revolve.engine.blocks import Single, Tape
-from jax_revolve.engine.buffers import Saved, at_slot, empty, slots_used, tapes_the_last_block
+from jax_revolve.engine.buffers import Carries, Record, Saved, Taped, tapes_the_last_block
 from jax_revolve.engine.every import Every
 from jax_revolve.engine.far import Far
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import Slots
-from jax_revolve.engine.sweep import Forward, Results, Reverse, State
+from jax_revolve.engine.sweep import Forward, Results, Reverse
 from jax_revolve.engine.tape.tape import Pullback, TapedStep, taped_step
-from jax_revolve.engine.walk_back import WalkBack
+from jax_revolve.engine.walk_back import WalkBack, Walked
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.linearized import Cotangents, of_init, union, zero_cotangents
@@ -58,15 +57,12 @@ from jax_revolve.step.steps import Steps
 from jax_revolve.storage.buffers import Buffers, write
 
 
-def way_of(plan: Plan, *, is_while: bool) -> Slots | Every:
-    """Where checkpoints are on the device, and when."""
+def way_of(plan: Plan, *, is_while: bool) -> Slots | Every | Far:
+    """Where checkpoints are, and when."""
+    if plan.storage_of_segments is not None:
+        return Far(plan, plan.storage_of_segments, Slots(plan))
     static = plan.stores_every_block(is_while=True) if is_while else bool(plan.static_levels)
     return Every.of(plan, is_while=is_while) if static else Slots(plan)
-
-
-def far_of(plan: Plan) -> Far | None:
-    storage = plan.storage_of_segments
-    return None if storage is None else Far(plan, storage)
 
 
 def is_walked_back(loop: Loop, plan: Plan) -> bool:
@@ -87,28 +83,23 @@ def run_forward_offline(
     sweep = Forward(steps, kept_ys, Reports(steps.loop, FORWARD, plan.length))
     _, ys = steps.loop.results(steps.loop.output_types)
     results = steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))
-    start = buffers = tape = None
-    if (far := far_of(plan)) is not None:
-        results, buffers = far.forward(sweep, results)
-        start = sweep.checkpoint(results)
-    slots = empty(slots_used(plan), sweep.checkpoint(results), plan)
     loop = sweep.reports.loop(not tapes_the_last_block(plan))
-    results, slots = way_of(plan, is_while=False).forward(sweep, loop, (results, slots))
-    last_start = sweep.checkpoint(results)
+    results, of_way = way_of(plan, is_while=False).forward(sweep, loop, results)
+    last_start, of_block = Carries(sweep.checkpoint(results)), None
     if tapes_the_last_block(plan):
         linearized = steps.linearized if tapes and not is_walked else None
         step = None if linearized is None else taped_step(linearized)
-        results, tape = _last_block(sweep, plan, results, step)
-    saved, ys = Saved(slots, tape, start, buffers), spread(results[1], kept_ys)
+        results, of_block = _last_block(sweep, plan, results, step)
+    ys = spread(results[1], kept_ys)
     if is_walked:
-        end, record = sweep.checkpoint(results), pick(ys, steps.record)
-        saved = saved._replace(last_start=last_start, end=end, record=record)
-    return [*results[0], *pick(ys, keep_ys)], saved
+        end, record = Carries(sweep.checkpoint(results)), Record(pick(ys, steps.record))
+        of_block = Walked(end, record, last_start)
+    return [*results[0], *pick(ys, keep_ys)], Saved(of_way, of_block)
 
 
 def _last_block(
     sweep: Forward, plan: Plan, results: Results, taped: TapedStep | None
-) -> tuple[Results, Buffers | None]:
+) -> tuple[Results, Taped | None]:
     """Run the last block. With `taped`, also returns its tape."""
     first = plan.block_size * (plan.blocks - 1)
     count, loop = plan.length - first, sweep.reports.loop(True)
@@ -124,21 +115,19 @@ def _last_block(
         return (carry, ys), write(tape, stored, i)
 
     # As long as every block's tape, because the reverse sweep reuses the buffers.
-    return loop(0, count, tape_step, (results, taped.empty(plan.block_size)))
+    results, tape = loop(0, count, tape_step, (results, taped.empty(plan.block_size)))
+    return results, Taped(tape)
 
 
-def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Buffers:
+def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
     """Tape the last block, from the newest checkpoint."""
     assert steps.linearized is not None
-    slot, start = 0, plan.block_size * plan.tail
-    for advances in way_of(plan, is_while=False).advances[-1:]:
-        slot, start = advances.newest
+    restarted, start = way_of(plan, is_while=False).newest(saved.way, steps.initial())
     first = plan.block_size * (plan.blocks - 1)
-    restarted = at_slot(saved.slots, jnp.int32(slot), saved.start or steps.initial())
     restarted = steps.advance_by(first - start, start, restarted)
     step = taped_step(steps.linearized)
     tape = step.empty(plan.block_size)
-    return step.tape_steps(steps, tape, restarted, first, plan.length - first)
+    return Taped(step.tape_steps(steps, tape, restarted, first, plan.length - first))
 
 
 # The reverse sweep
@@ -163,11 +152,11 @@ def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) 
     pullback = Pullback(step, steps, 1 if is_walked else size, cotangents.ys, before_step)
     block: Any
     if is_walked:
-        block = WalkBack(size, steps, step, pullback, saved)
+        block = WalkBack(size, steps, step, pullback, saved.block)
     elif size == 1:
         block = Single(steps, step, pullback)
     else:
-        last = saved.tape
+        last = saved.block
         if last is None and is_last_run:
             last = tape_the_last_block(steps, plan, saved)
         block = Tape(size, steps, step, pullback, last)
@@ -178,13 +167,7 @@ def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) 
         start = size * blocks
         count, loop = total - start, reports.loop(start == 0)
         gradient, work = block.reverse_last(start, count, gradient, work, loop)
-    stack = way.stack(saved, is_while=is_while)
-    state = State(saved.slots, saved.start, *stack, gradient, work)
-    far = far_of(plan)
-    if not (far and is_while) and (not is_last_run or plan.blocks > plan.tail + 1):
-        state = way.reverse(sweep, plan.tail, blocks - plan.tail, state)
-    if far is not None:
-        assert isinstance(way, Slots)
-        state = far.reverse(sweep, way, saved.storage or [], blocks, state)
+    state: Any = way.begin(sweep, saved.way, gradient, work)
+    state = way.reverse(sweep, 0, blocks, state)
     gradient = block.end(state.gradient, state.work)
     return gradient._replace(carry=of_init(gradient.carry, activity))

@@ -9,8 +9,8 @@ the positions that suit the reverse sweep.
             run a step
 
 A new checkpoint takes the slot of the dropped one, so slots are not in the order of positions:
-`Saved.slot_index` maps one to the other. The outer loop's invariant: `numbers[0]` steps are done,
-`carry` is the carry after them, and a checkpoint is due unless the loop is over.
+`slots.Placed.slot_index` maps one to the other. The outer loop's invariant: `numbers[0]` steps are
+done, `carry` is the carry after them, and a checkpoint is due unless the loop is over.
 """
 
 from typing import Any
@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.engine.buffers import Saved
+from jax_revolve.engine.buffers import Carries, Saved
 from jax_revolve.engine.every import Every
-from jax_revolve.engine.nest import far_of, is_walked_back, way_of
+from jax_revolve.engine.nest import is_walked_back, way_of
 from jax_revolve.engine.placement import Stack
 from jax_revolve.engine.reports import Reports
+from jax_revolve.engine.walk_back import Walked
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.examples import any_example
@@ -41,7 +42,7 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
     """The final carry, and the checkpoints."""
     loop, restart = steps.loop, steps.restart
     consts, init, _ = steps.operands
-    way, reports = far_of(plan) or way_of(plan, is_while=True), Reports(loop, FORWARD, None)
+    way, reports = way_of(plan, is_while=True), Reports(loop, FORWARD, None)
     stores_each = isinstance(way, Every) and plan.block_size == 1
     stack, place = way.placing()
 
@@ -80,7 +81,7 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
     )
     num_steps = stack.numbers[0]
     reports.end(num_steps)
-    saved = way.saved(buffers, stack)._replace(steps=num_steps)
+    of_block = None
     if is_walked:
-        saved = saved._replace(example_steps=example_steps, end=pick(carry, restart))
-    return carry, saved
+        of_block = Walked(Carries(pick(carry, restart)), steps=example_steps)
+    return carry, Saved(way.saved(buffers, stack), of_block, num_steps)

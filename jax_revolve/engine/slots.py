@@ -21,7 +21,7 @@ Source: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 20
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,18 +29,28 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.memories import is_on_host
-from jax_revolve.engine.buffers import Saved, empty, keep, slots_used, write_slot
+from jax_revolve.engine.buffers import Carries, empty, keep, slots_used, write_slot
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
 from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State, Way
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import is_for_cpu, turns
-from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.loop import Operands, pick, substitute
 from jax_revolve.step.steps import element, for_loop, one_of
 from jax_revolve.storage.buffers import read, write
 
 STEP, STOP, BLOCK, TARGET, TOP = range(5)
+
+
+class Placed(NamedTuple):
+    """Where an online sweep placed its checkpoints: number i, up to `top`, is at block
+    `positions[i]` in slot `slot_index[i]`."""
+
+    slots: Carries
+    positions: Any
+    slot_index: Any
+    top: Any
 
 
 class Slots(Way):
@@ -55,11 +65,10 @@ class Slots(Way):
             for i, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True)
         ]
 
-    def forward(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
+    def run(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
         """Advance until the schedule first tapes, or to the end."""
-        advances = self.advances
-        if len(advances) <= 1:
-            return sweep.run_all(advances, last, kept)
+        if len(self.advances) <= 1:
+            return super().run(sweep, last, kept)
         starts, stops = (self.plan.block_size * blocks for blocks in first_advances(self.plan))
         # A loop of dynamic length makes a GPU wait, but not a CPU: see the top of this file.
         is_far = any(map(is_on_host, kept[1]))
@@ -115,22 +124,22 @@ class Slots(Way):
     def empty(self, carry: list[Any]) -> list[Any]:
         return empty(self.plan.checkpoints, carry, self.plan)
 
-    def saved(self, buffers: list[Any], stack: Stack) -> Saved:
-        placed: dict[str, Any] = {"positions": stack.positions, "slot_index": stack.slot_index}
-        return Saved(buffers, **placed, top=stack.top)
+    def saved(self, buffers: list[Any], stack: Stack) -> "Placed":
+        return Placed(Carries(buffers), stack.positions, stack.slot_index, stack.top)
 
     # The reverse sweep
 
-    def stack(self, saved: Saved, *, is_while: bool) -> tuple[Any, Any, Any]:
-        """Positions, slots and top after the forward sweep: as online placement left them, or as
-        the plan determines. The stack of a while loop with a storage starts empty."""
-        if saved.positions is not None:
-            return saved.positions, saved.slot_index, saved.top
+    def begin(self, sweep: Reverse, saved: Any, gradient: Operands, work: Any) -> State:
+        """With the stack as online placement left it, or as the plan determines it. In a while loop
+        with a storage, it starts empty."""
+        if isinstance(saved, Placed):
+            return State(saved.slots.leaves, gradient, work, None, *saved[1:])
         positions, starts = np.zeros(slots_used(self.plan), np.int32), []
-        if not is_while:
+        if not sweep.is_while:
             starts, _ = first_advances(self.plan)
         positions[: len(starts)] = starts
-        return integers(positions), None, jnp.int32(max(len(starts) - 1, 0))
+        top = jnp.int32(max(len(starts) - 1, 0))
+        return State(saved.leaves, gradient, work, None, integers(positions), None, top)
 
     def reverse(self, sweep: Reverse, first: Any, count: Any, state: State) -> State:
         """The loop of `revolve`. The path from the newest checkpoint to the next block to reverse

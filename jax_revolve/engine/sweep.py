@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.memories import is_on_host
-from jax_revolve.engine.buffers import Saved, at_slot, keep, write_slot
+from jax_revolve.engine.buffers import Carries, at_slot, empty, keep, slots_used, write_slot
 from jax_revolve.engine.reports import Reports
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.loop import Operands, pick
@@ -137,30 +137,53 @@ class Block:
 
 @dataclass(frozen=True)
 class Way:
-    """Which carries are stored, and where; the rest is in `slots`, `every` and `far`.
+    """Which carries are stored, and where. Its sides are in `slots`, `every` and `far`:
 
-    - `forward(sweep, ...)` and `reverse(sweep, first, count, state)` are its sides for a scan; the
-      second is also a while loop's.
-    - `placing()`: the stack before a while loop, and the function that updates it at a store.
-      Its numbers then give the slot to write, and the step before which to store next.
-    - `empty(carry)`: the buffers of a while loop.
+    - `forward(sweep, last, results)`, for a scan: the results after all blocks except the last, if
+      that is taped, and what is saved (`Saved.way`). `last` is the loop function for the last loop.
+    - `newest(saved, initial)`: the newest checkpoint then, and the step that it enters.
+    - `placing()`, for a while loop: the stack before it, and the function that updates it at a
+      store. Its numbers then give the slot to write, and the step before which to store next.
+    - `empty(carry)`, `store(buffers, carry, slot)` and `saved(buffers, stack)`: its buffers.
+    - `begin(sweep, saved, gradient, work)`: the state before the reverse sweep.
+    - `reverse(sweep, first, count, state)`: the `State` after `count` blocks from block `first` on
+      are reversed, the last one first.
+
+    The methods here are those of carries in one buffer on the device.
     """
 
     plan: Plan
+
+    @property
+    def advances(self) -> list[Advances]:
+        """The advances of the forward sweep of a scan."""
+        raise NotImplementedError
+
+    def forward(self, sweep: Forward, last: ForLoop, results: Results) -> tuple[Results, Any]:
+        slots = empty(slots_used(self.plan), sweep.checkpoint(results), self.plan)
+        results, slots = self.run(sweep, last, (results, slots))
+        return results, Carries(slots)
+
+    def run(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
+        return sweep.run_all(self.advances, last, kept)
+
+    def newest(self, saved: Any, initial: list[Any]) -> tuple[list[Any], int]:
+        slot, step = 0, self.plan.block_size * self.plan.tail
+        for advances in self.advances[-1:]:
+            slot, step = advances.newest
+        return at_slot(saved.leaves, jnp.int32(slot), initial), step
 
     def store(self, buffers: list[Any], carry: list[Any], slot: Any) -> tuple[Any, list[Any]]:
         """The buffers with a checkpoint, and the carry to go on from."""
         return keep(buffers, carry, slot)
 
-    def saved(self, buffers: list[Any], stack: Any) -> Saved:
-        """What the forward sweep of a while loop saves."""
+    def saved(self, buffers: list[Any], stack: Any) -> Any:
         del stack
-        return Saved(buffers)
+        return Carries(buffers)
 
-    def stack(self, saved: Saved, *, is_while: bool) -> tuple[Any, Any, Any]:
-        """Positions, slots and top after the forward sweep; none in loops of static length."""
-        del saved, is_while
-        return None, None, None
+    def begin(self, sweep: "Reverse", saved: Any, gradient: Operands, work: Any) -> Any:
+        del sweep
+        return State(saved.leaves, gradient, work)
 
 
 class State(NamedTuple):
@@ -173,12 +196,12 @@ class State(NamedTuple):
     """
 
     slots: list[Any]
-    start: list[Any] | None
-    positions: Any
-    slot_index: jax.Array | None
-    top: Any
     gradient: Operands
     work: Any
+    start: list[Any] | None = None
+    positions: Any = None
+    slot_index: jax.Array | None = None
+    top: Any = None
 
     def slot(self, entry: jax.Array) -> jax.Array:
         return entry if self.slot_index is None else self.slot_index[entry]

@@ -27,7 +27,7 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import varying_axes, zeros
-from jax_revolve.engine.buffers import Saved
+from jax_revolve.engine.buffers import Carries, Record
 from jax_revolve.engine.sweep import Block
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.jaxprs.parts import part_of
@@ -36,6 +36,17 @@ from jax_revolve.step.examples import done
 from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import read
+
+
+class Walked(NamedTuple):
+    """What the forward sweep saves: the checkpoint at the loop's end; of a scan, the ys that the
+    inverse reads and the checkpoint at the start of the last block; of a while loop, the steps that
+    each example took."""
+
+    end: Carries
+    record: Record = Record([])
+    start: Carries | None = None
+    steps: Any = None
 
 
 class Walk(NamedTuple):
@@ -53,7 +64,7 @@ class WalkBack(Block):
     """A block that is walked back. Its work is a `Walk`."""
 
     def __init__(
-        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, saved: Saved
+        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, saved: Walked
     ) -> None:
         assert steps.loop.trust is not None
         self.size = size
@@ -71,7 +82,7 @@ class WalkBack(Block):
 
     def begin(self) -> Walk:
         """At the end of the loop."""
-        end = self._saved.end or []
+        end = self._saved.end.leaves
         scales = self._scales(end)
         drift = self._drift(end, end, scales)
         return Walk(end, scales, drift, jnp.zeros_like(drift, jnp.int32))
@@ -79,7 +90,8 @@ class WalkBack(Block):
     def reverse_last(
         self, start: int, count: int, gradient: Operands, work: Walk, loop: Any
     ) -> tuple[Operands, Walk]:
-        return self.reverse(self._saved.last_start or [], start, count, gradient, work, loop)
+        assert self._saved.start is not None
+        return self.reverse(self._saved.start.leaves, start, count, gradient, work, loop)
 
     def reverse(
         self,
@@ -90,7 +102,7 @@ class WalkBack(Block):
         work: Walk,
         loop: Any = for_loop,
     ) -> tuple[Operands, Walk]:
-        steps, own, exact, walk = self._steps, self._saved.example_steps, restarted, work
+        steps, own, exact, walk = self._steps, self._saved.steps, restarted, work
 
         def step_back(i: Any, state: tuple[list[Any], Operands, Any]) -> Any:
             after, gradient, is_wrong = state
@@ -121,7 +133,7 @@ class WalkBack(Block):
         flat = [*consts[loop.num_condition_consts :], *carry, *x]
         assert loop.inverse is not None
         unread = list(map(zeros, loop.inverse.in_avals[len(flat) :]))
-        y = substitute(unread, steps.record, read(self._saved.record or [], loop.entry(step)))
+        y = substitute(unread, steps.record, read(self._saved.record.leaves, loop.entry(step)))
 
         def run() -> list[Any]:
             before = pick(call_jaxpr(loop.inverse)(*flat, *y), steps.restart)
