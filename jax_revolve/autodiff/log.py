@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from jax_revolve._compat.jaxprs import source_of_function
 from jax_revolve.autodiff.check import is_on
-from jax_revolve.engine.nest import is_walked_back
+from jax_revolve.engine.nest import block_of
 from jax_revolve.engine.tape.tape import sizes_of
+from jax_revolve.engine.walk_back import WalkBack
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.step.linearized import Linearized
 from jax_revolve.step.loop import Loop, Operands, plan_of
@@ -33,7 +34,7 @@ def show(loop: Loop, step: Linearized, operands: Operands) -> None:
         engine = "static levels" if plan.static_levels else engine
     else:
         kind, engine = f"while loop of at most {loop.length or 'any number of'}", "online"
-    if is_walked_back(loop, plan):
+    if block_of(loop, plan) is WalkBack:
         engine += ", blocks walked back"
     parts = {"consts": active.consts, "carry": active.carry, "xs": active.xs, "ys": active.ys}
     before = sizes.residuals if sizes.uncut is None else sizes.uncut

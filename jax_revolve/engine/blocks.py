@@ -9,44 +9,75 @@ between programs, and another copy of the step's code.
 from typing import Any
 
 from jax_revolve.engine.buffers import Taped
-from jax_revolve.engine.sweep import Block
-from jax_revolve.engine.tape.tape import Pullback, TapedStep
+from jax_revolve.engine.sweep import Block, Forward, Pull, Results
+from jax_revolve.engine.tape.tape import taped_step
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch
-from jax_revolve.step.loop import Operands
-from jax_revolve.step.steps import Steps, for_loop
-from jax_revolve.storage.buffers import Buffers
+from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.steps import for_loop
+from jax_revolve.storage.buffers import Buffers, write
 
 
 class Single(Block):
     """A block of one step. It has no work."""
 
-    size = 1
+    @staticmethod
+    def serves(loop: Loop, plan: Plan) -> bool:
+        del loop
+        return plan.block_size == 1
 
-    def __init__(self, steps: Steps, step: TapedStep, pullback: Pullback) -> None:
-        self._steps, self._step, self._pullback = steps, step, pullback
+    def __init__(self, plan: Plan, pull: Pull, saved: None) -> None:
+        super().__init__(plan, pull, saved)
+        self._pullback = pull.through(1)
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Any
     ) -> tuple[Operands, Any]:
         del count
-        inputs = self._steps.inputs(self._steps.whole(restarted), start)
-        tape = lambda: self._step.run(self._steps, inputs)[2]  # noqa: E731
-        taped = in_a_branch(start >= 0, self._step.step.closed, tape)
+        steps, step = self.pull.steps, self.pull.step
+        inputs = steps.inputs(steps.whole(restarted), start)
+        taped = in_a_branch(start >= 0, step.step.closed, lambda: step.run(steps, inputs)[2])
         return self._pullback.through_step(taped, start, gradient)[0], work
 
 
 class Tape(Block):
     """A block of several steps. Its work is the buffer of the tape."""
 
-    def __init__(
-        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, last: Taped | None
-    ) -> None:
-        """`last` is the tape of the last block."""
-        self.size, self._last = size, last
-        self._steps, self._step, self._pullback = steps, step, pullback
+    tapes = True
+
+    @staticmethod
+    def serves(loop: Loop, plan: Plan) -> bool:
+        del loop, plan
+        return True
+
+    @staticmethod
+    def run_last(
+        sweep: Forward, plan: Plan, results: Results, *, tapes: bool
+    ) -> tuple[Results, Taped | None]:
+        steps, first = sweep.steps, plan.block_size * (plan.blocks - 1)
+        if steps.linearized is None or not tapes:
+            return sweep.run_block(plan, results), None
+        taped = taped_step(steps.linearized)
+
+        def tape_step(i: Any, state: tuple[Results, Buffers]) -> tuple[Results, Buffers]:
+            (carry, ys), tape = state
+            sweep.reports.before_step(first + i)
+            carry, y, stored = taped.run(steps, steps.inputs(carry, first + i))
+            ys = write(ys, pick(y, sweep.keep_ys), steps.loop.entry(first + i))
+            return (carry, ys), write(tape, stored, i)
+
+        # As long as every block's tape, because the reverse sweep reuses the buffers.
+        state, loop = (results, taped.empty(plan.block_size)), sweep.reports.loop(True)
+        results, tape = loop(0, plan.length - first, tape_step, state)
+        return results, Taped(tape)
+
+    def __init__(self, plan: Plan, pull: Pull, saved: Taped | None) -> None:
+        """A while loop has saved no tape."""
+        super().__init__(plan, pull, saved)
+        self._last, self._pullback = saved, pull.through(self.size)
 
     def begin(self) -> Buffers:
-        return self._step.empty(self.size) if self._last is None else self._last.leaves
+        return self.pull.step.empty(self.size) if self._last is None else self._last.leaves
 
     def reverse_last(
         self, start: int, count: int, gradient: Operands, work: Buffers, loop: Any
@@ -56,5 +87,5 @@ class Tape(Block):
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Buffers
     ) -> tuple[Operands, Buffers]:
-        taped = self._step.tape_steps(self._steps, work, restarted, start, count)
+        taped = self.pull.step.tape_steps(self.pull.steps, work, restarted, start, count)
         return self._pullback.through_block(taped, start, count, gradient, for_loop), taped

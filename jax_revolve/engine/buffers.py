@@ -91,14 +91,15 @@ def keep(slots: list[Any], carry: list[Any], slot: jax.Array) -> tuple[list[Any]
     return slots, read(slots, _row(slot))
 
 
-def tapes_the_last_block(plan: Plan) -> bool:
-    """Whether the forward sweep of a scan tapes its last block. For a block of one step, the tape
-    costs more than it saves: buffers between programs, and another copy of the step's code."""
+def runs_the_last_block(plan: Plan) -> bool:
+    """Whether the forward sweep of a scan runs the last block by its own side, to tape it, for
+    example. For a block of one step, a tape costs more than it saves: buffers between programs, and
+    another copy of the step's code."""
     return plan.block_size > 1
 
 
 def slots_used(plan: Plan) -> int:
-    """The number of slots in use. A block that the forward sweep tapes needs no slot."""
-    if plan.segments or plan.levels or not tapes_the_last_block(plan):
+    """The number of slots in use. The last block may need no slot."""
+    if plan.segments or plan.levels or not runs_the_last_block(plan):
         return plan.checkpoints
     return min(plan.checkpoints, max(plan.blocks - 1, 1))

@@ -25,21 +25,21 @@ from jax_revolve.step.steps import for_loop
 class Every(Way):
     """One level, and the way of reversing its parts; `None` where the parts are blocks."""
 
+    plan: Plan
     level: Level
     is_last_run: bool
     """Whether the forward sweep runs the last block by its own way."""
     inner: "Every | None"
 
     @classmethod
-    def of(cls, plan: Plan, *, is_while: bool) -> "Every":
-        """As many parts as there are at run time, for a while loop."""
-        size, every = plan.block_size, None
-        levels = [Level(size)]
+    def of(cls, plan: Plan, *, is_while: bool) -> "Every | None":
+        size, every, levels = plan.block_size, None, list[Level]()
         if not is_while:
             levels = levels_of(plan.length, plan.static_levels, size)
+        elif plan.stores_every_block(is_while=True):
+            levels = [Level(size)]  # as many parts as there are at run time
         for level in reversed(levels):
             every = cls(plan, level, size > 1 and not is_while, every)
-        assert every is not None
         return every
 
     @property

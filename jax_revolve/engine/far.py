@@ -23,6 +23,7 @@ from jax_revolve.engine.buffers import Carries, empty
 from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
 from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Results, Reverse, State, Way
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import for_loop
@@ -41,9 +42,16 @@ class AndTail(NamedTuple):
 
 @dataclass(frozen=True)
 class Far(Way):
+    plan: Plan
     storage: Storage
     inner: Slots
     """The way of the tail, and of each part of a segment."""
+
+    @classmethod
+    def of(cls, plan: Plan, *, is_while: bool) -> "Far | None":
+        del is_while
+        storage = plan.storage_of_segments
+        return None if storage is None else cls(plan, storage, Slots(plan))
 
     def _saved(self, buffers: Buffers) -> Any:
         """The storage's buffers: carries, or tickets of files."""

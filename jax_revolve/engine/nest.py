@@ -41,33 +41,32 @@ import jax
 
 from jax_revolve._compat.values import zeros
 from jax_revolve.engine.blocks import Single, Tape
-from jax_revolve.engine.buffers import Carries, Record, Saved, Taped, tapes_the_last_block
+from jax_revolve.engine.buffers import Saved, Taped, runs_the_last_block
 from jax_revolve.engine.every import Every
 from jax_revolve.engine.far import Far
 from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import Slots
-from jax_revolve.engine.sweep import Forward, Results, Reverse
-from jax_revolve.engine.tape.tape import Pullback, TapedStep, taped_step
-from jax_revolve.engine.walk_back import WalkBack, Walked
+from jax_revolve.engine.sweep import Block, Forward, Pull, Reverse, Way
+from jax_revolve.engine.tape.tape import Pullback, taped_step
+from jax_revolve.engine.walk_back import WalkBack
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.step.linearized import Cotangents, of_init, union, zero_cotangents
+from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Loop, Operands, pick, spread
 from jax_revolve.step.steps import Steps
-from jax_revolve.storage.buffers import Buffers, write
+
+WAYS: tuple[type[Way], ...] = (Far, Every, Slots)
+BLOCKS: tuple[type[Block], ...] = (WalkBack, Single, Tape)
+"""The first that serves a plan reverses it."""
 
 
-def way_of(plan: Plan, *, is_while: bool) -> Slots | Every | Far:
+def way_of(plan: Plan, *, is_while: bool) -> Way:
     """Where checkpoints are, and when."""
-    if plan.storage_of_segments is not None:
-        return Far(plan, plan.storage_of_segments, Slots(plan))
-    static = plan.stores_every_block(is_while=True) if is_while else bool(plan.static_levels)
-    return Every.of(plan, is_while=is_while) if static else Slots(plan)
+    return next(way for each in WAYS if (way := each.of(plan, is_while=is_while)))
 
 
-def is_walked_back(loop: Loop, plan: Plan) -> bool:
-    """Whether blocks are walked back by an inverse of the step. A block of one step is not."""
-    return loop.inverse is not None and plan.block_size > 1
+def block_of(loop: Loop, plan: Plan) -> type[Block]:
+    return next(kind for kind in BLOCKS if kind.serves(loop, plan))
 
 
 # The forward sweep of a scan (`online` is the forward sweep of a while loop)
@@ -78,45 +77,17 @@ def run_forward_offline(
 ) -> tuple[list[Any], Saved]:
     """The final carry, the ys that are kept, and what is saved: the checkpoints and, if the sweep
     `tapes`, the last block's tape."""
-    is_walked = is_walked_back(steps.loop, plan)
-    kept_ys = union(keep_ys, steps.record) if is_walked else keep_ys
+    kind = block_of(steps.loop, plan)
+    kept_ys = kind.kept_ys(steps, keep_ys)
     sweep = Forward(steps, kept_ys, Reports(steps.loop, FORWARD, plan.length))
     _, ys = steps.loop.results(steps.loop.output_types)
-    results = steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))
-    loop = sweep.reports.loop(not tapes_the_last_block(plan))
+    results, of_block = (steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))), None
+    loop = sweep.reports.loop(not runs_the_last_block(plan))
     results, of_way = way_of(plan, is_while=False).forward(sweep, loop, results)
-    last_start, of_block = Carries(sweep.checkpoint(results)), None
-    if tapes_the_last_block(plan):
-        linearized = steps.linearized if tapes and not is_walked else None
-        step = None if linearized is None else taped_step(linearized)
-        results, of_block = _last_block(sweep, plan, results, step)
-    ys = spread(results[1], kept_ys)
-    if is_walked:
-        end, record = Carries(sweep.checkpoint(results)), Record(pick(ys, steps.record))
-        of_block = Walked(end, record, last_start)
-    return [*results[0], *pick(ys, keep_ys)], Saved(of_way, of_block)
-
-
-def _last_block(
-    sweep: Forward, plan: Plan, results: Results, taped: TapedStep | None
-) -> tuple[Results, Taped | None]:
-    """Run the last block. With `taped`, also returns its tape."""
-    first = plan.block_size * (plan.blocks - 1)
-    count, loop = plan.length - first, sweep.reports.loop(True)
-    if taped is None:
-        step = lambda i, results: sweep.run_step(first + i, results)  # noqa: E731
-        return loop(0, count, step, results), None
-
-    def tape_step(i: Any, state: tuple[Results, Buffers]) -> tuple[Results, Buffers]:
-        (carry, ys), tape = state
-        sweep.reports.before_step(first + i)
-        carry, y, stored = taped.run(sweep.steps, sweep.steps.inputs(carry, first + i))
-        ys = write(ys, pick(y, sweep.keep_ys), sweep.steps.loop.entry(first + i))
-        return (carry, ys), write(tape, stored, i)
-
-    # As long as every block's tape, because the reverse sweep reuses the buffers.
-    results, tape = loop(0, count, tape_step, (results, taped.empty(plan.block_size)))
-    return results, Taped(tape)
+    if runs_the_last_block(plan):
+        results, of_block = kind.run_last(sweep, plan, results, tapes=tapes)
+    ys = pick(spread(results[1], kept_ys), keep_ys)
+    return [*results[0], *ys], Saved(of_way, of_block)
 
 
 def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
@@ -143,26 +114,20 @@ def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) 
         xs=zero_cotangents(operands.xs, activity.xs),
     )
     is_while, size = steps.loop.condition is not None, plan.block_size
-    total, is_last_run = saved.steps if is_while else plan.length, size > 1 and not is_while
+    total = saved.steps if is_while else plan.length
+    is_last_run = runs_the_last_block(plan) and not is_while
     way, step = way_of(plan, is_while=is_while), taped_step(steps.linearized)
     advance = jax.jit(steps.advance)
     reports = Reports(steps.loop, REVERSE, total)
     before_step = lambda step: reports.before_step(total - 1 - step)  # noqa: E731
-    is_walked = is_walked_back(steps.loop, plan)
-    pullback = Pullback(step, steps, 1 if is_walked else size, cotangents.ys, before_step)
-    block: Any
-    if is_walked:
-        block = WalkBack(size, steps, step, pullback, saved.block)
-    elif size == 1:
-        block = Single(steps, step, pullback)
-    else:
-        last = saved.block
-        if last is None and is_last_run:
-            last = tape_the_last_block(steps, plan, saved)
-        block = Tape(size, steps, step, pullback, last)
+    through = lambda size: Pullback(step, steps, size, cotangents.ys, before_step)  # noqa: E731
+    kind, of_block = block_of(steps.loop, plan), saved.block
+    if kind.tapes and is_last_run and of_block is None:
+        of_block = tape_the_last_block(steps, plan, saved)
+    block = kind(plan, Pull(steps, step, through), of_block)
     sweep = Reverse(steps, total, block, reports, advance)
     blocks, work = -(-total // size), block.begin()
-    if is_last_run and not isinstance(block, Single):
+    if is_last_run:
         blocks -= 1
         start = size * blocks
         count, loop = total - start, reports.loop(start == 0)

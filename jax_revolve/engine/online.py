@@ -20,12 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_revolve.engine.buffers import Carries, Saved
+from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.every import Every
-from jax_revolve.engine.nest import is_walked_back, way_of
+from jax_revolve.engine.nest import block_of, way_of
 from jax_revolve.engine.placement import Stack
 from jax_revolve.engine.reports import Reports
-from jax_revolve.engine.walk_back import Walked
 from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.examples import any_example
@@ -72,8 +71,8 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
     buffers = way.empty(steps.initial())
     stack = stack._replace(numbers=reports.begin(stack.numbers))
     going = loop.holds(consts, init)
-    is_walked = is_walked_back(loop, plan)
-    none = jnp.zeros_like(going, jnp.int32) if is_walked else None
+    kind = block_of(loop, plan)
+    none = jnp.zeros_like(going, jnp.int32) if kind.counts_steps_of_examples else None
     stack, _, example_steps, carry, buffers = lax.while_loop(
         lambda state: go_on(state[0].numbers, state[1], plan.length),
         store_and_advance,
@@ -81,7 +80,5 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
     )
     num_steps = stack.numbers[0]
     reports.end(num_steps)
-    of_block = None
-    if is_walked:
-        of_block = Walked(Carries(pick(carry, restart)), steps=example_steps)
+    of_block = kind.saved(pick(carry, restart), example_steps)
     return carry, Saved(way.saved(buffers, stack), of_block, num_steps)

@@ -20,6 +20,7 @@ Source: A. Griewank and A. Walther, "Algorithm 799: revolve", ACM TOMS 26(1), 20
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -53,7 +54,15 @@ class Placed(NamedTuple):
     top: Any
 
 
+@dataclass(frozen=True)
 class Slots(Way):
+    plan: Plan
+
+    @classmethod
+    def of(cls, plan: Plan, *, is_while: bool) -> "Slots":
+        del is_while
+        return cls(plan)
+
     @property
     def advances(self) -> list[Advances]:
         """The advances of a scan's forward sweep, grouped by equal lengths."""

@@ -3,18 +3,20 @@
 The ways themselves are `slots`, `every`, `far` and `blocks`; `nest` puts them together.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.memories import is_on_host
 from jax_revolve.engine.buffers import Carries, at_slot, empty, keep, slots_used, write_slot
+from jax_revolve.engine.placement import Stack
 from jax_revolve.engine.reports import Reports
+from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.step.loop import Operands, pick
+from jax_revolve.step.loop import Loop, Operands, pick
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import write
 
@@ -56,6 +58,12 @@ class Forward(NamedTuple):
         self.reports.before_step(step)
         carry, y = self.steps.step(results[0], step)
         return carry, write(results[1], pick(y, self.keep_ys), self.steps.loop.entry(step))
+
+    def run_block(self, plan: Plan, results: Results) -> Results:
+        """Run the last block."""
+        first = plan.block_size * (plan.blocks - 1)
+        step = lambda i, results: self.run_step(first + i, results)  # noqa: E731
+        return self.reports.loop(True)(0, plan.length - first, step, results)
 
     def checkpoint(self, results: Results) -> list[Any]:
         return pick(results[0], self.steps.restart)
@@ -107,10 +115,43 @@ def _write_behind(kept: list[Any], carry: list[Any], index: Any) -> list[Any]:
 
 
 class Block:
-    """How the steps between two neighboring positions of checkpoints are reversed. `work` is what
-    the blocks of a sweep have in common, such as a buffer."""
+    """How the steps between two neighboring positions of checkpoints are reversed: see `blocks` and
+    `walk_back`. `work` is what the blocks of a sweep have in common, such as a buffer."""
 
-    size: int
+    tapes = False
+    """Whether the forward sweep of a scan tapes the last block on its way."""
+    counts_steps_of_examples = False
+    """Whether the forward sweep of a while loop must count the steps of each example."""
+
+    @staticmethod
+    def serves(loop: Loop, plan: Plan) -> bool:
+        """Whether the blocks of this loop are reversed in this way."""
+        raise NotImplementedError
+
+    @staticmethod
+    def kept_ys(steps: Steps, wanted: Sequence[bool]) -> Sequence[bool]:
+        """The ys that the forward sweep keeps."""
+        del steps
+        return wanted
+
+    @staticmethod
+    def run_last(
+        sweep: Forward, plan: Plan, results: Results, *, tapes: bool
+    ) -> tuple[Results, Any]:
+        """Run the last block of a scan. Returns what is saved, too, which is `Saved.block`. The
+        block is not taped unless the sweep `tapes`."""
+        del tapes
+        return sweep.run_block(plan, results), None
+
+    @staticmethod
+    def saved(end: list[Any], example_steps: Any) -> Any:
+        """What is saved at the end of a while loop, as `Saved.block`."""
+        del end, example_steps
+        return None
+
+    def __init__(self, plan: Plan, pull: "Pull", saved: Any) -> None:
+        del saved
+        self.size, self.pull = plan.block_size, pull
 
     def begin(self) -> Any:
         """The work before the first block that is reversed."""
@@ -119,7 +160,7 @@ class Block:
     def reverse_last(
         self, start: int, count: int, gradient: Operands, work: Any, loop: ForLoop
     ) -> tuple[Operands, Any]:
-        """Pull cotangents back through the last block, from what the forward sweep kept of it."""
+        """Pull cotangents back through the last block of a scan, from what is saved of it."""
         raise NotImplementedError
 
     def reverse(
@@ -135,31 +176,22 @@ class Block:
         return gradient
 
 
-@dataclass(frozen=True)
-class Way:
-    """Which carries are stored, and where. Its sides are in `slots`, `every` and `far`:
-
-    - `forward(sweep, last, results)`, for a scan: the results after all blocks except the last, if
-      that is taped, and what is saved (`Saved.way`). `last` is the loop function for the last loop.
-    - `newest(saved, initial)`: the newest checkpoint then, and the step that it enters.
-    - `placing()`, for a while loop: the stack before it, and the function that updates it at a
-      store. Its numbers then give the slot to write, and the step before which to store next.
-    - `empty(carry)`, `store(buffers, carry, slot)` and `saved(buffers, stack)`: its buffers.
-    - `begin(sweep, saved, gradient, work)`: the state before the reverse sweep.
-    - `reverse(sweep, first, count, state)`: the `State` after `count` blocks from block `first` on
-      are reversed, the last one first.
-
-    The methods here are those of carries in one buffer on the device.
-    """
+class Way(ABC):
+    """Which carries are stored, and where: see `slots`, `every` and `far`. The methods with code
+    are those of carries in one buffer on the device."""
 
     plan: Plan
 
-    @property
-    def advances(self) -> list[Advances]:
-        """The advances of the forward sweep of a scan."""
-        raise NotImplementedError
+    @classmethod
+    @abstractmethod
+    def of(cls, plan: Plan, *, is_while: bool) -> Self | None:
+        """The way of this plan, or `None`."""
+
+    # The forward sweep of a scan
 
     def forward(self, sweep: Forward, last: ForLoop, results: Results) -> tuple[Results, Any]:
+        """Run all blocks except the last, if that is run by its own side, with the loop function
+        `last` for the last loop. Returns what is saved, too, which is `Saved.way`."""
         slots = empty(slots_used(self.plan), sweep.checkpoint(results), self.plan)
         results, slots = self.run(sweep, last, (results, slots))
         return results, Carries(slots)
@@ -167,23 +199,47 @@ class Way:
     def run(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
         return sweep.run_all(self.advances, last, kept)
 
+    @property
+    def advances(self) -> list[Advances]:
+        raise NotImplementedError
+
     def newest(self, saved: Any, initial: list[Any]) -> tuple[list[Any], int]:
+        """The newest checkpoint after it, and the step that it enters."""
         slot, step = 0, self.plan.block_size * self.plan.tail
         for advances in self.advances[-1:]:
             slot, step = advances.newest
         return at_slot(saved.leaves, jnp.int32(slot), initial), step
 
+    # The forward sweep of a while loop
+
+    @abstractmethod
+    def placing(self) -> tuple[Stack, Callable[[Stack], Stack]]:
+        """The stack before the loop, and the function that updates it at a store. Its numbers then
+        give the slot to write, and the step before which to store next."""
+
+    @abstractmethod
+    def empty(self, carry: list[Any]) -> list[Any]:
+        """Buffers for carries like this one."""
+
     def store(self, buffers: list[Any], carry: list[Any], slot: Any) -> tuple[Any, list[Any]]:
         """The buffers with a checkpoint, and the carry to go on from."""
         return keep(buffers, carry, slot)
 
-    def saved(self, buffers: list[Any], stack: Any) -> Any:
+    def saved(self, buffers: list[Any], stack: Stack) -> Any:
+        """What is saved, as `Saved.way`."""
         del stack
         return Carries(buffers)
 
+    # The reverse sweep
+
     def begin(self, sweep: "Reverse", saved: Any, gradient: Operands, work: Any) -> Any:
+        """The state before it."""
         del sweep
         return State(saved.leaves, gradient, work)
+
+    @abstractmethod
+    def reverse(self, sweep: "Reverse", first: Any, count: Any, state: Any) -> "State":
+        """Reverse `count` blocks from block `first` on, the last one first."""
 
 
 class State(NamedTuple):
@@ -205,6 +261,15 @@ class State(NamedTuple):
 
     def slot(self, entry: jax.Array) -> jax.Array:
         return entry if self.slot_index is None else self.slot_index[entry]
+
+
+class Pull(NamedTuple):
+    """What every kind of block pulls cotangents back with."""
+
+    steps: Steps
+    step: TapedStep
+    through: Callable[[int], Pullback]
+    """The pullback of taped steps, for a tape of so many."""
 
 
 class Reverse(NamedTuple):

@@ -16,6 +16,7 @@ step (leapfrog, reversible networks) computes the same terms as the step, and XL
 way back then costs one evaluation, not two.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -28,12 +29,13 @@ from jax import lax
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import varying_axes, zeros
 from jax_revolve.engine.buffers import Carries, Record
-from jax_revolve.engine.sweep import Block
-from jax_revolve.engine.tape.tape import Pullback, TapedStep
+from jax_revolve.engine.sweep import Block, Forward, Pull, Results
 from jax_revolve.jaxprs.parts import part_of
+from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch, largest_entry
 from jax_revolve.step.examples import done
-from jax_revolve.step.loop import Operands, is_inexact, pick, substitute
+from jax_revolve.step.linearized import union
+from jax_revolve.step.loop import Loop, Operands, is_inexact, pick, spread, substitute
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import read
 
@@ -61,15 +63,37 @@ class Walk(NamedTuple):
 
 
 class WalkBack(Block):
-    """A block that is walked back. Its work is a `Walk`."""
+    """A block that is walked back. Its work is a `Walk`. A block of one step is taped."""
 
-    def __init__(
-        self, size: int, steps: Steps, step: TapedStep, pullback: Pullback, saved: Walked
-    ) -> None:
+    counts_steps_of_examples = True
+
+    @staticmethod
+    def serves(loop: Loop, plan: Plan) -> bool:
+        return loop.inverse is not None and plan.block_size > 1
+
+    @staticmethod
+    def kept_ys(steps: Steps, wanted: Sequence[bool]) -> Sequence[bool]:
+        return union(wanted, steps.record)
+
+    @staticmethod
+    def run_last(
+        sweep: Forward, plan: Plan, results: Results, *, tapes: bool
+    ) -> tuple[Results, Walked]:
+        del tapes
+        start, results = sweep.checkpoint(results), sweep.run_block(plan, results)
+        record = pick(spread(results[1], sweep.keep_ys), sweep.steps.record)
+        return results, Walked(Carries(sweep.checkpoint(results)), Record(record), Carries(start))
+
+    @staticmethod
+    def saved(end: list[Any], example_steps: Any) -> Walked:
+        return Walked(Carries(end), steps=example_steps)
+
+    def __init__(self, plan: Plan, pull: Pull, saved: Walked) -> None:
+        super().__init__(plan, pull, saved)
+        self._steps, step, through = pull
+        steps, traced = self._steps, step.step
         assert steps.loop.trust is not None
-        self.size = size
-        self._steps, self._pullback, self._saved = steps, pullback, saved
-        self._trust, traced = steps.loop.trust, step.step
+        self._trust, self._pullback, self._saved = steps.loop.trust, through(1), saved
         self._closed = traced.closed
         inputs = [*traced.shared, *traced.carry, *traced.x]
         after = pick(traced.results[: steps.loop.num_carry], steps.restart)
