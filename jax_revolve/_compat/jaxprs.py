@@ -1,7 +1,8 @@
 """The classes of jaxprs, and JAX's functions for them that are not public."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 from jax.core import eval_jaxpr as eval_jaxpr
 from jax.extend.core import Jaxpr as Jaxpr
@@ -23,6 +24,24 @@ _HIGH = {
 of objects for which our code for the old primitives is right."""
 
 call_jaxpr = jaxpr_as_fun
+
+
+class _WithFacts(list[Any]):
+    """The equations of a jaxpr. They hold what is known of it, because a jaxpr takes no attributes,
+    and values in a dictionary of weak keys that refer to their key would keep it alive for ever.
+    Jaxprs that JAX makes from this one have other lists."""
+
+    def __init__(self, equations: list[Any]) -> None:
+        super().__init__(equations)
+        self.of = WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]]()  # some share equations
+
+
+def facts_of(closed: ClosedJaxpr) -> dict[Hashable, Any]:
+    """What is known of a jaxpr, which is forgotten with it."""
+    jaxpr: Any = closed.jaxpr
+    if not isinstance(jaxpr.eqns, _WithFacts):
+        jaxpr._eqns = _WithFacts(jaxpr.eqns)
+    return jaxpr.eqns.of.setdefault(closed, {})
 
 
 def is_literal(atom: Any) -> TypeGuard[Literal]:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.callbacks import callback_effects
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, facts_of
 from jax_revolve._compat.values import AbstractValue, as_array, explicit_mesh, laid_out
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import with_functions
@@ -227,27 +226,24 @@ def is_inexact(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
-_KNOWN: WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]] = WeakKeyDictionary()
-
-
 def once(function: Any, key: tuple[Hashable, ...], find: Callable[[], T]) -> T:
     """`find()`, or its earlier result for this very function and an equal key.
 
     JAX traces the step of an outer loop several times, and each trace needs the same facts about
     the loops inside. Without this cache, the time would grow exponentially with the depth of the
-    nest. The function is a loop, or another tuple that begins with a jaxpr. `find` must not return
-    tracers. Threads that call it at once, because no lock is held while JAX traces, all get the
-    result that is stored first.
+    nest. The function is a loop, or another tuple that begins with a jaxpr, which holds its facts:
+    they are forgotten together. `find` must not return tracers. Threads that call it at once,
+    because no lock is held while JAX traces, all get the result that is stored first.
     """
     jaxpr, *rest = function
-    known = _KNOWN.setdefault(jaxpr, {})
+    known = facts_of(jaxpr)
     key += _without(jaxpr, tuple(rest))
     return known[key] if key in known else known.setdefault(key, find())
 
 
 def _without(jaxpr: ClosedJaxpr, fields: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The fields of a function without its jaxpr, to which the key must hold no strong reference.
-    The fields may be functions with the same jaxpr."""
+    """The fields of a function without its jaxpr, which need not be hashed again. The fields may be
+    functions with the same jaxpr."""
     return tuple(
         _without(jaxpr, field[1:]) if isinstance(field, tuple) and field[:1] == (jaxpr,) else field
         for field in fields

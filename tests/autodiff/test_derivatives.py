@@ -3,6 +3,7 @@
 import gc
 import logging
 from functools import partial
+from tempfile import gettempdir
 from typing import Any
 
 import jax
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec as P
 from support.oracles import assert_like_lax, by_python, scan_as_while, with_reverse_rule
 
-from jax_revolve import bounded_while_loop, checkpointed_scan
-from jax_revolve.step import loop
+from jax_revolve import Disk, bounded_while_loop, checkpointed_scan
 
 quick = pytest.mark.usefixtures("compile_quickly")
 
@@ -189,20 +190,47 @@ def test_no_tracer_leaves_its_trace(step: Any, loop: str) -> None:
         jax.grad(loss)(jnp.ones(3))
 
 
-def test_what_is_known_of_a_loop_is_forgotten_with_it() -> None:
-    """The primal half of a step that is its own was remembered, and with it the loop."""
-    loops = loop._KNOWN  # pyright: ignore[reportPrivateUsage]
+def sine_with_rule(x: Any) -> Any:
+    """With a rule made where it is used."""
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.cos(x) * ct,))
+    return sine(x)
 
-    def known_after(weight: float) -> int:
-        def loss(x: Any) -> Any:
-            return checkpointed_scan(lambda c, _: (jnp.sin(weight * c), None), x, None, 5)[0]
 
-        jax.jit(jax.jacfwd(jax.grad(loss)))(0.3)
+FORGOTTEN: dict[str, Any] = {
+    "rule": lambda x, n: checkpointed_scan(lambda c, _: (n * sine_with_rule(c), None), x, None, 5)[
+        0
+    ],
+    "inverse": lambda x, n: checkpointed_scan(
+        lambda c, _: (n * c, None), x, None, 5, inverse=lambda c, *_: c / n
+    )[0],
+    "files": lambda x, n: checkpointed_scan(
+        lambda c, _: (jnp.sin(n * c), None),
+        x,
+        None,
+        5,
+        checkpoints=1,
+        storage=Disk(gettempdir(), checkpoints=2, transfer=0.1),
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+@quick
+def test_what_is_known_of_a_loop_is_forgotten_with_it(name: str) -> None:
+    """A fact that referred to its loop kept it for ever: a Hessian with files, anything with an
+    inverse."""
+
+    def left_after(n: float) -> int:
+        loss = lambda x: jnp.sum(FORGOTTEN[name](x, n) ** 2)  # noqa: E731
+        jax.jit(jax.hessian(loss))(jnp.ones(2))
+        jax.vmap(jax.vjp(jax.grad(loss), jnp.ones(2))[1])(jnp.ones((3, 2)))
+        jax.grad(loss)(jnp.ones(2))
         jax.clear_caches()
         gc.collect()
-        return len(loops)
+        return sum(isinstance(x, Jaxpr) for x in gc.get_objects())
 
-    assert known_after(1.0) == known_after(2.0)
+    assert left_after(0.5) == left_after(0.6)
 
 
 # Rules

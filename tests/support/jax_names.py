@@ -24,6 +24,11 @@ NAMES = (
         "programs are changed without tracing them again",
         "AttributeError in checkpoint_loops",
     ),
+    Names(
+        "jax.extend.core.Jaxpr: _eqns",
+        "what is known of a loop is to be forgotten with it, and a jaxpr takes no attributes",
+        "AttributeError in any loop",
+    ),
     Names("jax.core: ShapedArray Tracer eval_jaxpr", "types of values, and open jaxprs to run"),
     Names(
         "jax.interpreters.ad: Zero add_jaxvals instantiate_zeros is_undefined_primal "
