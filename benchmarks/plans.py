@@ -1,8 +1,8 @@
 """The loss by prediction: the time of the plan that is chosen, over that of the quickest plan.
 
 Of each workload and budget, plans of all kinds that fit are timed in turns. The quickest is chosen
-by half of the rounds, and all are compared by the other half, so that luck does not count. The
-others are what is chosen by prediction, and by `explain(..., measure=True)`.
+by half of the rounds, and compared with the predicted one by the other half, so that luck does not
+count.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,6 @@ MOST_OF_FEWEST = 1.6
 
 ROUNDS = 14
 """Half of them choose, and half of them compare."""
-MEASURING = 20.0
-"""Seconds for `measure=True`."""
 
 
 def measurements(quick: bool) -> Iterator[Measurement]:
@@ -53,18 +51,15 @@ def _of_workload(workload: Workload, shares: tuple[float, ...], quick: bool) -> 
 
 
 def _within(workload: Workload, compile: Compiler, budget: int, quick: bool) -> Record:
-    within = {"memory": budget}
-    predicted, length = explained(workload, within), workload.length
-    seconds = 2.0 if quick else MEASURING
-    measured = explained(workload, within, measure=True, seconds=seconds)
-    chosen = {"predicted": predicted.plan, "measured": measured.plan}
+    report, length = explained(workload, {"memory": budget}), workload.length
+    chosen = report.plan
     others: list[Any] = []
     for block_size in (*(k for k in BLOCKS if k < length), length):
         with suppress(ValueError):  # does not fit
-            others.append(quickest(length, predicted.sizes, budget, block_size=block_size))
-    fewest = min(plan.evaluations for plan in [*others, *chosen.values()])
+            others.append(quickest(length, report.sizes, budget, block_size=block_size))
+    fewest = min(plan.evaluations for plan in [*others, chosen])
     others = [plan for plan in others if plan.evaluations <= MOST_OF_FEWEST * fewest]
-    plans = list(dict.fromkeys([*chosen.values(), *others]))
+    plans = list(dict.fromkeys([chosen, *others]))
     programs = [
         compile(Contender("", partial(checkpointed_scan, plan=plan)))
         for plan in tqdm(plans, desc="Compiling", leave=False)
@@ -75,9 +70,7 @@ def _within(workload: Workload, compile: Compiler, budget: int, quick: bool) -> 
     odd = {plan: median(each[1::2]) for plan, each in zip(plans, times, strict=True)}
     best = min(even, key=lambda plan: even[plan])
     record: Record = {"plans": len(plans), "best": in_words(best), "best_ms": 1e3 * odd[best]}
-    for name, plan in chosen.items():
-        record |= {name: in_words(plan), f"{name}_loss": odd[plan] / odd[best] - 1}
-    return record
+    return record | {"predicted": in_words(chosen), "predicted_loss": odd[chosen] / odd[best] - 1}
 
 
 def in_words(plan: Any) -> str:
@@ -88,8 +81,8 @@ def in_words(plan: Any) -> str:
 TABLES = {
     "plans": Table(
         "Gradients with `memory=` a share of what `lax.scan` takes {where}: the"
-        " fastest of the plans that fit, and how much longer others take: the one"
-        " predicted to be fastest, and the one that `measure=True` finds (`benchmarks/plans.py`):",
+        " fastest of the plans that fit, and how much longer the one predicted to be fastest takes"
+        " (`benchmarks/plans.py`):",
         lambda results: results.runs,
         [
             ("loop", "{workload}"),
@@ -97,7 +90,6 @@ TABLES = {
             ("fastest", "{best}"),
             ("time", "{best_ms:.0f} ms"),
             ("predicted", "{predicted_loss:+.0%}"),
-            ("`measure=True`", "{measured_loss:+.0%}"),
         ],
     ),
 }

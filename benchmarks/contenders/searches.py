@@ -132,10 +132,10 @@ def plan_within(workload: Workload, budget: int, **options: Any) -> Any:
         return None
 
 
-def explained(workload: Workload, options: dict[str, Any] | None = None, **how: Any) -> Report:
+def explained(workload: Workload, options: dict[str, Any] | None = None) -> Report:
     """The report of the workload's loop, as a `checkpointed_scan` with these options."""
     loss = partial(workload.loss, partial(checkpointed_scan, **options or {}))
-    return explain(loss, **how)(workload.active, workload.passive).loops[0]
+    return explain(loss)(workload.active, workload.passive).loops[0]
 
 
 def _planned(name: str, loop: Loop, budget: int, plan: Any) -> Contender:
