@@ -12,7 +12,6 @@ from jax_revolve.schedule import actions as actions
 from jax_revolve.schedule.arguments import Memory as Memory
 from jax_revolve.schedule.cost import Sizes as Sizes
 from jax_revolve.schedule.planning import Checkpoints as Checkpoints
-from jax_revolve.schedule.report import Measurement as Measurement
 from jax_revolve.schedule.report import Report as Report
 from jax_revolve.schedule.storage import Storage as Storage
 from jax_revolve.step.loop import NoReverseMode as NoReverseMode

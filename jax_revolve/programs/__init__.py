@@ -5,7 +5,6 @@ each, and runs the jaxpr with these loops replaced.
 
 - `rewrite`: `checkpoint_loops`, and changes that a function makes to Flax NNX modules.
 - `explain`: the plan, the memory and the evaluations of every loop in a function.
-- `measure`: measured times and bytes of gradients, for a few plans.
 - `find`: the loops in a jaxpr, at any depth, their sizes and replacements, and equations whose
   loops stay unchanged.
 - `choice`: which loops to checkpoint, with which options.

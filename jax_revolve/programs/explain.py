@@ -2,26 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
-import equinox as eqx
 import jax
 
 from jax_revolve._compat.interpreters import filtered_traceback
-from jax_revolve._compat.jaxprs import name_of
-from jax_revolve.jaxprs.evaluate import run_each, run_in_place
-from jax_revolve.jaxprs.walk import CALLS, inner_programs
 from jax_revolve.programs.choice import Choice
 from jax_revolve.programs.find import (
     FoundLoop,
-    Key,
     Replacements,
     find_not_entered,
-    is_in,
     takes_derivatives,
 )
-from jax_revolve.programs.measure import check_arrays, check_limit, measured_report
 from jax_revolve.programs.rewrite import check_function, trace
 from jax_revolve.programs.share import Outlays, around, of_each_step, of_plan, of_program
 from jax_revolve.schedule.arguments import counted, readable
@@ -125,34 +117,22 @@ class Explanation(Printed):
             yield f"The loops in {name} are left alone: {reason}."
 
 
-def explain(
-    fun: Callable[..., Any], *, measure: bool = False, seconds: float = 60.0
-) -> Callable[..., Explanation]:
+def explain(fun: Callable[..., Any]) -> Callable[..., Explanation]:
     """Every loop that a function runs, and for each one its plan, memory and evaluations.
 
     It finds the loops of this library and the loops of `jax.lax`, at any depth. Of a loop of
     `jax.lax`, it shows the plan that [`jax_revolve.checkpoint_loops`][] would give it. To see the
     plans for other options, explain the result: `explain(checkpoint_loops(fun, memory="1GB"))`.
 
-    Nothing runs unless `measure=True`: `fun` is traced, so arguments may be shapes, and `explain`
-    also works inside `jax.jit`. Apply it to the function that is differentiated, not to its
-    gradient. Sizes assume that everything differentiable is differentiated; a gradient with
-    respect to less has fewer residuals. They are for one device inside `jax.shard_map`, and where
-    types carry the sharding (`AxisType.Explicit`); elsewhere they count whole arrays.
+    Nothing runs: `fun` is traced, so arguments may be shapes, and `explain` also works inside
+    `jax.jit`. Apply it to the function that is differentiated, not to its gradient. Sizes assume
+    that everything differentiable is differentiated; a gradient with respect to less has fewer
+    residuals. They are for one device inside `jax.shard_map`, and where types carry the sharding
+    (`AxisType.Explicit`); elsewhere they count whole arrays.
 
     **Arguments:**
 
     - `fun`: the function.
-    - `measure`: `True` measures the time and the memory of the gradients of loops that are in no
-        other loop. It evaluates `fun` once, to get the loops' operands. Then it compiles each
-        loop's gradient with its plan and, if the plan was chosen to fit in an amount of memory, up
-        to seven others of different kinds that fit in there and are predicted to be at most 1.6
-        times as slow. Each runs up to 31 times, in turns with the others, effects included. The
-        fastest is the loop's `plan`. Loops under `jax.lax.cond` or `jax.shard_map` are not
-        measured. A tqdm bar shows the progress.
-    - `seconds`: with `measure=True`, the time after which it ends, which the loops share: a number
-        > 0. At least one plan of each loop is measured, in two runs after its first. Ctrl-C ends
-        the measurements of a loop, and keeps those made by then.
 
     **Returns:**
 
@@ -163,9 +143,8 @@ def explain(
 
     **Raises:**
 
-    What `fun` raises; `TypeError` or `ValueError` if an argument is not as above; `ValueError` if
-    `memory` of a loop is less than the least possible, or if `measure=True` and an argument is no
-    array: a shape, or traced by `jax.jit` or another transformation.
+    What `fun` raises; `TypeError` if `fun` is no function; `ValueError` if `memory` of a loop is
+    less than the least possible.
 
     !!! Example
 
@@ -186,14 +165,9 @@ def explain(
         ```
     """
     check_function(fun)
-    limit = check_limit(measure, seconds)
 
     @filtered_traceback
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        is_input = lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
-        inputs = jax.tree.leaves(eqx.filter((args, kwargs), is_input))
-        if limit is not None:
-            check_arrays(inputs)
         with jax.disable_jit(False):
             closed, loops, *_ = trace(fun, args, kwargs)
             replacements = Choice().replacements(loops)
@@ -201,10 +175,6 @@ def explain(
             refused = {key: r for key, r in replacements.items() if r.plan is None}
             now, then = reports_on(loops, refused), reports_on(loops, replacements)
             shown = {loop: now[loop] if loop.is_own else then[loop] for loop in loops}
-            if limit is not None:
-                check_arrays(closed.consts)
-                shown |= _measured(closed, inputs, shown, replacements, limit)
-                now, then = _with_plans(now, shown), _with_plans(then, shown)
         evaluations = _evaluations(shown)
         rows = tuple((loop, report, evaluations[loop]) for loop, report in shown.items())
         return Explanation(
@@ -245,13 +215,6 @@ def memory_of(reports: Reports, replacements: Replacements) -> int:
     return of_program(list(reports), outlays)[0].memory
 
 
-def _with_plans(reports: Reports, others: Reports) -> Reports:
-    return {
-        loop: report and other and replace(report, plan=other.plan)
-        for (loop, report), other in zip(reports.items(), others.values(), strict=True)
-    }
-
-
 def _evaluations(reports: Reports) -> dict[FoundLoop, int]:
     """How often each loop's step is evaluated in a gradient of the function. The plan of an outer
     loop determines how often its step is evaluated. Only the last evaluation is differentiated, and
@@ -269,42 +232,3 @@ def _evaluations(reports: Reports) -> dict[FoundLoop, int]:
             alone, both = alone * steps + both * (runs - steps), both * steps
         found[loop] = alone + both
     return found
-
-
-def _measured(
-    closed: Any,
-    inputs: list[Any],
-    reports: Reports,
-    replacements: Replacements,
-    seconds: float,
-) -> dict[FoundLoop, Report]:
-    """The reports on outermost loops, with measurements."""
-    outer = {loop.key: loop for loop in reports if loop.depth == 0 and reports[loop] is not None}
-    if not outer:
-        return {}
-
-    def evaluate(program: Any, inputs: Sequence[Any], around: Key, found: dict[Key, Any]) -> Any:
-        numbers = count()
-
-        def run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-            key = (*around, next(numbers))
-            if key in outer:
-                found[key] = operands
-            elif name_of(eqn) in CALLS and any(is_in(k, key) for k in outer):
-                return evaluate(inner_programs(eqn)[0], operands, (*key, 0), found)
-            return run_in_place(eqn, operands)
-
-        return run_each(program, inputs, run)
-
-    @jax.jit
-    def operands_of_loops(*inputs: Any) -> dict[Key, list[Any]]:
-        evaluate(closed, inputs, (), found := {})
-        return found
-
-    measured: dict[FoundLoop, Report] = {}
-    for key, operands in (found := operands_of_loops(*inputs)).items():
-        loop, report = outer[key], reports[outer[key]]
-        assert report is not None
-        runs = loop.loop({} if loop.is_own else replacements)
-        measured[loop] = measured_report(runs, operands, report, seconds / len(found))
-    return measured

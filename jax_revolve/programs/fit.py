@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax_revolve._compat.interpreters import filtered_traceback
 from jax_revolve._compat.memories import text_of
 from jax_revolve._compat.values import bytes_of
-from jax_revolve.progress.meters import Show, limit_bar
+from jax_revolve.progress.meters import Show, share_bar
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, mistyped, parse_bytes, readable
 from jax_revolve.schedule.report import Printed
 
@@ -102,7 +102,7 @@ def fit(
 
     @filtered_traceback
     def fitted(*args: Any) -> Fitted:
-        with limit_bar() if progress else nullcontext(lambda share, now: None) as show:
+        with share_bar() if progress else nullcontext(lambda share, now: None) as show:
             return _Search(make, args, usable_bytes(args) if most is None else most, show).result()
 
     return fitted

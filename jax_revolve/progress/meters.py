@@ -108,8 +108,8 @@ def tqdm_bars() -> Any:
 
 
 @contextmanager
-def limit_bar() -> Iterator[Show]:
-    """A bar of tqdm for work that has a limit of seconds, if tqdm is installed."""
+def share_bar() -> Iterator[Show]:
+    """A bar of tqdm for work that tells which share of it is done, if tqdm is installed."""
     try:
         bars = tqdm_bars()
     except ImportError:

@@ -21,7 +21,7 @@ Plans:
 - `selection`: the plan with the least predicted time within a memory budget.
 - `storage`: `HostMemory` and `Disk`, the values of `storage=`.
 - `arguments`: checks of arguments, and amounts of memory such as "2GiB".
-- `report`: the plans worth considering, in a table or a picture, with measured times.
+- `report`: the plans worth considering, in a table or a picture.
 - `picture`: one schedule as a picture.
 
 Imports the standard library, NumPy and `profiles.profile` only. All other rooms except `progress`,

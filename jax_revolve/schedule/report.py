@@ -1,50 +1,16 @@
-"""The memory, evaluations and measured times of the plans worth considering, as table and
-picture."""
+"""The memory and evaluations of the plans worth considering, as table and picture."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax_revolve.schedule import cost
 from jax_revolve.schedule.arguments import readable
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, Sizes
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.selection import trade_off
-
-FEWEST_RUNS = 2
-"""The fewest runs of a measurement; with fewer, there are no quartiles."""
-
-
-class Measurement(NamedTuple):
-    """The measured time and bytes of a loop's gradient with one plan.
-
-    - `ms`: the median of the times of its runs, in milliseconds.
-    - `quartiles`: the lower and the upper quartile of the times, in milliseconds.
-    - `runs`: the number of runs that were timed. The first run was not.
-    - `temporaries`: the bytes of the compiled program's temporary buffers: all that it holds except
-        its operands and its results. `None` if the backend does not report it.
-    - `peak`: the most bytes that the device's allocator held until the end of the first run:
-        operands, results and other arrays count. `None` if the device does not report it, or if the
-        process had held more before.
-    """
-
-    ms: float
-    quartiles: tuple[float, float]
-    runs: int
-    temporaries: int | None
-    peak: int | None
-
-    @classmethod
-    def of(
-        cls, seconds: Sequence[float], temporaries: int | None, peak: int | None
-    ) -> "Measurement":
-        """The measurement from the times of at least `FEWEST_RUNS` runs."""
-        ms = [1000 * time for time in seconds]
-        lower, _, upper = quantiles(ms, n=4, method="inclusive")
-        return cls(median(ms), (lower, upper), len(ms), temporaries, peak)
 
 
 class Printed:
@@ -69,11 +35,6 @@ class Report(Printed):
     every plan also needs, by name. `plan` is the chosen plan. `choices` are the plans worth
     considering: each has the least predicted time within its memory. If the chosen plan has
     checkpoints in a storage, the others have none there.
-
-    With `measure=True`, `measured` holds a [`jax_revolve.typing.Measurement`][] of each plan that
-    was run, and `plan` is the fastest of them. `unmeasured` are the plans for which the limit of
-    seconds, or an interrupt, left no time, and `too_large` are those that need more memory than the
-    device has. Other plans are predicted to be slower, and were not tried.
     """
 
     plan: Plan
@@ -84,18 +45,13 @@ class Report(Printed):
     source: str = ""
     runs: int | None = 1
     is_own: bool = True
-    measured: dict[Plan, Measurement] = field(default_factory=dict)
-    unmeasured: list[Plan] = field(default_factory=list)
-    too_large: list[Plan] = field(default_factory=list)
-    is_interrupted: bool = False
 
     @cached_property
     def choices(self) -> list[Plan]:
         plans = trade_off(self.plan.length, self.sizes, is_while=self.is_while)
         if self.sizes.is_walked_back:
             plans = [self.plan]
-        others = (*self.measured, *self.unmeasured, *self.too_large)
-        chosen = dict.fromkeys((*plans, self.plan, *others))
+        chosen = dict.fromkeys((*plans, self.plan))
         return sorted(chosen, key=lambda p: (self.memory(p), -self.evaluations(p)))
 
     def memory(self, plan: Plan) -> int:
@@ -111,7 +67,9 @@ class Report(Printed):
         return runs
 
     def __str__(self) -> str:
-        lines = [*self._sizes(), "", *self._table(), *self._remarks()]
+        lines = [*self._sizes(), "", *self._table()]
+        if self.sizes.work is not None:
+            lines.append(f"Predicted by the profile of {self.sizes.profile}.")
         at_most = "at most " if self.is_while else ""
         title = f"A loop of {at_most}{self.plan.length} steps{self._where}."
         return "\n".join([title, *(f"  {line}" if line else "" for line in lines)])
@@ -152,58 +110,23 @@ class Report(Printed):
         rows = list(map(self._row, self.choices))
         lines = aligned([list(rows[0]), *(list(row.values()) for row in rows)])
         for plan, line in zip([None, *self.choices], lines, strict=True):
-            yield f"{line}  <- {self._mark}" if plan == self.plan else line
+            yield f"{line}  <- chosen" if plan == self.plan else line
 
     def _row(self, plan: Plan) -> dict[str, str]:
-        row = {"checkpoints": checkpoints_of(plan), "block size": str(plan.block_size)}
-        row["memory"] = readable(self.memory(plan))
-        if self.measured:
-            its, known = self.measured.get(plan), lambda x: "" if x is None else readable(x)
-            why = "no time" if plan in self.unmeasured else "not run"
-            why = "too large" if plan in self.too_large else why
-            row["measured"] = known(its and its.temporaries)
-            if self._has_peaks:
-                row["peak"] = known(its and its.peak)
-            row["ms"] = f"{its.ms:.3g}" if its else why
         runs = self.evaluations(plan)
-        row |= {"evaluations": str(runs), "per step": f"{runs / max(plan.length, 1):.2f}"}
+        row = {
+            "checkpoints": checkpoints_of(plan),
+            "block size": str(plan.block_size),
+            "memory": readable(self.memory(plan)),
+            "evaluations": str(runs),
+            "per step": f"{runs / max(plan.length, 1):.2f}",
+        }
         if self.plan.segments:
             row |= {"writes": str(plan.writes), "reads": str(plan.reads)}
         return row
 
-    @property
-    def _has_peaks(self) -> bool:
-        return any(its.peak is not None for its in self.measured.values())
-
-    @property
-    def _mark(self) -> str:
-        if len(self.measured) > 1:
-            return "measured fastest"
-        return "measured" if self.measured else "chosen"
-
-    def _remarks(self) -> Iterator[str]:
-        """Explanations of the table."""
-        if self.measured:
-            yield "measured: the temporaries of the compiled gradient"
-            runs = min(its.runs for its in self.measured.values())
-            yield f"ms: the median of at least {runs} runs"
-            if self._has_peaks:
-                yield "peak: the most bytes that the device has held, operands and results too"
-            if self.unmeasured:
-                why = "interrupted" if self.is_interrupted else "pass more seconds"
-                yield f"no time: {len(self.unmeasured)} plans that may be faster ({why})"
-            if self.too_large:
-                yield "too large: the device has too little memory"
-            if any(
-                p not in {*self.measured, *self.unmeasured, *self.too_large} for p in self.choices
-            ):
-                yield "not run: predicted to be slower"
-        if self.sizes.work is not None:
-            yield f"Predicted by the profile of {self.sizes.profile}."
-
     def plot(self, ax: Any = None) -> Any:
-        """Evaluations per step over memory: of the choices, and of the plans that tape single
-        steps. Printing the report shows the times of plans that are measured.
+        """Evaluations per step over memory: of the choices, and of plans that tape single steps.
 
         **Arguments:**
 
@@ -233,7 +156,7 @@ def plot_reports(reports: Sequence[Report], ax: Any = None) -> Any:
             single = trade_off(length, report.sizes, block_size=1, **how)
             report._draw(ax, single, color="#999999", marker=".", label="single steps (Revolve)")
             report._draw(ax, report.choices, color="#0072B2", marker="o", label="blocks of steps")
-            report._draw(ax, [report.plan], color="#D55E00", label=report._mark, **star)
+            report._draw(ax, [report.plan], color="#D55E00", label="chosen", **star)
             ax.set_title(f"Gradient of a loop of {length} steps{report._where}")
         else:
             report._draw(ax, report.choices, marker="o", label=f"{report.name} of {report.source}")

@@ -35,15 +35,6 @@ MORE_REPETITIONS = 4
 """If more than `FEW` checkpoints fit, we try the most, and the fewest for each of the next
 `MORE_REPETITIONS` repetition numbers."""
 
-MOST_CONTENDERS = 8
-
-DIFFERENT = 1.3
-"""Plans differ in kind if their block sizes or checkpoints differ by this factor."""
-
-CLOSE = 1.6
-"""A plan predicted slower than the fastest by more than this factor cannot be the fastest, because
-predictions of the time that plans do not share are off by up to 30 %."""
-
 
 @lru_cache(maxsize=1024)
 def quickest(
@@ -125,35 +116,6 @@ def trade_off(
             plans.append(plan)
             shortest = time
     return plans
-
-
-def contenders(
-    chosen: Plan,
-    sizes: Sizes,
-    memory: int,
-    *,
-    block_size: int | None = None,
-    is_while: bool = False,
-) -> list[Plan]:
-    """The chosen plan, and plans of other kinds that may be faster than predicted."""
-
-    def time(plan: Plan) -> float:
-        return cost.time(plan, sizes, is_while=is_while)
-
-    fitting = _fitting(chosen.length, sizes, memory, block_size, is_while)
-    longest = CLOSE * min(map(time, [chosen, *fitting]))
-    found = [chosen]
-    for plan in sorted((p for p in fitting if time(p) <= longest), key=time):
-        if len(found) < MOST_CONTENDERS and all(_differ(plan, other) for other in found):
-            found.append(plan)
-    return found
-
-
-def _differ(a: Plan, b: Plan) -> bool:
-    if (a.block_size == 1) != (b.block_size == 1) or len(a.levels) != len(b.levels):
-        return True
-    pairs = ((a.block_size, b.block_size), (a.checkpoints, b.checkpoints))
-    return any(max(pair) >= DIFFERENT * min(pair) for pair in pairs)
 
 
 @lru_cache(maxsize=64)

@@ -127,7 +127,8 @@ def test_products_of_weights() -> None:
     assert report.memory(Plan(64, 3, 64)) == 4 * carry + of_all
 
 
-def test_nothing_runs_and_functions_are_traced_once() -> None:
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_nothing_runs_and_functions_are_traced_once(is_disabled: bool) -> None:
     traced: list[str] = []
     ran: list[None] = []
 
@@ -140,11 +141,22 @@ def test_nothing_runs_and_functions_are_traced_once() -> None:
         return run
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments())
-    assert explained_scan(noted("f", step), *shapes) == explained_scan(step, *arguments())
-    explained_while(noted("cond", going), noted("body", body), start(), max_steps=100)
+    with jax.disable_jit(is_disabled):
+        assert explained_scan(noted("f", step), *shapes) == explained_scan(step, *arguments())
+        explained_while(noted("cond", going), noted("body", body), start(), max_steps=100)
     assert sorted(traced) == ["body", "cond", "f"]
     jax.effects_barrier()
     assert not ran
+
+
+def test_numbers_arrays_of_numpy_keys_and_complex_numbers() -> None:
+    def step(carry: Any, x: Any) -> Any:
+        z, last = carry
+        return (z * jax.random.normal(x[0]) * x[1], x[0]), last
+
+    keys = jax.random.split(jax.random.key(0), 1)
+    report = explained_scan(step, (1.0 + 0j, keys[0]), (keys, 1j * np.ones(1)))
+    assert report.plan == Plan(1, 1, 1)
 
 
 # What is chosen
@@ -248,6 +260,11 @@ def test_a_loop_around_a_while_loop_of_lax_has_no_gradient() -> None:
     assert [loop.name for loop in explanation.left_alone] == ["scan", "scan/while"]
     assert "no gradient" in str(explanation)
     assert "needs max_steps" in str(explanation)
+
+
+def test_no_loops() -> None:
+    explanation = explain(jnp.sin)(1.0)
+    assert (explanation.loops, explanation.memory, explanation.memory_now) == ((), 0, 0)
 
 
 # Errors

@@ -1,6 +1,7 @@
 """`fit`: the search, on programs that are made up, and what it finds for compiled ones."""
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -141,6 +142,11 @@ def test_what_fits_without_a_limit_is_compiled_once(capsys: pytest.CaptureFixtur
     assert str(fitted).startswith("memory=unlimited: the program takes ")
     assert "1 GB." in str(fitted)
     assert "100%" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "tqdm", None)
+        patch.setitem(sys.modules, "tqdm.auto", None)
+        assert fit(scanned, "1GB", progress=True)(STATE).bytes == fitted.bytes
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_limit_that_is_too_small_says_what_is_needed() -> None:

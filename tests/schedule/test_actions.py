@@ -250,8 +250,6 @@ def test_report() -> None:
     assert chosen.split()[-4:-2] == ["85", "85"]
     assert str(report.plan.evaluations) in chosen
     assert "writes" not in str(Report(plan(1000, 10), sizes, {}, is_while=False))
-    alike = [Plan(9, 3, 1, HostMemory(transfer=steps), (), 2, 3) for steps in (1e9, 2e9)]
-    for ordered in (alike, alike[::-1]):  # in the same order in every process
-        measured: Any = dict.fromkeys(ordered)
-        tied = Report(ordered[0], sizes, {}, is_while=False, measured=measured)
-        assert [p for p in tied.choices if p in alike] == ordered
+    alike = [Plan(9, 2), Plan(9, 1, 2)]  # in memory and evaluations
+    tied = Report(alike[1], sizes, {}, is_while=False)
+    assert [p for p in tied.choices if p in alike] == alike  # in the same order in every process

@@ -18,13 +18,11 @@ def for_bound(max_steps: int | None, *options: Any, sizes: Any = None, **more: A
 
 def explained_scan(f: Any, init: Any, xs: Any = None, *args: Any, **options: Any) -> Report:
     """The report on a `checkpointed_scan` with these options."""
-    how = {name: options.pop(name) for name in ("measure", "seconds") if name in options}
     scan = lambda init, xs: checkpointed_scan(f, init, xs, *args, **options)  # noqa: E731
-    return explain(scan, **how)(init, xs).loops[0]
+    return explain(scan)(init, xs).loops[0]
 
 
 def explained_while(cond_fun: Any, body_fun: Any, init: Any, **options: Any) -> Report:
     """The report on a `bounded_while_loop` with these options."""
-    how = {name: options.pop(name) for name in ("measure", "seconds") if name in options}
     loop = lambda init: bounded_while_loop(cond_fun, body_fun, init, **options)  # noqa: E731
-    return explain(loop, **how)(init).loops[0]
+    return explain(loop)(init).loops[0]
