@@ -15,7 +15,6 @@ from jax._src import checkify, config, core, source_info_util, traceback_util
 from jax._src.effects import JaxprInputEffect
 from jax._src.state import discharge
 from jax._src.state.types import AbstractRef, AccumEffect, RefEffect, WriteEffect
-from jax.experimental import jet
 from jax.experimental.key_reuse import _core as key_reuse
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
@@ -152,12 +151,6 @@ def _sparsified(program: Program, env: Any, *values: Any, **params: Any) -> Any:
     return transform.arrays_to_spvalues(env, program.around(interpret, params))
 
 
-def _taylor_series(program: Program, primals: Any, series: Any, **params: Any) -> Any:
-    """`jax.experimental.jet`, which knows functions under `jax.jit`."""
-    call = jax.make_jaxpr(jax.jit(partial(program.run, **params)))(*primals).eqns[0]
-    return jet.jet_rules[call.primitive](primals, series, **call.params)
-
-
 _SPARSE = "jax.experimental.sparse.transform"
 
 LATE = {_SPARSE}
@@ -173,7 +166,6 @@ def register(primitive: Any, program: Program) -> None:
     checkify.error_checks[primitive] = partial(_check_errors, program)
     signature = partial(_signature_of_keys, program)
     key_reuse.key_reuse_signatures[primitive] = key_reuse.DynamicKeyReuseSignature(signature)
-    jet.jet_rules[primitive] = partial(_taylor_series, program)
     if _SPARSE in sys.modules:
         register_late(_SPARSE)
 

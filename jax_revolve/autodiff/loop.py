@@ -185,8 +185,8 @@ def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
     """Give the plan to the loop that an interpreter makes of lax's loop."""
     if params["function"].inverse is not None:
         raise NotImplementedError(
-            "inverse must be None under checkify, jet and other interpreters of programs: they "
-            "make another step of a loop's, which it does not reverse."
+            "inverse must be None under checkify and other interpreters of programs: they make "
+            "another step of a loop's, which it does not reverse."
         )
     return _as_loop(params["function"], lambda loop: run({"function": loop}))
 

@@ -75,7 +75,6 @@ NAMES = (
         "as for checkify",
         "AttributeError once jax.experimental.sparse is imported",
     ),
-    Names("jax.experimental.jet: jet_rules", "as for checkify", "AttributeError in jet"),
     Names("jax.lax: cond_p", "lax.cond leaves out a conditional with one branch"),
     Names("jax.config: jax_default_device jax_disable_jit", "nothing else tells them"),
     Names(
