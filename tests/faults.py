@@ -226,8 +226,8 @@ files stay when they were read for the last time: storage/test_places.py -k file
 +         path.unlink(missing_ok=True)
 
 the first segment of a while loop is left out: storage/test_places.py -k stop_anywhere
-- count = jnp.minimum(-(-blocks // size), all_parts + 1)
-+ count = jnp.minimum(-(-blocks // size), all_parts + 1) - 1
+- number = jnp.minimum(-(-blocks // size), all_parts + 1)
++ number = jnp.minimum(-(-blocks // size), all_parts + 1) - 1
 
 only the newest state of a run is kept: host/test_resume.py -k damaged
 - self._kept = [*self._kept, (number, files)][-KEPT:]
