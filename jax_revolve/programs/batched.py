@@ -13,9 +13,11 @@ from jax import lax
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve.jaxprs.walk import inner_programs
 from jax_revolve.step.loop import pick
-from jax_revolve.step.work import ELEMENTWISE, FREE, SLOW, TRANSCENDENTAL
+from jax_revolve.step.operations import having
 
-ONE_BY_ONE = {"copy", "stop_gradient"} | TRANSCENDENTAL | SLOW | ELEMENTWISE - FREE - {"iota"}
+ONE_BY_ONE = having("transcendental", "slow", "elementwise") - {
+    *("broadcast_in_dim", "iota", "reshape", "squeeze")
+}
 """Operations that compute each entry from the entries at the same place."""
 
 

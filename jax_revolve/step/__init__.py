@@ -11,13 +11,14 @@ for each signature, and run nothing:
 - `rules`: what derivative rules in a step close over, as operands of the loop.
 - `derived`: the loop of values and tangents, which derivatives of gradients run.
 - `dead_code`: the part of a loop that is left if some results are unused.
+- `operations`: what is known of JAX's operations, in one table.
 - `work`: an estimate of the time of a step.
 
 These files run steps:
 
 - `steps`: from the start, with their ys, and from a checkpoint to a later one.
 - `examples`: under `jax.vmap`, where some examples of a while loop are done.
-- `mixing`: which operations compute each example by itself.
+- `mixing`: whether examples see each other in an operation, or in its derivative.
 - `updates`: equations that read and write entries of arrays.
 - `cpu`: workarounds for how XLA compiles for CPUs.
 

@@ -35,6 +35,7 @@ from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
+from jax_revolve.step.operations import having
 from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
@@ -117,7 +118,6 @@ def largest_entry(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
 
 
 FEW_BYTES = 4096
-PRODUCTS = ("conv_general", "dot_general", "ragged_dot")
 
 
 def in_a_branch(always: jax.Array, step: ClosedJaxpr, run: Callable[[], list[Any]]) -> list[Any]:
@@ -127,10 +127,10 @@ def in_a_branch(always: jax.Array, step: ClosedJaxpr, run: Callable[[], list[Any
     A `lax.optimization_barrier` does not help, because XLA for CPU removes it before it fuses. The
     branch costs copies of what goes through it, so there is none for up to `FEW_BYTES`, and none in
     steps with products: products are kernels of their own, and weights would be copied. Where a
-    product is not among `PRODUCTS`, the copies take time, and nothing else. Values in the host's
+    product is not named as one, the copies take time, and nothing else. Values in the host's
     memory cannot leave a branch, and zeros would lose their sharding there.
     """
-    if not is_on("branch") or jax.device_count() > 1 or has_equation(step, *PRODUCTS):
+    if not is_on("branch") or jax.device_count() > 1 or has_equation(step, *having("product")):
         return run()
     traced = jax.make_jaxpr(run)()
     if bytes_of(traced.out_avals) <= FEW_BYTES or any(map(is_host_type, traced.out_avals)):

@@ -152,8 +152,7 @@ def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
 def _run_mixing(loop: Loop, own: list[Any], safe: list[Any]) -> list[Any]:
     """A step's results from safe inputs, except that equations that may mix examples see operands
     computed from each example's own inputs."""
-    closed = with_slices(loop.jaxpr)
-    mixing = [eqn for eqn in closed.eqns if mixes_examples(eqn)]
+    closed, mixing = _mixing(loop)
     if not mixing:
         return call_jaxpr(closed)(*safe)
     seen: dict[int, Sequence[Any]] = {}
@@ -171,6 +170,16 @@ def _run_mixing(loop: Loop, own: list[Any], safe: list[Any]) -> list[Any]:
         with_equations(closed, between(closed.jaxpr, [], [], mixing), outvars=[]), own, run_own
     )
     return run_each(closed, safe, run_safe)
+
+
+def _mixing(loop: Loop) -> tuple[ClosedJaxpr, list[Any]]:
+    """The loop's step, and its equations that may mix examples."""
+
+    def find() -> tuple[ClosedJaxpr, list[Any]]:
+        closed = with_slices(loop.jaxpr)
+        return closed, list(filter(mixes_examples, closed.eqns))
+
+    return once(loop.bare, ("mixing",), find)
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:
@@ -191,14 +200,14 @@ def find_in_place(loop: Loop, is_done: jax.Array) -> tuple[Mask, ClosedJaxpr | N
     of_done = jax.typeof(is_done)
 
     def find() -> tuple[Mask, ClosedJaxpr | None]:
-        closed = with_slices(loop.jaxpr)
+        closed, mixing = _mixing(loop)
         first = loop.num_consts - loop.num_condition_consts
         carry = closed.jaxpr.invars[first : first + loop.num_carry]
         new, _ = loop.results(closed.jaxpr.outvars)
         uses = Uses(closed)
         writers = [uses.chain(*each) for each in zip(carry, new, strict=True)]
         leaves = tuple(map(bool, writers))
-        if not any(leaves) or any(map(mixes_examples, closed.eqns)):  # others may see what it reads
+        if not any(leaves) or mixing:  # others may see what it reads
             return (False,) * len(leaves), None
         written = {eqn.outvars[0] for chain in writers for eqn in chain}
         arrays = pick(carry, leaves)

@@ -11,19 +11,19 @@ from jax import lax
 from jax_revolve._compat.jaxprs import is_literal, variables
 from jax_revolve._compat.values import explicit_mesh
 from jax_revolve.jaxprs.inline import inlined
+from jax_revolve.step.operations import having
 
-READS = ("dynamic_slice", "gather")
-WRITES = ("dynamic_update_slice", "scatter", "scatter-add")
+_READS, _WRITES = having("reads"), having("writes")
 
 
 def reads(eqn: Any, array: Any) -> bool:
     """Whether an equation reads entries of this array, and does not use it otherwise."""
-    return eqn.primitive.name in READS and _is_first_alone(eqn, array)
+    return eqn.primitive.name in _READS and _is_first_alone(eqn, array)
 
 
 def writes(eqn: Any, array: Any) -> bool:
     """Whether an equation returns this array with some entries replaced or added to."""
-    return eqn.primitive.name in WRITES and _is_first_alone(eqn, array)
+    return eqn.primitive.name in _WRITES and _is_first_alone(eqn, array)
 
 
 def _is_first_alone(eqn: Any, array: Any) -> bool:
@@ -58,7 +58,7 @@ class Uses:
         found: list[tuple[Any, list[Any]]] = []
         known = {*self._closed.jaxpr.constvars, *self._closed.jaxpr.invars}
         for eqn in self._closed.jaxpr.eqns:
-            if eqn.primitive.name in WRITES and not is_literal(eqn.invars[0]):
+            if eqn.primitive.name in _WRITES and not is_literal(eqn.invars[0]):
                 writer, readers = self._writer(eqn.invars[0])
                 inputs = (v for reader in readers for v in variables(reader.invars))
                 if writer is eqn and readers and known.issuperset(inputs):

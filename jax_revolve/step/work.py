@@ -14,36 +14,10 @@ from jax_revolve._compat.values import bytes_of, shape_on_a_device
 from jax_revolve.jaxprs.walk import function_of, inner_jaxprs
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
+from jax_revolve.step.operations import NAMED, having
 
-# All of these except the foreign ones compute each example of a `jax.vmap` by itself, as `mixing`
-# assumes.
-TRANSCENDENTAL = {
-    *("acosh", "asinh", "atanh", "cbrt", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1"),
-    *("log", "log1p", "logistic", "rsqrt", "sinh", "sqrt", "tanh"),
-}
-SLOW = {
-    *("acos", "asin", "atan", "atan2", "cos", "digamma", "lgamma", "pow", "sin", "tan"),
-}
-"""XLA has no vector instructions for these on a CPU."""
-CUBIC = {"cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"}
-FOREIGN = ("callback", "custom_call", "ffi", "pallas")
-KERNELS = {"argmax", "argmin", "gather", "scatter", "scatter-add", "scatter_add", "sort", "top_k"}
-"""These, and products, are not merged with their neighbors."""
-FREE = {"broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient"}
-ELEMENTWISE = FREE | {
-    *("abs", "add", "add_any", "and", "ceil", "clamp", "complex", "conj", "convert_element_type"),
-    *("copysign", "div", "eq", "eq_to", "floor", "ge", "gt", "imag", "integer_pow", "iota"),
-    *("is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "ne", "neg", "nextafter"),
-    *("not", "one_minus_square", "or", "population_count", "real", "rem", "round", "select_n"),
-    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub"),
-    "xor",
-}
-MOVING = {
-    *("argmax", "argmin", "concatenate", "dynamic_slice", "dynamic_update_slice", "expand_dims"),
-    *("gather", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod"),
-    *("reduce_sum", "rev", "slice", "split", "transpose"),
-}
-"""They move or reduce elements."""
+_FREE, _TRANSCENDENTAL, _SLOW = having("free"), having("transcendental"), having("slow")
+_KERNEL, _CUBIC = having("kernel"), having("cubic")
 
 
 def work_of(jaxpr: ClosedJaxpr, profile: Profile) -> float:
@@ -56,11 +30,11 @@ def work_of_equations(eqns: Iterable[Any], profile: Profile) -> float:
 
 
 def is_estimated(jaxpr: ClosedJaxpr) -> bool:
-    """Whether `work_of` can estimate the jaxpr: it has no loop of unknown length and no foreign
-    program."""
+    """Whether `work_of` can estimate the jaxpr: it has no loop of unknown length and no operation
+    of which nothing is known, such as a callback."""
     return all(
         eqn.primitive.name != "while"
-        and not any(word in eqn.primitive.name for word in FOREIGN)
+        and (eqn.primitive.name in NAMED or inner_jaxprs(eqn))
         and _length(eqn) is not None
         and all(map(is_estimated, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
@@ -83,15 +57,15 @@ def _work(eqn: Any, profile: Profile) -> float:
     operations = _product_operations(eqn, sum(prod(shape_on_a_device(t)) for t in outputs))
     if operations is not None:
         return profile.kernel + operations * profile.product_operation
-    if name in FREE:
+    if name in _FREE:
         return 0.0
     if name.startswith("reduce_"):
         return bytes_of(inputs) * profile.byte
-    if name in TRANSCENDENTAL:
+    if name in _TRANSCENDENTAL:
         return bytes_of(outputs) * profile.transcendental_byte
-    if name in SLOW:
+    if name in _SLOW:
         return bytes_of(outputs) * profile.slow_byte
-    return profile.kernel * (name in KERNELS) + bytes_of(outputs) * profile.byte
+    return profile.kernel * (name in _KERNEL) + bytes_of(outputs) * profile.byte
 
 
 def _product_operations(eqn: Any, size: int) -> float | None:
@@ -106,6 +80,6 @@ def _product_operations(eqn: Any, size: int) -> float | None:
         kernel = shapes[1]
         features = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2 * size * prod(kernel) / max(features, 1)
-    if name in CUBIC:
+    if name in _CUBIC:
         return 2 * size * max(shapes[0][-1:], default=1)
     return None

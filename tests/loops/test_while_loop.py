@@ -104,6 +104,11 @@ def test_gradient_of_a_batch_of_examples_that_are_done(
     assert_close(ours, theirs)
 
 
+def _masked(cond: Any, body: Any, start: Any, max_steps: int) -> Any:
+    keep = lambda s: jax.tree.map(partial(jnp.where, cond(s)), body(s), s)  # noqa: E731
+    return lax.scan(lambda s, _: (keep(s), None), start, None, max_steps)[0]
+
+
 def test_collectives_see_the_examples_that_are_done() -> None:
     """Examples that were done used to be computed from their initial values, which `lax.psum` then
     added up for the others: results and derivatives were wrong, without an error."""
@@ -117,10 +122,6 @@ def test_collectives_see_the_examples_that_are_done() -> None:
         state = (jnp.int32(0), x, jnp.full(12, 0.1))
         return loop(lambda s: s[1] < 1.0, body, state, max_steps=12)[1]
 
-    def masked(cond: Any, body: Any, start: Any, max_steps: int) -> Any:
-        keep = lambda s: jax.tree.map(partial(jnp.where, cond(s)), body(s), s)  # noqa: E731
-        return lax.scan(lambda s, _: (keep(s), None), start, None, max_steps)[0]
-
     starts = jnp.array([0.1, 0.5, 0.2])
 
     def derivatives(loop: Callable[..., Any]) -> Any:
@@ -130,7 +131,70 @@ def test_collectives_see_the_examples_that_are_done() -> None:
         return jax.jit(lambda: (of_all(starts, 0.1), gradient(starts, 0.1), of_each(starts, 0.1)))()
 
     ours = derivatives(partial(bounded_while_loop, checkpoints=2, block_size=2, throw=False))
-    assert_close(ours, derivatives(masked))
+    assert_close(ours, derivatives(_masked))
+
+
+@pytest.mark.parametrize("draw", [jax.random.uniform, lambda k: jax.random.gamma(k, 2.0)])
+@pytest.mark.parametrize("name", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_random_numbers_of_a_batch_are_those_of_lax(name: str, draw: Any) -> None:
+    """Some implementations draw for all examples at once: their numbers depend on the keys of the
+    others, done or not. Examples that were done had other keys."""
+
+    def drawn(loop: Callable[..., Any]) -> Any:
+        def run(steps: Any, key: Any) -> Any:
+            def body(state: Any) -> Any:
+                i, key, x = state
+                key, own = jax.random.split(key)
+                return i + 1, key, x + draw(own) * jnp.sin(x)
+
+            return loop(lambda s: s[0] < steps, body, (0, key, 1.0))[2]
+
+        keys = jax.random.split(jax.random.key(1, impl=name), 3)
+        return jax.jit(jax.vmap(run))(jnp.array([3, 7, 5]), keys)
+
+    assert_close(drawn(partial(bounded_while_loop, max_steps=9)), drawn(lax.while_loop))
+
+
+def _in_a_jvp_rule(x: Any) -> Any:
+    sine = jax.custom_jvp(jnp.sin)
+    sine.defjvp(lambda xs, ts: (jnp.sin(xs[0]), (1 + lax.psum(xs[0], "i")) * ts[0]))
+    return sine(x)
+
+
+def _in_a_backward_rule(x: Any) -> Any:
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (ct + ct * lax.psum(x, "i"),))
+    return jax.jit(sine)(x)
+
+
+def _in_a_forward_rule(x: Any) -> Any:
+    sine = jax.custom_vjp(jnp.sin)
+    sine.defvjp(lambda x: (jnp.sin(x), lax.psum(x, "i")), lambda x, ct: (ct * x,))
+    return lax.cond(x > -9, sine, sine, x)
+
+
+def _in_a_solve(x: Any) -> Any:
+    def transposed(_: Any, b: Any) -> Any:
+        return b / 2 + 0.1 * lax.psum(b, "i")
+
+    return lax.custom_linear_solve(lambda v: 2 * v, x, lambda _, b: b / 2, transposed)
+
+
+@pytest.mark.parametrize(
+    "function", [_in_a_jvp_rule, _in_a_backward_rule, _in_a_forward_rule, _in_a_solve]
+)
+def test_collectives_in_derivative_rules(function: Any) -> None:
+    """The rules saw the initial values of examples that were done."""
+
+    def gradients(loop: Callable[..., Any]) -> Any:
+        def run(steps: Any, x: Any) -> Any:
+            body = lambda s: (s[0] + 1, function(s[1]) * 0.9 + 0.1)  # noqa: E731
+            return loop(lambda s: s[0] < steps, body, (0, x), max_steps=9)[1]
+
+        each = jax.vmap(jax.grad(run, 1), axis_name="i")
+        return jax.jit(each)(jnp.array([3, 7, 5]), jnp.arange(1.0, 4.0))
+
+    assert_close(gradients(bounded_while_loop), gradients(_masked))
 
 
 def test_a_condition_with_a_loop_of_its_own() -> None:

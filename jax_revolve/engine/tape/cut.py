@@ -32,10 +32,11 @@ from jax_revolve._compat.values import bytes_of
 from jax_revolve.jaxprs.parts import between
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.linearized import Linearized, Variable
-from jax_revolve.step.work import ELEMENTWISE, MOVING, SLOW, TRANSCENDENTAL, work_of_equations
+from jax_revolve.step.operations import having
+from jax_revolve.step.work import work_of_equations
 
-CHEAPEST = ELEMENTWISE | MOVING
-CHEAP = CHEAPEST | TRANSCENDENTAL | SLOW
+CHEAPEST = having("elementwise", "moving")
+CHEAP = CHEAPEST | having("transcendental", "slow")
 """Operations that may run again."""
 
 LARGEST = 2**30
@@ -62,7 +63,7 @@ class Cut(NamedTuple):
     @property
     def is_elementwise(self) -> bool:
         """Whether only elementwise arithmetic is recomputed."""
-        return all(eqn.primitive.name in ELEMENTWISE for eqn in self.recomputed)
+        return all(eqn.primitive.name in having("elementwise") for eqn in self.recomputed)
 
 
 def best_cut(step: Linearized, profile: Profile) -> Cut:

@@ -22,6 +22,7 @@ from jax_revolve.jaxprs.parts import part_of, varying_variables, with_outputs
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, piece
 from jax_revolve.step.cpu import sum_of_products
 from jax_revolve.step.loop import pick
+from jax_revolve.step.operations import having
 
 Variable = Any
 """A variable of a jaxpr."""
@@ -33,12 +34,8 @@ factors."""
 MOST_KEPT = 0.5
 """The most bytes of factors for each step, as a share of the weight's bytes."""
 
-LINEAR_IN_ALL = {"add", "add_any", "concatenate"}
-LINEAR = {
-    *("transpose", "reshape", "convert_element_type", "neg", "squeeze", "reduce_sum", "copy"),
-    *("mul", "div", "pad", "slice"),
-}
-"""Linear in their first operand or, for products, in either operand. Only that one may vary."""
+_SUMS, _LINEAR = having("sum"), having("linear")
+"""Of the operands of a linear operation, only the one in which it is linear may vary."""
 
 
 class WeightGradients:
@@ -129,8 +126,8 @@ class WeightGradients:
                 if all(varying) and is_kept:
                     found[eqn.outvars[0]] = list(eqn.invars)
                 continue
-            is_sum = name in LINEAR_IN_ALL and all(varying)
-            is_linear = name in LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
+            is_sum = name in _SUMS and all(varying)
+            is_linear = name in _LINEAR and sum(varying) == 1 and (varying[0] or name == "mul")
             if name == "pad":  # with anything but zeros it adds to each product
                 is_linear &= is_literal(eqn.invars[1]) and not eqn.invars[1].val
             if is_sum or is_linear:
