@@ -76,6 +76,21 @@ def test_arrows() -> None:
     assert not wrong
 
 
+PRIVATE = {"_eqns", "_lowering", "ctx", "debug_info", "map_jaxpr"}
+"""Attributes of JAX's objects that no release promises to keep."""
+
+
+def test_private_attributes_are_in_one_room() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {node.attr}"
+        for path in FILES
+        if room_of(path) != "_compat"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE
+    ]
+    assert not found
+
+
 def test_no_circle_of_imports() -> None:
     """Of modules, by what they import when they are imported."""
     modules = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in FILES}

@@ -8,6 +8,7 @@ from jax.core import eval_jaxpr as eval_jaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import Literal, jaxpr_as_fun
 from jax.extend.core import Var as Var
+from jax.extend.core.primitives import cond_p as cond_p
 from jax.interpreters import partial_eval as pe
 
 if TYPE_CHECKING:  # JAX 0.12 has one class, and does not export its other name
@@ -67,9 +68,36 @@ def source_of_function(closed: ClosedJaxpr) -> str:
     return closed.jaxpr.debug_info.func_src_info
 
 
+def name_of_function(closed: ClosedJaxpr) -> str:
+    return closed.jaxpr.debug_info.func_name
+
+
 def is_high(eqn: Any) -> bool:
     """Whether an equation is an object with rules as methods."""
     return eqn.primitive.name == "call_hi_primitive"
+
+
+def is_high_for(eqn: Any) -> bool:
+    """Whether JAX must treat an equation, or what is in it, as such an object."""
+    return eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params)
+
+
+def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
+    """The jaxpr with other equations, and perhaps variables; the same object if nothing changes."""
+    if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
+        return jaxpr
+    # JAX lowers objects with rules as methods only in jaxprs that are marked `is_high`.
+    is_high = any(map(is_high_for, equations))
+
+    def replace(jaxpr: Any) -> Any:
+        return jaxpr.replace(eqns=list(equations), is_high=is_high, **changed)
+
+    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
+
+
+def context_of(eqn: Any) -> Any:
+    """The settings under which an equation was traced."""
+    return eqn.ctx
 
 
 def name_of(eqn: Any) -> str:

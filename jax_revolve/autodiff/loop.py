@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.jaxprs import call_jaxpr
+from jax_revolve._compat.jaxprs import call_jaxpr, with_equations
 from jax_revolve._compat.values import is_symbolic, symbolic_zero, vary, varying_axes
 from jax_revolve.autodiff import log
 from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
@@ -29,7 +29,6 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
-from jax_revolve.jaxprs.walk import with_equations
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, variables
+from jax_revolve._compat.jaxprs import ClosedJaxpr, variables, with_equations
 from jax_revolve.jaxprs.evaluate import call_in_place, kept_whole, run_equation
-from jax_revolve.jaxprs.walk import has_equation, with_equations
+from jax_revolve.jaxprs.walk import has_equation
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.loop import Loop
 

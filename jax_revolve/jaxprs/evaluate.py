@@ -5,10 +5,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 import jax
-from jax import lax
 
 from jax_revolve._compat.interpreters import contents_type, is_reference
-from jax_revolve._compat.jaxprs import eval_jaxpr, is_literal
+from jax_revolve._compat.jaxprs import cond_p, eval_jaxpr, is_literal
 from jax_revolve._compat.values import AbstractValue, as_array, with_weak_type, zeros
 from jax_revolve.jaxprs.equations import IN_PLACE
 from jax_revolve.jaxprs.parts import without_consts
@@ -96,5 +95,5 @@ def kept_whole(fun: Callable[[], T], number: Any) -> T:
     linearization of a scan leaves it whole (see `engine.nested`), and XLA removes it."""
     closed, shape = jax.make_jaxpr(fun, return_shape=True)()
     branch, consts = without_consts(closed)
-    results = lax.cond_p.bind(number, *map(as_array, consts), branches=(branch,))
+    results = cond_p.bind(number, *map(as_array, consts), branches=(branch,))
     return jax.tree.unflatten(jax.tree.structure(shape), results)

@@ -14,7 +14,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, Jaxpr, is_high, name_of, parameters_of
+from jax_revolve._compat.jaxprs import (
+    ClosedJaxpr,
+    Jaxpr,
+    is_high,
+    name_of,
+    parameters_of,
+    with_equations,
+)
 from jax_revolve._compat.values import ShapedArray
 
 CALLS = {
@@ -167,21 +174,6 @@ def any_equation(jaxpr: Any, test: Callable[[Any], bool]) -> bool:
 def has_equation(jaxpr: Any, *names: str) -> bool:
     """Whether the name of an equation anywhere in a jaxpr starts with one of these."""
     return any_equation(jaxpr, lambda eqn: name_of(eqn).startswith(names))
-
-
-def with_equations(jaxpr: Any, equations: Sequence[Any], **changed: Any) -> Any:
-    """The jaxpr with other equations, and perhaps variables; the same object if nothing changes."""
-    if not changed and [*map(id, equations)] == [*map(id, jaxpr.eqns)]:
-        return jaxpr
-
-    # JAX lowers objects with rules as methods only in jaxprs that are marked `is_high`.
-    high = (e.primitive.is_high(*(v.aval for v in e.invars), **e.params) for e in equations)
-    is_high = any(high)
-
-    def replace(jaxpr: Any) -> Any:
-        return jaxpr.replace(eqns=list(equations), is_high=is_high, **changed)
-
-    return jaxpr.map_jaxpr(replace) if hasattr(jaxpr, "map_jaxpr") else replace(jaxpr)
 
 
 def function_of(eqn: Any) -> Any:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, variables
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, context_of, is_literal, variables
 from jax_revolve._compat.values import as_array, bytes_of
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.layers.checkpointed import Checkpointed
@@ -202,7 +202,7 @@ def structure(jaxpr: Any) -> Hashable:
     def of_equation(eqn: Any) -> Hashable:
         params = of(tuple(sorted(eqn.params.items())))
         before, after = (tuple(map(of_atom, atoms)) for atoms in (eqn.invars, eqn.outvars))
-        return eqn.primitive, before, params, eqn.ctx, after
+        return eqn.primitive, before, params, context_of(eqn), after
 
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     return (

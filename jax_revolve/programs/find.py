@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from jax_revolve._compat.jaxprs import name_of, parameters_of
+from jax_revolve._compat.jaxprs import name_of, name_of_function, parameters_of
 from jax_revolve._compat.values import bytes_of, zeros
 from jax_revolve.autodiff.loop import loop_p
 from jax_revolve.autodiff.refusal import without_reverse_mode
@@ -282,7 +282,7 @@ def _not_entered(eqn: Any, name: str) -> NotEntered | None:
         reason = f"{kind} does not differentiate them, and keeps no residuals of them"
         return NotEntered(name, reason, None, is_expected=True) if apart else None
     if kind in _EXPECTED:
-        name = getattr(programs[0], "jaxpr", programs[0]).debug_info.func_name
+        name = name_of_function(programs[0])
     reasons = {**_UNREADABLE, **_EXPECTED}
     reason = reasons.get(kind, f"jax_revolve does not know what the equation {kind} does")
     longest = None if None in lengths else max(lengths)

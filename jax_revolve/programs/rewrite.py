@@ -10,12 +10,12 @@ import equinox as eqx
 import jax
 
 from jax_revolve._compat.interpreters import filtered_traceback
-from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables
+from jax_revolve._compat.jaxprs import call_jaxpr, is_literal, variables, with_equations
 from jax_revolve._compat.values import is_jit_disabled
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import is_shard_map, source_of
 from jax_revolve.jaxprs.evaluate import call_in_place
-from jax_revolve.jaxprs.walk import inner_programs, with_equations, with_inner_programs
+from jax_revolve.jaxprs.walk import inner_programs, with_inner_programs
 from jax_revolve.programs.batched import is_batched, run_batched
 from jax_revolve.programs.choice import Choice, Where
 from jax_revolve.programs.find import (

@@ -22,10 +22,10 @@ from jax_revolve._compat.interpreters import (
     is_reference,
     is_reference_effect,
 )
-from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, name_of
+from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_high_for, name_of, with_equations
 from jax_revolve._compat.primitives import Primitive
 from jax_revolve._compat.values import exactly_of_type, is_array_type
-from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs, with_equations
+from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs
 from jax_revolve.step.loop import Loop, pick, substitute
 
 
@@ -169,9 +169,8 @@ def _(*_: Any, hidden: Any) -> tuple[list[Any], Any]:
 
 def _has_own_rule(eqn: Any) -> bool:
     """Whether an equation calls a function that may have rules of its own."""
-    is_high = eqn.primitive.is_high(*(v.aval for v in eqn.invars), **eqn.params)
     is_custom = name_of(eqn).startswith(("custom_jvp", "custom_vjp", "custom_vmap"))
-    return is_custom or (is_high and not inner_programs(eqn))
+    return is_custom or (is_high_for(eqn) and not inner_programs(eqn))
 
 
 def _hidden(eqn: Any) -> Any:

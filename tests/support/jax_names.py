@@ -43,6 +43,7 @@ NAMES = (
         "no public function removes dead code or says what jax.checkpoint keeps of a loop",
     ),
     Names("jax.extend.core.primitives: convert_element_type_p", "only it makes types weak"),
+    Names("jax.extend.core.primitives: cond_p", "lax.cond does not keep a single branch"),
     Names(
         "jax._src.core: internal_mutable_array_effect trace_state_clean",
         "nothing public tells the effect of a new reference, and whether anything is traced",
