@@ -211,7 +211,13 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
         found = batched_dims(axis, partial(run, function=function), flat, dims)
         if function.is_on_disk:  # in several directions at one point, each example reads files
             of_values, count = function.function, len(function.activity.operands)
+            results = len(of_values.output_types)
+            vmaps = [
+                v._replace(dims=v.dims[:count], dims_out=v.dims_out[:results])
+                for v in function.vmaps
+            ]
             alone = partial(rules_of(of_values).run, function=of_values)
+            alone = mapped(alone, vmaps, wanted=lambda vmap: vmap.dims_out)
             values = batched_dims(axis, alone, flat[:count], dims[:count])
             found[: len(values)] = values
         vmaps = (*function.vmaps, Vmap(axis, tuple(dims), tuple(found)))
