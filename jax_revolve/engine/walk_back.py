@@ -17,6 +17,7 @@ way back then costs one evaluation, not two.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch, largest_entry
 from jax_revolve.step.examples import done
 from jax_revolve.step.linearized import union
-from jax_revolve.step.loop import Loop, Operands, is_inexact, pick, spread, substitute
+from jax_revolve.step.loop import Loop, Operands, Trust, is_inexact, pick, spread, substitute
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import read
 
@@ -60,6 +61,80 @@ class Walk(NamedTuple):
     scales: list[jax.Array]
     drift: jax.Array
     step: jax.Array
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far the leaves of a checkpoint may drift. It holds no arrays, because it is part of
+    programs, which JAX keeps."""
+
+    trust: Trust
+    tolerances: tuple[float, ...]
+
+    @classmethod
+    def of(cls, steps: Steps) -> "Check":
+        trust = steps.loop.trust
+        assert trust is not None
+        types = pick(steps.loop.results(steps.loop.output_types)[0], steps.restart)
+        leaves, examples = (tuple(pick(x, steps.restart)) for x in (trust.leaves, trust.examples))
+        tolerances = tuple(tolerance_of(t, trust.tolerance) for t in types)
+        return cls(trust._replace(leaves=leaves, examples=examples), tolerances)
+
+    def scales(self, leaves: list[Any]) -> list[jax.Array]:
+        return list(map(scale_of, leaves, self.trust.examples))
+
+    def drift(self, found: list[Any], exact: list[Any], scales: list[Any]) -> jax.Array:
+        """Each leaf's drift in multiples of the tolerance, the largest over all examples."""
+        each = map(drift_of, found, exact, scales, self.trust.examples)
+        drifts = [drift / most for drift, most in zip(each, self.tolerances, strict=True)]
+        return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
+
+    def tangents(self, gradient: Operands, *leaves: list[Any]) -> Operands:
+        """The gradient, whose tangents are NaN if those of the carries drift."""
+        if self.trust.tolerance == inf:
+            return gradient
+
+        @jax.custom_jvp
+        def check(gradient: Operands, *leaves: list[Any]) -> Operands:
+            return gradient
+
+        @check.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            pairs = zip(primals[1:], tangents[1:], strict=True)
+            found, exact, end = (
+                [t if is_inexact(t) else x for x, t in zip(*both, strict=True)] for both in pairs
+            )
+            scales = list(map(jnp.maximum, self.scales(exact), self.scales(end)))
+            worst = jnp.max(self.drift(found, exact, scales), initial=0)
+            return primals[0], jax.tree.map(partial(_nan_if_off, worst), tangents[0])
+
+        return check(gradient, *leaves)
+
+    def values(self, gradient: Operands, work: Walk) -> Operands:
+        """The gradient; NaN, or an error at run time, if the drift exceeds the tolerance."""
+        if self.trust.tolerance == inf:
+            return gradient
+        drift = work.drift
+        if self.trust.throw:
+            drift = jax.pure_callback(
+                self, jax.typeof(drift), drift, work.step, vmap_method="sequential"
+            )
+        worst = jnp.max(drift, initial=0)
+        return jax.tree.map(partial(_nan_if_off, lax.stop_gradient(worst)), gradient)
+
+    def __call__(self, drift: np.ndarray, step: np.ndarray) -> np.ndarray:
+        drift = np.asarray(drift)
+        if not np.all(drift <= 1):
+            leaf = int(np.argmax(np.where(np.isnan(drift), np.inf, drift)))
+            tolerance = self.tolerances[leaf]
+            raise FloatingPointError(
+                f"inverse must reverse the step of {self.trust.source} within "
+                f"inverse_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, "
+                f"{self.trust.leaves[leaf]} differs from the exact one by "
+                f"{drift[leaf] * tolerance:.2g} of its largest entry. Mend the inverse or pass a "
+                "smaller block_size: jax_revolve.inverse_drift shows which."
+            )
+        return drift
 
 
 class WalkBack(Block):
@@ -92,8 +167,8 @@ class WalkBack(Block):
         super().__init__(plan, pull, saved)
         self._steps, step, through = pull
         steps, traced = self._steps, step.step
-        assert steps.loop.trust is not None
-        self._trust, self._pullback, self._saved = steps.loop.trust, through(1), saved
+        self._pullback, self._saved = through(1), saved
+        self._check = Check.of(steps)
         self._closed = traced.closed
         inputs = [*traced.shared, *traced.carry, *traced.x]
         after = pick(traced.results[: steps.loop.num_carry], steps.restart)
@@ -102,13 +177,12 @@ class WalkBack(Block):
         ]
         known = pick(after, self._is_known)
         self._kept = part_of(traced.closed, [*inputs, *known], step.cut.kept)
-        self._examples = pick(self._trust.examples, steps.restart)
 
     def begin(self) -> Walk:
         """At the end of the loop."""
         end = self._saved.end.leaves
-        scales = self._scales(end)
-        drift = self._drift(end, end, scales)
+        scales = self._check.scales(end)
+        drift = self._check.drift(end, end, scales)
         return Walk(end, scales, drift, jnp.zeros_like(drift, jnp.int32))
 
     def reverse_last(
@@ -141,10 +215,9 @@ class WalkBack(Block):
 
         is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
         found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
-        scales = self._scales(exact)
-        drift = self._drift(found, exact, list(map(jnp.maximum, scales, walk.scales)))
-        if self._trust.tolerance != inf:
-            gradient = self._checked(gradient, found, exact, walk.end)
+        scales = self._check.scales(exact)
+        drift = self._check.drift(found, exact, list(map(jnp.maximum, scales, walk.scales)))
+        gradient = self._check.tangents(gradient, found, exact, walk.end)
         drift = drift if own is None else jnp.where(is_wrong, jnp.inf, drift)
         is_new = ~(drift <= walk.drift)  # NaN is never less
         step = jnp.where(is_new, jnp.asarray(start, jnp.int32), walk.step)
@@ -169,60 +242,8 @@ class WalkBack(Block):
         both = in_a_branch(jnp.asarray(step) >= 0, self._closed, run)
         return both[: len(after)], both[len(after) :]
 
-    def _scales(self, leaves: list[Any]) -> list[jax.Array]:
-        return list(map(scale_of, leaves, self._examples))
-
-    def _drift(self, found: list[Any], exact: list[Any], scales: list[Any]) -> jax.Array:
-        """Each leaf's drift in multiples of the tolerance, the largest over all examples."""
-        leaves = zip(found, exact, scales, self._examples, strict=True)
-        drifts = [drift_of(*leaf) / tolerance_of(leaf[1], self._trust.tolerance) for leaf in leaves]
-        return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
-
-    def _checked(self, gradient: Operands, *leaves: list[Any]) -> Operands:
-        """The gradient, whose tangents are NaN if those of the carries drift."""
-
-        @jax.custom_jvp
-        def check(gradient: Operands, *leaves: list[Any]) -> Operands:
-            return gradient
-
-        @check.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
-            pairs = zip(primals[1:], tangents[1:], strict=True)
-            found, exact, end = (
-                [t if is_inexact(t) else x for x, t in zip(*both, strict=True)] for both in pairs
-            )
-            scales = list(map(jnp.maximum, self._scales(exact), self._scales(end)))
-            worst = jnp.max(self._drift(found, exact, scales), initial=0)
-            return primals[0], jax.tree.map(partial(_nan_if_off, worst), tangents[0])
-
-        return check(gradient, *leaves)
-
     def end(self, gradient: Operands, work: Walk) -> Operands:
-        """The cotangents; NaN, or an error at run time, if the drift exceeds the tolerance."""
-        if self._trust.tolerance == inf:
-            return gradient
-        drift = work.drift
-        if self._trust.throw:
-            drift = jax.pure_callback(
-                self._raise, jax.typeof(drift), drift, work.step, vmap_method="sequential"
-            )
-        worst = jnp.max(drift, initial=0)
-        return jax.tree.map(partial(_nan_if_off, lax.stop_gradient(worst)), gradient)
-
-    def _raise(self, drift: np.ndarray, step: np.ndarray) -> np.ndarray:
-        steps, drift = self._steps, np.asarray(drift)
-        if not np.all(drift <= 1):
-            leaf = int(np.argmax(np.where(np.isnan(drift), np.inf, drift)))
-            carry, _ = steps.loop.results(steps.loop.output_types)
-            tolerance = tolerance_of(pick(carry, steps.restart)[leaf], self._trust.tolerance)
-            name, off = pick(self._trust.leaves, steps.restart)[leaf], drift[leaf] * tolerance
-            raise FloatingPointError(
-                f"inverse must reverse the step of {self._trust.source} within "
-                f"inverse_tol={tolerance:.2g}, but walked back to step {int(step[leaf])}, {name} "
-                f"differs from the exact one by {off:.2g} of its largest entry. Mend the inverse "
-                "or pass a smaller block_size: jax_revolve.inverse_drift shows which."
-            )
-        return drift
+        return self._check.values(gradient, work)
 
 
 def _nan_if_off(worst: Any, x: Any) -> Any:

@@ -190,6 +190,18 @@ def test_no_tracer_leaves_its_trace(step: Any, loop: str) -> None:
         jax.grad(loss)(jnp.ones(3))
 
 
+@quick
+def test_no_tracer_stays_in_the_check_of_an_inverse() -> None:
+    """The callback that raises its error held the reverse sweep's values."""
+
+    def loss(x: Any) -> Any:
+        step, inverse = lambda c, _: (0.9 * c, None), lambda c, *_: c / 0.9
+        return jnp.sum(checkpointed_scan(step, x, None, 10, inverse=inverse)[0])
+
+    with jax.checking_leaks():
+        jax.grad(loss)(jnp.ones(3))
+
+
 def sine_with_rule(x: Any) -> Any:
     """With a rule made where it is used."""
     sine = jax.custom_vjp(jnp.sin)
