@@ -189,8 +189,8 @@ class Pushed(NamedTuple):
         return self.function.effects
 
     @property
-    def is_on_disk(self) -> bool:
-        return self.function.is_on_disk
+    def is_read_once(self) -> bool:
+        return self.function.is_read_once
 
     @property
     def has_rule(self) -> bool:
@@ -209,7 +209,7 @@ def _pushed(name: str, base: Rules) -> tuple[Primitive, Callable[..., Batched]]:
 
     def batch(axis: Any, flat: Flat, dims: Flat, function: Pushed) -> Batched:
         found = batched_dims(axis, partial(run, function=function), flat, dims)
-        if function.is_on_disk:  # in several directions at one point, each example reads files
+        if function.is_read_once:  # in several directions at one point, each example reads files
             of_values, count = function.function, len(function.activity.operands)
             results = len(of_values.output_types)
             vmaps = [

@@ -127,7 +127,7 @@ def _without_unused(sweep: Sweep, used: Sequence[bool]) -> tuple[list[bool], Swe
 def _prune(used: list[bool], function: Sweep) -> Any:
     """A sweep whose saved arrays are unused becomes the loop, as inside an advancing outer loop."""
     count = len(used) - function.num_saved
-    as_loop = not (function.vmaps or function.later or function.is_on_disk)
+    as_loop = not (function.vmaps or function.later or function.is_read_once)
     as_loop &= function.loop.inverse is None or all(function.ys)  # it computes all ys
     if as_loop and not any(used[count:]):
         carry, ys = used[: function.loop.num_carry], used[function.loop.num_carry : count]
@@ -216,7 +216,7 @@ def _served(sweep: Sweep, activity: Active, operands: Flat) -> Sweep | None:
     """The sweep that can pull back from this sweep's saved arrays once it is linearized. If its
     steps call rules, it is a sweep of the loop with the values that the rules return."""
     # A checkpoint file can be read only once.
-    if sweep.vmaps or sweep.is_on_disk or activity.operands != sweep.activity.operands:
+    if sweep.vmaps or sweep.is_read_once or activity.operands != sweep.activity.operands:
         return None
     if not sweep.has_rule:
         return sweep
@@ -261,7 +261,7 @@ def _serve(
 ) -> tuple[Flat, Sweep | None]:
     """What the sweep saves and the tangents of that are the checkpoints of that loop, unless its
     derivative needs more."""
-    if sweep.is_on_disk:  # files hold values alone
+    if sweep.is_read_once:  # files hold values alone
         return [], None
     pairs, inputs, places = _pairs(sweep, along, operands)
     activity = find_activity(pairs.loop, [i is not None and active.operands[i] for i in places])

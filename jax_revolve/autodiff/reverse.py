@@ -125,7 +125,7 @@ def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     if all(dot is None for dot in along):  # it is linear in the cotangents
         dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
         run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
-        if sweep.is_on_disk:  # a checkpoint file can be read only once
+        if sweep.is_read_once:  # a checkpoint file can be read only once
             both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
             return [x[i] for i in range(2) for x in both]
         return [*run(cts), *run(dots)]

@@ -61,7 +61,6 @@ from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import inner_programs
 from jax_revolve.progress.listener import when_run_again
-from jax_revolve.schedule.storage import Disk
 from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
@@ -151,9 +150,10 @@ class Sweep(NamedTuple):
         return self.unflatten(range(self.num_saved))
 
     @property
-    def is_on_disk(self) -> bool:
-        """Whether it saves tickets of files, which have no tangents."""
-        return isinstance(getattr(self.loop.plan, "storage", None), Disk)
+    def is_read_once(self) -> bool:
+        """Whether what it saves can be read only once, and has no tangents."""
+        storage = getattr(self.loop.plan, "storage", None)
+        return storage is not None and storage.is_read_once
 
     @property
     def is_opaque(self) -> bool:
@@ -215,7 +215,7 @@ class Sweep(NamedTuple):
     def as_program(self, operands: Flat) -> "Sweep | None":
         """The sweep as a program that JAX may differentiate; `None` if there is none, because it
         saves files, or less than its derivative needs."""
-        if self.is_on_disk:
+        if self.is_read_once:
             return None
         # JAX may map this program without our batching rule, so its step must allow for it.
         own, inputs = self.when_mapped(), self.loop.operands(operands)

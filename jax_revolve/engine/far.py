@@ -24,7 +24,7 @@ from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
 from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Results, Reverse, State, Way
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.schedule.storage import Storage
 from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import for_loop
 from jax_revolve.storage.buffers import Buffers
@@ -55,7 +55,7 @@ class Far(Way):
 
     def _saved(self, buffers: Buffers) -> Any:
         """The storage's buffers: carries, or tickets of files."""
-        return buffers if isinstance(self.storage, Disk) else Carries(buffers)
+        return buffers if self.storage.is_read_once else Carries(buffers)
 
     def forward(self, sweep: Forward, last: ForLoop, results: Results) -> tuple[Results, AndTail]:
         plan = self.plan

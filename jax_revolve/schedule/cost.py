@@ -19,7 +19,7 @@ from jax_revolve.profiles.profile import CPU, Profile
 from jax_revolve.schedule import online
 from jax_revolve.schedule.binomial import advances, beta
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.schedule.storage import TRANSFER, Disk, Storage
+from jax_revolve.schedule.storage import TRANSFER, Storage
 
 STEPS_IN_A_PRODUCT = 32
 """The most steps in one product that computes a weight gradient, whose factors are kept until then.
@@ -140,8 +140,6 @@ def transfer(storage: Storage, sizes: Sizes) -> float:
     profile = sizes.profile
     if sizes.work is None:
         return TRANSFER
-    once, byte = profile.host_transfer, profile.host_byte
-    if isinstance(storage, Disk):
-        once, byte = profile.disk_transfer, profile.disk_byte
+    once, byte = storage.costs(profile)
     step = sizes.work + profile.evaluation
     return float(f"{(once + byte * sizes.checkpoint) / max(step, 1.0):.2g}")

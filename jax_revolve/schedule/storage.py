@@ -3,8 +3,9 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
+from jax_revolve.profiles.profile import Profile
 from jax_revolve.schedule.arguments import (
     Memory,
     check_integer,
@@ -24,6 +25,13 @@ class _Options:
     checkpoints: int | None = None
     memory: Memory = None
     transfer: float | None = None
+    is_read_once: ClassVar[bool] = False
+    """Whether a forward sweep keeps something else in place of a carry, which serves one reverse
+    sweep and has no tangents."""
+
+    def costs(self, profile: Profile) -> tuple[float, float]:
+        """The nanoseconds of a transfer, and of each of its bytes."""
+        return profile.host_transfer, profile.host_byte
 
     def __new__(cls, *given: Any, **limits: Any) -> Self:
         del limits
@@ -112,6 +120,10 @@ class Disk(_Options):
     """
 
     directory: str | os.PathLike[str]
+    is_read_once: ClassVar[bool] = True
+
+    def costs(self, profile: Profile) -> tuple[float, float]:
+        return profile.disk_transfer, profile.disk_byte
 
     def __post_init__(self) -> None:
         if not isinstance(self.directory, str | os.PathLike):

@@ -23,7 +23,7 @@ from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.memories import typed_as_on_host
 from jax_revolve._compat.values import explicit_mesh, laid_out, laid_out_as, vary, varying_axes
-from jax_revolve.schedule.storage import Disk, Storage
+from jax_revolve.schedule.storage import Disk, HostMemory, Storage
 from jax_revolve.storage import files
 from jax_revolve.storage.buffers import Buffers, for_all, read, write
 
@@ -43,7 +43,7 @@ def in_storage(storage: Storage, carry: list[Any], count: int) -> Buffers:
 
 def put(storage: Storage, buffers: Buffers, carry: list[Any], store: jax.Array) -> Buffers:
     """Write a carry as number `store`."""
-    if not isinstance(storage, Disk):
+    if isinstance(storage, HostMemory):
         return write(buffers, carry, store)
     type_ = jax.ShapeDtypeStruct((files.TICKET,), jnp.uint32)
     write_files = _call(partial(_write_files, storage.directory), [type_])
@@ -58,7 +58,7 @@ def get(
     storage: Storage, buffers: Buffers, types: list[Any], store: jax.Array, is_last: jax.Array
 ) -> list[Any]:
     """Read carry number `store`, of these types, whose file is removed if this read `is_last`."""
-    if not isinstance(storage, Disk):
+    if isinstance(storage, HostMemory):
         return read(buffers, store)
     parts, stored = _parts(types, types), read(buffers, store)
     tickets, counters = stored[: len(parts)], stored[len(parts) :]
