@@ -610,6 +610,10 @@ def _check(program: Program, compiler: dict[str, Any]) -> None:
         if is_lax_apart:
             run_theirs(program, compiler, theirs())
         raise
+    except Exception as error:
+        if "Leaked trace" in str(error) and "closing_over" in names:  # lax's loops leak these, too
+            raise Refused(str(error)) from error
+        raise
     try:
         compare(program, results, expected)
     except AssertionError as error:
