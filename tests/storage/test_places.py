@@ -18,6 +18,7 @@ import pytest
 from jax import lax
 from support.asked import explained_scan, for_bound, for_scan
 from support.evaluations import evaluations, steps_executed
+from support.oracles import assert_close
 
 import jax_revolve.loops.options as storage_checks
 from jax_revolve import Disk, HostMemory, bounded_while_loop, checkpointed_scan, plan
@@ -288,6 +289,22 @@ def test_a_pullback_works_once(tmp_path: Path) -> None:
     pullback(jnp.ones_like(value))
     with pytest.raises(Exception, match=r"can be called once"):
         pullback(jnp.ones_like(value))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_files_in_a_branch_that_is_mapped(order: int, tmp_path: Path) -> None:
+    """JAX runs both branches, and the one that is not taken reads a file of no ticket."""
+    storage = Disk(tmp_path, checkpoints=2, transfer=0.1)
+    in_files = partial(checkpointed_scan, length=6, checkpoints=1, storage=storage)
+
+    def gradients(scan: Any) -> Any:
+        step = lambda c, _: (1.1 * jnp.sin(c), None)  # noqa: E731
+        loop = lambda x: scan(step, x, None)[0]  # noqa: E731
+        loss = lambda p, x: jnp.sum(lax.cond(p, loop, jnp.square, x) ** 2)  # noqa: E731
+        derivative = (jax.grad, jax.hessian)[order - 1](loss, 1)
+        return jax.jit(jax.vmap(derivative))(np.array([True, False]), np.ones((2, 3)))
+
+    assert_close(gradients(in_files), gradients(partial(lax.scan, length=6)))
 
 
 @pytest.mark.parametrize("wrapped", [jax.jit, jax.checkpoint])
