@@ -208,7 +208,7 @@ def _linearize(
     served = _served(sweep, activity, operands)
     saved = [] if served is None else results[len(results) - sweep.num_saved :]
     if served is not None and not served.tapes:
-        saved = [x for i, x in enumerate(saved) if i not in (sweep.saved_indices.tape)]
+        saved = [x for i, x in enumerate(saved) if i not in sweep.saved_indices.tape]
     return results, saved, sweep, served
 
 
