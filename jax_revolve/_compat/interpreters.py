@@ -42,6 +42,11 @@ def is_traced_now() -> bool:
     return not core.trace_state_clean() or eager_constant_folding.value
 
 
+def names_axes() -> bool:
+    """Whether an axis has a name here: of a batch, or of a mesh."""
+    return core.nonempty_axis_env()
+
+
 # References
 
 

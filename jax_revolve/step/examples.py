@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from jax_revolve._compat.interpreters import names_axes
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, with_equations
 from jax_revolve._compat.values import varying_axes
 from jax_revolve.jaxprs.evaluate import run_each, run_in_place
@@ -178,7 +179,7 @@ def _mixing(loop: Loop) -> tuple[ClosedJaxpr, list[Any]]:
         closed = with_slices(loop.jaxpr)
         return closed, list(filter(mixes_examples, closed.eqns))
 
-    return once(loop.bare, ("mixing",), find)
+    return once(loop.bare, ("mixing", names_axes()), find)
 
 
 def run_examples(loop: Loop, operands: Operands) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jax_revolve._compat.interpreters import names_axes
 from jax_revolve._compat.jaxprs import name_of
 from jax_revolve._compat.values import zeros
 from jax_revolve.jaxprs.evaluate import operands_like, run_in_place
@@ -30,7 +31,7 @@ def mixes_examples(eqn: Any) -> bool:
     """Whether an example's results of an equation, or their derivatives, may depend on other
     examples."""
     name = name_of(eqn)
-    if name in _WITH_RULES and _derivative_mixes(eqn):
+    if name in _WITH_RULES and names_axes() and _derivative_mixes(eqn):
         return True
     if name in _ENTERED or name in _WITH_RULES or name.startswith(OWN):
         return any(map(_mixes, inner_jaxprs(eqn)))
@@ -44,7 +45,9 @@ def _mixes(jaxpr: Any) -> bool:
 
 
 def _derivative_mixes(eqn: Any) -> bool:
-    """Whether a derivative rule may mix examples. It is a function of Python, so we trace it."""
+    """Whether a derivative rule may mix examples. It is a function of Python, so we trace it, where
+    an axis has a name: without one it has no collective, and JAX's thunks of rules that refuse to
+    be differentiated are not to be called twice."""
     operands = operands_like(eqn)
     active = [is_inexact(x) for x in operands]
 

@@ -242,7 +242,8 @@ def test_what_is_known_of_a_loop_is_forgotten_with_it(name: str) -> None:
         gc.collect()
         return sum(isinstance(x, Jaxpr) for x in gc.get_objects())
 
-    assert left_after(0.5) == left_after(0.6)
+    left_after(0.5)  # what JAX itself keeps of first calls
+    assert left_after(0.6) == left_after(0.7)
 
 
 # Rules

@@ -45,8 +45,9 @@ NAMES = (
     Names("jax.extend.core.primitives: convert_element_type_p", "only it makes types weak"),
     Names("jax.extend.core.primitives: cond_p", "lax.cond does not keep a single branch"),
     Names(
-        "jax._src.core: internal_mutable_array_effect trace_state_clean",
-        "nothing public tells the effect of a new reference, and whether anything is traced",
+        "jax._src.core: internal_mutable_array_effect nonempty_axis_env trace_state_clean",
+        "nothing public tells the effect of a new reference, and whether anything is traced, or an "
+        "axis named",
     ),
     Names("jax._src.config: debug_key_reuse eager_constant_folding", "contexts have no readers"),
     Names("jax._src.config: remat3", "jax.config sets it for all that runs, not for a call"),
