@@ -29,12 +29,13 @@ call_jaxpr = jaxpr_as_fun
 
 class _WithFacts(list[Any]):
     """The equations of a jaxpr. They hold what is known of it, because a jaxpr takes no attributes,
-    and values in a dictionary of weak keys that refer to their key would keep it alive for ever.
-    Jaxprs that JAX makes from this one have other lists."""
+    and values in a dictionary of weak keys that refer to their key would keep it alive for ever."""
 
     def __init__(self, equations: list[Any]) -> None:
         super().__init__(equations)
-        self.of = WeakKeyDictionary[ClosedJaxpr, dict[Hashable, Any]]()  # some share equations
+        self.of = WeakKeyDictionary[
+            ClosedJaxpr, dict[Hashable, Any]
+        ]()  # jaxprs may share equations
 
 
 def facts_of(closed: ClosedJaxpr) -> dict[Hashable, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr
 from jax_revolve._compat.values import bytes_of, shape_on_a_device
-from jax_revolve.jaxprs.walk import function_of, inner_jaxprs
+from jax_revolve.jaxprs.walk import function_of, inner_jaxprs, inner_programs
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.loop import Loop
 from jax_revolve.step.operations import NAMED, having
@@ -34,7 +34,7 @@ def is_estimated(jaxpr: ClosedJaxpr) -> bool:
     of which nothing is known, such as a callback."""
     return all(
         eqn.primitive.name != "while"
-        and (eqn.primitive.name in NAMED or inner_jaxprs(eqn))
+        and (eqn.primitive.name in NAMED or inner_programs(eqn))
         and _length(eqn) is not None
         and all(map(is_estimated, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns

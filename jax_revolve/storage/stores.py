@@ -121,21 +121,26 @@ def _write_files(directory: Any, unused: Any, *carry: Any) -> list[np.ndarray]:
 
 
 def _read_files(directory: Any, like: list[Any], tickets: Any, is_last: Any) -> list[np.ndarray]:
-    """The carries of a batch of tickets. Tickets of zeros are those of a branch that was not taken:
-    if `jax.vmap` maps the predicate, JAX runs both branches, and drops the results of one."""
+    """The carries of a batch of tickets. A ticket of zeros is from a branch that was not taken:
+    where `jax.vmap` maps the predicate, JAX runs both branches and drops the results of one. They
+    are NaN, so that it shows if they are used."""
     types = [(t.shape, np.dtype(t.dtype)) for t in like]
     tickets, is_last = np.asarray(tickets), np.asarray(is_last)
     batch = tickets.shape[:-1]
     examples = [
         files.read_file(directory, tickets[at], types, is_last=bool(is_last[at]))
         if np.any(tickets[at])
-        else [np.zeros(shape, dtype) for shape, dtype in types]
+        else [_missing(shape, dtype) for shape, dtype in types]
         for at in np.ndindex(batch)
     ]
     return [
         np.array([example[i] for example in examples], dtype).reshape((*batch, *shape))
         for i, (shape, dtype) in enumerate(types)
     ]
+
+
+def _missing(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return np.full(shape, np.nan if jnp.issubdtype(dtype, jnp.inexact) else 0, dtype)
 
 
 def data_of(value: Any) -> Any:
