@@ -14,7 +14,6 @@ import jax
 
 from jax_revolve._compat.interpreters import names_axes
 from jax_revolve._compat.jaxprs import name_of
-from jax_revolve._compat.values import zeros
 from jax_revolve.jaxprs.evaluate import operands_like, run_in_place
 from jax_revolve.jaxprs.walk import inner_jaxprs
 from jax_revolve.step.loop import is_inexact, pick, substitute
@@ -45,22 +44,21 @@ def _mixes(jaxpr: Any) -> bool:
 
 
 def _derivative_mixes(eqn: Any) -> bool:
-    """Whether a derivative rule may mix examples. It is a function of Python, so we trace it, where
-    an axis has a name: without one it has no collective, and JAX's thunks of rules that refuse to
-    be differentiated are not to be called twice."""
+    """Whether a derivative rule may mix examples, where an axis has a name: without one, it has no
+    collective. A `custom_jvp` rule is a function of Python, so we trace it. The rules of a
+    `custom_vjp` cannot be looked into, because JAX keeps what their last trace has found."""
+    if name_of(eqn) == "custom_vjp_call":
+        return True
     operands = operands_like(eqn)
     active = [is_inexact(x) for x in operands]
 
     def derivative(*chosen: Any) -> Any:
         run = lambda *chosen: run_in_place(eqn, substitute(operands, active, chosen))  # noqa: E731
-        if name_of(eqn) == "custom_jvp_call":
-            return jax.jvp(run, chosen, chosen)
-        results, pull_back = jax.vjp(run, *chosen)
-        return pull_back([zeros(jax.typeof(x).to_ct_aval()) for x in results])
+        return jax.jvp(run, chosen, chosen)
 
     try:
         traced = jax.make_jaxpr(derivative)(*pick(operands, active))
-    except Exception:  # what a rule raises where nothing is differentiated is nobody's error
+    except Exception:  # a rule may refuse, in any way, what the loop does not differentiate
         return True
     return _mixes(traced)
 
