@@ -178,7 +178,7 @@ class Block:
 
 class Way(ABC):
     """Which carries are stored, and where: see `slots`, `every` and `far`. The methods with code
-    are those of carries in one buffer on the device."""
+    serve carries in one buffer on the device."""
 
     plan: Plan
 

@@ -90,7 +90,7 @@ class Check:
         return jnp.stack(drifts) if drifts else jnp.zeros(0, jnp.float32)
 
     def tangents(self, gradient: Operands, *leaves: list[Any]) -> Operands:
-        """The gradient, whose tangents are NaN if those of the carries drift."""
+        """The gradient. Its tangents are NaN if those of the carries drift."""
         if self.trust.tolerance == inf:
             return gradient
 

@@ -588,7 +588,7 @@ def _primitive(name: str, function: Callable[[Any], Any]) -> Primitive:
 
 
 def _turned(x: Any) -> Any:
-    """Along the last axis: a rule sees a batch where `jax.vmap` is inside of the derivative."""
+    """Along the last axis: a rule sees a batch where `jax.vmap` is inside the derivative."""
     return jnp.concatenate([x[..., 1:], x[..., :1]], -1)
 
 

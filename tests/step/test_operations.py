@@ -157,7 +157,7 @@ def programs() -> Iterator[tuple[Any, Callable[[int], tuple[Any, ...]]]]:
 
 
 def traced(function: Any, arguments: tuple[Any, ...]) -> Iterator[Any]:
-    """The program of a function, and that of its pullback."""
+    """The programs of a function and of its pullback."""
 
     def gradient(*arguments: Any) -> Any:
         results, pull_back = jax.vjp(function, *arguments)
