@@ -37,6 +37,7 @@ def new_primitive(
     keys: Callable[..., Sequence[Any]] | None = None,
     interpret: Callable[..., Any] = lambda run, params: run(params),
     has_dead_code: bool = True,
+    recomputed: "Recomputed | None" = None,
 ) -> Primitive:
     """A primitive with several results, new or declared before, from Python functions in place of
     JAX's registries.
@@ -49,6 +50,7 @@ def new_primitive(
     the same for the results that depend on given operands alone. `split` is for a primitive that is
     linear in its last operands. `keys` and `interpret` are `keys` and `around` of a `Program`. An
     implementation that `has_dead_code` computes values that nothing uses, which are not lowered.
+    `recomputed(params)` are the parameters where `jax.checkpoint` runs an equation again.
     """
 
     implementation, batch = map(without_key_checks, (implementation, batch))
@@ -93,7 +95,9 @@ def new_primitive(
     if split is not None:
         split = split._replace(linearize=without_key_checks(split.linearize))
         pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
-        pe.partial_eval_jaxpr_custom_rules[primitive] = partial(_split_equation, split)
+    if recomputed is not None:
+        rule = partial(_split_equation, split, recomputed)
+        pe.partial_eval_jaxpr_custom_rules[primitive] = rule
     return primitive
 
 
@@ -106,6 +110,8 @@ def _transpose_nonzero(
         return [None] * len(operands)
     return rule(cotangents, *operands, **params)
 
+
+Recomputed: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 Prune: TypeAlias = Callable[..., Any]
 """Returns which results to keep, which operands to pass, the parameters, and perhaps another
@@ -120,12 +126,10 @@ class Split(NamedTuple):
     for reverse mode, it knows the primals but not the tangents. `primal_half(function, activity)`
     is the function of `primal`. `linearize(primals, **params)` returns its results, residuals such
     that `linear(*residuals, *tangents)` are the tangents, and the parameters of `linear`.
-    `rerun(function)` is the function to run after `primal` has run.
     """
 
     primal: Primitive
     primal_half: Callable[[Any, Any], Any]
-    rerun: Callable[[Any], Any]
     linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
     linear: Primitive
 
@@ -161,21 +165,30 @@ def _split_results(
 
 
 def _split_equation(
-    split: Split, saveable: Any, unknown: Sequence[bool], available: Sequence[bool], eqn: Any
+    split: Split | None,
+    recomputed: "Recomputed",
+    saveable: Any,
+    unknown: Sequence[bool],
+    available: Sequence[bool],
+    eqn: Any,
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
     """The rule for `jax.checkpoint`: the equation for known values, the equation that runs later,
     which results are unknown, which are available later, and which operands to keep. The later
     equation recomputes everything."""
     del saveable
-    function, activity = eqn.params["function"], eqn.params["activity"]
-    num_primals, num_results = len(activity.operands), len(function.output_types)
     kept = [v for v, a in zip(eqn.invars, available, strict=True) if not a and isinstance(v, Var)]
     later = [True] * len(eqn.outvars)
+    num_primals = len(unknown) if split is None else len(eqn.params["activity"].operands)
     if any(unknown[:num_primals]):
         return None, eqn, later, later, kept
-    rerun = eqn.replace(params={"function": split.rerun(function), "activity": activity})
-    if not any(unknown):
+    params = recomputed(eqn.params)
+    types = [v.aval for v in eqn.invars]
+    _, effects = eqn.primitive.abstract_eval(*types, **params)
+    rerun = eqn.replace(params=params, effects=frozenset(effects))
+    if split is None or not any(unknown):
         return eqn, rerun, [False] * len(later), later, kept
+    function, activity = eqn.params["function"], eqn.params["activity"]
+    num_results = len(function.output_types)
     known = eqn.replace(
         primitive=split.primal,
         invars=eqn.invars[:num_primals],

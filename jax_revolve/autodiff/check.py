@@ -61,7 +61,7 @@ def checked(
 
 
 def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:
-    loop, operands = steps.loop._replace(progress=None), steps.operands
+    loop, operands = steps.loop, steps.operands
     assert steps.linearized is not None
     activity = steps.linearized.activity
     masks = (activity.consts, activity.init, activity.xs)

@@ -46,8 +46,8 @@ from jax_revolve.autodiff.batching import (
     mapped,
     vmap_over,
 )
-from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.loop import Mask, is_inexact, pick, spread, substitute
+from jax_revolve.step.reports import silenced
 
 Flat = Sequence[Any]
 
@@ -106,8 +106,6 @@ class Rules(NamedTuple):
     """`needed(function, aux)` flags the operands on which the tangents depend. By default all."""
     effects: Callable[[Any, Any], Any] = lambda function, activity: function.effects
     """`effects(function, activity)` includes those of its derivative rules."""
-    with_progress: Callable[[Any, Callable[[Any], Any]], Any] = lambda function, change: function
-    """The function with its progress changed."""
     prune: Prune | None = None
     prune_jvp: Prune | None = None
     known: Prune | None = None
@@ -129,6 +127,7 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         keys=rules.keys,
         interpret=rules.interpret,
         has_dead_code=rules.has_dead_code,
+        recomputed=_recomputed,
     )
     if rules.linearize is None:
         rules = rules._replace(linearize=partial(_save_nothing, rules, primitive))
@@ -157,16 +156,19 @@ def function_primitive(name: str | Primitive, rules: Rules) -> Primitive:
         transpose=partial(_jvp_transpose, rules),
         prune=rules.prune_jvp,
         keys=rules.keys and partial(_jvp_keys, rules.keys),
+        recomputed=_recomputed,
         split=Split(
             primitive,
             rules.primal_half,
-            # `jax.checkpoint` runs this after it has computed the values.
-            lambda function: rules.with_progress(function, when_run_again),
             partial(_linearize, rules),
             tangent_p,
         ),
     )
     return primitive
+
+
+def _recomputed(params: dict[str, Any]) -> dict[str, Any]:
+    return {**params, "function": silenced(params["function"])}
 
 
 class Pushed(NamedTuple):
@@ -488,7 +490,7 @@ def _tangent_impl(
 ) -> Flat:
     """The values are already computed, so progress stays silent."""
     del aux
-    silent = rules.with_progress(function, lambda _: None)
+    silent = silenced(function)
     operands, _, tangents = _take_apart(flat, activity, absent)
     if rules.is_pushed and function.has_rule:  # as the values, by loops: see `_pushed`
         rules = rules._replace(jvp=rules.jvp_in_reverse or rules.jvp)

@@ -30,10 +30,8 @@ from jax_revolve.autodiff.sweeps import (
     forward_sweep_p,
     loop_p,
     program_of,
-    rerun,
     run_plain_loop,
     sweep_primal_half,
-    with_progress,
 )
 from jax_revolve.engine.buffers import Carries, Record, Saved
 from jax_revolve.engine.nest import run_forward_offline, tape_the_last_block
@@ -43,6 +41,7 @@ from jax_revolve.step.dead_code import prune_loop
 from jax_revolve.step.derived import Paired, paired
 from jax_revolve.step.linearized import Activity, find_activity, linearized, live_carry
 from jax_revolve.step.loop import Mask, is_inexact, once, pick, plan_of, spread, substitute
+from jax_revolve.step.reports import silenced
 
 
 def run_forward_sweep(untraced: Sweep, operands: Flat) -> tuple[Flat, Flat, Sweep]:
@@ -95,7 +94,7 @@ def _run_example(sweep: Sweep, *operands: Any) -> Flat:
         given, at = operands, saved
         if sweep.keeps_rules:  # then its functions have none, and its derivative is not used
             given, at = jax.tree.map(lax.stop_gradient, (list(operands), saved))
-        steps = sweep._replace(later=(), keeps_rules=False).steps(given, rerun=True)
+        steps = silenced(sweep)._replace(later=(), keeps_rules=False).steps(given)
         tape = tape_the_last_block(steps, plan_of(sweep.loop), at)
         kept = results[: len(results) - bare.num_saved]
         return [*kept, *jax.tree.leaves(saved._replace(block=tape))]
@@ -194,8 +193,7 @@ def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
     at = lambda chosen: substitute(operands, active.operands, chosen)  # noqa: E731
     run = lambda chosen: sweep.of_results(half(*at(chosen)))  # noqa: E731
     results, dots = jax.jvp(run, (primals,), (list(tangents),))
-    silent = with_progress(sweep, lambda _: None)  # the results' loop shows it
-    _, arrays, _ = run_forward_sweep(silent.untraced, operands)
+    _, arrays, _ = run_forward_sweep(silenced(sweep).untraced, operands)
     nothing = [zeros(jax.typeof(x).to_tangent_aval()) for x in arrays]
     return [*results, *arrays, *pick([*dots, *nothing], active.results)]
 
@@ -289,7 +287,7 @@ def _serve(
     if any(is_missing):
         return [], None
     both = sweep.of_loop(
-        rerun(pairs.loop),
+        pairs.loop,
         activity=activity,
         restart=step.restart,
         record=step.record,
@@ -329,7 +327,7 @@ def _products(sweep: Sweep, operands: Flat, cts: Flat) -> Flat:
     """Of the loop's results: saved arrays have no cotangents."""
     count = len(sweep.output_types) - sweep.num_saved
     given = [i < count and not (ct is None or is_zero(ct)) for i, ct in enumerate(cts)]
-    loop = rerun(within(sweep.vmaps, lambda: sweep.primal))
+    loop = silenced(within(sweep.vmaps, lambda: sweep.primal))
 
     def of_one(*flat: Any) -> Flat:
         operands, cts = flat[: len(flat) - sum(given)], flat[len(flat) - sum(given) :]

@@ -17,22 +17,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.jaxprs import call_jaxpr, with_equations
+from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import is_symbolic, symbolic_zero, vary, varying_axes
 from jax_revolve.autodiff import log
 from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
 from jax_revolve.autodiff.derivatives import Flat, Rules, function_primitive
 from jax_revolve.autodiff.forward import run_forward_sweep
 from jax_revolve.autodiff.reverse import pull_back_loop
-from jax_revolve.autodiff.sweeps import Sweep, loop_p, run_plain_loop, with_progress
+from jax_revolve.autodiff.sweeps import Sweep, loop_p, run_plain_loop
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
+from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
-from jax_revolve.step.derived import paired
+from jax_revolve.step.derived import paired, with_carries
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import (
@@ -45,63 +46,49 @@ from jax_revolve.step.linearized import (
     primal_loop,
 )
 from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of, substitute
+from jax_revolve.step.reports import run_reporting
 from jax_revolve.step.rules import with_explicit_rules
 from jax_revolve.storage.buffers import read
 
 
-def run_loop(loop: Loop, operands: list[Any]) -> Flat:
+def run_loop(loop: Loop, operands: list[Any], progress: Listener | None = None) -> Flat:
     if loop.obstacle is not None:
         return run_plain(loop, loop.operands(operands))
     if loop.length == 0:
         inputs = loop.operands(operands)
         return run_plain(loop, inputs) if loop.condition is None else inputs.carry
+    if progress is not None:
+        return run_reporting(loop, operands, progress, run_loop)[1]
     return loop_p.bind(*operands, function=loop)
 
 
-def run_counted(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Flat]:
+def run_counted(
+    loop: Loop, operands: list[Any], progress: Listener | None = None
+) -> tuple[jax.Array, Flat]:
     """The number of steps that a while loop takes, for each example under `vmap`, and its
     results."""
     assert loop.condition is not None
+    if progress is not None:
+        return run_reporting(loop, operands, progress, run_loop)
     none = vary(jnp.int32(0), varying_axes(loop.condition.out_avals[0]))
-    at = loop.num_consts
     # The same object each time, so that it is compiled once where it runs outside `jax.jit`.
-    counting = once(loop, ("counting",), lambda: _counting(loop, none))
-    steps, *results = run_loop(counting, [*operands[:at], none, *operands[at:]])
+    add, subtract = (lambda count: [count + 1]), (lambda count: [count - 1])
+    counting = once(loop, ("counting",), lambda: with_carries(loop, [none], add, subtract))
+    *results, steps = run_loop(counting, [*operands, none])
     return steps, results
-
-
-def _counting(loop: Loop, none: jax.Array) -> Loop:
-    """A while loop with the number of its steps as the first carry."""
-    one_more = jax.make_jaxpr(lambda steps: steps + 1)(none).jaxpr
-
-    def counted(jaxpr: Any, num_consts: int, equations: list[Any], results: list[Any]) -> Any:
-        variables = getattr(jaxpr, "jaxpr", jaxpr)
-        invars = list(variables.invars)
-        invars[num_consts:num_consts] = one_more.invars
-        outvars = [*results, *variables.outvars]
-        return with_equations(jaxpr, [*jaxpr.eqns, *equations], invars=invars, outvars=outvars)
-
-    used = loop.num_consts - loop.num_condition_consts
-    return loop._replace(
-        jaxpr=counted(loop.jaxpr, used, one_more.eqns, one_more.outvars),
-        condition=counted(loop.condition, loop.num_condition_consts, [], []),
-        num_carry=loop.num_carry + 1,
-        output_types=(jax.typeof(none), *loop.output_types),
-    )
 
 
 def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
     """`fun(loop)`, which runs a loop of lax with as many steps, with the loop primitive in its
-    place. `fun` sees the loop without bound and progress; the result has them again."""
+    place. `fun` sees the loop without a bound; the result has it again."""
 
     def run(equation: Loop, operands: list[Any]) -> Flat:
-        own = equation.with_plan(loop.length, loop.plan, loop.progress)
+        own = equation.with_plan(loop.length, loop.plan)
         own = own._replace(has_examples=loop.has_examples, trust=loop.trust)
         return run_loop(own, operands)
 
     length = None if loop.condition is not None else loop.length
-    bare = loop._replace(length=length, progress=None)
-    return run_around_loop(lambda: fun(bare), run)
+    return run_around_loop(lambda: fun(loop._replace(length=length)), run)
 
 
 def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
@@ -112,9 +99,9 @@ def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
         return run_examples(loop, inputs)
 
     def batch_loop(*operands: Any) -> Batched:
-        if function.condition is not None and function.body_effects:
+        if function.condition is not None and function.effects:
             # Let lax raise its error for effects that it refuses under a batched condition.
-            as_lax = partial(run_plain_loop, function=function._replace(progress=None))
+            as_lax = partial(run_plain_loop, function=function)
             jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
 
         def run_and_look(*flat: Any) -> Flat:
@@ -296,7 +283,6 @@ function_primitive(
         primal_half=primal_loop,
         linearize=_linearize,
         needed=lambda _, sweep: sweep.needed,
-        with_progress=with_progress,
         prune=prune_loop,
         prune_jvp=prune_jvp,
         known=known_part,

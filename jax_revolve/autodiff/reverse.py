@@ -34,7 +34,6 @@ from jax_revolve.autodiff.sweeps import (
     define_sweep,
     loop_p,
     program_of,
-    rerun,
     reverse_sweep_p,
 )
 from jax_revolve.engine.buffers import Saved
@@ -50,6 +49,7 @@ from jax_revolve.step.linearized import (
     primal_loop,
 )
 from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
+from jax_revolve.step.reports import silenced
 
 
 def pull_back_loop(
@@ -76,6 +76,7 @@ def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: 
     """The cotangents of the loop's active operands, from what its forward sweep saved and the
     cotangents of its active results."""
     arrays, tree = jax.tree.flatten(saved)
+    forward = silenced(forward)
     step = forward.linearized_step(forward.loop, forward.loop.operands(operands))
     sweep = forward._replace(
         rule_effects=frozenset(step.code.effects | step.transposed.effects),
@@ -93,7 +94,7 @@ def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: 
 def _run_example(sweep: Sweep, *flat: Any) -> Flat:
     def run(*flat: Any) -> Flat:
         operands, arrays, cotangents = sweep.take_apart(flat)
-        steps, cts = sweep.steps(operands, rerun=True), sweep.cotangents(cotangents)
+        steps, cts = sweep.steps(operands), sweep.cotangents(cotangents)
         plan = plan_of(sweep.loop)
         saved = sweep.unflatten(arrays)
         saved = saved.without_tape() if sweep.later or sweep.keeps_rules else saved
@@ -168,7 +169,7 @@ def _tangent(value: Any, dot: Any) -> Any:
 
 def _values_and_tangents(sweep: Sweep, primals: Flat, along: Flat) -> tuple[Flat, Flat]:
     """The loop's results that have cotangents, and their tangents in the given directions."""
-    loop, given = rerun(sweep.loop), [d is not None for d in along]
+    loop, given = sweep.loop, [d is not None for d in along]
     own = sweep.activity
 
     def of_cotangents(results: Flat) -> Flat:
@@ -196,7 +197,7 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, by the nested engine."""
     operands, _, cotangents = sweep.take_apart(flat)
     # JAX may map the nested engine without our batching rule, so its step must allow for it.
-    steps = sweep.when_mapped().steps(operands, rerun=True)
+    steps = sweep.when_mapped().steps(operands)
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 

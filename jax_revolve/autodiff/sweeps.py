@@ -60,7 +60,6 @@ from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.jaxprs.walk import inner_programs
-from jax_revolve.progress.listener import when_run_again
 from jax_revolve.step.linearized import (
     Activity,
     Cotangents,
@@ -187,9 +186,8 @@ class Sweep(NamedTuple):
         num_carry = sum(self.activity.carry)
         return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
-    def steps(self, operands: Flat, *, rerun: bool = False) -> Steps:
-        """The steps of the sweep. With `rerun`, loops inside report no forward sweep again."""
-        loop, inputs = self.loop.run_again() if rerun else self.loop, self.loop.operands(operands)
+    def steps(self, operands: Flat) -> Steps:
+        loop, inputs = self.loop, self.loop.operands(operands)
         step = self.linearized_step(loop, inputs)
         if self.needs_more(step):
             raise NotImplementedError(
@@ -263,18 +261,6 @@ def _holds_tracers(closed: ClosedJaxpr) -> bool:
 
 def run_plain_loop(*operands: Any, function: Loop) -> Flat:
     return run_plain(function, function.operands(operands))
-
-
-def rerun(loop: Loop) -> Loop:
-    """The loop of a sweep, to be run and differentiated again."""
-    return with_progress(loop.run_again(), when_run_again)
-
-
-def with_progress(function: Any, change: Callable[[Any], Any]) -> Any:
-    """A loop, or a sweep, with the progress of the loop changed."""
-    if isinstance(function, Sweep):
-        return function._replace(loop=with_progress(function.loop, change))
-    return function._replace(progress=change(function.progress))
 
 
 def _pushed(
@@ -385,7 +371,6 @@ def define_sweep(
     jvp = partial(mapped_jvp, jvp_of_example)
     rules["jvp_in_reverse"] = partial(mapped_jvp, jvp_in_reverse_of_example)
 
-    rules |= {"primal_half": sweep_primal_half, "with_progress": with_progress}
-    rules["refined"] = refined
+    rules |= {"primal_half": sweep_primal_half, "refined": refined}
     rules["has_dead_code"] = False  # `of_example` has none
     function_primitive(primitive, Rules(run=run, batch=batch, jvp=jvp, **rules))

@@ -21,8 +21,7 @@ What they have in common:
 - `online`: the forward sweep of a while loop.
 - `tape`: the residuals of a block of steps, kept until they are transposed.
 - `split`, `placement`: the decisions of the schedule, in 32-bit integers on the device.
-- `reports`: the progress of a sweep.
 
-May import `step`, `storage`, `progress`, `schedule`, `jaxprs` and `_compat`. `autodiff` and the
+May import `step`, `storage`, `schedule`, `jaxprs` and `_compat`. `autodiff` and the
 rooms above import this one.
 """

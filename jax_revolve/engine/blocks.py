@@ -61,14 +61,13 @@ class Tape(Block):
 
         def tape_step(i: Any, state: tuple[Results, Buffers]) -> tuple[Results, Buffers]:
             (carry, ys), tape = state
-            sweep.reports.before_step(first + i)
             carry, y, stored = taped.run(steps, steps.inputs(carry, first + i))
             ys = write(ys, pick(y, sweep.keep_ys), steps.loop.entry(first + i))
             return (carry, ys), write(tape, stored, i)
 
         # As long as every block's tape, because the reverse sweep reuses the buffers.
-        state, loop = (results, taped.empty(plan.block_size)), sweep.reports.loop(True)
-        results, tape = loop(0, plan.length - first, tape_step, state)
+        state = results, taped.empty(plan.block_size)
+        results, tape = for_loop(0, plan.length - first, tape_step, state)
         return results, Taped(tape)
 
     def __init__(self, plan: Plan, pull: Pull, saved: Taped | None) -> None:
@@ -80,12 +79,12 @@ class Tape(Block):
         return self.pull.step.empty(self.size) if self._last is None else self._last.leaves
 
     def reverse_last(
-        self, start: int, count: int, gradient: Operands, work: Buffers, loop: Any
+        self, start: int, count: int, gradient: Operands, work: Buffers
     ) -> tuple[Operands, Buffers]:
-        return self._pullback.through_block(work, start, count, gradient, loop), work
+        return self._pullback.through_block(work, start, count, gradient), work
 
     def reverse(
         self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Buffers
     ) -> tuple[Operands, Buffers]:
         taped = self.pull.step.tape_steps(self.pull.steps, work, restarted, start, count)
-        return self._pullback.through_block(taped, start, count, gradient, for_loop), taped
+        return self._pullback.through_block(taped, start, count, gradient), taped

@@ -101,8 +101,7 @@ class Every(Way):
             return ahead, inner._parts(sweep, slot_of(part), first, inner.level.parts, state)
 
         fetched = sweep.at(slot_of(count - 1), state) if is_far else None
-        loop = sweep.reports.loop(isinstance(start, int) and start == 0)
-        return turns(loop, count, reverse_part, (fetched, state))[1]
+        return turns(count, reverse_part, (fetched, state))[1]
 
     def fill(self, sweep: Reverse, start: Any, restarted: list[Any], slots: list[Any]) -> list[Any]:
         """The slots with the checkpoints of all parts, in the whole part of the level above that

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax_revolve.engine.buffers import Carries, empty
 from jax_revolve.engine.placement import Stack, in_order
 from jax_revolve.engine.slots import Slots
-from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Results, Reverse, State, Way
+from jax_revolve.engine.sweep import Advances, Forward, Results, Reverse, State, Way
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Storage
 from jax_revolve.step.loop import Operands
@@ -57,13 +57,13 @@ class Far(Way):
         """The storage's buffers: carries, or tickets of files."""
         return buffers if self.storage.is_read_once else Carries(buffers)
 
-    def forward(self, sweep: Forward, last: ForLoop, results: Results) -> tuple[Results, AndTail]:
+    def forward(self, sweep: Forward, results: Results) -> tuple[Results, AndTail]:
         plan = self.plan
         kept = in_storage(self.storage, sweep.checkpoint(results), plan.segments)
         segments = Advances(0, plan.block_size * plan.segment, plan.segments, 0, 0)
-        results, kept = sweep.run(segments, for_loop, partial(put, self.storage), (results, kept))
+        results, kept = sweep.run(segments, partial(put, self.storage), (results, kept))
         start = Carries(sweep.checkpoint(results))
-        results, tail = self.inner.forward(sweep, last, results)
+        results, tail = self.inner.forward(sweep, results)
         return results, AndTail(self._saved(kept), start, tail)
 
     def newest(self, saved: AndTail, initial: list[Any]) -> tuple[list[Any], int]:
@@ -128,4 +128,4 @@ class Far(Way):
             state = state._replace(start=restarted, positions=positions, top=top)
             return self.inner.reverse(sweep, first, left, state)
 
-        return sweep.reports.loop(True)(0, number, reverse_part, own)
+        return for_loop(0, number, reverse_part, own)

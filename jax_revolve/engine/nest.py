@@ -44,12 +44,10 @@ from jax_revolve.engine.blocks import Single, Tape
 from jax_revolve.engine.buffers import Saved, Taped, runs_the_last_block
 from jax_revolve.engine.every import Every
 from jax_revolve.engine.far import Far
-from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.slots import Slots
 from jax_revolve.engine.sweep import Block, Forward, Pull, Reverse, Way
 from jax_revolve.engine.tape.tape import Pullback, taped_step
 from jax_revolve.engine.walk_back import WalkBack
-from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
 from jax_revolve.step.loop import Loop, Operands, pick, spread
@@ -79,11 +77,10 @@ def run_forward_offline(
     `tapes`, the last block's tape."""
     kind = block_of(steps.loop, plan)
     kept_ys = kind.kept_ys(steps, keep_ys)
-    sweep = Forward(steps, kept_ys, Reports(steps.loop, FORWARD, plan.length))
+    sweep = Forward(steps, kept_ys)
     _, ys = steps.loop.results(steps.loop.output_types)
     results, of_block = (steps.operands.carry, list(map(zeros, pick(ys, kept_ys)))), None
-    loop = sweep.reports.loop(not runs_the_last_block(plan))
-    results, of_way = way_of(plan, is_while=False).forward(sweep, loop, results)
+    results, of_way = way_of(plan, is_while=False).forward(sweep, results)
     if runs_the_last_block(plan):
         results, of_block = kind.run_last(sweep, plan, results, tapes=tapes)
     ys = pick(spread(results[1], kept_ys), keep_ys)
@@ -118,20 +115,17 @@ def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) 
     is_last_run = runs_the_last_block(plan) and not is_while
     way, step = way_of(plan, is_while=is_while), taped_step(steps.linearized)
     advance = jax.jit(steps.advance)
-    reports = Reports(steps.loop, REVERSE, total)
-    before_step = lambda step: reports.before_step(total - 1 - step)  # noqa: E731
-    through = lambda size: Pullback(step, steps, size, cotangents.ys, before_step)  # noqa: E731
+    through = lambda size: Pullback(step, steps, size, cotangents.ys)  # noqa: E731
     kind, of_block = block_of(steps.loop, plan), saved.block
     if kind.tapes and is_last_run and of_block is None:
         of_block = tape_the_last_block(steps, plan, saved)
     block = kind(plan, Pull(steps, step, through), of_block)
-    sweep = Reverse(steps, total, block, reports, advance)
+    sweep = Reverse(steps, total, block, advance)
     blocks, work = -(-total // size), block.begin()
     if is_last_run:
         blocks -= 1
         start = size * blocks
-        count, loop = total - start, reports.loop(start == 0)
-        gradient, work = block.reverse_last(start, count, gradient, work, loop)
+        gradient, work = block.reverse_last(start, total - start, gradient, work)
     state: Any = way.begin(sweep, saved.way, gradient, work)
     state = way.reverse(sweep, 0, blocks, state)
     gradient = block.end(state.gradient, state.work)

@@ -24,8 +24,6 @@ from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.every import Every
 from jax_revolve.engine.nest import block_of, way_of
 from jax_revolve.engine.placement import Stack
-from jax_revolve.engine.reports import Reports
-from jax_revolve.progress.listener import FORWARD
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
@@ -41,7 +39,7 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
     """The final carry, and the checkpoints."""
     loop, restart = steps.loop, steps.restart
     consts, init, _ = steps.operands
-    way, reports = way_of(plan, is_while=True), Reports(loop, FORWARD, None)
+    way = way_of(plan, is_while=True)
     stores_each = isinstance(way, Every) and plan.block_size == 1
     stack, place = way.placing()
 
@@ -50,7 +48,6 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
 
     def step(running: _LoopState) -> _LoopState:
         numbers, going, example_steps, carry = running
-        reports.before_step(numbers[0])
         carry, _ = steps.step(carry, numbers[0])
         one = np.eye(1, numbers.size, dtype=np.int32)[0]
         example_steps = None if example_steps is None else example_steps + going
@@ -69,7 +66,6 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
         return stack._replace(numbers=numbers), *running, buffers
 
     buffers = way.empty(steps.initial())
-    stack = stack._replace(numbers=reports.begin(stack.numbers))
     going = loop.holds(consts, init)
     kind = block_of(loop, plan)
     none = jnp.zeros_like(going, jnp.int32) if kind.counts_steps_of_examples else None
@@ -79,6 +75,5 @@ def run_forward_online(steps: Steps, plan: Plan) -> tuple[list[Any], Saved]:
         (stack, going, none, init, buffers),
     )
     num_steps = stack.numbers[0]
-    reports.end(num_steps)
     of_block = kind.saved(pick(carry, restart), example_steps)
     return carry, Saved(way.saved(buffers, stack), of_block, num_steps)

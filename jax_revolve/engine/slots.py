@@ -33,7 +33,7 @@ from jax_revolve._compat.memories import is_on_host
 from jax_revolve.engine.buffers import Carries, empty, keep, slots_used, write_slot
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
-from jax_revolve.engine.sweep import Advances, ForLoop, Forward, Kept, Reverse, State, Way
+from jax_revolve.engine.sweep import Advances, Forward, Kept, Reverse, State, Way
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import is_for_cpu, turns
@@ -74,19 +74,17 @@ class Slots(Way):
             for i, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True)
         ]
 
-    def run(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
+    def run(self, sweep: Forward, kept: Kept) -> Kept:
         """Advance until the schedule first tapes, or to the end."""
         if len(self.advances) <= 1:
-            return super().run(sweep, last, kept)
+            return super().run(sweep, kept)
         starts, stops = (self.plan.block_size * blocks for blocks in first_advances(self.plan))
         # A loop of dynamic length makes a GPU wait, but not a CPU: see the top of this file.
         is_far = any(map(is_on_host, kept[1]))
         advance = self._looking_up if is_far or is_for_cpu("carry") else self._in_slots
-        return advance(sweep, starts, stops, last, kept)
+        return advance(sweep, starts, stops, kept)
 
-    def _looking_up(
-        self, sweep: Forward, starts: Any, stops: Any, last: ForLoop, kept: Kept
-    ) -> Kept:
+    def _looking_up(self, sweep: Forward, starts: Any, stops: Any, kept: Kept) -> Kept:
         """Advances of different lengths, each from a checkpoint, in loops of looked-up length."""
 
         def advance(index: jax.Array, reached: tuple[Any, Kept]) -> tuple[Any, Kept]:
@@ -100,9 +98,9 @@ class Slots(Way):
             )
             return start, (results, slots)
 
-        return last(0, len(stops), advance, (jnp.int32(starts[0]), kept))[1]
+        return for_loop(0, len(stops), advance, (jnp.int32(starts[0]), kept))[1]
 
-    def _in_slots(self, sweep: Forward, starts: Any, stops: Any, last: ForLoop, kept: Kept) -> Kept:
+    def _in_slots(self, sweep: Forward, starts: Any, stops: Any, kept: Kept) -> Kept:
         """Advances of different lengths, each from a checkpoint, in one loop of static length.
 
         Each step stores its carry in the slot of the next checkpoint, over the carry of the step
@@ -122,7 +120,7 @@ class Slots(Way):
         results, slots = kept
         slots = write_slot(slots, pick(results[0], restart), 0)
         results, slots = for_loop(first, newest, step, (results, slots))
-        return last(newest, int(stops[-1]), sweep.run_step, results), slots
+        return for_loop(newest, int(stops[-1]), sweep.run_step, results), slots
 
     # In a while loop
 
@@ -200,8 +198,7 @@ class Slots(Way):
 
         # The path as if a block after the last one, without a checkpoint, had been reversed.
         at = stacked(ZERO, ZERO, jnp.asarray(first + count, jnp.int32), ZERO, state.top)
-        loop = sweep.reports.loop(isinstance(first, int) and first == 0)
-        return turns(loop, count, reverse_block, (at, state))[1]
+        return turns(count, reverse_block, (at, state))[1]
 
 
 @lru_cache(maxsize=64)

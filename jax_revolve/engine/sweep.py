@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax_revolve._compat.memories import is_on_host
 from jax_revolve.engine.buffers import Carries, at_slot, empty, keep, slots_used, write_slot
 from jax_revolve.engine.placement import Stack
-from jax_revolve.engine.reports import Reports
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.loop import Loop, Operands, pick
@@ -25,9 +24,6 @@ Results = tuple[list[Any], list[Any]]
 
 Kept = tuple[Results, list[Any]]
 """The results so far, and the checkpoints so far."""
-
-ForLoop = Callable[..., Any]
-"""As `for_loop`."""
 
 
 class Advances(NamedTuple):
@@ -52,10 +48,8 @@ class Forward(NamedTuple):
 
     steps: Steps
     keep_ys: Sequence[bool]
-    reports: Reports
 
     def run_step(self, step: Any, results: Results) -> Results:
-        self.reports.before_step(step)
         carry, y = self.steps.step(results[0], step)
         return carry, write(results[1], pick(y, self.keep_ys), self.steps.loop.entry(step))
 
@@ -63,7 +57,7 @@ class Forward(NamedTuple):
         """Run the last block."""
         first = plan.block_size * (plan.blocks - 1)
         step = lambda i, results: self.run_step(first + i, results)  # noqa: E731
-        return self.reports.loop(True)(0, plan.length - first, step, results)
+        return for_loop(0, plan.length - first, step, results)
 
     def checkpoint(self, results: Results) -> list[Any]:
         return pick(results[0], self.steps.restart)
@@ -71,7 +65,6 @@ class Forward(NamedTuple):
     def run(
         self,
         advances: Advances,
-        loop: ForLoop,
         store: Callable[[list[Any], list[Any], Any], list[Any]],
         kept: Kept,
     ) -> Kept:
@@ -89,16 +82,15 @@ class Forward(NamedTuple):
             step = lambda i, results: self.run_step(start + i, results)  # noqa: E731
             return for_loop(0, advances.size, step, results), buffers
 
-        return loop(0, advances.number, keep_and_advance, kept)
+        return for_loop(0, advances.number, keep_and_advance, kept)
 
-    def run_all(self, all_advances: Sequence[Advances], last: ForLoop, kept: Kept) -> Kept:
-        """Run these advances, and store the checkpoints in slots. `last` is the loop function for
-        the last of them."""
+    def run_all(self, all_advances: Sequence[Advances], kept: Kept) -> Kept:
+        """Run these advances, and store the checkpoints in slots."""
         store, is_far = write_slot, bool(all_advances) and any(map(is_on_host, kept[1]))
         if is_far:
             kept, store = (kept[0], [kept[1], self.checkpoint(kept[0])]), _write_behind
         for each in all_advances:
-            kept = self.run(each, last if each is all_advances[-1] else for_loop, store, kept)
+            kept = self.run(each, store, kept)
         if is_far:
             slots, waiting = kept[1]
             each = all_advances[-1]
@@ -158,7 +150,7 @@ class Block:
         return []
 
     def reverse_last(
-        self, start: int, count: int, gradient: Operands, work: Any, loop: ForLoop
+        self, start: int, count: int, gradient: Operands, work: Any
     ) -> tuple[Operands, Any]:
         """Pull cotangents back through the last block of a scan, from what is saved of it."""
         raise NotImplementedError
@@ -189,15 +181,15 @@ class Way(ABC):
 
     # The forward sweep of a scan
 
-    def forward(self, sweep: Forward, last: ForLoop, results: Results) -> tuple[Results, Any]:
-        """Run all blocks except the last, if that is run by its own side, with the loop function
-        `last` for the last loop. Returns what is saved, too, which is `Saved.way`."""
+    def forward(self, sweep: Forward, results: Results) -> tuple[Results, Any]:
+        """Run all blocks except the last, if that is run by its own side. Returns what is saved,
+        too, which is `Saved.way`."""
         slots = empty(slots_used(self.plan), sweep.checkpoint(results), self.plan)
-        results, slots = self.run(sweep, last, (results, slots))
+        results, slots = self.run(sweep, (results, slots))
         return results, Carries(slots)
 
-    def run(self, sweep: Forward, last: ForLoop, kept: Kept) -> Kept:
-        return sweep.run_all(self.advances, last, kept)
+    def run(self, sweep: Forward, kept: Kept) -> Kept:
+        return sweep.run_all(self.advances, kept)
 
     @property
     def advances(self) -> list[Advances]:
@@ -278,7 +270,6 @@ class Reverse(NamedTuple):
     steps: Steps
     total: Any
     block: Block
-    reports: Reports
     advance: Callable[..., Any]
     """`Steps.advance`, traced and lowered once for all its calls."""
 

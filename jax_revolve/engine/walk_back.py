@@ -186,19 +186,13 @@ class WalkBack(Block):
         return Walk(end, scales, drift, jnp.zeros_like(drift, jnp.int32))
 
     def reverse_last(
-        self, start: int, count: int, gradient: Operands, work: Walk, loop: Any
+        self, start: int, count: int, gradient: Operands, work: Walk
     ) -> tuple[Operands, Walk]:
         assert self._saved.start is not None
-        return self.reverse(self._saved.start.leaves, start, count, gradient, work, loop)
+        return self.reverse(self._saved.start.leaves, start, count, gradient, work)
 
     def reverse(
-        self,
-        restarted: list[Any],
-        start: Any,
-        count: Any,
-        gradient: Operands,
-        work: Walk,
-        loop: Any = for_loop,
+        self, restarted: list[Any], start: Any, count: Any, gradient: Operands, work: Walk
     ) -> tuple[Operands, Walk]:
         steps, own, exact, walk = self._steps, self._saved.steps, restarted, work
 
@@ -214,7 +208,7 @@ class WalkBack(Block):
             return before, self._pullback.through_step(kept, step, gradient)[0], is_wrong
 
         is_right = None if own is None else jnp.zeros_like(own, jnp.bool_)
-        found, gradient, is_wrong = loop(0, count, step_back, (walk.end, gradient, is_right))
+        found, gradient, is_wrong = for_loop(0, count, step_back, (walk.end, gradient, is_right))
         scales = self._check.scales(exact)
         drift = self._check.drift(found, exact, list(map(jnp.maximum, scales, walk.scales)))
         gradient = self._check.tangents(gradient, found, exact, walk.end)

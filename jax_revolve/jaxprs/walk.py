@@ -20,7 +20,6 @@ from jax_revolve._compat.jaxprs import (
     is_high,
     name_of,
     parameters_of,
-    with_equations,
 )
 from jax_revolve._compat.values import ShapedArray
 
@@ -179,16 +178,3 @@ def has_equation(jaxpr: Any, *names: str) -> bool:
 def function_of(eqn: Any) -> Any:
     """The function of an equation of this library, a tuple with a jaxpr first, or `None`."""
     return eqn.params.get("function") if eqn.primitive.name.startswith("checkpointed_") else None
-
-
-def with_functions(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """The jaxpr with `change` applied to each `function_of` in it, at any depth."""
-
-    def with_function(eqn: Any) -> Any:
-        eqn = changed(eqn, lambda _, inner: with_functions(inner, change))
-        function = function_of(eqn)
-        if function is None or (new := change(function)) is function:
-            return eqn
-        return eqn.replace(params={**eqn.params, "function": new})
-
-    return with_equations(jaxpr, list(map(with_function, jaxpr.eqns)))

@@ -92,8 +92,8 @@ def checkpointed_fori_loop(
             check_steps(equation.length)
         loop = options.loop(equation, max_steps)
         if loop.condition is None:
-            return run_loop(loop, operands)
-        return run_or_raise(loop, operands)[1]
+            return run_loop(loop, operands, options.listener)
+        return run_or_raise(loop, operands, options.listener)[1]
 
     def check_steps(steps: int) -> None:
         if max_steps is not None and steps > max_steps:

@@ -125,7 +125,8 @@ class Reversible:
         source, examples = source_of_function(closed), (0,) * num_carry
         trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
         loop = options.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
-        return [*run_loop(loop, operands[: len(operands) - added]), *[None] * num_carry]
+        inputs = operands[: len(operands) - added]
+        return [*run_loop(loop, inputs, options.listener), *[None] * num_carry]
 
     def _check(self, carry: Any, before: Any) -> None:
         for name, own, found in zip(self.leaves, carry, before, strict=True):

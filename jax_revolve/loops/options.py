@@ -12,6 +12,7 @@ from jax import lax
 
 from jax_revolve._compat.memories import HOST_MEMORY, default_device, has_host_memory
 from jax_revolve.autodiff.loop import run_loop
+from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter, listener_of
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
@@ -29,7 +30,11 @@ class LoopOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        listener_of(self.progress)
+        _ = self.listener
+
+    @property
+    def listener(self) -> Listener | None:
+        return listener_of(self.progress)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -46,7 +51,7 @@ class LoopOptions(Options):
             self._check_no_budget(equation.obstacle)
             return equation.with_plan(length, None)
         try_storage(plan)
-        return equation.with_plan(length, plan, listener_of(self.progress))
+        return equation.with_plan(length, plan)
 
     def _check_no_budget(self, obstacle: str) -> None:
         """Warn that the loop stays lax's own, and refuse a budget that it would exceed."""

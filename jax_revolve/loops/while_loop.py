@@ -16,6 +16,7 @@ from jax_revolve._compat.values import as_array, is_jit_disabled, vary, varying_
 from jax_revolve.autodiff.loop import run_counted, run_loop
 from jax_revolve.loops.inverse import Reversible
 from jax_revolve.loops.options import LoopOptions
+from jax_revolve.progress.listener import Listener
 from jax_revolve.progress.meters import ProgressMeter
 from jax_revolve.schedule.arguments import Memory
 from jax_revolve.schedule.plan import Plan
@@ -225,11 +226,11 @@ def bounded_while_loop(
         nonlocal steps
         loop = options.loop(equation, max_steps)
         if throw:
-            steps, results = run_or_raise(loop, operands)
+            steps, results = run_or_raise(loop, operands, options.listener)
         elif with_steps:
-            steps, results = run_counted(loop, operands)
+            steps, results = run_counted(loop, operands, options.listener)
         else:
-            results = run_loop(loop, operands)
+            results = run_loop(loop, operands, options.listener)
         return results
 
     value = run_from(init_val, lambda init: lax.while_loop(cond_fun, body_fun, init), run)
@@ -262,11 +263,13 @@ def run_from(start: Any, fun: Callable[[Any], Any], run: Callable[[Loop, list[An
         return run_around_loop(lambda: fun(start), run)
 
 
-def run_or_raise(loop: Loop, operands: list[Any]) -> tuple[jax.Array, Sequence[Any]]:
+def run_or_raise(
+    loop: Loop, operands: list[Any], progress: Listener | None = None
+) -> tuple[jax.Array, Sequence[Any]]:
     """The number of steps of a while loop, and its results, with an error at run time if the bound
     stopped it. We compare steps with the bound, too, because the condition, evaluated once more for
     the results, may be rounded differently and hold."""
-    steps, results = run_counted(loop, operands)
+    steps, results = run_counted(loop, operands, progress)
     if loop.length is None:
         return steps, results
     assert loop.condition is not None

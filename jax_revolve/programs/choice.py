@@ -15,7 +15,6 @@ from jax_revolve.programs.share import (
     of_program,
     quickest,
 )
-from jax_revolve.progress.meters import listener_of
 from jax_revolve.schedule.arguments import Memory, TooLittleMemory, check_integer, parse_bytes
 from jax_revolve.schedule.options import Options, check_bound
 from jax_revolve.schedule.plan import Plan
@@ -47,7 +46,7 @@ class _LoopOptions(LoopOptions):
         else:
             plan, bound = self.plan_for(self.max_steps, is_while=True), self.max_steps
         try_storage(plan)
-        return Replacement(loop, plan, bound, listener_of(self.progress))
+        return Replacement(loop, plan, bound, self.listener)
 
 
 @dataclass(frozen=True)

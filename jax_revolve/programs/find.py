@@ -12,9 +12,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from jax_revolve._compat.jaxprs import name_of, name_of_function, parameters_of
+from jax_revolve._compat.jaxprs import (
+    name_of,
+    name_of_function,
+    parameters_of,
+    with_equations,
+)
 from jax_revolve._compat.values import bytes_of, zeros
-from jax_revolve.autodiff.loop import loop_p
+from jax_revolve.autodiff.loop import loop_p, run_loop
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
 from jax_revolve.jaxprs.equations import (
@@ -29,10 +34,10 @@ from jax_revolve.jaxprs.walk import (
     inner_programs,
     not_differentiated,
     others,
-    with_equations,
     with_inner_programs,
 )
 from jax_revolve.loops.while_loop import run_or_raise
+from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.schedule.options import LARGEST_BOUND, Options
 from jax_revolve.schedule.plan import Plan
@@ -324,13 +329,13 @@ class Replacement:
     of: FoundLoop = field(compare=False)
     plan: Plan | Options | None
     max_steps: int | None
-    progress: Any = None
+    progress: Listener | None = None
 
     def loop(self, eqn: Any) -> Loop:
         equation = read_loop(eqn)
         assert equation is not None
         length = self.max_steps if equation.condition is not None else equation.length
-        return equation.with_plan(length, self.plan, self.progress)
+        return equation.with_plan(length, self.plan)
 
     def equation(self, eqn: Any) -> Any:
         if self.plan is None:
@@ -347,11 +352,14 @@ class Replacement:
 
             return call_in_place(refuse, eqn, self.of.enclosing)
         loop = self.loop(eqn)
-        if loop.condition is None or loop.length is None:
+        can_stop_early = loop.condition is not None and loop.length is not None
+        if not can_stop_early and self.progress is None:
             return eqn.replace(primitive=loop_p, params={"function": loop})
 
         def run(*operands: Any) -> Any:
-            return run_or_raise(loop, list(operands))[1]
+            if not can_stop_early:
+                return run_loop(loop, list(operands), self.progress)
+            return run_or_raise(loop, list(operands), self.progress)[1]
 
         return call_in_place(run, eqn, self.of.enclosing)
 

@@ -6,6 +6,6 @@ Begin with `meters`, whose `ProgressMeter` is the base class of all meters.
 - `meters`: the values of `progress=`, which also sort reports by run, because a report of a
   compiled program cannot identify its run; and the bar of `fit`.
 
-`engine.reports` makes the reports on the device. Imports only NumPy and the standard library.
+`step.reports` makes the reports on the device. Imports only NumPy and the standard library.
 `step`, `engine` and the rooms above import this one.
 """

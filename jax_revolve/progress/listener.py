@@ -1,15 +1,15 @@
 """The protocol of progress callbacks."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 
 class Listener(Hashable, Protocol):
     """Receives reports on the sweeps over loops, which are named "forward" and "reverse".
 
-    `report` holds two 32-bit integers: the number of steps that the sweep has taken, and the number
-    that it takes in total, or `UNKNOWN`. Equal listeners make equal programs.
+    `report` holds two integers: the number of steps that the sweep has taken, and the number that
+    it takes in total, or `UNKNOWN`. The last report of a reverse sweep holds `UNKNOWN` twice if all
+    cotangents are NaN. Equal listeners make equal programs.
     """
 
     def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
@@ -18,25 +18,8 @@ class Listener(Hashable, Protocol):
 
 
 UNKNOWN = -1
-"""Stands for a number of steps that is unknown before the end."""
+"""Stands for a number of steps that is unknown."""
 
 FORWARD = "forward"
 REVERSE = "reverse"
 """The sweeps."""
-
-
-@dataclass(frozen=True)
-class ReverseOnly:
-    """The progress of a recomputed loop, whose forward sweep is not reported again."""
-
-    listener: Listener
-
-
-Progress = Listener | ReverseOnly
-
-
-def when_run_again(progress: Progress | None) -> ReverseOnly | None:
-    """The progress of a loop when it is recomputed."""
-    if progress is None or isinstance(progress, ReverseOnly):
-        return progress
-    return ReverseOnly(progress)

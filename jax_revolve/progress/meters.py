@@ -176,7 +176,7 @@ class _RunningSweeps:
     def hear(self, sweep: str, report: Any, note: str = "", *, is_over: bool = False) -> None:
         steps, total = np.asarray(report).tolist()
         with self._lock:
-            if self._is_given_up:
+            if self._is_given_up or steps == UNKNOWN:
                 return
             try:
                 self._sort(sweep, steps, total, note, is_over)

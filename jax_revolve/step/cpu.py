@@ -36,6 +36,7 @@ from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.operations import having
+from jax_revolve.step.steps import for_loop
 from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
@@ -59,8 +60,8 @@ def is_for_cpu(piece: str) -> bool:
     return is_on(piece) and profile_of_platform() == CPU
 
 
-def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -> T:
-    """`run(0, count, body, state)`, a loop around blocks.
+def turns(count: Any, body: Callable[..., T], state: T) -> T:
+    """`for_loop(0, count, body, state)`, a loop around blocks.
 
     XLA unrolls a single turn, and may then tape the next block before it has used up the last tape:
     two tapes. A barrier prevents that, but XLA for CPU removes barriers before it orders
@@ -71,7 +72,7 @@ def turns(run: Callable[..., T], count: Any, body: Callable[..., T], state: T) -
             count = lax.optimization_barrier(jnp.int32(1))
         else:
             state = barrier(state)
-    return run(0, count, body, state)
+    return for_loop(0, count, body, state)
 
 
 def barrier(state: T) -> T:

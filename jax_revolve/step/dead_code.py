@@ -53,7 +53,7 @@ def known_part(given: Sequence[bool], function: Loop) -> Part:
     goes_on = loop.condition is None or all(_follow(loop.condition, [*of_condition, *carry]))
     if not goes_on or not any([*carry, *ys]):
         return none
-    return prune_loop([*carry, *ys], loop._replace(progress=None))
+    return prune_loop([*carry, *ys], loop)
 
 
 def _follow(jaxpr: ClosedJaxpr, given: Sequence[bool]) -> list[bool]:

@@ -56,7 +56,7 @@ def run_around_loop(
     equation = _read(loop)
     operands = list(map(as_array, operands))
     are_arrays = all(is_array_type(v.aval) for v in loop.outvars + loop.invars)
-    effects = equation.body_effects
+    effects = equation.effects
     if not are_arrays or any(is_reference_effect(e) or is_input_effect(e) for e in effects):
         results = run_on_contents(run_loop, equation, operands)
     else:
@@ -81,7 +81,7 @@ def _read_scan(eqn: Any) -> Loop:
         reverse=params["reverse"],
         unroll=params["unroll"] or max(params["length"], 1),  # 0: all of it
         output_types=tuple(v.aval for v in eqn.outvars),
-        body_effects=frozenset(eqn.effects),
+        effects=frozenset(eqn.effects),
     )
 
 
@@ -94,7 +94,7 @@ def _read_while(eqn: Any) -> Loop:
         num_consts=params["cond_nconsts"] + params["body_nconsts"],
         num_carry=len(eqn.outvars),
         output_types=tuple(v.aval for v in eqn.outvars),
-        body_effects=frozenset(eqn.effects),
+        effects=frozenset(eqn.effects),
     )
 
 

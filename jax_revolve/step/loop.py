@@ -6,12 +6,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jax_revolve._compat.callbacks import callback_effects
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, facts_of
 from jax_revolve._compat.values import AbstractValue, as_array, explicit_mesh, laid_out
 from jax_revolve.jaxprs.parts import without_dead_code
-from jax_revolve.jaxprs.walk import with_functions
-from jax_revolve.progress.listener import Progress, ReverseOnly, when_run_again
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 
@@ -70,15 +67,13 @@ class Loop(NamedTuple):
     num_consts: int
     num_carry: int
     output_types: tuple[AbstractValue, ...]
-    body_effects: Any
+    effects: Any
     condition: ClosedJaxpr | None = None
     num_condition_consts: int = 0
     length: int | None = None
     reverse: bool = False
     unroll: int = 1
     plan: Plan | Options | None = None
-    progress: Progress | None = None
-    """The listener of the loop's progress, which gets reports of each sweep once."""
     obstacle: str | None = None
     """Why the loop is always lax's own, if it is."""
     has_examples: bool = False
@@ -88,13 +83,11 @@ class Loop(NamedTuple):
     steps are walked back rather than taped."""
     trust: Trust | None = None
 
-    def with_plan(
-        self, length: int | None, plan: Plan | Options | None, progress: Progress | None = None
-    ) -> "Loop":
+    def with_plan(self, length: int | None, plan: Plan | Options | None) -> "Loop":
         """The loop with this length or bound, without dead code in its step, which may call a
         function that has no forward mode. `jax.jit` would remove dead code, too."""
         jaxpr = without_dead_code(self.jaxpr)
-        return self._replace(jaxpr=jaxpr, length=length, plan=plan, progress=progress)
+        return self._replace(jaxpr=jaxpr, length=length, plan=plan)
 
     def __repr__(self) -> str:
         """For the text of a jaxpr: without fields that are `None`."""
@@ -121,22 +114,10 @@ class Loop(NamedTuple):
         (go_on,) = call_jaxpr(self.condition)(*consts[: self.num_condition_consts], *carry)
         return go_on
 
-    def run_again(self) -> "Loop":
-        """The loop for recomputed steps, whose inner loops report no forward sweep again."""
-
-        def change(function: Any) -> Any:
-            if not isinstance(function, Loop) or isinstance(function.progress, ReverseOnly | None):
-                return function
-            return function._replace(progress=when_run_again(function.progress))
-
-        programs = {"jaxpr": self.jaxpr, "condition": self.condition, "inverse": self.inverse}
-        again = {name: x and with_functions(x, change) for name, x in programs.items()}
-        return self._replace(**again)
-
     @property
     def bare(self) -> "Loop":
-        """The loop without its plan and its progress, on which no step depends."""
-        return self._replace(plan=None, progress=None)
+        """The loop without its plan, on which no step depends."""
+        return self._replace(plan=None)
 
     @property
     def all_ys(self) -> Mask:
@@ -145,10 +126,6 @@ class Loop(NamedTuple):
     def entry(self, step: Any) -> Any:
         """The index in xs and ys of step number `step`."""
         return self.steps - 1 - step if self.reverse else step
-
-    @property
-    def effects(self) -> Any:
-        return self.body_effects | (frozenset() if self.progress is None else callback_effects())
 
     @property
     def steps(self) -> int:

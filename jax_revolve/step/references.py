@@ -94,7 +94,7 @@ def _pure_loop(equation: Loop, operands: list[Any]) -> tuple[Loop, list[Any], li
         num_consts=sum(kept),
         num_carry=len(of_carry),
         output_types=(*outputs, *types_carried, *output_ys, *of_written),
-        body_effects=frozenset(e for e in equation.body_effects if not is_reference_effect(e)),
+        effects=frozenset(e for e in equation.effects if not is_reference_effect(e)),
     )
     if condition is not None:
         own = pick(condition.types[:num_condition], of_condition)
@@ -137,7 +137,7 @@ def _check(equation: Loop, operands: Sequence[Any]) -> None:
         if not (is_array_type(aval) or is_reference(aval)):
             raise NotPure(f"it has values of type {aval}, which are not arrays")
 
-    for effect in equation.body_effects:
+    for effect in equation.effects:
         if is_input_effect(effect) and not is_reference_effect(effect):
             raise NotPure(f"it has the effect {effect} on an operand")
 

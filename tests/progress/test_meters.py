@@ -17,10 +17,9 @@ from parity.transformations import ALL
 from support.record import Record
 
 from jax_revolve import bounded_while_loop, checkpointed_fori_loop, checkpointed_scan
-from jax_revolve.engine import nest, online, plain, reports
 from jax_revolve.progress import meters
 from jax_revolve.progress.meters import ProgressMeter
-from jax_revolve.step.steps import for_loop
+from jax_revolve.step import reports
 
 pytestmark = pytest.mark.usefixtures("compile_quickly", "default_precision")
 
@@ -116,7 +115,10 @@ def test_one_bar_for_each_sweep(name: str) -> None:
             [("forward", None, 12), ("reverse", 12, 12)],
         ),
         (_shards(jax.grad(until)), [("forward", None, 9), ("reverse", 9, 9)]),
-        (jax.vmap(jax.grad(lambda x: lax.cond(x > 2, until, jnp.sin, x))), [("forward", None, 12)]),
+        (
+            jax.vmap(jax.grad(lambda x: lax.cond(x > 2, until, jnp.sin, x))),
+            [("forward", None, 12), ("reverse", 12, 12)],
+        ),
     ],
     ids=["vmap", "blocks", "devices", "batched branch"],
 )
@@ -191,37 +193,6 @@ def test_reports_are_thinned() -> None:
 
     assert run(heavy) == [*range(10, 1001, 10)]
     assert run(jnp.sin) == [1000]
-
-
-class _Nothing:
-    """In place of `Reports`: nothing but lax's own loop."""
-
-    are_shown = False
-
-    def __init__(self, *_: Any) -> None:
-        self.before_step = self.end = lambda *_: None
-        self.begin, self.loop = lambda numbers: numbers, lambda is_last: for_loop
-
-
-@pytest.mark.unchecked
-def test_nothing_is_traced_without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    def texts() -> list[str]:
-        jax.clear_caches()
-        loops = [
-            partial(scan, checkpoints=3),
-            partial(while_loop, checkpoints=2, block_size=5, throw=False),
-        ]
-        found = []
-        for silent in (partial(loop, progress=False) for loop in loops):
-            found += [str(jax.make_jaxpr(f(silent))(0.5)) for f in (jax.grad, jax.hessian)]
-            found.append(jax.jit(jax.value_and_grad(silent)).lower(0.5).as_text())
-        return found
-
-    found = texts()
-    for module in (nest, online, plain):
-        monkeypatch.setattr(module, "Reports", _Nothing)
-    assert texts() == found
-    assert not any("progress" in text or "callback" in text for text in found)
 
 
 @pytest.mark.unchecked

@@ -155,28 +155,18 @@ class TapedStep:
 
 
 class Pullback:
-    """Transposes taped steps, given the cotangents of the ys. Calls `before_step(step)` before each
-    step."""
+    """Transposes taped steps, given the cotangents of the ys."""
 
-    def __init__(
-        self,
-        step: TapedStep,
-        steps: Steps,
-        block_size: int,
-        ct_ys: list[Any],
-        before_step: Callable[[Any], None],
-    ) -> None:
+    def __init__(self, step: TapedStep, steps: Steps, block_size: int, ct_ys: list[Any]) -> None:
         self._step, self._steps, self._size = step, steps, block_size
-        self._ct_ys, self._before_step = ct_ys, before_step
+        self._ct_ys = ct_ys
         self._weights = weights = step.weight_gradients
         # In a block of one step, nothing is deferred.
         self._deferred = [block_size > 1 and deferred for deferred in weights.deferred]
         self._same, self._fixed = step.of_all_steps(steps.shared)
 
-    def through_block(
-        self, taped: Buffers, start: Any, count: Any, gradient: Operands, loop: Any = for_loop
-    ) -> Operands:
-        """Pull cotangents back through the `count` taped steps from `start` on, with this `loop`.
+    def through_block(self, taped: Buffers, start: Any, count: Any, gradient: Operands) -> Operands:
+        """Pull cotangents back through the `count` taped steps from `start` on.
 
         The block is pulled back in pieces, so that the factors of weight gradients are kept for one
         piece only. The last piece may be shorter. If `count` is static, it is pulled back first, by
@@ -185,7 +175,7 @@ class Pullback:
         weights, size = self._weights, self._size
         piece, is_known = weights.piece(size), isinstance(count, int)
 
-        def pull_back_piece(first: Any, length: Any, loop: Any, state: _Pieces) -> _Pieces:
+        def pull_back_piece(first: Any, length: Any, state: _Pieces) -> _Pieces:
             least = min if isinstance(first, int) else jnp.minimum
             base = least(first, size - piece)
 
@@ -195,7 +185,7 @@ class Pullback:
                 gradient, new = self.through_step(read(taped, entry), start + entry, gradient)
                 return gradient, write(kept, new, entry - base)
 
-            gradient, kept = loop(0, length, pull_back_step, state)
+            gradient, kept = for_loop(0, length, pull_back_step, state)
             entries = [lax.dynamic_slice_in_dim(x, base, piece) for x in taped]
             totals = weights.of_piece(entries, kept, self._fixed)
             sums = add(pick(gradient.consts, weights.deferred), totals)
@@ -204,24 +194,23 @@ class Pullback:
 
         state = gradient, _buffers(weights.types, piece)
         if piece == size:
-            return pull_back_piece(0, count, loop, state)[0]
+            return pull_back_piece(0, count, state)[0]
         pieces = count // piece if is_known else -(-count // piece)
         if is_known and count % piece:
-            state = pull_back_piece(piece * pieces, count % piece, for_loop, state)
+            state = pull_back_piece(piece * pieces, count % piece, state)
 
         def pull_back_next(i: Any, state: _Pieces) -> _Pieces:
             first = piece * (pieces - 1 - i)
             length = piece if is_known else jnp.minimum(piece, count - first)
-            return pull_back_piece(first, length, for_loop, state)
+            return pull_back_piece(first, length, state)
 
-        return turns(loop, pieces, pull_back_next, state)[0]
+        return turns(pieces, pull_back_next, state)[0]
 
     def through_step(
         self, taped: list[Any], step: Any, gradient: Operands
     ) -> tuple[Operands, list[Any]]:
         """Pull cotangents back through a taped step. Also returns the factors to keep until the end
         of the piece."""
-        self._before_step(step)
         steps, at = self._steps, self._steps.loop.entry(step)
         x = read(steps.operands.xs, at)
         inputs = [*steps.shared, *taped, *x, *self._same]
