@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 from jax.extend.core import Primitive, Var, primitives
@@ -31,13 +31,12 @@ def new_primitive(
     batch: Callable[..., Any],
     jvp: Callable[..., Any] | None = None,
     transpose: Callable[..., Any] | None = None,
-    prune: "Prune | None" = None,
-    split: "Split | None" = None,
-    known: "Prune | None" = None,
+    prune: Callable[..., "Part"] | None = None,
+    known: Callable[..., "Part"] | None = None,
     keys: Callable[..., Sequence[Any]] | None = None,
-    interpret: Callable[..., Any] = lambda run, params: run(params),
+    interpret: Callable[..., Any] | None = lambda run, params: run(params),
     has_dead_code: bool = True,
-    recomputed: "Recomputed | None" = None,
+    recomputed: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> Primitive:
     """A primitive with several results, new or declared before, from Python functions in place of
     JAX's registries.
@@ -47,10 +46,10 @@ def new_primitive(
     dims, **params)` and `transpose(cotangents, *operands, **params)` are JAX's own rules.
     `prune(used, **params)` returns which results to compute, given which are used, from which
     operands, with which parameters, and perhaps another primitive. `known(given, **params)` returns
-    the same for the results that depend on given operands alone. `split` is for a primitive that is
-    linear in its last operands. `keys` and `interpret` are `keys` and `around` of a `Program`. An
-    implementation that `has_dead_code` computes values that nothing uses, which are not lowered.
-    `recomputed(params)` are the parameters where `jax.checkpoint` runs an equation again.
+    the same for the results that depend on given operands alone. `keys` and `interpret` are `keys`
+    and `around` of a `Program`; without `interpret`, interpreters of programs leave the equation as
+    it is. An implementation that `has_dead_code` computes values that nothing uses, which are not
+    lowered. `recomputed(params)` are the parameters where `jax.checkpoint` runs an equation again.
     """
 
     implementation, batch = map(without_key_checks, (implementation, batch))
@@ -80,7 +79,8 @@ def new_primitive(
         used, given = ([True] * len(ts) for ts in (traced.out_avals, operands))
         return call_jaxpr(pruned(traced, used, given)[0])(*operands)
 
-    register(primitive, Program(implementation, keys, interpret))
+    if interpret is not None:
+        register(primitive, Program(implementation, keys, interpret))
     mlir.register_lowering(primitive, mlir.lower_fun(lowered, multiple_results=True))
     if jvp is not None:
         ad.primitive_jvps[primitive] = without_key_checks(jvp)
@@ -92,11 +92,8 @@ def new_primitive(
         pe.dce_rules[primitive] = partial(_remove_dead_code, prune)
     if known is not None:
         pe.custom_partial_eval_rules[primitive] = partial(_split_results, primitive, known)
-    if split is not None:
-        split = split._replace(linearize=without_key_checks(split.linearize))
-        pe.custom_partial_eval_rules[primitive] = partial(_split_values, primitive, split)
     if recomputed is not None:
-        rule = partial(_split_equation, split, recomputed)
+        rule = partial(_split_equation, recomputed)
         pe.partial_eval_jaxpr_custom_rules[primitive] = rule
     return primitive
 
@@ -111,45 +108,13 @@ def _transpose_nonzero(
     return rule(cotangents, *operands, **params)
 
 
-Recomputed: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
-
-Prune: TypeAlias = Callable[..., Any]
-"""Returns which results to keep, which operands to pass, the parameters, and perhaps another
-primitive."""
-
-
-class Split(NamedTuple):
-    """How JAX's partial evaluation separates the values of a jvp primitive from the tangents.
-
-    The jvp primitive takes the operands of `primal`, then tangents of the ones that
-    `activity.operands` marks, and returns `primal`'s results, then tangents. When JAX linearizes
-    for reverse mode, it knows the primals but not the tangents. `primal_half(function, activity)`
-    is the function of `primal`. `linearize(primals, **params)` returns its results, residuals such
-    that `linear(*residuals, *tangents)` are the tangents, and the parameters of `linear`.
-    """
-
-    primal: Primitive
-    primal_half: Callable[[Any, Any], Any]
-    linearize: Callable[..., tuple[Sequence[Any], Sequence[Any], dict[str, Any]]]
-    linear: Primitive
-
-
-def _split_values(
-    primitive: Primitive, split: Split, trace: Any, *tracers: Any, **params: Any
-) -> Sequence[Any]:
-    """The rule for values of which some are known."""
-    primals = tracers[: len(params["activity"].operands)]
-    tangents = tracers[len(primals) :]
-    if all(t.is_known() for t in tangents) or not all(x.is_known() for x in primals):
-        return trace.default_process_primitive(primitive, tracers, params)
-    known = [x.pval.get_known() for x in primals]
-    results, residuals, linear_params = split.linearize(known, **params)
-    operands = [*map(trace.to_jaxpr_tracer, residuals), *tangents]
-    return [*results, *trace.default_process_primitive(split.linear, operands, linear_params)]
+Part: TypeAlias = Any
+"""Which results of an equation to compute, from which operands, with which parameters, and perhaps
+by another primitive."""
 
 
 def _split_results(
-    primitive: Primitive, known: Prune, trace: Any, *tracers: Any, **params: Any
+    primitive: Primitive, known: Callable[..., Part], trace: Any, *tracers: Any, **params: Any
 ) -> Sequence[Any]:
     """Compute the results that depend on known values alone now, and all results later."""
     later = trace.default_process_primitive(primitive, tracers, params)
@@ -165,41 +130,30 @@ def _split_results(
 
 
 def _split_equation(
-    split: Split | None,
-    recomputed: "Recomputed",
+    recomputed: Callable[[dict[str, Any]], dict[str, Any]],
     saveable: Any,
     unknown: Sequence[bool],
     available: Sequence[bool],
     eqn: Any,
 ) -> tuple[Any, Any, list[bool], list[bool], list[Any]]:
-    """The rule for `jax.checkpoint`: the equation for known values, the equation that runs later,
-    which results are unknown, which are available later, and which operands to keep. The later
-    equation recomputes everything."""
+    """As JAX splits an equation, but what runs again has other parameters."""
     del saveable
     kept = [v for v, a in zip(eqn.invars, available, strict=True) if not a and isinstance(v, Var)]
     later = [True] * len(eqn.outvars)
-    num_primals = len(unknown) if split is None else len(eqn.params["activity"].operands)
-    if any(unknown[:num_primals]):
+    if any(unknown):
         return None, eqn, later, later, kept
-    params = recomputed(eqn.params)
-    types = [v.aval for v in eqn.invars]
-    _, effects = eqn.primitive.abstract_eval(*types, **params)
-    rerun = eqn.replace(params=params, effects=frozenset(effects))
-    if split is None or not any(unknown):
-        return eqn, rerun, [False] * len(later), later, kept
-    function, activity = eqn.params["function"], eqn.params["activity"]
-    num_results = len(function.output_types)
-    known = eqn.replace(
-        primitive=split.primal,
-        invars=eqn.invars[:num_primals],
-        outvars=eqn.outvars[:num_results],
-        params={"function": split.primal_half(function, activity)},
-    )
-    unknown_results = [i >= num_results for i in range(len(later))]
-    return known, rerun, unknown_results, later, kept
+    return eqn, with_parameters(eqn, recomputed(eqn.params)), [False] * len(later), later, kept
 
 
-def _remove_dead_code(prune: Prune, used: list[bool], *rest: Any) -> tuple[list[bool], Any]:
+def with_parameters(eqn: Any, params: dict[str, Any]) -> Any:
+    """The equation with other parameters, on which its effects may depend."""
+    _, effects = eqn.primitive.abstract_eval(*(v.aval for v in eqn.invars), **params)
+    return eqn.replace(params=params, effects=frozenset(effects))
+
+
+def _remove_dead_code(
+    prune: Callable[..., Part], used: list[bool], *rest: Any
+) -> tuple[list[bool], Any]:
     eqn = rest[-1]  # jax 0.12 also passes which inputs are live
     if not any(used) and not eqn.effects:
         return [False] * len(eqn.invars), None

@@ -1,8 +1,8 @@
 """Types of values, tangents and cotangents."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from jax.custom_derivatives import SymbolicZero as SymbolicZero
 from jax.extend.core.primitives import convert_element_type_p
 from jax.interpreters import ad
 from jax.sharding import NamedSharding
+
+T = TypeVar("T")
 
 AbstractValue: TypeAlias = Any
 """A `jax.core.ShapedArray`: shape, dtype, weak type, sharding, varying axes."""
@@ -171,3 +173,22 @@ def as_array(value: Any) -> Any:
         return value
     aval = jax.typeof(value)
     return with_weak_type(jnp.asarray(value, aval.dtype), aval)
+
+
+# Lists of values, and masks that choose among them
+
+
+def pick(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
+    """The values that the mask marks."""
+    return [value for value, chosen in zip(values, mask, strict=True) if chosen]
+
+
+def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -> list[T]:
+    """The values, with those that the mask marks replaced in order."""
+    replacements = iter(chosen)
+    return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
+
+
+def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """The values where the mask marks, in order, and `None` elsewhere."""
+    return substitute([None] * len(mask), mask, values)

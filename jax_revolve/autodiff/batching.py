@@ -7,13 +7,12 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 from jax.custom_batching import custom_vmap
 
+from jax_revolve._compat.functions import Batched
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
 from jax_revolve.step.loop import once
 
 T = TypeVar("T")
 Run: TypeAlias = Callable[..., Sequence[Any]]
-Batched: TypeAlias = tuple[Sequence[Any], Sequence[Any]]
-"""Results and their batch axes."""
 
 
 def batched_dims(axis: Any, run: Run, operands: Sequence[Any], dims: Sequence[Any]) -> list[Any]:

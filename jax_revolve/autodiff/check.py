@@ -14,11 +14,12 @@ import jax.numpy as jnp
 
 from jax_revolve._compat.callbacks import raise_if
 from jax_revolve._compat.jaxprs import source_of_function
+from jax_revolve._compat.values import pick, substitute
 from jax_revolve.engine.nested import pull_back_nested
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.linearized import Cotangents
-from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import Steps
 
 VARIABLE = "JAX_REVOLVE_CHECK"

@@ -9,7 +9,7 @@
 | `checkify` and others | their version of lax's loop, with the same plan |
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
 from typing import Any
@@ -17,11 +17,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_revolve._compat.functions import Batched, Flat, Mask
 from jax_revolve._compat.jaxprs import call_jaxpr
-from jax_revolve._compat.values import is_symbolic, symbolic_zero, vary, varying_axes
+from jax_revolve._compat.primitives import Part
+from jax_revolve._compat.values import (
+    is_symbolic,
+    pick,
+    substitute,
+    symbolic_zero,
+    vary,
+    varying_axes,
+)
 from jax_revolve.autodiff import log
-from jax_revolve.autodiff.batching import Batched, batch_once, batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import Flat, Rules, function_primitive
+from jax_revolve.autodiff.batching import batch_once, batched_dims, vmap_over
+from jax_revolve.autodiff.derivatives import Function
 from jax_revolve.autodiff.forward import run_forward_sweep
 from jax_revolve.autodiff.reverse import pull_back_loop
 from jax_revolve.autodiff.sweeps import Sweep, loop_p, run_plain_loop
@@ -45,7 +54,7 @@ from jax_revolve.step.linearized import (
     linearized,
     primal_loop,
 )
-from jax_revolve.step.loop import Loop, Operands, check_plan, once, pick, plan_of, substitute
+from jax_revolve.step.loop import Loop, Operands, check_plan, once, plan_of
 from jax_revolve.step.reports import run_reporting
 from jax_revolve.step.rules import with_explicit_rules
 from jax_revolve.storage.buffers import read
@@ -89,36 +98,6 @@ def _as_loop(loop: Loop, fun: Callable[[Loop], Any]) -> Any:
 
     length = None if loop.condition is not None else loop.length
     return run_around_loop(lambda: fun(loop._replace(length=length)), run)
-
-
-def _batching(axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
-    def run(loop: Loop, *operands: Any) -> Flat:
-        inputs = loop.operands(operands)
-        if loop.condition is None:
-            return run_plain(loop, inputs)
-        return run_examples(loop, inputs)
-
-    def batch_loop(*operands: Any) -> Batched:
-        if function.condition is not None and function.effects:
-            # Let lax raise its error for effects that it refuses under a batched condition.
-            as_lax = partial(run_plain_loop, function=function)
-            jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
-
-        def run_and_look(*flat: Any) -> Flat:
-            results, consts = list(run(function, *flat)), function.operands(flat).consts
-            return [*results, function.condition is not None and function.holds(consts, results)]
-
-        *dims_out, dim = batched_dims(axis, run_and_look, operands, dims)
-        loop = function._replace(has_examples=function.has_examples or dim is not None)
-        results = _as_loop(
-            loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
-        )
-        return results, dims_out
-
-    rule = batch_loop
-    if function.inverse is not None and function.condition is None:
-        rule = partial(_batch_reversible, axis, function, dims)
-    return batch_once(function, ("loop", axis), rule, operands, dims)
 
 
 def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batched:
@@ -167,69 +146,6 @@ def _batch_reversible(axis: Any, loop: Loop, dims: Flat, *operands: Any) -> Batc
     return loop_p.bind(*moved, function=batched), dims_out
 
 
-def _interpret_loop(run: Callable[..., Any], params: dict[str, Any]) -> Any:
-    """Give the plan to the loop that an interpreter makes of lax's loop."""
-    if params["function"].inverse is not None:
-        raise NotImplementedError(
-            "inverse must be None under checkify and other interpreters of programs: they make "
-            "another step of a loop's, which it does not reverse."
-        )
-    return _as_loop(params["function"], lambda loop: run({"function": loop}))
-
-
-def _jvp(loop: Loop, activity: Activity, *flat: Any) -> Flat:
-    """The loop of values and tangents, which is what lax makes of its loop."""
-    count = len(activity.operands)
-    if loop.inverse is not None:
-        pairs = paired(loop, activity)
-        inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
-        results = loop_p.bind(*inputs, function=pairs.loop)
-        values, tangents = pairs.halves(results, len(activity.ys))
-        return [*values, *tangents]
-
-    def run(plain: Loop) -> Flat:
-        operands = lambda chosen: substitute(flat[:count], activity.operands, chosen)  # noqa: E731
-        call = lambda chosen: run_plain_loop(*operands(chosen), function=plain)  # noqa: E731
-        primals = pick(flat[:count], activity.operands)
-        values, dots = jax.jvp(call, (primals,), (list(flat[count:]),))
-        return [*values, *pick(dots, activity.results)]
-
-    return _as_loop(loop, run)
-
-
-def _explicit(
-    loop: Loop, activity: Activity, primals: Flat, tangents: Flat
-) -> tuple[Loop, Flat, Flat] | None:
-    found = with_explicit_rules(loop, activity, loop.operands(primals))
-    if found is None:
-        return None
-    (explicit, consts), at = found, loop.num_condition_consts
-    nothing = [symbolic_zero(jax.typeof(c)) for c in consts]
-    return (
-        explicit,
-        [*primals[:at], *consts, *primals[at:]],
-        [*tangents[:at], *nothing, *tangents[at:]],
-    )
-
-
-def _linearize(loop: Loop, activity: Activity, operands: Flat) -> tuple[Flat, Flat, Loop, "Sweep"]:
-    """Run the forward sweep. All that we derive from a loop (activity, restart set, plan) is
-    computed here, once per signature."""
-    check_plan(loop)
-    inputs = loop.operands(operands)
-    _check_collectives(loop, activity, inputs)
-    step = linearized(loop, activity, inputs)
-    loop = loop._replace(plan=_plan(loop, step, inputs))
-    log.show(loop, step, inputs)
-    has_rule = calls_rules(loop.jaxpr)
-    primal_loop(loop, activity)  # found now, while its axes are bound, for `forward._prune`
-    sweep = Sweep(
-        loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
-    )
-    results, arrays, sweep = run_forward_sweep(sweep, operands)
-    return results, arrays, loop, sweep
-
-
 def _plan(loop: Loop, step: Linearized, operands: Operands) -> Plan:
     """The loop's plan, chosen if it depends on sizes."""
     request = loop.plan
@@ -266,28 +182,140 @@ def _check_collectives(loop: Loop, activity: Activity, operands: Operands) -> No
         )
 
 
-def _effects(loop: Loop, activity: Activity) -> Any:
-    return loop.effects | forward_mode(loop, active_inputs(loop, activity)).effects
+class LoopPrimitive(Function):
+    has_dead_code = False  # no loop has any: see `Loop.with_plan`
+
+    def run(self, *operands: Any, function: Loop) -> Flat:
+        return run_plain_loop(*operands, function=function)
+
+    keys = run
+
+    def activity(self, function: Loop, differentiated: Mask, /) -> Activity:
+        return find_activity(function, differentiated)
+
+    def primal_half(self, function: Loop, activity: Activity, /) -> Loop:
+        return primal_loop(function, activity)
+
+    def jvp(self, loop: Loop, activity: Activity, /, *flat: Any) -> Flat:
+        """The loop of values and tangents, which is what lax makes of its loop."""
+        count = len(activity.operands)
+        if loop.inverse is not None:
+            pairs = paired(loop, activity)
+            inputs = pairs.operands(loop.operands(flat[:count]), flat[count:])
+            results = loop_p.bind(*inputs, function=pairs.loop)
+            values, tangents = pairs.halves(results, len(activity.ys))
+            return [*values, *tangents]
+
+        def run(plain: Loop) -> Flat:
+            operands = lambda chosen: substitute(flat[:count], activity.operands, chosen)  # noqa: E731
+            call = lambda chosen: run_plain_loop(*operands(chosen), function=plain)  # noqa: E731
+            primals = pick(flat[:count], activity.operands)
+            values, dots = jax.jvp(call, (primals,), (list(flat[count:]),))
+            return [*values, *pick(dots, activity.results)]
+
+        return _as_loop(loop, run)
+
+    def vjp_fwd(
+        self, loop: Loop, activity: Activity, operands: Flat, /
+    ) -> tuple[Flat, Flat, Loop, Sweep]:
+        """Run the forward sweep. All that we derive from a loop (activity, restart set, plan) is
+        computed here, once per signature."""
+        check_plan(loop)
+        inputs = loop.operands(operands)
+        _check_collectives(loop, activity, inputs)
+        step = linearized(loop, activity, inputs)
+        loop = loop._replace(plan=_plan(loop, step, inputs))
+        log.show(loop, step, inputs)
+        has_rule = calls_rules(loop.jaxpr)
+        primal_loop(loop, activity)  # found now, while its axes are bound, for `forward.dce`
+        sweep = Sweep(
+            loop.jaxpr, loop, activity, step.restart, step.record, loop.all_ys, True, has_rule
+        )
+        results, arrays, sweep = run_forward_sweep(sweep, operands)
+        return results, arrays, loop, sweep
+
+    def needed(self, function: Loop, aux: Sweep, operands: Flat, /) -> Sequence[bool]:
+        del function, operands
+        return aux.needed
+
+    def vjp_bwd(
+        self,
+        cotangents: Flat,
+        operands: Flat,
+        saved: Flat,
+        function: Loop,
+        activity: Activity,
+        aux: Sweep,
+    ) -> Flat:
+        del function
+        return pull_back_loop(cotangents, operands, saved, aux, activity)
+
+    def explicit(
+        self, loop: Loop, activity: Activity, primals: Flat, tangents: Flat, /
+    ) -> tuple[Loop, Flat, Flat] | None:
+        found = with_explicit_rules(loop, activity, loop.operands(primals))
+        if found is None:
+            return None
+        (explicit, consts), at = found, loop.num_condition_consts
+        nothing = [symbolic_zero(jax.typeof(c)) for c in consts]
+        return (
+            explicit,
+            [*primals[:at], *consts, *primals[at:]],
+            [*tangents[:at], *nothing, *tangents[at:]],
+        )
+
+    def effects(self, loop: Loop, activity: Activity, /) -> Any:
+        return loop.effects | forward_mode(loop, active_inputs(loop, activity)).effects
+
+    def batch(self, axis: Any, operands: Flat, dims: Flat, function: Loop) -> Batched:
+        def run(loop: Loop, *operands: Any) -> Flat:
+            inputs = loop.operands(operands)
+            if loop.condition is None:
+                return run_plain(loop, inputs)
+            return run_examples(loop, inputs)
+
+        def batch_loop(*operands: Any) -> Batched:
+            if function.condition is not None and function.effects:
+                # Let lax raise its error for effects that it refuses under a batched condition.
+                as_lax = partial(run_plain_loop, function=function)
+                jax.eval_shape(vmap_over(axis, as_lax, dims), *operands)
+
+            def run_and_look(*flat: Any) -> Flat:
+                results, consts = list(run(function, *flat)), function.operands(flat).consts
+                return [
+                    *results,
+                    function.condition is not None and function.holds(consts, results),
+                ]
+
+            *dims_out, dim = batched_dims(axis, run_and_look, operands, dims)
+            loop = function._replace(has_examples=function.has_examples or dim is not None)
+            results = _as_loop(
+                loop, lambda loop: vmap_over(axis, partial(run, loop), dims, dims_out)(*operands)
+            )
+            return results, dims_out
+
+        rule = batch_loop
+        if function.inverse is not None and function.condition is None:
+            rule = partial(_batch_reversible, axis, function, dims)
+        return batch_once(function, ("loop", axis), rule, operands, dims)
+
+    def dce(self, used: list[bool], function: Loop) -> Part:
+        return prune_loop(used, function)
+
+    def dce_jvp(self, used: list[bool], function: Loop, activity: Activity) -> Part:
+        return prune_jvp(used, function, activity)
+
+    def known(self, given: list[bool], function: Loop) -> Part:
+        return known_part(given, function)
+
+    def interpret(self, run: Callable[..., Any], params: dict[str, Any]) -> Any:
+        """Give the plan to the loop that an interpreter makes of lax's loop."""
+        if params["function"].inverse is not None:
+            raise NotImplementedError(
+                "inverse must be None under checkify and other interpreters of programs: they make "
+                "another step of a loop's, which it does not reverse."
+            )
+        return _as_loop(params["function"], lambda loop: run({"function": loop}))
 
 
-function_primitive(
-    loop_p,
-    Rules(
-        run=run_plain_loop,
-        batch=_batching,
-        activity=find_activity,
-        explicit=_explicit,
-        effects=_effects,
-        jvp=_jvp,
-        pull_back=pull_back_loop,
-        primal_half=primal_loop,
-        linearize=_linearize,
-        needed=lambda _, sweep: sweep.needed,
-        prune=prune_loop,
-        prune_jvp=prune_jvp,
-        known=known_part,
-        keys=run_plain_loop,
-        interpret=_interpret_loop,
-        has_dead_code=False,  # no loop has any: see `Loop.with_plan`
-    ),
-)
+LoopPrimitive(loop_p)

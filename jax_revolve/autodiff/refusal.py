@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from jax_revolve._compat.functions import Flat
 from jax_revolve._compat.primitives import new_primitive
-from jax_revolve.autodiff.derivatives import Flat
 from jax_revolve.step.loop import NoReverseMode
 
 

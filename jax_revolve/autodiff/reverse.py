@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_revolve._compat.functions import Active, Flat, Mask
 from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.memories import transfers_of
 from jax_revolve._compat.values import (
@@ -23,15 +24,18 @@ from jax_revolve._compat.values import (
     cotangent_type,
     instantiate,
     is_zero,
+    pick,
+    spread,
+    substitute,
     tangent_type,
     with_weak_type,
     zeros,
 )
 from jax_revolve.autodiff import check
-from jax_revolve.autodiff.derivatives import Active, Flat, gradient_of, summed
+from jax_revolve.autodiff.derivatives import gradient_of, summed
 from jax_revolve.autodiff.sweeps import (
     Sweep,
-    define_sweep,
+    SweepPrimitive,
     loop_p,
     program_of,
     reverse_sweep_p,
@@ -48,12 +52,12 @@ from jax_revolve.step.linearized import (
     linearized,
     primal_loop,
 )
-from jax_revolve.step.loop import Mask, once, pick, plan_of, spread, substitute
+from jax_revolve.step.loop import once, plan_of
 from jax_revolve.step.reports import silenced
 
 
 def pull_back_loop(
-    cotangents: Flat, operands: Flat, arrays: Flat, aux: "Sweep", activity: Activity, **_: Any
+    cotangents: Flat, operands: Flat, arrays: Flat, aux: Sweep, activity: Activity
 ) -> Flat:
     """The pullback of a loop. Results without cotangents, such as a loss's auxiliary outputs, cost
     nothing, and the code that computes them needs no reverse mode."""
@@ -89,67 +93,6 @@ def run_reverse_sweep(forward: Sweep, operands: Flat, saved: Saved, cotangents: 
     )
     flat = [*operands, *arrays, *cotangents.carry, *pick(cotangents.ys, sweep.ys)]
     return reverse_sweep_p.bind(*map(as_array, flat), function=sweep)
-
-
-def _run_example(sweep: Sweep, *flat: Any) -> Flat:
-    def run(*flat: Any) -> Flat:
-        operands, arrays, cotangents = sweep.take_apart(flat)
-        steps, cts = sweep.steps(operands), sweep.cotangents(cotangents)
-        plan = plan_of(sweep.loop)
-        saved = sweep.unflatten(arrays)
-        saved = saved.without_tape() if sweep.later or sweep.keeps_rules else saved
-        result = run_reverse(steps, plan, saved, cts)
-        if check.is_on():
-            result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
-        result = jax.tree.leaves(result)
-        types = map(cotangent_type, pick(operands, sweep.activity.operands))
-        return list(map(with_weak_type, result, types))
-
-    key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
-    trace = lambda: program_of(sweep, run, *flat)[0]  # noqa: E731
-    return call_jaxpr(once(sweep.untraced, key, trace))(*flat)
-
-
-def _activity(sweep: Sweep, differentiated: Mask) -> Active:
-    """Saved arrays have no tangents of their own, because they are functions of the operands."""
-    of_loop, _, of_cotangents = sweep.take_apart(differentiated)
-    return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
-
-
-def _jvp_in_reverse(sweep: Sweep, active: Active, *flat: Any) -> Flat:
-    """The results of a sweep of one example, then their tangents, by loops: see `sweeps`."""
-    mask = active.operands
-    flat, tangents = flat[: len(mask)], flat[len(mask) :]
-    primals, arrays, cts = sweep.take_apart(flat)
-    saved = sweep.unflatten(arrays)
-    along, _, cts_dot = sweep.take_apart(spread(tangents, mask))
-    if all(dot is None for dot in along):  # it is linear in the cotangents
-        dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
-        run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
-        if sweep.is_read_once:  # a checkpoint file can be read only once
-            both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
-            return [x[i] for i in range(2) for x in both]
-        return [*run(cts), *run(dots)]
-    active_operands = sweep.activity.operands
-    if sweep.is_opaque:
-        _refuse_inverse(sweep)
-        run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
-        results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
-        return [*results, *dots]
-    moved = [dot is not None for dot in along]
-
-    def product(chosen: Flat, directions: Flat) -> Flat:
-        at = substitute(primals, moved, chosen)
-        return _values_and_tangents(sweep, at, spread(directions, active_operands))[1]
-
-    def pushed(directions: Flat, directions_dot: Flat) -> tuple[Flat, Flat]:
-        primal, dots = (pick(primals, moved), directions), (pick(along, moved), directions_dot)
-        return jax.jvp(product, primal, dots)
-
-    nothing = [zeros(tangent_type(x)) for x in pick(primals, active_operands)]
-    _, pullback = jax.vjp(pushed, nothing, nothing)  # it is linear in both
-    tangent, value = pullback((list(map(_tangent, cts, cts_dot)), list(cts)))
-    return [*value, *tangent]
 
 
 def _refuse_inverse(sweep: Sweep) -> None:
@@ -201,56 +144,116 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 
-def _pull_back(
-    cotangents: Flat, operands: Flat, arrays: Flat, function: Sweep, activity: Active, aux: None
-) -> Flat:
-    """The gradient of the product of the cotangents with the sweep's results."""
-    del arrays, aux
-    of_loop, of_saved, of_cts = function.take_apart(activity.operands)
-    mask = [*of_loop, *[False] * len(of_saved), *of_cts]
-    result = gradient_of(lambda flat: _products(function, flat, cotangents), operands, mask)
-    return pick(spread(result, mask), activity.operands)
+class ReverseSweep(SweepPrimitive):
+    def of_example(self, sweep: Sweep, /, *flat: Any) -> Flat:
+        def run(*flat: Any) -> Flat:
+            operands, arrays, cotangents = sweep.take_apart(flat)
+            steps, cts = sweep.steps(operands), sweep.cotangents(cotangents)
+            plan = plan_of(sweep.loop)
+            saved = sweep.unflatten(arrays)
+            saved = saved.without_tape() if sweep.later or sweep.keeps_rules else saved
+            result = run_reverse(steps, plan, saved, cts)
+            if check.is_on():
+                result = check.checked(steps, plan, cts, result, is_plain=not sweep.later)
+            result = jax.tree.leaves(result)
+            types = map(cotangent_type, pick(operands, sweep.activity.operands))
+            return list(map(with_weak_type, result, types))
 
+        key = ("reverse sweep", check.is_on(), sweep.saved_tree, *map(jax.typeof, flat))
+        trace = lambda: program_of(sweep, run, *flat)[0]  # noqa: E731
+        return call_jaxpr(once(sweep.untraced, key, trace))(*flat)
 
-def _products(sweep: Sweep, operands: Flat, cotangents: Flat) -> Flat:
-    given = tuple(not (ct is None or is_zero(ct)) for ct in cotangents)
-
-    def of_one(*flat: Any) -> Flat:
-        flat, directions = flat[: len(operands)], flat[len(operands) :]
+    def jvp_by_loops(self, sweep: Sweep, active: Active, /, *flat: Any) -> Flat:
+        """The results of a sweep of one example, then their tangents, by loops: see `sweeps`."""
+        mask = active.operands
+        flat, tangents = flat[: len(mask)], flat[len(mask) :]
+        primals, arrays, cts = sweep.take_apart(flat)
+        saved = sweep.unflatten(arrays)
+        along, _, cts_dot = sweep.take_apart(spread(tangents, mask))
+        if all(dot is None for dot in along):  # it is linear in the cotangents
+            dots = [_tangent(x, dot) for x, dot in zip(cts, cts_dot, strict=True)]
+            run = lambda cts: run_reverse_sweep(sweep, primals, saved, sweep.cotangents(cts))  # noqa: E731
+            if sweep.is_read_once:  # a checkpoint file can be read only once
+                both = jax.vmap(run)([jnp.stack(pair) for pair in zip(cts, dots, strict=True)])
+                return [x[i] for i in range(2) for x in both]
+            return [*run(cts), *run(dots)]
+        active_operands = sweep.activity.operands
         if sweep.is_opaque:
             _refuse_inverse(sweep)
-            factors = pick(_nested(sweep, flat), given), directions
-        else:
-            primals, _, cts = sweep.take_apart(flat)
-            along = spread(spread(directions, given), sweep.activity.operands)
-            factors = cts, _values_and_tangents(sweep, primals, along)[1]
-        return [jnp.sum(a * b) for a, b in zip(*factors, strict=True)]
+            run = lambda chosen: _nested(sweep, substitute(flat, mask, chosen))  # noqa: E731
+            results, dots = jax.jvp(run, (pick(flat, mask),), (list(tangents),))
+            return [*results, *dots]
+        moved = [dot is not None for dot in along]
 
-    return summed(of_one, sweep.vmaps, given)(*operands, *pick(cotangents, given))
+        def product(chosen: Flat, directions: Flat) -> Flat:
+            at = substitute(primals, moved, chosen)
+            return _values_and_tangents(sweep, at, spread(directions, active_operands))[1]
+
+        def pushed(directions: Flat, directions_dot: Flat) -> tuple[Flat, Flat]:
+            primal, dots = (pick(primals, moved), directions), (pick(along, moved), directions_dot)
+            return jax.jvp(product, primal, dots)
+
+        nothing = [zeros(tangent_type(x)) for x in pick(primals, active_operands)]
+        _, pullback = jax.vjp(pushed, nothing, nothing)  # it is linear in both
+        tangent, value = pullback((list(map(_tangent, cts, cts_dot)), list(cts)))
+        return [*value, *tangent]
+
+    def activity(self, sweep: Sweep, differentiated: Mask, /) -> Active:
+        """Saved arrays have no tangents of their own: they are functions of the operands."""
+        of_loop, _, of_cotangents = sweep.take_apart(differentiated)
+        return Active(differentiated, (any([*of_loop, *of_cotangents]),) * len(sweep.output_types))
+
+    def with_tangents(self, sweep: Sweep, activity: Active, operands: Flat, /) -> Active:
+        """All results have a tangent."""
+        del sweep, operands
+        return activity
+
+    def vjp_bwd(
+        self,
+        cotangents: Flat,
+        operands: Flat,
+        saved: Flat,
+        function: Sweep,
+        activity: Active,
+        aux: None,
+    ) -> Flat:
+        """The gradient of the product of the cotangents with the sweep's results."""
+        del saved, aux
+        of_loop, of_saved, of_cts = function.take_apart(activity.operands)
+        mask = [*of_loop, *[False] * len(of_saved), *of_cts]
+        result = gradient_of(lambda flat: self.products(function, flat, cotangents), operands, mask)
+        return pick(spread(result, mask), activity.operands)
+
+    def products(self, sweep: Sweep, operands: Flat, cotangents: Flat, /) -> Flat:
+        given = tuple(not (ct is None or is_zero(ct)) for ct in cotangents)
+
+        def of_one(*flat: Any) -> Flat:
+            flat, directions = flat[: len(operands)], flat[len(operands) :]
+            if sweep.is_opaque:
+                _refuse_inverse(sweep)
+                factors = pick(_nested(sweep, flat), given), directions
+            else:
+                primals, _, cts = sweep.take_apart(flat)
+                along = spread(spread(directions, given), sweep.activity.operands)
+                factors = cts, _values_and_tangents(sweep, primals, along)[1]
+            return [jnp.sum(a * b) for a, b in zip(*factors, strict=True)]
+
+        return summed(of_one, sweep.vmaps, given)(*operands, *pick(cotangents, given))
+
+    def dce_jvp(self, used: list[bool], function: Sweep, activity: Active) -> Any:
+        """In the direction of a loop's operand, the derivative makes a tape of its own, and need
+        not compute all values: XLA would not find out in loops in loops."""
+        of_loop, _, _ = function.take_apart(activity.operands)
+        kept = [True] * len(activity.operands)
+        if any(of_loop) and function.saved_indices.tape:
+            for i in function.saved_indices.tape:
+                kept[len(of_loop) + i] = False
+            vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
+            function = function.without_tape()._replace(vmaps=vmaps)
+        operands = [*kept, *pick(kept, activity.operands)]
+        values = tuple(used[: len(function.output_types)])
+        activity = activity._replace(operands=tuple(pick(activity.operands, kept)), values=values)
+        return [True] * len(used), operands, {"function": function, "activity": activity}
 
 
-def _prune_jvp(used: list[bool], function: Sweep, activity: Active) -> Any:
-    """In the direction of a loop's operand, the derivative makes a tape of its own, and need not
-    compute all values: XLA would not find out in loops in loops."""
-    of_loop, _, _ = function.take_apart(activity.operands)
-    kept = [True] * len(activity.operands)
-    if any(of_loop) and function.saved_indices.tape:
-        for i in function.saved_indices.tape:
-            kept[len(of_loop) + i] = False
-        vmaps = tuple(v._replace(dims=tuple(pick(v.dims, kept))) for v in function.vmaps)
-        function = function.without_tape()._replace(vmaps=vmaps)
-    operands = [*kept, *pick(kept, activity.operands)]
-    values = tuple(used[: len(function.output_types)])
-    activity = activity._replace(operands=tuple(pick(activity.operands, kept)), values=values)
-    return [True] * len(used), operands, {"function": function, "activity": activity}
-
-
-define_sweep(
-    reverse_sweep_p,
-    _run_example,
-    _jvp_in_reverse,
-    activity=_activity,
-    pull_back=_pull_back,
-    prune_jvp=_prune_jvp,
-    products=_products,
-)
+ReverseSweep(reverse_sweep_p)

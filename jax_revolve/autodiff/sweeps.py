@@ -5,7 +5,7 @@ and tangents. In reverse mode, the forward sweep linearizes it and saves checkpo
 reverse sweep pulls cotangents back.
 
 Both sweeps are primitives, too. In forward mode, the derivative of a sweep is what `jax.jvp` makes
-of its program (`define_sweep`), whoever wrote the derivative rules in it. In reverse mode, the
+of its program (`SweepPrimitive`), whoever wrote the derivative rules in it. In reverse mode, the
 derivative consists of sweeps. Write `L(p)` for the loop as a function of its operands, `J(p)` for
 its derivative, and `S(p, w) = J(p)^T w` for the reverse sweep. Then
 
@@ -42,6 +42,7 @@ Source for second-order adjoints: A. Griewank and A. Walther, "Evaluating Deriva
 edition 2008, chapter 5.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from operator import gt
@@ -50,11 +51,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_revolve._compat.functions import Active, Batched, Flat, Mask
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, source_of_function
-from jax_revolve._compat.primitives import Primitive, declare
-from jax_revolve._compat.values import as_array, is_traced, tangent_type, zeros
-from jax_revolve.autodiff.batching import Batched, Vmap, batched_dims, mapped, vmap_over, within
-from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive
+from jax_revolve._compat.primitives import declare
+from jax_revolve._compat.values import (
+    as_array,
+    is_traced,
+    pick,
+    spread,
+    substitute,
+    tangent_type,
+    zeros,
+)
+from jax_revolve.autodiff.batching import Vmap, batched_dims, mapped, vmap_over, within
+from jax_revolve.autodiff.derivatives import Pushable
 from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.plain import run_plain
 from jax_revolve.jaxprs.equations import calls_rules
@@ -71,7 +81,7 @@ from jax_revolve.step.linearized import (
     primal_loop,
     watched,
 )
-from jax_revolve.step.loop import Loop, Mask, once, pick, spread, substitute
+from jax_revolve.step.loop import Loop, once
 from jax_revolve.step.steps import Steps
 
 loop_p, forward_sweep_p, reverse_sweep_p = map(
@@ -263,74 +273,83 @@ def run_plain_loop(*operands: Any, function: Loop) -> Flat:
     return run_plain(function, function.operands(operands))
 
 
-def _pushed(
-    primitive: Primitive, run: Callable[..., Flat], sweep: Sweep, mask: Mask, operands: Flat
-) -> tuple[ClosedJaxpr, list[bool]]:
-    """The program of a sweep as JAX pushes it forward, from the operands and the tangents of those
-    that `mask` marks to the results and their tangents; and which results have one."""
-    types = list(map(jax.typeof, operands))
+class SweepPrimitive(Pushable):
+    """A primitive of sweeps."""
 
-    def trace() -> tuple[ClosedJaxpr, list[bool]]:
-        has_dot: list[bool] = []
+    has_dead_code = False  # `of_example` has none
 
-        def both(*flat: Any) -> Flat:
-            operands, tangents = flat[: len(mask)], list(flat[len(mask) :])
+    @abstractmethod
+    def of_example(self, sweep: Sweep, /, *operands: Any) -> Flat:
+        """The results of a sweep of one example."""
 
-            def run_watched(chosen: Flat) -> Flat:
-                return watched(has_dot)(list(run(sweep, *substitute(operands, mask, chosen))))
+    @abstractmethod
+    def jvp_by_loops(self, sweep: Sweep, active: Active, /, *flat: Any) -> Flat:
+        """Of one example, the results and the tangents of active results, from its operands and
+        tangents: see the top of this file."""
 
-            results, dots = jax.jvp(run_watched, (pick(operands, mask),), (tangents,))
-            return [*results, *pick(dots, has_dot)]
+    def run(self, *operands: Any, function: Sweep) -> Flat:
+        of_one = partial(self.of_example, function)
+        return mapped(of_one, function.vmaps)(*map(as_array, operands))
 
-        dots = [t.to_tangent_aval() for t in pick(types, mask)]
-        return program_of(sweep, both, *types, *dots)[0], has_dot
-
-    return once(sweep.untraced, ("pushed", primitive, mask, sweep.saved_tree, *types), trace)
-
-
-def sweep_primal_half(sweep: Sweep, activity: Active) -> Sweep:
-    """The sweep that computes the results once this one is linearized. Its steps also apply
-    derivative rules that only this derivative needs."""
-    mask = activity.operands[: len(sweep.activity.operands)]
-    return sweep._replace(later=(*sweep.later, mask)) if sweep.has_rule and any(mask) else sweep
-
-
-def define_sweep(
-    primitive: Primitive,
-    of_example: Callable[..., Flat],
-    jvp_in_reverse_of_example: Callable[..., Flat],
-    **rules: Any,
-) -> None:
-    """Define a primitive of sweeps. For one example, `of_example(sweep, *operands)` returns its
-    results, and `jvp_of_example(sweep, active, *operands, *tangents)` also the tangents of the
-    active results."""
-
-    def run(*flat: Any, function: Sweep) -> Flat:
-        return mapped(partial(of_example, function), function.vmaps)(*map(as_array, flat))
-
-    def batch(axis: Any, flat: Flat, dims: Flat, function: Sweep) -> Batched:
+    def batch(self, axis: Any, operands: Flat, dims: Flat, function: Sweep) -> Batched:
         """The sweep mapped over one more axis."""
-        flat, function = list(map(as_array, flat)), function.when_mapped()
+        flat, function = list(map(as_array, operands)), function.when_mapped()
 
         def find() -> tuple[Vmap, tuple[Any, ...]]:
-            run_all = partial(run, function=function)
+            run_all = partial(self.run, function=function)
             dims_out = batched_dims(axis, run_all, flat, dims)
             types = jax.make_jaxpr(vmap_over(axis, run_all, dims, dims_out))(*flat).out_avals
             return Vmap(axis, tuple(dims), tuple(dims_out)), tuple(types)
 
-        key = ("batched sweep", primitive, axis, tuple(dims), *map(jax.typeof, flat))
+        key = ("batched sweep", self.primitive, axis, tuple(dims), *map(jax.typeof, flat))
         vmap, types = once(function, key, find)
         batched = function._replace(vmaps=(*function.vmaps, vmap), output_types=types)
-        return primitive.bind(*flat, function=batched), vmap.dims_out
+        return self.primitive.bind(*flat, function=batched), vmap.dims_out
 
-    def jvp_of_example(sweep: Sweep, active: Active, *flat: Any) -> Flat:
+    def primal_half(self, function: Sweep, activity: Active, /) -> Sweep:
+        """The sweep that computes the results once this one is linearized. Its steps also apply
+        derivative rules that only this derivative needs."""
+        mask = activity.operands[: len(function.activity.operands)]
+        is_changed = function.has_rule and any(mask)
+        return function._replace(later=(*function.later, mask)) if is_changed else function
+
+    def refined(self, function: Sweep, activity: Active, operands: Flat, /) -> Active:
+        """Results whose tangents are zero have none: rules may refuse those."""
+        if function.vmaps or not function.has_rule:
+            return activity
+        own = function.as_program(operands[: len(function.activity.operands)])
+        if own is None:  # traced now, while the axes are bound that rules name
+            dots = [tangent_type(x) for x in pick(operands, activity.operands)]
+            self._by_loops(function, activity, [*operands, *map(zeros, dots)])
+            return activity
+        return self.with_tangents(own, activity, operands)
+
+    def with_tangents(self, sweep: Sweep, activity: Active, operands: Flat, /) -> Active:
+        _, has_dot = self._pushed_program(sweep, activity.operands, operands)
+        return activity._replace(results=tuple(map(min, activity.results, has_dot)))
+
+    def jvp(self, function: Sweep, activity: Active, /, *flat: Any) -> Flat:
+        return self._mapped(self._jvp_of_example, function, activity)(*flat)
+
+    def jvp_in_reverse(self, function: Sweep, activity: Active, /, *flat: Any) -> Flat:
+        return self._mapped(self.jvp_by_loops, function, activity)(*flat)
+
+    def _mapped(self, of_one: Callable[..., Flat], sweep: Sweep, active: Active) -> Any:
+        return mapped(
+            partial(of_one, sweep, active),
+            sweep.vmaps,
+            lambda vmap: pick(vmap.dims, active.operands),
+            lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
+        )
+
+    def _jvp_of_example(self, sweep: Sweep, active: Active, *flat: Any) -> Flat:
         """JAX differentiates the program of the sweep."""
         count = len(active.operands)
         operands, tangents = flat[:count], flat[count:]
         own = sweep.as_program(operands[: len(sweep.activity.operands)])
         if own is None:
-            return call_jaxpr(by_loops(sweep, active, flat))(*flat)
-        both, has_dot = _pushed(primitive, of_example, own, active.operands, operands)
+            return call_jaxpr(self._by_loops(sweep, active, flat))(*flat)
+        both, has_dot = self._pushed_program(own, active.operands, operands)
         flat = call_jaxpr(both)(*operands, *tangents)
         results, dots = flat[: len(has_dot)], spread(flat[len(has_dot) :], has_dot)
         used = active.values or [True] * len(results)  # what is not used is dead code
@@ -339,38 +358,34 @@ def define_sweep(
         dots = [zeros(tangent_type(x)) if dot is None else dot for x, dot, a in dots if a]
         return [*results, *dots]
 
-    def by_loops(sweep: Sweep, active: Active, flat: Flat) -> ClosedJaxpr:
+    def _by_loops(self, sweep: Sweep, active: Active, flat: Flat) -> ClosedJaxpr:
         types = list(map(jax.typeof, flat))
-        trace = lambda: jax.make_jaxpr(partial(jvp_in_reverse_of_example, sweep, active))(*types)  # noqa: E731
-        key = ("by loops", primitive, active, sweep.saved_tree, *types)
+        trace = lambda: jax.make_jaxpr(partial(self.jvp_by_loops, sweep, active))(*types)  # noqa: E731
+        key = ("by loops", self.primitive, active, sweep.saved_tree, *types)
         return once(sweep.untraced, key, trace)
 
-    def refined(sweep: Sweep, active: Active, operands: Flat) -> Active:
-        """Results whose tangents are zero have none: rules may refuse those."""
-        if sweep.vmaps or not sweep.has_rule:
-            return active
-        own = sweep.as_program(operands[: len(sweep.activity.operands)])
-        if own is None:  # traced now, while the axes are bound that rules name
-            dots = [tangent_type(x) for x in pick(operands, active.operands)]
-            by_loops(sweep, active, [*operands, *map(zeros, dots)])
-            return active
-        if not rules.get("linearize"):  # all results of a reverse sweep have a tangent
-            return active
-        _, has_dot = _pushed(primitive, of_example, own, active.operands, operands)
-        return active._replace(results=tuple(map(min, active.results, has_dot)))
+    def _pushed_program(
+        self, sweep: Sweep, mask: Mask, operands: Flat
+    ) -> tuple[ClosedJaxpr, list[bool]]:
+        """The program of a sweep as JAX pushes it forward, from the operands and the tangents of
+        those that `mask` marks to the results and their tangents; and which results have one."""
+        types = list(map(jax.typeof, operands))
 
-    def mapped_jvp(of_one: Any, function: Sweep, active: Active, *flat: Any) -> Flat:
-        run_all = mapped(
-            partial(of_one, function, active),
-            function.vmaps,
-            lambda vmap: pick(vmap.dims, active.operands),
-            lambda vmap: [*vmap.dims_out, *pick(vmap.dims_out, active.results)],
-        )
-        return run_all(*flat)
+        def trace() -> tuple[ClosedJaxpr, list[bool]]:
+            has_dot: list[bool] = []
 
-    jvp = partial(mapped_jvp, jvp_of_example)
-    rules["jvp_in_reverse"] = partial(mapped_jvp, jvp_in_reverse_of_example)
+            def both(*flat: Any) -> Flat:
+                operands, tangents = flat[: len(mask)], list(flat[len(mask) :])
 
-    rules |= {"primal_half": sweep_primal_half, "refined": refined}
-    rules["has_dead_code"] = False  # `of_example` has none
-    function_primitive(primitive, Rules(run=run, batch=batch, jvp=jvp, **rules))
+                def run_watched(chosen: Flat) -> Flat:
+                    inputs = substitute(operands, mask, chosen)
+                    return watched(has_dot)(list(self.of_example(sweep, *inputs)))
+
+                results, dots = jax.jvp(run_watched, (pick(operands, mask),), (tangents,))
+                return [*results, *pick(dots, has_dot)]
+
+            dots = [t.to_tangent_aval() for t in pick(types, mask)]
+            return program_of(sweep, both, *types, *dots)[0], has_dot
+
+        key = ("pushed", self.primitive, mask, sweep.saved_tree, *types)
+        return once(sweep.untraced, key, trace)

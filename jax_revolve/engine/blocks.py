@@ -8,12 +8,13 @@ between programs, and another copy of the step's code.
 
 from typing import Any
 
+from jax_revolve._compat.values import pick
 from jax_revolve.engine.buffers import Taped
 from jax_revolve.engine.sweep import Block, Forward, Pull, Results
 from jax_revolve.engine.tape.tape import taped_step
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch
-from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import for_loop
 from jax_revolve.storage.buffers import Buffers, write
 

@@ -39,7 +39,7 @@ from typing import Any
 
 import jax
 
-from jax_revolve._compat.values import zeros
+from jax_revolve._compat.values import pick, spread, zeros
 from jax_revolve.engine.blocks import Single, Tape
 from jax_revolve.engine.buffers import Saved, Taped, runs_the_last_block
 from jax_revolve.engine.every import Every
@@ -50,7 +50,7 @@ from jax_revolve.engine.tape.tape import Pullback, taped_step
 from jax_revolve.engine.walk_back import WalkBack
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.linearized import Cotangents, of_init, zero_cotangents
-from jax_revolve.step.loop import Loop, Operands, pick, spread
+from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps
 
 WAYS: tuple[type[Way], ...] = (Far, Every, Slots)

@@ -32,11 +32,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.interpreters import remat3
+from jax_revolve._compat.values import spread
 from jax_revolve.jaxprs.evaluate import kept_whole
 from jax_revolve.jaxprs.parts import with_outputs
 from jax_revolve.step.examples import any_example
 from jax_revolve.step.linearized import Cotangents, Linearized, add, of_init, zero_cotangents
-from jax_revolve.step.loop import Operands, spread
+from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import Steps
 
 T = TypeVar("T")

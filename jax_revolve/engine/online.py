@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_revolve._compat.values import pick, substitute
 from jax_revolve.engine.buffers import Saved
 from jax_revolve.engine.every import Every
 from jax_revolve.engine.nest import block_of, way_of
 from jax_revolve.engine.placement import Stack
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.steps import Steps
 
 _LoopState = tuple[jax.Array, jax.Array, Any, list[Any]]

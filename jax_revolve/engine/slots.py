@@ -30,6 +30,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.memories import is_on_host
+from jax_revolve._compat.values import pick, substitute
 from jax_revolve.engine.buffers import Carries, empty, keep, slots_used, write_slot
 from jax_revolve.engine.placement import Placement, Stack
 from jax_revolve.engine.split import ONE, ZERO, SplitTable, integers, stacked
@@ -37,7 +38,7 @@ from jax_revolve.engine.sweep import Advances, Forward, Kept, Reverse, State, Wa
 from jax_revolve.schedule.binomial import first_positions
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import is_for_cpu, turns
-from jax_revolve.step.loop import Operands, pick, substitute
+from jax_revolve.step.loop import Operands
 from jax_revolve.step.steps import element, for_loop, one_of
 from jax_revolve.storage.buffers import read, write
 

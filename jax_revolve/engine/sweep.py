@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_revolve._compat.memories import is_on_host
+from jax_revolve._compat.values import pick
 from jax_revolve.engine.buffers import Carries, at_slot, empty, keep, slots_used, write_slot
 from jax_revolve.engine.placement import Stack
 from jax_revolve.engine.tape.tape import Pullback, TapedStep
 from jax_revolve.schedule.plan import Plan
-from jax_revolve.step.loop import Loop, Operands, pick
+from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import write
 

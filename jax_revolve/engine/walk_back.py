@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
-from jax_revolve._compat.values import varying_axes, zeros
+from jax_revolve._compat.values import pick, spread, substitute, varying_axes, zeros
 from jax_revolve.engine.buffers import Carries, Record
 from jax_revolve.engine.sweep import Block, Forward, Pull, Results
 from jax_revolve.jaxprs.parts import part_of
@@ -36,7 +36,7 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.cpu import in_a_branch, largest_entry
 from jax_revolve.step.examples import done
 from jax_revolve.step.linearized import union
-from jax_revolve.step.loop import Loop, Operands, Trust, is_inexact, pick, spread, substitute
+from jax_revolve.step.loop import Loop, Operands, Trust, is_inexact
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.storage.buffers import read
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jax_revolve._compat.values import pick
 from jax_revolve.host.arrays import Checkpoint, Placing, Rows, Values, keep, on_host, placing
 from jax_revolve.host.identity import digest_of_arrays
 from jax_revolve.host.problem import Cotangents, Position, Problem
@@ -16,7 +17,6 @@ from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.schedule.actions import SCHEDULE
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, HostMemory, Storage
-from jax_revolve.step.loop import pick
 
 LOGGER = logging.getLogger("jax_revolve")
 

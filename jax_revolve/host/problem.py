@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.callbacks import callback_effects
-from jax_revolve._compat.values import as_array, is_array_type, with_weak_type
+from jax_revolve._compat.values import as_array, is_array_type, pick, substitute, with_weak_type
 from jax_revolve.engine.tape.tape import sizes_of
 from jax_revolve.host.arrays import Checkpoint, Fetched, Rows, Values, is_function, slices_of
 from jax_revolve.host.identity import check_known, digest_of_arrays, digest_of_platform
@@ -29,7 +29,7 @@ from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.storage import Disk, Storage
 from jax_revolve.step.linearized import find_activity, linearized
-from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute
+from jax_revolve.step.loop import Loop, Mask, Operands
 
 
 class Problem(NamedTuple):

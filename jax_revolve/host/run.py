@@ -10,7 +10,16 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_revolve._compat.values import as_array, is_traced, is_zero, tangent_type, zeros
+from jax_revolve._compat.values import (
+    as_array,
+    is_traced,
+    is_zero,
+    pick,
+    spread,
+    substitute,
+    tangent_type,
+    zeros,
+)
 from jax_revolve.host.arrays import (
     Checkpoint,
     Rows,
@@ -27,7 +36,7 @@ from jax_revolve.host.watch import Processes, Watch
 from jax_revolve.progress.listener import FORWARD, REVERSE
 from jax_revolve.schedule.actions import Advance, Free, Load, Read, Store, Tape, Write
 from jax_revolve.step.linearized import of_init
-from jax_revolve.step.loop import Operands, is_inexact, pick, spread, substitute
+from jax_revolve.step.loop import Operands, is_inexact
 
 Results = tuple[Values, Values]
 """The final carry, and the ys."""

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 
 from jax_revolve._compat.callbacks import PythonCall, python_calls
-from jax_revolve._compat.values import laid_out_as
+from jax_revolve._compat.values import laid_out_as, pick
 from jax_revolve.host.arrays import Values, sharding_of
 from jax_revolve.host.identity import digest
 from jax_revolve.step.linearized import Activity, Cotangents, add, linearized
-from jax_revolve.step.loop import Loop, Mask, Operands, pick
+from jax_revolve.step.loop import Loop, Mask, Operands
 
 
 class CompiledStep:

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, context_of, is_literal, variables
-from jax_revolve._compat.values import as_array, bytes_of
+from jax_revolve._compat.values import as_array, bytes_of, pick, substitute
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.layers.checkpointed import Checkpointed
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.schedule.chain import Layers
-from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.work import work_of
 
 

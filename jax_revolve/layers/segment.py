@@ -26,23 +26,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_revolve._compat.functions import Active, Batched, Flat, Mask, jvp_of_nonzero
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_literal, pruned
 from jax_revolve._compat.primitives import new_primitive
 from jax_revolve._compat.values import (
     AbstractValue,
     as_array,
     is_zero,
+    pick,
+    substitute,
     tangent_type,
     with_weak_type,
     zeros,
 )
-from jax_revolve.autodiff.batching import Batched, batched_dims, vmap_over
-from jax_revolve.autodiff.derivatives import Active, Flat, Rules, function_primitive, jvp_of_nonzero
+from jax_revolve.autodiff.batching import batched_dims, vmap_over
+from jax_revolve.autodiff.derivatives import Function
 from jax_revolve.jaxprs.parts import varying_variables, without_consts
 from jax_revolve.jaxprs.walk import has_equation
 from jax_revolve.step.cpu import barrier
 from jax_revolve.step.linearized import primal_half
-from jax_revolve.step.loop import Mask, is_inexact, pick, substitute
+from jax_revolve.step.loop import is_inexact
 
 
 class Segment(NamedTuple):
@@ -72,65 +75,69 @@ def _bind(closed: ClosedJaxpr, operands: Flat) -> Flat:
     return segment_p.bind(*map(as_array, [*consts, *operands]), function=Segment(jaxpr))
 
 
-def _run(*operands: Any, function: Segment) -> Flat:
-    return call_jaxpr(function.jaxpr)(*operands)
+class SegmentPrimitive(Function):
+    def run(self, *operands: Any, function: Segment) -> Flat:
+        return call_jaxpr(function.jaxpr)(*operands)
+
+    def batch(self, axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
+        run = partial(self.run, function=function)
+        dims_out = batched_dims(axis, run, operands, dims)
+        batched = jax.make_jaxpr(vmap_over(axis, run, dims, dims_out))(*operands)
+        return _bind(batched, operands), dims_out
+
+    def activity(self, function: Segment, differentiated: Mask, /) -> Active:
+        jaxpr = function.jaxpr.jaxpr
+        varying = varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
+        results = tuple(
+            is_inexact(v.aval) and not is_literal(v) and v in varying for v in jaxpr.outvars
+        )
+        return Active(differentiated, results)
+
+    def jvp(self, function: Segment, activity: Active, /, *flat: Any) -> Flat:
+        """The segment of values and tangents."""
+        count = len(activity.operands)
+
+        def run(*flat: Any) -> Flat:
+            def primal(chosen: Flat) -> Flat:
+                inputs = substitute(flat[:count], activity.operands, chosen)
+                return self.run(*inputs, function=function)
+
+            primals = pick(flat[:count], activity.operands)
+            results, results_dot = jax.jvp(primal, (primals,), (list(flat[count:]),))
+            return [*results, *pick(results_dot, activity.results)]
+
+        return _bind(jax.make_jaxpr(run)(*flat), flat)
+
+    def primal_half(self, function: Segment, activity: Active, /) -> Segment:
+        return Segment(primal_half(function.jaxpr, activity.operands))
+
+    def vjp_bwd(
+        self,
+        cotangents: Flat,
+        operands: Flat,
+        saved: Flat,
+        function: Segment,
+        activity: Active,
+        aux: None,
+    ) -> Flat:
+        del saved, aux
+        given = [not is_zero(ct) for ct in cotangents]
+        nothing = (False,) * len(activity.results)
+        wanted = tuple(substitute(nothing, activity.results, given))
+        pullback = partial(_pull_back, function, activity.operands, wanted)
+        return apart(pullback, *operands, *pick(cotangents, given))
+
+    def dce(
+        self, used: list[bool], function: Segment
+    ) -> tuple[list[bool], list[bool], dict[str, Any]]:
+        jaxpr, operands = pruned(function.jaxpr, used, [False] * len(function.jaxpr.in_avals))
+        return used, operands, {"function": Segment(jaxpr)}
+
+    def keys(self, *operands: Any, function: Segment) -> Flat:
+        return self.run(*operands, function=function)
 
 
-def _batch(axis: Any, operands: Flat, dims: Flat, function: Segment) -> Batched:
-    run = partial(_run, function=function)
-    dims_out = batched_dims(axis, run, operands, dims)
-    batched = jax.make_jaxpr(vmap_over(axis, run, dims, dims_out))(*operands)
-    return _bind(batched, operands), dims_out
-
-
-def _prune(used: list[bool], function: Segment) -> tuple[list[bool], list[bool], dict[str, Any]]:
-    jaxpr, operands = pruned(function.jaxpr, used, [False] * len(function.jaxpr.in_avals))
-    return used, operands, {"function": Segment(jaxpr)}
-
-
-def _activity(function: Segment, differentiated: Mask) -> Active:
-    jaxpr = function.jaxpr.jaxpr
-    varying = varying_variables(jaxpr, pick(jaxpr.invars, differentiated))
-    results = tuple(
-        is_inexact(v.aval) and not is_literal(v) and v in varying for v in jaxpr.outvars
-    )
-    return Active(differentiated, results)
-
-
-def _jvp(function: Segment, activity: Active, *flat: Any) -> Flat:
-    """The segment of values and tangents."""
-    count = len(activity.operands)
-
-    def run(*flat: Any) -> Flat:
-        def primal(chosen: Flat) -> Flat:
-            inputs = substitute(flat[:count], activity.operands, chosen)
-            return _run(*inputs, function=function)
-
-        primals = pick(flat[:count], activity.operands)
-        results, results_dot = jax.jvp(primal, (primals,), (list(flat[count:]),))
-        return [*results, *pick(results_dot, activity.results)]
-
-    return _bind(jax.make_jaxpr(run)(*flat), flat)
-
-
-def _primal_half(function: Segment, activity: Active) -> Segment:
-    return Segment(primal_half(function.jaxpr, activity.operands))
-
-
-def _transpose(
-    cotangents: Flat, operands: Flat, _: Flat, function: Segment, activity: Active, aux: None
-) -> Flat:
-    given = [not is_zero(ct) for ct in cotangents]
-    nothing = (False,) * len(activity.results)
-    wanted = tuple(substitute(nothing, activity.results, given))
-    pullback = partial(_pull_back, function, activity.operands, wanted)
-    return apart(pullback, *operands, *pick(cotangents, given))
-
-
-segment_p = function_primitive(
-    "checkpointed_segment",
-    Rules(_run, _batch, _activity, _jvp, _transpose, _primal_half, prune=_prune, keys=_run),
-)
+segment_p = SegmentPrimitive("checkpointed_segment").primitive
 
 
 def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[Any]:
@@ -138,7 +145,7 @@ def _pull_back(segment: Segment, mask: Mask, wanted: Mask, *flat: Any) -> list[A
     operands, cotangents = list(flat[: len(mask)]), list(flat[len(mask) :])
 
     def run(chosen: Flat) -> Flat:
-        return pick(_run(*substitute(operands, mask, chosen), function=segment), wanted)
+        return pick(call_jaxpr(segment.jaxpr)(*substitute(operands, mask, chosen)), wanted)
 
     primals = pick(operands, mask)
     (result,) = jax.vjp(run, primals)[1](cotangents)

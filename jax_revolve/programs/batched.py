@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
+from jax_revolve._compat.values import pick
 from jax_revolve.jaxprs.walk import inner_programs
-from jax_revolve.step.loop import pick
 from jax_revolve.step.operations import having
 
 ONE_BY_ONE = having("transcendental", "slow", "elementwise") - {

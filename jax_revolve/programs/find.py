@@ -18,7 +18,7 @@ from jax_revolve._compat.jaxprs import (
     parameters_of,
     with_equations,
 )
-from jax_revolve._compat.values import bytes_of, zeros
+from jax_revolve._compat.values import bytes_of, pick, zeros
 from jax_revolve.autodiff.loop import loop_p, run_loop
 from jax_revolve.autodiff.refusal import without_reverse_mode
 from jax_revolve.engine.tape.tape import sizes_of, taped_step
@@ -44,7 +44,7 @@ from jax_revolve.schedule.plan import Plan
 from jax_revolve.schedule.report import Report
 from jax_revolve.step.equation import read_loop
 from jax_revolve.step.linearized import Activity, find_activity, linearized
-from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact, pick
+from jax_revolve.step.loop import Loop, NoReverseMode, is_inexact
 
 Key: TypeAlias = tuple[int, ...]
 Replacements: TypeAlias = Mapping[Key, "Replacement"]

@@ -28,13 +28,12 @@ from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, with_equations
 from jax_revolve._compat.memories import is_host_type
-from jax_revolve._compat.values import bytes_of, varying_axes, zeros
+from jax_revolve._compat.values import bytes_of, pick, substitute, varying_axes, zeros
 from jax_revolve.jaxprs.evaluate import run_each, run_equation, run_in_place
 from jax_revolve.jaxprs.walk import has_equation
 from jax_revolve.profiles.in_force import profile_of_platform
 from jax_revolve.profiles.profile import CPU
 from jax_revolve.step.examples import any_example
-from jax_revolve.step.loop import pick, substitute
 from jax_revolve.step.operations import having
 from jax_revolve.step.steps import for_loop
 from jax_revolve.step.updates import Uses, updated, with_slices

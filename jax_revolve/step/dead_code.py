@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, pruned
+from jax_revolve._compat.values import pick, spread
 from jax_revolve.step.linearized import Activity, live_carry, needed_by, union
-from jax_revolve.step.loop import Loop, Mask, pick, spread
+from jax_revolve.step.loop import Loop, Mask
 
 Part = tuple[Mask, Mask, dict[str, Any]]
 """Which results are computed, which operands they need, and the primitive's parameters."""

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_revolve._compat.jaxprs import call_jaxpr, with_equations
-from jax_revolve._compat.values import tangent_type, with_weak_type, zeros
+from jax_revolve._compat.values import pick, substitute, tangent_type, with_weak_type, zeros
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.linearized import Activity
-from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, substitute
+from jax_revolve.step.loop import Loop, Mask, Operands, once
 
 
 class Paired(NamedTuple):

@@ -32,10 +32,10 @@ from jax.custom_batching import custom_vmap
 
 from jax_revolve._compat.interpreters import names_axes
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, with_equations
-from jax_revolve._compat.values import varying_axes
+from jax_revolve._compat.values import pick, substitute, varying_axes
 from jax_revolve.jaxprs.evaluate import run_each, run_in_place
 from jax_revolve.jaxprs.parts import between
-from jax_revolve.step.loop import Loop, Mask, Operands, Step, once, pick, substitute
+from jax_revolve.step.loop import Loop, Mask, Operands, Step, once
 from jax_revolve.step.mixing import mixes_examples
 from jax_revolve.step.updates import Uses, reads, with_slices, write_unless
 

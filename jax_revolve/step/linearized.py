@@ -18,6 +18,9 @@ from jax_revolve._compat.values import (
     as_array,
     cotangent_type,
     is_traced,
+    pick,
+    spread,
+    substitute,
     zeros,
 )
 from jax_revolve.jaxprs.equations import calls_rules, has_methods
@@ -31,17 +34,7 @@ from jax_revolve.jaxprs.parts import (
 )
 from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
 from jax_revolve.step.examples import guarded
-from jax_revolve.step.loop import (
-    Loop,
-    Mask,
-    Operands,
-    is_inexact,
-    once,
-    pick,
-    spread,
-    substitute,
-    with_layout,
-)
+from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
 from jax_revolve.storage.buffers import read
 
 Variable = Any

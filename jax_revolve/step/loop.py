@@ -183,22 +183,6 @@ def check_plan(loop: Loop) -> None:
         )
 
 
-def pick(values: Sequence[T], mask: Sequence[bool]) -> list[T]:
-    """The values that the mask marks."""
-    return [value for value, chosen in zip(values, mask, strict=True) if chosen]
-
-
-def substitute(values: Sequence[T], mask: Sequence[bool], chosen: Sequence[T]) -> list[T]:
-    """The values, with those that the mask marks replaced in order."""
-    replacements = iter(chosen)
-    return [next(replacements) if m else v for v, m in zip(values, mask, strict=True)]
-
-
-def spread(values: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    """The values where the mask marks, in order, and `None` elsewhere."""
-    return substitute([None] * len(mask), mask, values)
-
-
 def is_inexact(value: Any) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
 

@@ -14,9 +14,10 @@ import jax
 
 from jax_revolve._compat.interpreters import names_axes
 from jax_revolve._compat.jaxprs import name_of
+from jax_revolve._compat.values import pick, substitute
 from jax_revolve.jaxprs.evaluate import operands_like, run_in_place
 from jax_revolve.jaxprs.walk import inner_jaxprs
-from jax_revolve.step.loop import is_inexact, pick, substitute
+from jax_revolve.step.loop import is_inexact
 from jax_revolve.step.operations import having
 
 OWN = "checkpointed_"

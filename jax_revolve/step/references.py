@@ -24,9 +24,9 @@ from jax_revolve._compat.interpreters import (
 )
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr, is_high_for, name_of, with_equations
 from jax_revolve._compat.primitives import Primitive
-from jax_revolve._compat.values import exactly_of_type, is_array_type
+from jax_revolve._compat.values import exactly_of_type, is_array_type, pick, substitute
 from jax_revolve.jaxprs.walk import any_equation, changed, inner_programs
-from jax_revolve.step.loop import Loop, pick, substitute
+from jax_revolve.step.loop import Loop
 
 
 class NotPure(Exception):

@@ -29,12 +29,12 @@ from jax import lax
 from jax_revolve._compat.callbacks import callback_effects, is_first_device
 from jax_revolve._compat.jaxprs import ClosedJaxpr, Jaxpr, facts_of, with_equations
 from jax_revolve._compat.primitives import new_primitive
-from jax_revolve._compat.values import instantiate, is_zero, vary, varying_axes
+from jax_revolve._compat.values import instantiate, is_zero, pick, substitute, vary, varying_axes
 from jax_revolve.jaxprs.walk import changed, function_of, inner_jaxprs
 from jax_revolve.profiles.in_force import profile_in_force
 from jax_revolve.progress.listener import FORWARD, REVERSE, UNKNOWN, Listener
 from jax_revolve.step.derived import with_carries
-from jax_revolve.step.loop import Loop, once, pick, substitute
+from jax_revolve.step.loop import Loop, once
 from jax_revolve.step.work import is_estimated, work_of
 
 T = TypeVar("T")
@@ -146,6 +146,7 @@ report_p = new_primitive(
     batch=_batch,
     jvp=_jvp,
     recomputed=_recomputed,
+    interpret=None,
 )
 """The tick and the results, from the count, the total, the tick and the values at this place."""
 
@@ -192,6 +193,7 @@ tangent_p = new_primitive(
     batch=_batch_tangent,
     jvp=_jvp_of_tangent,
     transpose=_transpose,
+    interpret=None,
 )
 """The tangents of that, from the count and tangents. Transposed, they report in reverse."""
 

@@ -13,7 +13,7 @@ import jax
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, call_jaxpr
-from jax_revolve._compat.values import is_traced, tangent_type, zeros
+from jax_revolve._compat.values import is_traced, pick, spread, tangent_type, zeros
 from jax_revolve.jaxprs.equations import calls_rules
 from jax_revolve.jaxprs.parts import without_consts
 from jax_revolve.step.linearized import (
@@ -23,7 +23,7 @@ from jax_revolve.step.linearized import (
     linearized,
     pushed,
 )
-from jax_revolve.step.loop import Loop, Mask, Operands, once, pick, spread
+from jax_revolve.step.loop import Loop, Mask, Operands, once
 
 
 def with_explicit_rules(

@@ -7,9 +7,10 @@ import jax
 import numpy as np
 from jax import lax
 
+from jax_revolve._compat.values import pick, substitute
 from jax_revolve.step.examples import guarded, safe_operands
 from jax_revolve.step.linearized import Linearized
-from jax_revolve.step.loop import Loop, Mask, Operands, pick, substitute, with_layout
+from jax_revolve.step.loop import Loop, Mask, Operands, with_layout
 from jax_revolve.storage.buffers import read
 
 T = TypeVar("T")

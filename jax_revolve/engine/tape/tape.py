@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
-from jax_revolve._compat.values import AbstractValue, bytes_of, zeros
+from jax_revolve._compat.values import AbstractValue, bytes_of, pick, substitute, zeros
 from jax_revolve.engine.tape.cut import Cut, best_cut, cut_at, uncut
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.jaxprs.parts import part_of, with_outputs
@@ -28,7 +28,7 @@ from jax_revolve.profiles.in_force import profile_in_force, profile_of_platform
 from jax_revolve.schedule.cost import Sizes
 from jax_revolve.step.cpu import in_a_branch, turns, with_reads_first
 from jax_revolve.step.linearized import Cotangents, Linearized, add
-from jax_revolve.step.loop import Loop, Operands, pick, substitute
+from jax_revolve.step.loop import Loop, Operands
 from jax_revolve.step.steps import Steps, for_loop
 from jax_revolve.step.work import work_of
 from jax_revolve.storage.buffers import Buffers, read, write

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_revolve._compat.jaxprs import ClosedJaxpr, is_literal
-from jax_revolve._compat.values import AbstractValue, bytes_of
+from jax_revolve._compat.values import AbstractValue, bytes_of, pick
 from jax_revolve.jaxprs.parts import part_of, varying_variables, with_outputs
 from jax_revolve.schedule.cost import STEPS_IN_A_PRODUCT, piece
 from jax_revolve.step.cpu import sum_of_products
-from jax_revolve.step.loop import pick
 from jax_revolve.step.operations import having
 
 Variable = Any
