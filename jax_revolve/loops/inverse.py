@@ -1,9 +1,10 @@
 """The step of a scan and its inverse, traced together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import wraps
+from dataclasses import dataclass
+from functools import cached_property, wraps
 from math import isinf
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -19,24 +20,26 @@ from jax_revolve.engine.walk_back import drift_of, scale_of, tolerance_of
 from jax_revolve.loops.options import LoopOptions
 from jax_revolve.schedule.arguments import check_integer, check_number, mistyped
 from jax_revolve.schedule.selection import equal_blocks, walked_blocks
-from jax_revolve.step.loop import Loop, Trust, is_inexact
+from jax_revolve.step.loop import Loop, Trust, is_inexact, once
 
 
 @dataclass(eq=False)
 class Reversible:
-    """A step with its inverse. `lax` traces both as one step, so that they share the values they
-    close over: first `f`, then a mark on each of its results, so that lax forwards none of them,
-    and then the inverse, from the same carry and the marked ys."""
+    """A step with its inverse, and the condition of a while loop, which counts its steps. `lax`
+    traces both as one step, so that they share the values they close over: first `f`, then a mark
+    on each of its results, so that lax forwards none of them, and then the inverse, from the same
+    carry and the marked ys."""
 
     f: Callable[..., Any]
     inverse: Callable[..., Any]
     tolerance: float | None
     throw: bool
-    leaves: tuple[str, ...] = ()
-    num_ys: int = field(default=0, init=False)
+    condition: Callable[[Any], Any] | None = None
 
     @classmethod
-    def of(cls, f: Any, inverse: Any, inverse_tol: Any, throw: bool) -> "Reversible | None":
+    def of(
+        cls, f: Any, inverse: Any, inverse_tol: Any, throw: bool, condition: Any = None
+    ) -> "Reversible | None":
         """Checks the arguments. `None` without an inverse."""
         if inverse is None:
             if inverse_tol is not None or throw:
@@ -50,9 +53,19 @@ class Reversible:
         allowed = "a number >= 0, math.inf included, or None"
         if inverse_tol is not None and not (isinstance(inverse_tol, float) and isinf(inverse_tol)):
             inverse_tol = check_number("inverse_tol", inverse_tol, least=0, allowed=allowed)
-        return cls(f, inverse, inverse_tol, throw)
+        return cls(f, inverse, inverse_tol, throw, condition)._kept()
 
-    @property
+    def _kept(self) -> "Reversible":
+        """This object, or an earlier one for the same functions, which JAX has traced and compiled.
+        The step itself keeps it, so that both are forgotten together."""
+        if isinstance(self.f, FunctionType):
+            earlier = vars(self.f).get(_KEPT)  # `functools.wraps` may have copied another step's
+            if earlier is not None and vars(earlier).items() >= vars(self).items():
+                return earlier
+            vars(self.f)[_KEPT] = self
+        return self
+
+    @cached_property
     def step(self) -> Callable[..., Any]:
         """Step and inverse for a scan, which returns the carries before the step as further ys."""
 
@@ -61,28 +74,31 @@ class Reversible:
             if not (isinstance(results, tuple) and len(results) == 2):
                 return results  # for the error of lax
             after, y = _marked(results)
-            self.num_ys = len(jax.tree.leaves(y))
-            return after, (y, self._before(carry, x, y))
+            return after, (y, self._before(carry, self.inverse(carry, x, y)))
 
         return self._named(run)
 
-    @property
+    @cached_property
     def body(self) -> Callable[..., Any]:
         """Step and inverse for a while loop, which also carries the carry before the step."""
 
         def run(both: Any) -> Any:
-            return _marked(self.f(both[0])), self._before(both[0])
+            count, value = carry = both[0]
+            after = _marked((count + 1, self.f(value)))
+            return after, self._before(carry, (count - 1, self.inverse(value)))
 
         return self._named(run)
+
+    @cached_property
+    def goes_on(self) -> Callable[..., Any]:
+        return lambda both: self.condition is not None and self.condition(both[0][1])
 
     def _named(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """The function, named after `f` in errors and reports."""
         return wraps(getattr(self.f, "func", self.f))(run)  # JAX does not look into a partial
 
-    def _before(self, carry: Any, *inputs: Any) -> Any:
-        before = self.inverse(carry, *inputs)
-        paths, structure = jax.tree.flatten_with_path(carry)
-        self.leaves = tuple(f"carry{jax.tree_util.keystr(path)}" for path, _ in paths)
+    def _before(self, carry: Any, before: Any) -> Any:
+        structure = jax.tree.structure(carry)
         if jax.tree.structure(before) != structure:
             raise TypeError(
                 f"inverse must return a carry of the structure {structure}, but returns "
@@ -94,42 +110,37 @@ class Reversible:
 
         return jax.tree.map(like, carry, before)
 
-    def run(self, options: LoopOptions, equation: Loop, operands: Any, *bound: Any) -> Any:
+    def run(
+        self, options: LoopOptions, carry: Any, equation: Loop, operands: Any, *bound: Any
+    ) -> Any:
         """Run the loop of `f` alone, which the inverse walks back."""
-        closed, num_carry = equation.jaxpr, len(self.leaves)
+        paths, _ = jax.tree.flatten_with_path(carry)
+        leaves = tuple(f"carry{jax.tree_util.keystr(path)}" for path, _ in paths)
+        closed, num_carry = equation.jaxpr, len(leaves)
         added = equation.num_carry - num_carry  # to the carry of a while loop
-        outputs: list[Any] = list(closed.jaxpr.outvars)
-        count, expected = num_carry + self.num_ys, 0 if equation.condition is None else num_carry
-        if equation.obstacle or added != expected or len(outputs) != count + num_carry:
+        count = len(closed.out_avals) - num_carry
+        is_while = equation.condition is not None
+        marks = [i for i, eqn in enumerate(closed.eqns) if eqn.params.get("name") == _MARK]
+        made = [v for i in marks for v in closed.eqns[i].outvars]
+        is_as_made = added == num_carry * is_while and made == closed.jaxpr.outvars[:count]
+        if equation.obstacle or not is_as_made:
             raise NotImplementedError(
                 "inverse must be None for a step that uses mutable references or values that are "
                 "not arrays. Carry arrays instead."
             )
-        made: dict[Any, int] = {v: i for i, eqn in enumerate(closed.eqns) for v in eqn.outvars}
-        marks = [made[v] for v in outputs[:count]]
-        self._check(equation.output_types[:num_carry], [v.aval for v in outputs[count:]])
-        end, inputs = max(marks, default=-1) + 1, closed.jaxpr.invars
-        inputs, condition = inputs[: len(inputs) - added], equation.condition
-        if condition is not None:
-            holds = condition.jaxpr.replace(invars=condition.jaxpr.invars[:-added])
-            condition = ClosedJaxpr(holds, condition.consts)
-        step, inverse = (
-            ClosedJaxpr(closed.jaxpr.replace(invars=of, eqns=eqns, outvars=results), closed.consts)
-            for of, eqns, results in (
-                (inputs, closed.eqns[:end], [closed.eqns[mark].invars[0] for mark in marks]),
-                ([*inputs, *outputs[num_carry:count]], closed.eqns[end:], outputs[count:]),
-            )
+        self._check(leaves, equation.output_types[:num_carry], closed.out_avals[count:])
+        # The same objects each time, so that they are compiled once outside `jax.jit`.
+        halves = once(equation, ("halves",), lambda: _halves(equation, marks, num_carry, added))
+        equation = equation._replace(num_carry=num_carry, **halves)
+        trust = Trust(
+            self.tolerance, self.throw, source_of_function(closed), leaves, (0,) * num_carry
         )
-        bare = {"jaxpr": step, "condition": condition, "num_carry": num_carry}
-        equation = equation._replace(**bare, output_types=equation.output_types[:count])
-        source, examples = source_of_function(closed), (0,) * num_carry
-        trust = Trust(self.tolerance, self.throw, source, self.leaves, examples)
-        loop = options.loop(equation, *bound)._replace(inverse=inverse, trust=trust)
+        loop = options.loop(equation, *bound)._replace(trust=trust)
         inputs = operands[: len(operands) - added]
         return [*run_loop(loop, inputs, options.listener), *[None] * num_carry]
 
-    def _check(self, carry: Any, before: Any) -> None:
-        for name, own, found in zip(self.leaves, carry, before, strict=True):
+    def _check(self, leaves: Any, carry: Any, before: Any) -> None:
+        for name, own, found in zip(leaves, carry, before, strict=True):
             if (own.shape, own.dtype) != (found.shape, found.dtype):
                 raise TypeError(
                     f"inverse must return a carry of the types of init, but {name} is "
@@ -141,6 +152,26 @@ class Reversible:
                     "inverse_tol must be given where the carry has half precision, but is None and "
                     f"{name} has dtype {own.dtype}, the root of whose epsilon would show nothing."
                 )
+
+
+def _halves(equation: Loop, marks: list[int], num_carry: int, added: int) -> dict[str, Any]:
+    """The parts of the loop of `f` alone, and the inverse, from the loop of both."""
+    closed, condition = equation.jaxpr, equation.condition
+    outputs, end = closed.jaxpr.outvars, max(marks, default=-1) + 1
+    count = len(outputs) - num_carry
+    inputs = closed.jaxpr.invars[: len(closed.jaxpr.invars) - added]
+    if condition is not None:
+        holds = condition.jaxpr.replace(invars=condition.jaxpr.invars[:-added])
+        condition = ClosedJaxpr(holds, condition.consts)
+    step, inverse = (
+        ClosedJaxpr(closed.jaxpr.replace(invars=of, eqns=eqns, outvars=results), closed.consts)
+        for of, eqns, results in (
+            (inputs, closed.eqns[:end], [closed.eqns[mark].invars[0] for mark in marks]),
+            ([*inputs, *outputs[num_carry:count]], closed.eqns[end:], outputs[count:]),
+        )
+    )
+    types = equation.output_types[:count]
+    return {"jaxpr": step, "condition": condition, "inverse": inverse, "output_types": types}
 
 
 class InverseDrift(NamedTuple):
@@ -237,3 +268,6 @@ def _marked(results: Any) -> Any:
 
 
 _MARK = "jax_revolve: a result of the step"
+
+_KEPT = "_jax_revolve_reversible"
+"""The attribute of a step that keeps it."""

@@ -188,7 +188,7 @@ def checkpointed_scan(
     def run(equation: Loop, operands: list[Any]) -> Any:
         if both is None:
             return run_loop(options.loop(equation), operands, options.listener)
-        return both.run(options, equation, operands)
+        return both.run(options, init, equation, operands)
 
     # Where nothing can be differentiated, run lax.scan, which reuses what it compiled before. With
     # jit disabled, it is a Python loop, for debugging.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -208,14 +208,13 @@ def bounded_while_loop(
                 value = _raise_if(jnp.asarray(cond_fun(value)), value, steps, body_fun)
             return (value, jnp.int32(steps)) if with_steps else value
     if inverse is not None or inverse_tol is not None:  # the loop counts its steps
-        counted = wraps(body_fun)(lambda state: (state[0] + 1, body_fun(state[1])))
-        back = inverse and (lambda state: (state[0] - 1, inverse(state[1])))
-        both, start = Reversible.of(counted, back, inverse_tol, throw), (jnp.int32(0), init_val)
+        both = Reversible.of(body_fun, inverse, inverse_tol, throw, cond_fun)
         assert both is not None  # or its error is raised
+        start = jnp.int32(0), init_val
         steps, value = run_from(
             (start, start),
-            lambda init: lax.while_loop(lambda state: cond_fun(state[0][1]), both.body, init)[0],
-            lambda equation, operands: both.run(options, equation, operands, max_steps),
+            lambda init: lax.while_loop(both.goes_on, both.body, init)[0],
+            lambda equation, operands: both.run(options, start, equation, operands, max_steps),
         )
         if throw and max_steps is not None:
             stopped = (steps >= max_steps) & cond_fun(value)

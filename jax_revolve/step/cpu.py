@@ -1,8 +1,7 @@
 """Workarounds for how XLA compiles for CPUs.
 
-Each piece has a name. The environment variable `JAX_REVOLVE_WITHOUT` turns off the pieces that it
-lists, separated by commas, and `benchmarks/cpu_pieces.py` measures whether a new XLA still needs
-them. They prevent:
+Each piece has a name, and `benchmarks/cpu_pieces.py` measures whether a new XLA still needs it.
+They prevent:
 
 - `branch`: residuals computed again in each kernel that needs them. Pays on forces between
   particles, and on waves that are walked back.
@@ -17,7 +16,6 @@ would be a kernel that takes as long as a light step. Placement is one small loo
 compiles to one kernel (`engine.placement`). And largest entries are found among integers.
 """
 
-import os
 from collections.abc import Callable
 from math import prod
 from typing import Any, TypeVar
@@ -40,23 +38,15 @@ from jax_revolve.step.updates import Uses, updated, with_slices
 
 T = TypeVar("T")
 
-VARIABLE = "JAX_REVOLVE_WITHOUT"
 PIECES = ("branch", "turns", "reads", "carry", "products")
 
-
-def is_on(piece: str) -> bool:
-    off = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
-    if unknown := [name for name in off if name not in PIECES]:
-        raise ValueError(
-            f"{VARIABLE} must list some of {', '.join(PIECES)}, separated by commas, but it lists "
-            f"{unknown[0]!r}. Unset it to use all of them."
-        )
-    return piece not in off
+turned_off: set[str] = set()
+"""The pieces that a benchmark does without. What is traced is not traced again for another set."""
 
 
 def is_for_cpu(piece: str) -> bool:
     """Whether a piece is on, in a program traced for a CPU."""
-    return is_on(piece) and profile_of_platform() == CPU
+    return piece not in turned_off and profile_of_platform() == CPU
 
 
 def turns(count: Any, body: Callable[..., T], state: T) -> T:
@@ -130,7 +120,7 @@ def in_a_branch(always: jax.Array, step: ClosedJaxpr, run: Callable[[], list[Any
     product is not named as one, the copies take time, and nothing else. Values in the host's
     memory cannot leave a branch, and zeros would lose their sharding there.
     """
-    if not is_on("branch") or jax.device_count() > 1 or has_equation(step, *having("product")):
+    if "branch" in turned_off or jax.device_count() > 1 or has_equation(step, *having("product")):
         return run()
     traced = jax.make_jaxpr(run)()
     if bytes_of(traced.out_avals) <= FEW_BYTES or any(map(is_host_type, traced.out_avals)):
@@ -150,7 +140,7 @@ def with_reads_first(pullback: ClosedJaxpr) -> ClosedJaxpr:
     on it.
     """
     closed = with_slices(pullback)
-    pairs = Uses(closed).writes_with_reads() if is_on("reads") else []
+    pairs = Uses(closed).writes_with_reads() if "reads" not in turned_off else []
     if not pairs:
         return pullback
     before = {id(writer): readers for writer, readers in pairs}

@@ -26,7 +26,6 @@ from jax_revolve import Disk, Plan, bounded_while_loop, checkpointed_scan, plan
 from jax_revolve.engine.tape import weight_gradients
 from jax_revolve.engine.tape.weight_gradients import WeightGradients
 from jax_revolve.schedule import cost
-from jax_revolve.step import cpu
 
 pytestmark = pytest.mark.usefixtures("default_precision")
 
@@ -259,15 +258,3 @@ def test_a_number_among_the_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = partial(checkpointed_scan, checkpoints=2, block_size=4)
     gradients = [jax.grad(partial(loss, scan))(0.5 * jnp.eye(4)) for scan in (ours, lax.scan)]
     np.testing.assert_allclose(*gradients, rtol=1e-5)
-
-
-def test_what_is_there_for_cpus_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One piece at a time, as for another platform; a name that is none is an error."""
-    assert all(map(cpu.is_on, cpu.PIECES))
-    assert cpu.is_for_cpu("carry")
-    monkeypatch.setenv(cpu.VARIABLE, "branch, carry")
-    assert [piece for piece in cpu.PIECES if not cpu.is_on(piece)] == ["branch", "carry"]
-    assert not cpu.is_for_cpu("carry")
-    monkeypatch.setenv(cpu.VARIABLE, "brunch")
-    with pytest.raises(ValueError, match="must list some of branch, turns, reads, carry"):
-        cpu.is_on("branch")

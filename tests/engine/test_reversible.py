@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -405,6 +405,59 @@ def test_fori_loops() -> None:
     )(0.7)
     assert_close(jax.grad(run)(0.7, N), wanted)
     assert_close(jax.jit(jax.grad(partial(run, max_steps=20)))(0.7, N), wanted)
+
+
+def square(c: Any, _: Any) -> Any:
+    return c * c, None
+
+
+def root(c: Any, *_: Any) -> Any:
+    return jnp.sqrt(c)
+
+
+def test_a_loop_outside_jit_is_compiled_once() -> None:
+    """The same step and inverse give the same program; another inverse gives another, and so does a
+    wrapper that has taken over the step's attributes."""
+    compiled = list[str]()
+
+    def hear(name: str, *_: Any, **__: Any) -> None:
+        compiled.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+
+    def scan(step: Any, inverse: Any) -> Any:
+        run = partial(checkpointed_scan, step, length=4, block_size=2, inverse=inverse)
+        return jax.grad(lambda x: run(x)[0])(1.5)
+
+    def until(x: Any) -> Any:
+        run = partial(bounded_while_loop, going, body, max_steps=9, inverse=root)
+        return jax.grad(run)(x)
+
+    def going(c: Any) -> Any:
+        return c < 100
+
+    def body(c: Any) -> Any:
+        return c * c
+
+    for run in (partial(scan, square, root), partial(until, 1.5)):
+        found = []
+        for _ in range(2):
+            compiled.clear()
+            run()
+            found.append(sum("backend_compile" in name for name in compiled))
+        assert found[0] > 0
+        assert found[1] == 0
+
+    @wraps(square)
+    def cube(c: Any, _: Any) -> Any:
+        return c**3, None
+
+    def cube_root(c: Any, *_: Any) -> Any:
+        return jnp.cbrt(c)
+
+    np.testing.assert_allclose(scan(cube, cube_root), 81 * 1.5**80)
+    np.testing.assert_allclose(scan(square, root), 16 * 1.5**15)
+    assert np.isnan(scan(square, cube_root))
 
 
 def test_drift() -> None:
