@@ -420,8 +420,8 @@ def test_a_loop_outside_jit_is_compiled_once() -> None:
     wrapper that has taken over the step's attributes."""
     compiled = list[str]()
 
-    def hear(name: str, *_: Any, **__: Any) -> None:
-        compiled.append(name)
+    def hear(event: str, *_: Any, **__: Any) -> None:
+        compiled.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(hear)
 

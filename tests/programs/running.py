@@ -1,6 +1,5 @@
 """Runs a random program with jax_revolve's loops and with JAX's own, and compares the results."""
 
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -539,7 +538,7 @@ def paths(program: Program) -> Iterator[None]:
         if program.other_platform:
             other = lambda *operands, default, **_: default(*operands)  # noqa: E731
             stack.enter_context(patch.object(lax, "platform_dependent", other))
-            stack.enter_context(patch.dict(os.environ, {cpu.VARIABLE: "carry, turns"}))
+            stack.enter_context(patch.object(cpu, "turned_off", {"carry", "turns"}))
         yield
 
 
