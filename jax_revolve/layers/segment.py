@@ -2,7 +2,7 @@
 
 It is `jax.checkpoint` with two differences: it also saves memory on a CPU, and it runs, batches and
 has forward mode as the plain function. As for loops, there are three primitives: see
-`autodiff.derivatives`. The tangent primitive only keeps the operands. Transposed, it recomputes the
+`_compat.functions`. The tangent primitive only keeps the operands. Transposed, it recomputes the
 function, apart from the rest of the program. Only first-order reverse mode saves memory: the
 derivative of the pullback is the derivative of the function's own pullback.
 

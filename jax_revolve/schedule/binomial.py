@@ -13,6 +13,7 @@ A. Walther, "Evaluating Derivatives", SIAM, 2nd edition 2008, chapter 12.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import comb
 
 MOST_REPETITIONS_IN_TABLES = 4096
@@ -30,13 +31,25 @@ def beta(checkpoints: int, repetitions: int) -> int:
 
 def repetition(length: int, checkpoints: int) -> int:
     """The repetition number: the r with beta(s, r - 1) < n <= beta(s, r)."""
-    return smallest(lambda r: beta(checkpoints, r) >= length)
+    return _least(length, checkpoints)
 
 
 def fewest_checkpoints(length: int, repetitions: int) -> int:
     """The fewest slots, at least one, with which no step is advanced more than `repetitions` >= 1
     times."""
-    return max(1, smallest(lambda s: beta(s, repetitions) >= length))
+    return max(1, _least(length, repetitions))  # beta is symmetric
+
+
+@lru_cache(maxsize=2**12)
+def _least(length: int, other: int) -> int:
+    """The least m with beta(m, other) >= length, by the recurrence of binomial coefficients."""
+    if other == 1:
+        return max(length - 1, 0)
+    least, longest = 0, 1
+    while longest < length:
+        least += 1
+        longest = longest * (other + least) // least
+    return least
 
 
 def advances(length: int, checkpoints: int) -> int:

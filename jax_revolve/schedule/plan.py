@@ -168,6 +168,8 @@ class Plan:
         least possible: k t(N, s) for N blocks of k > 1 steps, and t(n + 1, s) for single steps."""
         if self.levels:
             return static.advances(self.length, self.levels, self.block_size)
+        if not self.segments:
+            return self.block_size * binomial.advances(self.scheduled_blocks, self.checkpoints)
         of_segment = self.segment * (self.parts + 1) // 2
         of_segment += self.parts * binomial.advances(self.part, self.checkpoints)
         of_tail = binomial.advances(self.scheduled_blocks - self.tail, self.checkpoints)
