@@ -63,7 +63,6 @@ def checked(
 
 def _pull_back_plain(steps: Steps, cotangents: Cotangents) -> Operands:
     loop, operands = steps.loop, steps.operands
-    assert steps.linearized is not None
     activity = steps.linearized.activity
     masks = (activity.consts, activity.init, activity.xs)
     given = [ct is not None for ct in cotangents.ys]

@@ -140,7 +140,7 @@ def _nested(sweep: Sweep, flat: Flat) -> Flat:
     """The results of a sweep of one example, by the nested engine."""
     operands, _, cotangents = sweep.take_apart(flat)
     # JAX may map the nested engine without our batching rule, so its step must allow for it.
-    steps = sweep.when_mapped().steps(operands)
+    steps = sweep.when_mapped().steps(operands, borrows=True)
     return jax.tree.leaves(pull_back_nested(steps, sweep.cotangents(cotangents)))
 
 

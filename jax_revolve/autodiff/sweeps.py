@@ -196,7 +196,7 @@ class Sweep(NamedTuple):
         num_carry = sum(self.activity.carry)
         return Cotangents(list(flat[:num_carry]), spread(flat[num_carry:], self.ys))
 
-    def steps(self, operands: Flat) -> Steps:
+    def steps(self, operands: Flat, *, borrows: bool = False) -> Steps:
         loop, inputs = self.loop, self.loop.operands(operands)
         step = self.linearized_step(loop, inputs)
         if self.needs_more(step):
@@ -205,7 +205,7 @@ class Sweep(NamedTuple):
                 "carry that the first one does not, because a custom_jvp or custom_vjp rule in it "
                 "uses them only if it is differentiated itself. Use jax.lax.scan for this loop."
             )
-        return Steps.of(loop, self.restart, inputs, step, self.record)
+        return Steps.of(loop, self.restart, inputs, step, self.record, borrows=borrows)
 
     def linearized_step(self, loop: Loop, inputs: Any) -> Linearized:
         return linearized(

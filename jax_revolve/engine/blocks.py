@@ -56,7 +56,7 @@ class Tape(Block):
         sweep: Forward, plan: Plan, results: Results, *, tapes: bool
     ) -> tuple[Results, Taped | None]:
         steps, first = sweep.steps, plan.block_size * (plan.blocks - 1)
-        if steps.linearized is None or not tapes:
+        if not tapes:
             return sweep.run_block(plan, results), None
         taped = taped_step(steps.linearized)
 

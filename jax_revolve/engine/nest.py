@@ -89,7 +89,6 @@ def run_forward_offline(
 
 def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
     """Tape the last block, from the newest checkpoint."""
-    assert steps.linearized is not None
     restarted, start = way_of(plan, is_while=False).newest(saved.way, steps.initial())
     first = plan.block_size * (plan.blocks - 1)
     restarted = steps.advance_by(first - start, start, restarted)
@@ -103,7 +102,6 @@ def tape_the_last_block(steps: Steps, plan: Plan, saved: Saved) -> Taped:
 
 def run_reverse(steps: Steps, plan: Plan, saved: Saved, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
-    assert steps.linearized is not None
     operands, activity = steps.operands, steps.linearized.activity
     gradient = Operands(
         consts=zero_cotangents(operands.consts, activity.consts),

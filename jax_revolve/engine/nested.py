@@ -68,7 +68,6 @@ _Gradient = tuple[list[Any], list[Any]]
 def pull_back_nested(steps: Steps, cotangents: Cotangents) -> Operands:
     """The cotangents of the active operands, from the active results' cotangents."""
     loop, linearized = steps.loop, steps.linearized
-    assert linearized is not None
     if (length := loop.length) is None:
         raise ValueError(
             "max_steps must be an int to differentiate the gradient of a while loop whose step has "

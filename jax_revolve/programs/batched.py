@@ -13,6 +13,7 @@ from jax import lax
 from jax_revolve._compat.jaxprs import call_jaxpr, is_literal
 from jax_revolve._compat.values import pick
 from jax_revolve.jaxprs.walk import inner_programs
+from jax_revolve.step.examples import mark_p, select
 from jax_revolve.step.operations import having
 
 ONE_BY_ONE = having("transcendental", "slow", "elementwise") - {
@@ -34,34 +35,20 @@ def run_batched(params: dict[str, Any], *operands: Any) -> list[Any]:
     def going(carry: Sequence[Any]) -> Any:
         return call_jaxpr(params["cond_jaxpr"])(*of_condition, *carry)[0]
 
-    # Compute examples that are done from a safe carry, where an unfinished example began: where
-    # they stopped there may be no derivative, and zero times infinity is not zero. If others may
-    # see what they compute, they go on from their own carry, as in lax.
     start = going(init)
     if not start.size:
         return list(init)
-    safe = list(init)
-    has_rows = [False] * len(of_body) + [True] * len(init)
+    axes, has_rows = tuple(range(start.ndim)), [False] * len(of_body) + [True] * len(init)
     is_independent = _rows(params["body_jaxpr"], start.ndim, has_rows) is not None
-    if is_independent:
-        donor = jnp.unravel_index(jnp.argmax(start), start.shape)
-        rows = [jnp.broadcast_to(x[donor], x.shape) for x in init]
-        safe = [lax.stop_gradient(_select(start, x, r)) for x, r in zip(init, rows, strict=True)]
 
     def step(carry: Sequence[Any]) -> list[Any]:
-        on, inputs = going(carry), carry
-        if is_independent:
-            inputs = [_select(on, x, s) for x, s in zip(carry, safe, strict=True)]
+        on, inputs = going(carry), list(carry)
+        if is_independent:  # if others see what examples that are done compute, it is as in lax
+            inputs = [mark_p.bind(~on, x, axes=axes)[0] for x in carry]
         new = call_jaxpr(params["body_jaxpr"])(*of_body, *inputs)
-        return [_select(on, n, x) for n, x in zip(new, carry, strict=True)]
+        return [select(on, n, x, axes) for n, x in zip(new, carry, strict=True)]
 
     return lax.while_loop(lambda carry: jnp.any(going(carry)), step, list(init))
-
-
-def _select(which: Any, new: Any, old: Any) -> Any:
-    """New or old values, selected for each example. The examples are the first axes."""
-    axes = tuple(range(which.ndim))
-    return lax.select(lax.broadcast_in_dim(which, jnp.shape(new), axes), new, old)
 
 
 def _rows(jaxpr: Any, rank: int, inputs: Sequence[bool]) -> list[bool] | None:

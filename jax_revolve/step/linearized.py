@@ -33,7 +33,7 @@ from jax_revolve.jaxprs.parts import (
     without_dead_code,
 )
 from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
-from jax_revolve.step.examples import guarded
+from jax_revolve.step.examples import linearizable
 from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
 from jax_revolve.storage.buffers import read
 
@@ -318,8 +318,8 @@ def linearized(
     masks = (activity.consts, activity.carry, activity.xs)
 
     def run(consts: Any, safe_consts: Any, safe_carry: Any, carry: Any, x: Any) -> list[Any]:
-        step = guarded(loop, consts, safe_carry, carry) if is_mapped else loop.step
-        inputs = Operands(safe_consts, carry, x)
+        safe, inputs = Operands(safe_consts, safe_carry, []), Operands(consts, carry, x)
+        step = linearizable(loop, safe, activity.consts, is_mapped=is_mapped)
 
         def active_step(*chosen: list[Any]) -> tuple[list[Any], list[Any]]:
             after, y = step(*map(substitute, inputs, masks, chosen))

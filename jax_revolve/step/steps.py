@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jax_revolve._compat.values import pick, substitute
-from jax_revolve.step.examples import guarded, safe_operands
+from jax_revolve.step.examples import safe_operands
 from jax_revolve.step.linearized import Linearized
 from jax_revolve.step.loop import Loop, Mask, Operands, with_layout
 from jax_revolve.storage.buffers import read
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class Steps(NamedTuple):
-    """A loop, its operands, its restart set, and `safe` operands for examples that are done. If the
-    loop is differentiated, its steps are those of `linearized`."""
+    """The steps of a differentiated loop, its operands, its restart set, and `safe` operands for
+    examples that are done."""
 
     loop: Loop
     restart: Mask
     operands: Operands
     safe: Operands
-    linearized: Linearized | None
+    linearized: Linearized
     record: Mask = ()
     """The ys that an inverse reads."""
 
@@ -34,12 +34,13 @@ class Steps(NamedTuple):
         loop: Loop,
         restart: Mask,
         operands: Operands,
-        linearized: Linearized | None = None,
+        linearized: Linearized,
         record: Mask = (),
+        *,
+        borrows: bool = False,
     ) -> "Steps":
-        operands = with_layout(loop, operands)
-        is_mapped = linearized is None or linearized.is_mapped
-        safe = safe_operands(loop, operands) if is_mapped else operands
+        operands, active = with_layout(loop, operands), linearized.activity.consts
+        safe = safe_operands(loop, operands, active, borrows=borrows)
         return cls(loop, restart, operands, safe, linearized, record)
 
     @property
@@ -58,15 +59,12 @@ class Steps(NamedTuple):
 
     def inputs(self, carry: list[Any], step: Any) -> Operands:
         """The operands of step number `step`."""
-        return Operands(self.safe.consts, carry, read(self.operands.xs, self.loop.entry(step)))
+        return Operands(self.operands.consts, carry, read(self.operands.xs, self.loop.entry(step)))
 
     def step(self, carry: list[Any], step: Any) -> tuple[list[Any], list[Any]]:
         """The carry after step number `step`, and its y."""
         inputs = self.inputs(carry, step)
-        if self.linearized is not None:
-            flat = self.linearized.advance([*self.shared, *carry, *inputs.xs])
-            return self.loop.results(flat)
-        return guarded(self.loop, self.operands.consts, self.safe.carry, carry)(*inputs)
+        return self.loop.results(self.linearized.advance([*self.shared, *carry, *inputs.xs]))
 
     def step_again(self, restarted: list[Any], step: Any) -> list[Any]:
         """The checkpoint after a step, from the one before."""
