@@ -293,16 +293,19 @@ def _never(loop: Loop, operands: Operands) -> dict[int, _Never]:
     numbers: dict[Any, int] = {v: i for i, v in enumerate(jaxpr.invars)}
     read = dict[Any, int]()
     for eqn in jaxpr.eqns:
-        if eqn.primitive is mark_p and eqn.params["axes"] and not is_literal(eqn.invars[1]):
-            is_done, value = eqn.invars
-            if value in numbers:
-                found[numbers[value]] = is_done, eqn.params["axes"]
-            elif value in read:  # the examples are the first axes of every carry
-                found[read[value]] = is_done, tuple(range(len(eqn.params["axes"])))
-        else:
-            array: Any = eqn.invars[0] if eqn.invars and not is_literal(eqn.invars[0]) else None
-            if numbers.get(array, -1) >= first and reads(eqn, array):
-                read[eqn.outvars[0]] = numbers[array]
+        operand: Any = eqn.invars[0] if eqn.invars and not is_literal(eqn.invars[0]) else None
+        if eqn.primitive is not mark_p:
+            if numbers.get(operand, -1) >= first and reads(eqn, operand):
+                read[eqn.outvars[0]] = numbers[operand]
+            continue
+        value: Any = None if is_literal(eqn.invars[1]) else eqn.invars[1]
+        axes, number = eqn.params["axes"], numbers.get(value)
+        if number is not None:  # the marks of further axes follow, and are finer
+            numbers[eqn.outvars[0]] = number
+        elif (number := read.get(value)) is not None:
+            axes = tuple(range(len(axes)))  # the examples are the first axes of every carry
+        if number is not None and axes:
+            found[number] = operand, axes
     if not found:
         return {}
     given = [*operands.consts[loop.num_condition_consts :], *operands.carry]
