@@ -199,8 +199,8 @@ class _RunningSweeps:
         begins, now = steps == 0 and not is_over, next(self._clock)
         if before:
             run = max(before, key=lambda run: (run.steps, run.heard))
-        elif runs and not begins and not is_over:
-            return  # a report that a later one has overtaken
+        elif not begins and not is_over:
+            return  # a report that a later one has overtaken, perhaps the last
         else:
             bar = self.meter.start(sweep, None if total == UNKNOWN else total)
             run = _RunningSweep(bar, now if begins else 0, now)
