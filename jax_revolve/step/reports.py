@@ -131,7 +131,7 @@ def _jvp(primals: Any, tangents: Any, report: Report) -> Any:
         return results, report.kept([tick, *dots])
     given = [instantiate(tick), *pick(dots, is_given)]
     tick, *given = tangent_p.bind(primals[0], *given, report=report)
-    return results, [tick, *(substitute(dots, is_given, given) if given else [])]
+    return results, report.kept([tick, *(substitute(dots, is_given, given) if given else dots)])
 
 
 def _recomputed(params: dict[str, Any]) -> dict[str, Any]:
