@@ -7,6 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from faults import faults
 
 import jax_revolve
 
@@ -146,3 +147,10 @@ def test_a_plan_does_without_jax() -> None:
         "assert not {'jax', 'equinox'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_faults_name_what_is_there() -> None:
+    """The text that each fault replaces is in the package once."""
+    texts = [path.read_text() for path in FILES]
+    counts = {f.name: sum(text.count(f.text) for text in texts) for f in faults()}
+    assert [name for name, count in counts.items() if count != 1] == []
