@@ -120,9 +120,11 @@ class Reversible:
         added = equation.num_carry - num_carry  # to the carry of a while loop
         count = len(closed.out_avals) - num_carry
         is_while = equation.condition is not None
-        marks = [i for i, eqn in enumerate(closed.eqns) if eqn.params.get("name") == _MARK]
-        made = [v for i in marks for v in closed.eqns[i].outvars]
-        is_as_made = added == num_carry * is_while and made == closed.jaxpr.outvars[:count]
+        made: dict[Any, int] = {v: i for i, eqn in enumerate(closed.eqns) for v in eqn.outvars}
+        marks = [made.get(v, -1) for v in closed.jaxpr.outvars[:count]]
+        # JAX_REMAT3=1 names values by another primitive, whose parameter is an object.
+        are_marks = all(i >= 0 and _MARK in str(closed.eqns[i].params) for i in marks)
+        is_as_made = added == num_carry * is_while and are_marks
         if equation.obstacle or not is_as_made:
             raise NotImplementedError(
                 "inverse must be None for a step that uses mutable references or values that are "
