@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
@@ -709,6 +710,66 @@ variants(
 NEWEST_WORDS = ("no_derivative", "closing_over", "with_effect", "knowing")
 NEWEST = 8_000_000
 """The seed from which programs have these, constants as results and third derivatives."""
+
+# Examples that see each other where it does not show: in rules, in what solves equations, on the
+# host and in random numbers.
+with_sum = with_jvp(
+    lambda x: jnp.sin(x), lambda _, x, t: jnp.cos(x) * t + 0.1 * _summed(jnp.sin(x)) * t
+)
+with_sum_in_reverse = with_vjp(
+    lambda x: jnp.sin(x), lambda x: (jnp.sin(x), x), lambda x, ct: (_summed(ct * jnp.cos(x)),)
+)
+
+
+def _summed(x: Any) -> Any:
+    return lax.psum(x, AXIS[0]) if AXIS else x
+
+
+def _solved_together(x: Any) -> Any:
+    """Of 2 x + 0.1 times the sum of all examples' x."""
+    part = 2 * (2 + 0.1 * _summed(jnp.ones(())))
+    solve = lambda _, b: b / 2 - 0.1 * _summed(b) / part  # noqa: E731
+    return lax.custom_linear_solve(lambda x: 2 * x + 0.1 * _summed(x), x, solve, symmetric=True)
+
+
+def _less_mean(x: Any) -> Any:
+    """Less the mean of a batch, if there is one."""
+    return np.asarray(x - 0.1 * x.mean(-2, keepdims=True) if x.ndim > 1 else x)
+
+
+def _on_host(method: str) -> Callable[[Any], Any]:
+    def called(x: Any) -> Any:
+        return jax.pure_callback(_less_mean, jax.typeof(x), x, vmap_method=method)
+
+    return with_jvp(called, lambda _, x, t: t * jnp.cos(x))
+
+
+ways_on_host = [_on_host(method) for method in ("sequential", "expand_dims", "broadcast_all")]
+
+
+def _noise(x: Any) -> Any:
+    """Of a key that the example's own values make, by an algorithm whose batches are not batches of
+    its numbers."""
+    seed = (jnp.abs(lax.stop_gradient(x[0])) * 50).astype(jnp.uint32)
+    return jax.random.uniform(jax.random.key(seed, impl="rbg"), x.shape, x.dtype)
+
+
+variants(
+    "seen: vv->v",
+    lambda x, y: with_sum(x) * y,
+    lambda x, y: with_sum_in_reverse(x) * y,
+    lambda x, y: jax.jit(with_sum_in_reverse)(x * y) + with_sum(y),
+    lambda x, y: _solved_together(x) * y,
+    lambda x, y: jax.jit(_solved_together)(jnp.sin(x)) - y,
+    lambda x, y: ways_on_host[0](x) * y,
+    lambda x, y: ways_on_host[1](x) * y,
+    lambda x, y: ways_on_host[2](x) * y,
+    lambda x, y: x * (1 + 0.1 * _noise(y)),
+)
+
+MIXING = 9_000_000
+"""The seed from which programs have these, mostly in a batch whose examples are done at different
+times, from the start among them."""
 
 NEW = ("recomputed", "other_value", "other_value_in_reverse", "collective")
 NEWER = 5_000_000

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from programs.operations import FORGOTTEN, NEW, NEWER, NEWEST, NEWEST_WORDS, OPERATIONS
+from programs.operations import FORGOTTEN, MIXING, NEW, NEWER, NEWEST, NEWEST_WORDS, OPERATIONS
 
 
 def weights(text: str) -> dict[str, int]:
@@ -56,7 +56,10 @@ NAMED = weights("""
 """Transformations of programs whose axis of examples has a name, which steps use."""
 
 WITH_NAMES = ("scan", "fori", "nest", "rewritten scan", "rewritten nest")
-"""Their loops. Not while loops: the oracle computes what is after their end, which others see."""
+"""Their loops."""
+
+UNEQUAL = ("while", "while", "dynamic fori", "while in scan", "scan in while", "scan")
+"""Their loops where examples take different numbers of steps."""
 
 BODIES = weights("""
     the loop 14, lax.scan 3, scan 2, lax.fori_loop 1, fori 1, while 1, checkpoint 1,
@@ -165,10 +168,14 @@ class Program:
             setting = draw.choice(IN_STORAGE) if draw.random() < 0.5 else setting
         if transformation == "explicit mesh of steps":
             loop = "scan"
-        named = seed >= NEWER and draw.random() < 0.3
+        mixing = seed >= MIXING
+        named = seed >= NEWER and draw.random() < (0.8 if mixing else 0.3)
         if named:
-            body, nested, mode = "the loop", False, "plain"
-            transformation, loop = _weighted(draw, NAMED), draw.choice(WITH_NAMES)
+            mode = "other keys" if mixing and seed % 4 == 1 else "plain"
+            body, nested, transformation = "the loop", False, _weighted(draw, NAMED)
+            # Devices whose loops end at different times cannot wait for each other.
+            is_unequal = mixing and "shard_map" not in transformation
+            loop = draw.choice(UNEQUAL if is_unequal else WITH_NAMES)
         high = seed >= NEWEST and not (nested or named or mode in SLOW_MODES)
         if high and "explicit" not in transformation and draw.random() < 0.6:
             transformation = _weighted(draw, HIGH)
@@ -177,6 +184,7 @@ class Program:
         most = 2 if nested else 3 if is_long else draw.choice([3, 5, 8])
         known = [name for name in OPERATIONS if seed >= NEWER or name not in NEW]
         known = [name for name in known if seed >= NEWEST or name not in NEWEST_WORDS]
+        known = [name for name in known if mixing or name != "seen"]
         count = draw.randint(1 if nested else 2, most)
         operations = tuple(_operation(draw, known) for _ in range(count))
         if seed >= NEWER and draw.random() < 0.7:
@@ -188,6 +196,8 @@ class Program:
             loses = loop.startswith("rewritten") or "shard" in transformation or nested
             words = [word for word in words if word != "closing_over" or not loses]
             operations = (*operations[1:], _operation(draw, words))
+        if mixing and draw.random() < 0.7:
+            operations = (*operations[1:], _operation(draw, ["seen"]))
         by_python = any(o.name in FORGOTTEN for o in operations) or is_third(transformation)
         lengths = [1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 23, 30]
         lengths = lengths[:4] if by_python else lengths[:5] if nested else lengths

@@ -51,9 +51,9 @@ def _with(args: Any, at: tuple[int, ...], values: Any) -> list[Any]:
     return [changed.get(i, arg) for i, arg in enumerate(args)]
 
 
-def theirs(scan: Callable[..., Any] = lax.scan) -> Loops:
+def theirs(scan: Callable[..., Any] = lax.scan, mixes: bool = False) -> Loops:
     """JAX's own loops, while loops as masked scans."""
-    masked = partial(masked_while_loop, scan=scan)
+    masked = partial(masked_while_loop, scan=scan, mixes=mixes)
 
     def fori_loop(lower: Any, upper: Any, body: Any, init: Any, max_steps: int) -> Any:
         if isinstance(upper, int):
@@ -225,12 +225,14 @@ def _run_loop(program: Program, loops: Loops, step: Any, init: Any, bias: Any, x
         at = last - i if program.reverse else i
         return step(carry, lax.dynamic_index_in_dim(xs, at, keepdims=False), at)[0]
 
+    least = int(program.seed < operations.MIXING or program.seed % 2)
+
     def goes_on(state: Any) -> Any:
         i, carry = state
         if program.seed % 3 == 0:  # a number of steps that is the example's own
-            return i < 1 + (jnp.abs(bias[0]) * 50).astype(jnp.int32) % length
+            return i < least + (jnp.abs(bias[0]) * 50).astype(jnp.int32) % length
         limit = 2.5 if program.seed % 3 == 1 else 0.6
-        return (jnp.sum(carry["v"] ** 2) < limit) | (i < 1)
+        return (jnp.sum(carry["v"] ** 2) < limit) | (i < least)
 
     inner_scan, inner_while = loops.inner
     zero = (v[0] * 0).astype(jnp.int32)  # varies over the devices as the number of steps does
@@ -548,7 +550,8 @@ def _numbers(program: Program) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(jax.enable_x64(not program.single))
         if program.mode == "other keys":
-            stack.enter_context(jax.default_prng_impl("rbg"))
+            is_unsafe = program.seed >= operations.MIXING and program.seed % 2
+            stack.enter_context(jax.default_prng_impl("unsafe_rbg" if is_unsafe else "rbg"))
         stack.enter_context(patch.object(operations, "AXIS", ["b"] if program.named else []))
         yield
 
@@ -648,7 +651,7 @@ def _check_compiler(program: Program) -> None:
 
 
 def run_theirs(program: Program, compiler: dict[str, Any], loops: Loops | None = None) -> Any:
-    loops = loops or (theirs(by_python) if program.forgets else theirs())
+    loops = loops or theirs(by_python if program.forgets else lax.scan, mixes=program.named)
     try:
         with _numbers(program), _mode(program, "strict", "strict ranks", "no jit"):
             return run(program, loops, compiler)

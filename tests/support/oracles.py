@@ -64,13 +64,15 @@ def masked_while_loop(
     max_steps: int,
     throw: bool = False,
     scan: Any = lax.scan,
+    mixes: bool = False,
 ) -> Any:
-    """A while loop for `max_steps` steps. Those after its end are computed from ones, where the
-    programs here have all derivatives, and dropped."""
+    """A while loop for `max_steps` steps. Those after its end are dropped. They are computed from
+    ones, where the programs here have all derivatives, unless the body `mixes` examples, so that
+    others see what they compute."""
 
     def safe(go_on: Any, x: Any) -> Any:
         inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-        return jnp.where(go_on, x, 1) if inexact else x
+        return jnp.where(go_on, x, 1) if inexact and not mixes else x
 
     def step(state: Any, _: Any) -> Any:
         go_on = cond_fun(state)
