@@ -437,7 +437,7 @@ def _transformed(program: Program, f: Callable[..., Any]) -> Callable[..., Any]:
     def at_one_point(*args: Any) -> Any:
         at = [a[0] if mapped else a for a, mapped in zip(args, program.mapped, strict=True)]
         tangents = [jnp.stack([jnp.cos(a), jnp.sin(a)]) for a in at]
-        return vmap(lambda *dots: jax.jvp(f, at, dots))(*tangents)
+        return vmap(lambda *dots: jax.jvp(f, tuple(at), dots))(*tangents)
 
     cases: dict[str, Callable[[], Callable[..., Any]]] = {
         "value": lambda: f,
