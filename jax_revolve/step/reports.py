@@ -120,7 +120,15 @@ def _batch(axis: Any, flat: Any, dims: Any, report: Report) -> Any:
     """A bar counts the steps of the longest example."""
     del axis
     numbers = [x if d is None else jnp.max(x, axis=d) for x, d in zip(flat[:2], dims, strict=False)]
-    return report_p.bind(*numbers, *flat[2:], report=report), report.kept(dims[2:])
+    flat, dims = _with_tick_last(flat[2:], dims[2:])
+    return report_p.bind(*numbers, *flat, report=report), report.kept(dims)
+
+
+def _with_tick_last(flat: Any, dims: Any) -> tuple[list[Any], list[int | None]]:
+    """The values with the axis of the tick after those of the examples, where a transposed program
+    of a batch finds it."""
+    tick = flat[0] if dims[0] is None else jnp.moveaxis(flat[0], dims[0], 0)
+    return [tick, *flat[1:]], [dims[0] if dims[0] is None else 0, *dims[1:]]
 
 
 def _jvp(primals: Any, tangents: Any, report: Report) -> Any:
@@ -154,7 +162,8 @@ report_p = new_primitive(
 def _batch_tangent(axis: Any, flat: Any, dims: Any, report: Report) -> Any:
     del axis
     count = flat[0] if dims[0] is None else jnp.max(flat[0], axis=dims[0])
-    return tangent_p.bind(count, *flat[1:], report=report), report.kept(dims[1:])
+    flat, dims = _with_tick_last(flat[1:], dims[1:])
+    return tangent_p.bind(count, *flat, report=report), report.kept(dims)
 
 
 def _jvp_of_tangent(primals: Any, tangents: Any, report: Report) -> Any:
@@ -180,10 +189,11 @@ def _of_total(count: jax.Array) -> jax.Array:
 
 
 def _total(tick: jax.Array, known: int) -> jax.Array:
-    """The number again, or what is known of it if an inverse was wrong, which makes all NaN."""
-    high, low = (lax.index_in_dim(tick, i, keepdims=False) for i in range(2))
+    """The number again, of the longest example, or what is known of it if an inverse was wrong,
+    which makes all NaN."""
+    high, low = (lax.index_in_dim(tick, i, -1, keepdims=False) for i in range(2))
     total = high.astype(jnp.int32) * _LOW + low.astype(jnp.int32)
-    return jnp.where(jnp.isnan(low), known, total)
+    return jnp.max(jnp.where(jnp.isnan(low), known, total))
 
 
 tangent_p = new_primitive(
