@@ -42,11 +42,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_slow and "not slow" in str(config.getoption("markexpr")) else None
 
 
+SLOW_TESTS = frozenset(Path(__file__).with_name("slow_tests.txt").read_text().splitlines())
+"""Those that take a core more than 2.5 s, where a quicker one shows the same more coarsely. Names,
+because often only some cases of a test are among them."""
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent.name == "slow":
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    names = {item: item.nodeid.removeprefix("tests/") for item in items}
+    for item, name in names.items():
+        if item.path.parent.name == "slow" or name in SLOW_TESTS:
             item.add_marker("slow")
+    unknown = SLOW_TESTS.difference(names.values())
+    if config.args == config.getini("testpaths") and unknown:
+        raise pytest.UsageError(f"tests/slow_tests.txt names what is no test: {sorted(unknown)}")
 
 
 def pytest_collection_finish() -> None:
