@@ -42,7 +42,7 @@ from jax_revolve.progress.listener import Listener
 from jax_revolve.schedule.options import Options
 from jax_revolve.schedule.plan import Plan
 from jax_revolve.step.dead_code import known_part, prune_jvp, prune_loop
-from jax_revolve.step.derived import paired, with_carries
+from jax_revolve.step.derived import paired
 from jax_revolve.step.equation import run_around_loop
 from jax_revolve.step.examples import run_examples
 from jax_revolve.step.linearized import (
@@ -54,7 +54,7 @@ from jax_revolve.step.linearized import (
     linearized,
     primal_loop,
 )
-from jax_revolve.step.loop import Loop, Operands, check_plan, once, plan_of
+from jax_revolve.step.loop import Loop, Operands, check_plan, once, plan_of, with_carries
 from jax_revolve.step.reports import run_reporting
 from jax_revolve.step.rules import with_explicit_rules
 from jax_revolve.storage.buffers import read

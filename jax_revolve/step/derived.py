@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_revolve._compat.jaxprs import call_jaxpr, with_equations
+from jax_revolve._compat.jaxprs import call_jaxpr
 from jax_revolve._compat.values import pick, substitute, tangent_type, with_weak_type, zeros
 from jax_revolve.jaxprs.parts import without_dead_code
 from jax_revolve.step.linearized import Activity
@@ -110,44 +110,3 @@ def _pair(loop: Loop, activity: Activity) -> Loop:
 
 def _tangent_types(types: Sequence[Any], active: Mask) -> list[Any]:
     return [t.to_tangent_aval() for t in pick(types, active)]
-
-
-def with_carries(
-    loop: Loop,
-    start: Sequence[Any],
-    step: Callable[..., list[Any]],
-    back: Callable[..., list[Any]],
-) -> Loop:
-    """The loop with further carries after its own, of the types of `start`, which each step changes
-    by `step` and an inverse by `back`. The condition does not read them."""
-    changes = [jax.make_jaxpr(f)(*start) for f in (step, back, lambda *carry: carry)]
-    types = tuple(map(jax.typeof, start))
-
-    def changed(closed: Any, change: Any, carry: int, results: int | None) -> Any:
-        if closed is None:
-            return None
-        jaxpr, more = closed.jaxpr, change.jaxpr
-        invars, outvars = list(jaxpr.invars), list(jaxpr.outvars)
-        invars[carry:carry] = more.invars
-        if results is not None:
-            outvars[results:results] = more.outvars
-        eqns, effects = [*more.eqns, *jaxpr.eqns], jaxpr.effects | more.effects
-        return with_equations(closed, eqns, invars=invars, outvars=outvars, effects=effects)
-
-    carry, ys = loop.results(loop.output_types)
-    first, count, trust = loop.num_condition_consts, loop.num_carry, loop.trust
-    at = loop.num_consts - first + count
-    if trust is not None:
-        trust = trust._replace(
-            leaves=(*trust.leaves, *("a counter" for _ in start)),
-            examples=(*trust.examples, *(0 for _ in start)),
-        )
-    return loop._replace(
-        jaxpr=changed(loop.jaxpr, changes[0], at, count),
-        inverse=changed(loop.inverse, changes[1], at, count),
-        condition=changed(loop.condition, changes[2], first + count, None),
-        num_carry=count + len(start),
-        output_types=(*carry, *types, *ys),
-        effects=loop.effects | changes[0].effects,
-        trust=trust,
-    )

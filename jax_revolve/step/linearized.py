@@ -35,6 +35,7 @@ from jax_revolve.jaxprs.parts import (
 from jax_revolve.jaxprs.walk import any_equation, function_of, has_equation
 from jax_revolve.step.examples import linearizable
 from jax_revolve.step.loop import Loop, Mask, Operands, is_inexact, once, with_layout
+from jax_revolve.step.reports import silenced
 from jax_revolve.storage.buffers import read
 
 Variable = Any
@@ -377,7 +378,8 @@ def _restart(loop: Loop, closed: ClosedJaxpr, num_shared: int) -> tuple[Mask, Ma
     This is the classical to-be-recorded analysis (A. Griewank and A. Walther, "Evaluating
     Derivatives", SIAM, 2nd edition 2008, section 6.3), by dead-code elimination of the traced step.
     """
-    num_results, inverse = len(loop.output_types), loop.inverse
+    # A recomputed step reports no progress, and must have the same restart set.
+    closed, num_results, inverse = silenced(closed), len(loop.output_types), loop.inverse
     residuals = [True] * (len(closed.out_avals) - num_results)
     no_ys = [False] * (num_results - loop.num_carry)
 

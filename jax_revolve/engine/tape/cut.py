@@ -33,6 +33,7 @@ from jax_revolve.jaxprs.parts import between
 from jax_revolve.profiles.profile import Profile
 from jax_revolve.step.linearized import Linearized, Variable
 from jax_revolve.step.operations import having
+from jax_revolve.step.reports import silenced
 from jax_revolve.step.work import work_of_equations
 
 CHEAPEST = having("elementwise", "moving")
@@ -80,7 +81,8 @@ def uncut(step: Linearized) -> list[Variable]:
 
 
 def cut_at(step: Linearized, kept: list[Variable], profile: Profile) -> Cut:
-    jaxpr, varying = step.closed.jaxpr, step.varying
+    # A recomputed step reports no progress, and must keep what the first one kept.
+    jaxpr, varying = silenced(step.closed).jaxpr, step.varying
     recomputed = between(jaxpr, [*step.shared, *kept, *step.x], step.residuals)
     recomputed = [eqn for eqn in recomputed if not varying.isdisjoint(eqn.outvars)]
     used = variables([*step.residuals, *(v for eqn in recomputed for v in eqn.invars)])
